@@ -1,0 +1,71 @@
+"""The errors every layer shares: blame decides the class, ``code`` is stable (STYLE.md)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ConfigError",
+    "DecodeError",
+    "DekubeError",
+    "InvalidBlock",
+    "InvalidTransaction",
+    "KeystoreError",
+    "ProtocolError",
+    "SignatureInvalid",
+    "StoreError",
+]
+
+
+class DekubeError(Exception):
+    """Base of every error that may reach a user; ``code`` is what RPC answers and metric labels carry."""
+
+    code: ClassVar[str] = "error"
+
+
+class ProtocolError(DekubeError):
+    """A peer, a wallet or a block broke a rule; the receiver is unharmed."""
+
+    code = "protocol_error"
+
+
+class DecodeError(ProtocolError):
+    """Bytes that are not the one canonical spelling of a value of the expected type."""
+
+    code = "decode_error"
+
+
+class SignatureInvalid(ProtocolError):
+    """A signature that does not verify, or from which no key can be recovered."""
+
+    code = "signature_invalid"
+
+
+class InvalidTransaction(ProtocolError):
+    """A transaction that may not enter the mempool or a block; subclasses name the rule."""
+
+    code = "invalid_transaction"
+
+
+class InvalidBlock(ProtocolError):
+    """A proposed block that breaks a rule of validity (SDBFT.md 3.8)."""
+
+    code = "invalid_block"
+
+
+class StoreError(DekubeError):
+    """The database is damaged, missing, locked by another process or of another chain."""
+
+    code = "store_error"
+
+
+class ConfigError(DekubeError):
+    """A configuration file, genesis or option that cannot be used."""
+
+    code = "config_error"
+
+
+class KeystoreError(DekubeError):
+    """A keystore file that is malformed, or a passphrase that does not open it."""
+
+    code = "keystore_error"

@@ -1,0 +1,126 @@
+"""secp256k1 keys: recoverable ECDSA for transactions and certificates, BIP340 Schnorr for votes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from coincurve import PrivateKey, PublicKeyXOnly
+from coincurve._libsecp256k1 import ffi, lib
+
+from state.primitives.address import address_of
+from state.primitives.errors import DecodeError, SignatureInvalid
+from state.primitives.hashing import keccak
+
+__all__ = [
+    "SECRET_BYTES",
+    "SIGNATURE_BYTES",
+    "VOTE_KEY_BYTES",
+    "VOTE_SIGNATURE_BYTES",
+    "SecretKey",
+    "recover_address",
+    "recover_addresses",
+    "verify_vote",
+]
+
+SECRET_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 65
+"""r (32), s (32, at most half the group order), recovery id (1: 0 or 1)."""
+VOTE_KEY_BYTES: Final = 32
+VOTE_SIGNATURE_BYTES: Final = 64
+
+_ORDER: Final = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D0364141
+_HALF_ORDER_BYTES: Final = (_ORDER // 2).to_bytes(32, "big")
+_NO_AUX_RAND: Final = bytes(32)
+_UNCOMPRESSED: Final = 2  # SECP256K1_EC_UNCOMPRESSED
+_CONTEXT: Final = ffi.gc(
+    lib.secp256k1_context_create(1),  # SECP256K1_CONTEXT_NONE: recovery and verification need no tables
+    lib.secp256k1_context_destroy,
+)
+
+
+class SecretKey:
+    """A secp256k1 secret; ``address`` is its account, node and place on the network at once (DESIGN.md)."""
+
+    __slots__ = ("_key", "address", "public_key", "vote_key")
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != SECRET_BYTES or not 0 < int.from_bytes(secret, "big") < _ORDER:
+            raise DecodeError("not a secp256k1 secret key")
+        self._key = PrivateKey(secret)
+        self.public_key: bytes = self._key.public_key.format(compressed=False)
+        """Uncompressed, 65 bytes."""
+        self.address: bytes = address_of(self.public_key)
+        self.vote_key: bytes = self.public_key[1:33]
+        """The x-only key of BIP340, 32 bytes."""
+
+    def __repr__(self) -> str:
+        return f"SecretKey(address=0x{self.address.hex()})"
+
+    @property
+    def secret(self) -> bytes:
+        """The 32 bytes that must never be printed, logged or sent."""
+        return self._key.secret
+
+    def sign(self, digest: bytes) -> bytes:
+        """Return the recoverable signature (65 bytes, low s, RFC 6979 nonce) of a 32-byte digest."""
+        return self._key.sign_recoverable(digest, hasher=None)
+
+    def sign_vote(self, digest: bytes) -> bytes:
+        """Return the BIP340 signature (64 bytes) of a 32-byte digest; deterministic (SDBFT.md 3.6)."""
+        return self._key.sign_schnorr(digest, _NO_AUX_RAND)
+
+
+def recover_address(digest: bytes, signature: bytes) -> bytes:
+    """Return the address whose key signed the 32-byte ``digest``.
+
+    Raises SignatureInvalid for a wrong length, a high s (malleable), a recovery id over 1 or no such key.
+    """
+    found = recover_addresses(digest + signature)
+    if not any(found):
+        raise SignatureInvalid("no key can be recovered from this signature")
+    return found
+
+
+def recover_addresses(batch: bytes) -> bytes:
+    """Recover many at once: ``batch`` is digest (32) + signature (65) for each, the answer 20 bytes for each.
+
+    Twenty zero bytes stand for a signature from which no key can be recovered (no key has that address).
+    Raises SignatureInvalid when ``batch`` is not a whole number of entries.
+    """
+    if len(batch) % 97:
+        raise SignatureInvalid("not a whole number of digests and signatures")
+    recoverable = ffi.new("secp256k1_ecdsa_recoverable_signature *")
+    public = ffi.new("secp256k1_pubkey *")
+    out = ffi.new("unsigned char[65]")
+    out_bytes = ffi.buffer(out, 65)
+    out_length = ffi.new("size_t *")
+    parse = lib.secp256k1_ecdsa_recoverable_signature_parse_compact
+    recover = lib.secp256k1_ecdsa_recover
+    serialize = lib.secp256k1_ec_pubkey_serialize
+    found = []
+    for at in range(0, len(batch), 97):
+        out_length[0] = 65
+        if (
+            batch[at + 96] <= 1
+            and batch[at + 64 : at + 96] <= _HALF_ORDER_BYTES
+            and parse(_CONTEXT, recoverable, batch[at + 32 : at + 96], batch[at + 96])
+            and recover(_CONTEXT, public, recoverable, batch[at : at + 32])
+            and serialize(_CONTEXT, out, out_length, public, _UNCOMPRESSED)
+        ):
+            found.append(keccak(out_bytes[1:65])[12:])
+        else:
+            found.append(_NOBODY)
+    return b"".join(found)
+
+
+_NOBODY: Final = bytes(20)
+
+
+def verify_vote(vote_key: bytes, digest: bytes, signature: bytes) -> bool:
+    """Tell whether ``signature`` (64 bytes) is BIP340-valid for the x-only ``vote_key`` and 32-byte ``digest``."""
+    if len(vote_key) != VOTE_KEY_BYTES or len(signature) != VOTE_SIGNATURE_BYTES or len(digest) != 32:
+        return False
+    try:
+        return PublicKeyXOnly(vote_key).verify(signature, digest)
+    except ValueError:  # not the x coordinate of a point
+        return False

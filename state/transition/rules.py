@@ -1,0 +1,64 @@
+"""What a rule is: one kind of transaction, its weight and its pure effect; what it is told about its block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from state.primitives.genesis import ChainParameters
+from state.primitives.receipts import Event
+from state.view import Overlay, Reader
+
+__all__ = ["BlockContext", "BlockHook", "Context", "Rule"]
+
+_Payload = TypeVar("_Payload")
+
+
+class BlockContext(NamedTuple):
+    """What rules may know of the block: nothing else, no clock and no randomness but ``beacon`` (32 bytes)."""
+
+    height: int
+    time_ms: int
+    base_fee: int
+    leader: bytes
+    """Address that receives the priority fees."""
+    beacon: bytes
+    chain: ChainParameters
+    chain_id: int
+    genesis_hash: bytes
+
+
+class Context(NamedTuple):
+    """What a rule may know of its transaction; ``emit`` appends an event to its receipt."""
+
+    block: BlockContext
+    sender: bytes
+    nonce: int
+    transaction_hash: bytes
+    emit: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[_Payload]):
+    """One kind of transaction.
+
+    ``gas`` is its fixed weight. ``decode`` turns the payload array into a typed value or raises DecodeError
+    (then the transaction is inadmissible). ``moves`` is the most that applying it may take from the sender's
+    free balance beside the fee (amendment 1 of SDBFT.md). ``apply`` changes the state or raises a ProtocolError,
+    whose code becomes the failed receipt's reason; its changes are then undone.
+    """
+
+    kind: int
+    name: str
+    gas: int
+    decode: Callable[[list[Any]], _Payload]
+    moves: Callable[[_Payload], int]
+    apply: Callable[[Overlay, _Payload, Context], None]
+
+
+BlockHook = Callable[[Overlay, BlockContext, Callable[[Event], None]], None]
+"""Called once a block after its transactions, in the order of the runtime's table: deadlines, unbonding, matching."""
+
+Invariant = Callable[[Reader], None]
+"""Raises AssertionError when a sum that must hold at every block does not."""

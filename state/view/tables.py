@@ -1,0 +1,40 @@
+"""The tables of the state: one leading byte each, so that no two packages write the same key."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["TABLES", "Table"]
+
+
+class Table(IntEnum):
+    """First byte of a state key; what follows is the table's own key."""
+
+    CHAIN = 0x00
+    """Singletons: base fee, totals, the committee."""
+    ACCOUNT = 0x01
+    """address -> nonce (8) || balance (16)."""
+    STAKE = 0x02
+    """address -> stake record of a validator or node."""
+    UNBONDING = 0x03
+    """time_ms (8) || address || nonce (8) -> amount that returns then."""
+    NODE = 0x10
+    """address -> NodeRecord."""
+    NODE_CLASS = 0x11
+    """Index of matchable nodes."""
+    TASK = 0x20
+    """task id -> task record."""
+    TASK_INDEX = 0x21
+    """Indexes over tasks (by requester, by worker, by phase)."""
+    WINDOW = 0x22
+    """task id || window -> WindowProof and its verification."""
+    DEADLINE = 0x23
+    """time_ms (8) || task id -> event to fire."""
+    ESCROW = 0x30
+    """task id -> escrow account."""
+    EARNINGS = 0x31
+    """address -> what billing paid to it, by role."""
+
+
+TABLES: Final = frozenset(table.value for table in Table)
