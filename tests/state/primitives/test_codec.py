@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.primitives.codec import DEPTH_MAX, Value, decode, encode
+from state.primitives.errors import DecodeError
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors/codec.json").read_text())
+SCALARS = st.none() | st.integers(-(2**255), 2**255) | st.binary(max_size=40) | st.text(max_size=20)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=6), max_leaves=30)
+
+
+@given(VALUES)
+def test_what_is_encoded_is_decoded(value: Value) -> None:
+    assert decode(encode(value), limit_bytes=1 << 20) == value
+
+
+@pytest.mark.parametrize("vector", VECTORS["accepted"])
+def test_the_spelling_of_a_value_never_changes(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["hex"])
+    assert encode(decode(data, limit_bytes=1000)) == data
+    assert (
+        json.loads(json.dumps(decode(data, limit_bytes=1000), default=lambda b: "0x" + b.hex())) == vector["value"]
+    )
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: str(vector["why"]))
+def test_another_spelling_or_type_is_refused(vector: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        decode(bytes.fromhex(vector["hex"]), limit_bytes=1 << 16)
+
+
+def test_depth_and_size_are_bounded() -> None:
+    decode(b"\x81" * DEPTH_MAX + b"\x00", limit_bytes=100)
+    with pytest.raises(DecodeError):
+        decode(b"\x81" * (DEPTH_MAX + 1) + b"\x00", limit_bytes=100)
+    with pytest.raises(DecodeError):
+        decode(encode(b"x" * 100), limit_bytes=100)
+
+
+@settings(max_examples=2000)
+@given(st.binary(max_size=60))
+def test_any_bytes_give_a_value_with_that_very_spelling_or_the_typed_error(data: bytes) -> None:
+    try:
+        value = decode(data, limit_bytes=64)
+    except DecodeError:
+        return
+    assert encode(value) == data
+
+
+@settings(max_examples=500)
+@given(VALUES, st.data())
+def test_a_mutated_encoding_never_decodes_to_the_same_value(value: Value, data: st.DataObject) -> None:
+    encoded = encode(value)
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    mutated = encoded[:at] + bytes([encoded[at] ^ data.draw(st.integers(1, 255))]) + encoded[at + 1 :]
+    try:
+        assert decode(mutated, limit_bytes=1 << 20) != value
+    except DecodeError:
+        pass
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 70000), st.recursive(st.binary(max_size=5), lambda v: st.builds(lambda x: [x], v)))
+def test_tagged_values_are_refused_whatever_the_tag(tag: int, value: Any) -> None:
+    if tag in (2, 3):
+        return
+    with pytest.raises(DecodeError):
+        decode(cbor2.dumps(cbor2.CBORTag(tag, value)), limit_bytes=1000)
