@@ -1,0 +1,85 @@
+"""What can go wrong with a peer, by blame; every one harms that peer's connection alone."""
+
+from __future__ import annotations
+
+from state.primitives.errors import DekubeError, ProtocolError
+
+__all__ = [
+    "BlobUnavailable",
+    "CertificateInvalid",
+    "FrameInvalid",
+    "HandshakeFailed",
+    "PeerUnreachable",
+    "QueueOverflow",
+    "RecordInvalid",
+    "RequestFailed",
+    "RequestRefused",
+    "RequestTimeout",
+    "WrongPeer",
+]
+
+
+class HandshakeFailed(ProtocolError):
+    """A handshake message that is malformed, not authentic, of another chain or of another version."""
+
+    code = "handshake_failed"
+
+
+class CertificateInvalid(HandshakeFailed):
+    """A node certificate of another chain, out of its time, with a bad signature or for another static key."""
+
+    code = "certificate_invalid"
+
+
+class WrongPeer(HandshakeFailed):
+    """The peer proved an address other than the one that was dialled."""
+
+    code = "wrong_peer"
+
+
+class FrameInvalid(ProtocolError):
+    """Bytes after the handshake that are not records and frames, or that exceed a limit with a name."""
+
+    code = "frame_invalid"
+
+
+class QueueOverflow(ProtocolError):
+    """A peer reads so slowly that a queue whose messages may not be dropped is full."""
+
+    code = "peer_too_slow"
+
+
+class RecordInvalid(ProtocolError):
+    """A signed peer record that is malformed, expired, too large or badly signed."""
+
+    code = "peer_record_invalid"
+
+
+class PeerUnreachable(DekubeError):
+    """No connection to this address could be had, or it was lost while an answer was awaited."""
+
+    code = "peer_unreachable"
+
+
+class RequestFailed(DekubeError):
+    """A request to a peer that brought no answer; subclasses say why."""
+
+    code = "request_failed"
+
+
+class RequestTimeout(RequestFailed):
+    """The answer did not come within the time the caller gave."""
+
+    code = "request_timeout"
+
+
+class RequestRefused(RequestFailed):
+    """The peer answered that it does not serve this request, or is too busy to."""
+
+    code = "request_refused"
+
+
+class BlobUnavailable(DekubeError):
+    """No source served every verified piece of a blob, or the blob exceeds the store's budget."""
+
+    code = "blob_unavailable"
