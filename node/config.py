@@ -1,0 +1,299 @@
+"""A node's own options: a frozen dataclass for each part, read once from TOML; the environment is not read.
+
+Chain parameters are not here: they stand in the genesis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from state.primitives.address import format_address, parse_address
+from state.primitives.errors import ConfigError, DecodeError
+
+__all__ = [
+    "ExecutorOptions",
+    "KeyOptions",
+    "LogOptions",
+    "MempoolOptions",
+    "MetricsOptions",
+    "NetworkOptions",
+    "NodeOptions",
+    "PeerAddress",
+    "ProcessOptions",
+    "RegistryOptions",
+    "RpcOptions",
+    "dump_options",
+    "load_options",
+    "parse_host_port",
+    "parse_peer",
+]
+
+CONFIG_LIMIT_BYTES: Final = 1024 * 1024
+ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOptions:
+    """Files of keys, relative to the node's home; each is a keystore v3 opened by the same passphrase."""
+
+    account: str = "keys/account.json"
+    vote: str = "keys/vote.json"
+    passphrase_file: str = "keys/passphrase"  # noqa: S105  a path
+    """Mode 0600. Empty: the passphrase is asked for on the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOptions:
+    """Peers and relays."""
+
+    listen: str = "0.0.0.0:26656"
+    """host:port for inbound connections; empty for a node that accepts none (it reserves at its relays)."""
+    advertise: tuple[str, ...] = ()
+    """Endpoints ("tcp:host:port") that peers are told; empty: the listening address unless it is a wildcard."""
+    bootstrap: tuple[str, ...] = ()
+    """First peers: "0xADDRESS@tcp:host:port"."""
+    relays: tuple[str, ...] = ()
+    """Relays to reserve at: "0xADDRESS@host:port"."""
+    inbound_max: int = 64
+    outbound_max: int = 16
+    blob_store_bytes_max: int = 64 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class RpcOptions:
+    """The gateway process for JSON-RPC, REST and health."""
+
+    listen: str = "127.0.0.1:8545"
+    """host:port; empty: no gateway."""
+    cors: tuple[str, ...] = ("*",)
+    hosts: tuple[str, ...] = ()
+    """Further Host header values to accept beside the loopback names."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """The Prometheus endpoint of the node process."""
+
+    listen: str = "127.0.0.1:9100"
+    """host:port; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MempoolOptions:
+    """Bounds of pending transactions."""
+
+    transactions_max: int = 50_000
+    bytes_max: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """Jobs on this machine."""
+
+    backend: str = "process"
+    engine: str = "auto"
+    """auto, numpy or torch."""
+    jobs_max: int = 1
+    verifications_max: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """What this machine says of itself in the on-chain registry (roles compute and verify)."""
+
+    auto_register: bool = True
+    price_per_gpu_s: int = 10**14
+    gpus: int = 1
+    gpu_model: str = ""
+    """Empty: as detected, or "cpu-fallback"."""
+    vram_mib: int = 0
+    region: str = "unknown"
+    site: str = ""
+    stake: int = 0
+    """Stake to lock at registration, in 10^-18 DKB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Child processes beside the node."""
+
+    signature_workers: int = 1
+    """0: signatures are verified in the node process."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Structured logs on standard error."""
+
+    level: str = "info"
+    format: str = "auto"
+    """auto (text on a terminal, else json), text or json."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """All options of ``dekube node run``."""
+
+    roles: tuple[str, ...] = ("verify",)
+    check_invariants: bool = True
+    """Check money conservation after every block (costs a pass over open tasks)."""
+    keys: KeyOptions = field(default_factory=KeyOptions)
+    p2p: NetworkOptions = field(default_factory=NetworkOptions)
+    rpc: RpcOptions = field(default_factory=RpcOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    mempool: MempoolOptions = field(default_factory=MempoolOptions)
+    executor: ExecutorOptions = field(default_factory=ExecutorOptions)
+    registry: RegistryOptions = field(default_factory=RegistryOptions)
+    processes: ProcessOptions = field(default_factory=ProcessOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+
+class PeerAddress(typing.NamedTuple):
+    """Who is expected (20 bytes) and where."""
+
+    address: bytes
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"{format_address(self.address)}@{self.endpoint}"
+
+
+def parse_peer(text: str) -> PeerAddress:
+    """Return the address and endpoint of "0xADDRESS@endpoint". Raises ConfigError."""
+    address, at, endpoint = text.partition("@")
+    if not at or not endpoint:
+        raise ConfigError(f"{text!r}: 0xADDRESS@host:port expected")
+    try:
+        return PeerAddress(parse_address(address), endpoint)
+    except DecodeError as error:
+        raise ConfigError(f"{text!r}: {error}") from None
+
+
+def parse_host_port(text: str) -> tuple[str, int]:
+    """Return host and port of "host:port" or "[v6]:port". Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{text!r}: host:port expected")
+    return host.strip("[]"), int(port)
+
+
+def load_options(path: Path) -> NodeOptions:
+    """Return the options of a TOML file over the defaults.
+
+    Raises ConfigError naming the file and the option: unknown, of the wrong type, out of range.
+    """
+    try:
+        data = path.read_bytes()
+        if len(data) > CONFIG_LIMIT_BYTES:
+            raise ConfigError(f"{path}: file too large")
+        document = tomllib.loads(data.decode())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `dekube init` makes one") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: {str(error)[:200]}") from None
+    try:
+        options: NodeOptions = _build(NodeOptions, document, "")
+        _check(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return options
+
+
+def _build(cls: Any, document: dict[str, Any], where: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        dotted = f"{where}{name}"
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            raise ConfigError(f"unknown option {dotted}" + (f"; did you mean {where}{near[0]}?" if near else ""))
+        values[name] = _value(hints[name], value, dotted)
+    return cls(**values)
+
+
+def _value(hint: Any, value: Any, dotted: str) -> Any:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{dotted}: a table expected")
+        return _build(hint, value, f"{dotted}.")
+    if isinstance(hint, types.GenericAlias) or typing.get_origin(hint) is tuple:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{dotted}: a list of strings expected")
+        return tuple(value)
+    if hint is int and isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)  # amounts beyond what other TOML readers take as integers
+    if type(value) is not hint:
+        raise ConfigError(f"{dotted}: {hint.__name__} expected, not {type(value).__name__}")
+    if hint is int and value < 0:
+        raise ConfigError(f"{dotted}: may not be negative")
+    return value
+
+
+def _check(options: NodeOptions) -> None:
+    for role in options.roles:
+        if role not in ROLES:
+            raise ConfigError(f"roles: {role!r} is none of {', '.join(ROLES)}")
+    for listen in (options.p2p.listen, options.rpc.listen, options.metrics.listen):
+        if listen:
+            parse_host_port(listen)
+    for peer in (*options.p2p.bootstrap, *options.p2p.relays):
+        parse_peer(peer)
+    if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
+        raise ConfigError("p2p: a node that does not listen needs relays or bootstrap peers")
+    if options.log.level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"log.level: {options.log.level!r} is none of debug, info, warning, error")
+    if options.log.format not in ("auto", "text", "json"):
+        raise ConfigError(f"log.format: {options.log.format!r} is none of auto, text, json")
+    if options.executor.engine not in ("auto", "numpy", "torch"):
+        raise ConfigError(f"executor.engine: {options.executor.engine!r} is none of auto, numpy, torch")
+    if options.executor.backend != "process":
+        raise ConfigError(
+            f"executor.backend: {options.executor.backend!r} is not known; this version has: process"
+        )
+
+
+def dump_options(options: NodeOptions) -> str:
+    """Return the TOML text of ``options``: only what differs from the defaults."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
+        if not dataclasses.is_dataclass(value):
+            lines.append(f"{f.name} = {_toml(value)}")
+            continue
+        default = type(value)()
+        changed = [
+            f"{g.name} = {_toml(getattr(value, g.name))}"
+            for g in dataclasses.fields(value)
+            if getattr(value, g.name) != getattr(default, g.name)
+        ]
+        if changed:
+            tables.append(f"\n[{f.name}]\n" + "\n".join(changed))
+    return "\n".join(lines + tables) + "\n"
+
+
+def _toml(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value) if value < 2**63 else f'"{value}"'
+        case str():
+            return _quote(value)
+        case tuple():
+            return "[" + ", ".join(_quote(str(item)) for item in value) + "]"
+        case _:
+            raise AssertionError(f"no TOML for {value!r}")
+
+
+def _quote(text: str) -> str:
+    plain = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
+    return f'"{plain}"'

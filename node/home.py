@@ -1,0 +1,165 @@
+"""A node's home: configuration, genesis and keys on disk, made by ``dekube init``, opened by ``node run``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.config import NodeOptions, dump_options, load_options
+from state.primitives.errors import ConfigError, KeystoreError
+from state.primitives.genesis import GENESIS_LIMIT_BYTES, Genesis, genesis_from_json, genesis_to_json
+from state.primitives.keys import SecretKey
+from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_keystore, encrypt_keystore
+
+__all__ = ["Home", "create_home", "load_key", "read_passphrase", "save_key", "write_private"]
+
+CONFIG_FILE: Final = "config.toml"
+GENESIS_FILE: Final = "genesis.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the parts of a node keep their files."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The options (TOML)."""
+        return self.root / CONFIG_FILE
+
+    @property
+    def genesis(self) -> Path:
+        """The genesis (JSON)."""
+        return self.root / GENESIS_FILE
+
+    @property
+    def chain(self) -> Path:
+        """The database of the chain (LevelDB)."""
+        return self.root / "data" / "chain"
+
+    @property
+    def guard(self) -> Path:
+        """The durable record of the vote guard."""
+        return self.root / "data" / "guard"
+
+    @property
+    def blobs(self) -> Path:
+        """Content-addressed bulk data."""
+        return self.root / "data" / "blobs"
+
+    @property
+    def peers(self) -> Path:
+        """What the address book keeps over a restart."""
+        return self.root / "data" / "peers"
+
+    @property
+    def jobs(self) -> Path:
+        """Journal and scratch space of the executor."""
+        return self.root / "data" / "jobs"
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket on which the node answers its gateway and the command line."""
+        return self.root / "run" / "node.sock"
+
+    @property
+    def ready(self) -> Path:
+        """Written when the node is up: its addresses and ports (JSON)."""
+        return self.root / "run" / "ready.json"
+
+    def load_options(self) -> NodeOptions:
+        """Return the options. Raises ConfigError."""
+        return load_options(self.config)
+
+    def load_genesis(self) -> Genesis:
+        """Return the genesis. Raises ConfigError."""
+        return load_genesis(self.genesis)
+
+    def path(self, relative: str) -> Path:
+        """Return a path that the options name relative to the home."""
+        return self.root / relative
+
+
+def load_genesis(path: Path) -> Genesis:
+    """Return the genesis in ``path``. Raises ConfigError."""
+    try:
+        if path.stat().st_size > GENESIS_LIMIT_BYTES:
+            raise ConfigError(f"{path}: file too large")
+        return genesis_from_json(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def create_home(
+    root: Path, *, genesis: Genesis, options: NodeOptions, account: SecretKey, vote: SecretKey | None,
+    passphrase: str, scrypt_n: int = SCRYPT_N, keep_passphrase: bool = True,
+) -> Home:  # fmt: skip
+    """Write a new home. Raises ConfigError when one is already there: keys are never overwritten."""
+    home = Home(root)
+    if home.config.exists():
+        raise ConfigError(f"{root}: a node lives here already; nothing was changed")
+    for directory in (root, root / "keys", root / "data", root / "run"):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if keep_passphrase and options.keys.passphrase_file:
+        write_private(home.path(options.keys.passphrase_file), passphrase + "\n")
+    save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
+    if vote is not None:
+        save_key(home.path(options.keys.vote), vote, passphrase, scrypt_n=scrypt_n)
+    home.genesis.write_text(genesis_to_json(genesis))
+    home.config.write_text(dump_options(options))
+    return home
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner may read, durably. Raises ConfigError when it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already; nothing was changed") from None
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def save_key(path: Path, key: SecretKey, passphrase: str, *, scrypt_n: int = SCRYPT_N) -> None:
+    """Write ``key`` as a keystore v3 file of mode 0600. Raises ConfigError when the file exists."""
+    text = encrypt_keystore(
+        key,
+        passphrase,
+        salt=secrets.token_bytes(32),
+        iv=secrets.token_bytes(16),
+        identifier=secrets.token_bytes(16),
+        scrypt_n=scrypt_n,
+    )
+    write_private(path, text)
+
+
+def load_key(path: Path, passphrase: str) -> SecretKey:
+    """Return the key in the keystore file ``path``. Raises KeystoreError."""
+    return decrypt_keystore(read_keystore(path), passphrase)
+
+
+def read_keystore(path: Path) -> str:
+    """Return the text of a keystore file. Raises KeystoreError."""
+    try:
+        if path.stat().st_size > KEYSTORE_LIMIT_BYTES:
+            raise KeystoreError(f"{path}: file too large")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeystoreError(f"{path}: {error}") from None
+
+
+def read_passphrase(path: Path) -> str:
+    """Return the first line of a passphrase file that only its owner can read. Raises KeystoreError."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise KeystoreError(f"{path}: others can read the passphrase; chmod 600 it")
+        return path.read_text().split("\n", 1)[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeystoreError(f"{path}: {error}") from None

@@ -1,0 +1,147 @@
+"""The plan of a test network: keys, genesis and options of every member, as a pure function of a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from node.config import (
+    ExecutorOptions,
+    LogOptions,
+    MetricsOptions,
+    NetworkOptions,
+    NodeOptions,
+    ProcessOptions,
+    RegistryOptions,
+    RpcOptions,
+)
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+
+__all__ = ["COIN", "MEMBERS_MAX", "Member", "Plan", "Placement", "make_plan"]
+
+COIN: Final = 10**18
+MEMBERS_MAX: Final = 100
+CHAIN_ID: Final = 19_888
+
+# Short enough to watch on one machine, long enough for two loaded cores. Everything else keeps its default.
+TESTNET_PARAMETERS: Final[dict[str, int]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a member is reached: the host others dial and the host and ports it binds."""
+
+    host: str
+    bind: str
+    p2p_port: int
+    rpc_port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the network; ``options`` is None for a relay, which has its own daemon."""
+
+    name: str
+    role: str
+    """validator, worker or relay."""
+    account: SecretKey
+    vote: SecretKey | None
+    placement: Placement
+    options: NodeOptions | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole network; ``requester`` is a funded account that posts the first task."""
+
+    genesis: Genesis
+    members: tuple[Member, ...]
+    requester: SecretKey
+    passphrase: str
+
+
+def derive_key(seed: int, purpose: str) -> SecretKey:
+    """Return the key of ``purpose`` for a test network's ``seed``: anybody who knows the seed has it."""
+    return SecretKey(digest(b"testnet-key", f"{seed}/{purpose}".encode()))
+
+
+def make_plan(
+    *, validators: int, workers: int, seed: int, time_ms: int, placements: dict[str, Placement],
+    parameters: dict[str, int] | None = None,
+) -> Plan:  # fmt: skip
+    """Return the plan of a network of ``validators``, one relay and ``workers`` that accept no connection.
+
+    ``placements`` has an entry for each of ``member_names``. Raises ConfigError for impossible numbers.
+    """
+    if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
+        raise ConfigError(f"testnet: 1 to {MEMBERS_MAX} validators and 0 to {MEMBERS_MAX} workers")
+    names = member_names(validators, workers)
+    accounts = {name: derive_key(seed, f"{name}/account") for name in names}
+    votes = {name: derive_key(seed, f"{name}/vote") for name in names if name.startswith("validator")}
+    requester = derive_key(seed, "requester")
+    founding = tuple(
+        GenesisValidator(accounts[name].address, votes[name].vote_key, 100_000 * COIN) for name in votes
+    )
+    allocations = (
+        *((accounts[name].address, 10_000 * COIN) for name in names),
+        (requester.address, 1_000_000 * COIN),
+    )
+    genesis = Genesis(
+        chain_id=CHAIN_ID,
+        name=f"testnet-{seed}",
+        time_ms=time_ms,
+        testnet=True,
+        allocations=tuple(allocations),
+        validators=founding,
+        parameters=tuple(sorted({**TESTNET_PARAMETERS, **(parameters or {})}.items())),
+    )
+    relay_at = placements["relay-0"]
+    relay = f"{format_address(accounts['relay-0'].address)}@{relay_at.host}:{relay_at.p2p_port}"
+    bootstrap = tuple(
+        f"{format_address(accounts[name].address)}@tcp:{placements[name].host}:{placements[name].p2p_port}"
+        for name in names
+        if name.startswith("validator")
+    )
+    members = []
+    for name in names:
+        role = name.rpartition("-")[0]
+        at = placements[name]
+        options = None if role == "relay" else _options(role, at, bootstrap, relay, accounts[name])
+        members.append(Member(name, role, accounts[name], votes.get(name), at, options))
+    passphrase = digest(b"testnet-key", f"{seed}/passphrase".encode()).hex()
+    return Plan(genesis, tuple(members), requester, passphrase)
+
+
+def member_names(validators: int, workers: int) -> list[str]:
+    """Return the names of a network's members in the order in which they start."""
+    return [
+        "relay-0",
+        *(f"validator-{i}" for i in range(validators)),
+        *(f"worker-{i}" for i in range(workers)),
+    ]
+
+
+def _options(role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, own: SecretKey) -> NodeOptions:
+    mine = format_address(own.address)
+    others = tuple(peer for peer in bootstrap if not peer.startswith(mine))
+    is_worker = role == "worker"
+    return NodeOptions(
+        roles=("compute", "verify") if is_worker else ("validator", "verify"),
+        p2p=NetworkOptions(
+            listen="" if is_worker else f"{at.bind}:{at.p2p_port}",
+            advertise=() if is_worker else (f"tcp:{at.host}:{at.p2p_port}",),
+            bootstrap=others,
+            relays=(relay,),
+        ),
+        rpc=RpcOptions(listen=f"{at.bind}:{at.rpc_port}", hosts=(at.host,)),
+        metrics=MetricsOptions(listen=f"{at.bind}:{at.metrics_port}"),
+        executor=ExecutorOptions(),
+        registry=RegistryOptions(stake=1_000 * COIN if is_worker else 0),
+        processes=ProcessOptions(signature_workers=0 if is_worker else 1),
+        log=LogOptions(format="json"),
+    )
