@@ -19,6 +19,8 @@ class Table(IntEnum):
     """address -> stake record of a validator or node."""
     UNBONDING = 0x03
     """time_ms (8) || address || nonce (8) -> amount that returns then."""
+    VOTE_KEY = 0x04
+    """vote key -> address that registered it; kept for ever, so that evidence finds the owner of an old key."""
     NODE = 0x10
     """address -> NodeRecord."""
     NODE_CLASS = 0x11
