@@ -1,0 +1,117 @@
+"""Datasets as canonical bytes: rows of small unsigned features with a label, split for training and testing.
+
+The requester makes the blob; workers and verifiers fetch it by its content address and read it strictly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import shake_256
+from typing import Final
+
+from state.primitives.codec import decode, encode
+from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.merkle import merkle_root
+from tasks.engine.errors import DatasetInvalid
+
+__all__ = ["DATASETS", "DATASET_BYTES_MAX", "Dataset", "make_dataset"]
+
+DATASET_BYTES_MAX: Final = 64 * 1024 * 1024
+ROWS_MAX: Final = 1 << 22
+COLUMNS_MAX: Final = 4096
+SHIFT_MAX: Final = 8
+_VERSION: Final = 1
+DIGITS_TEST_ROWS: Final = 360
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """``rows`` rows of ``columns`` bytes, feature = byte / 2**shift; the first ``train_rows`` are for training."""
+
+    name: str
+    rows: int
+    columns: int
+    classes: int
+    shift: int
+    train_rows: int
+    features: bytes
+    labels: bytes
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes: what the dataset blob holds."""
+        return encode([
+            _VERSION, self.name, self.rows, self.columns, self.classes, self.shift, self.train_rows,
+            self.features, self.labels,
+        ])  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Dataset:
+        """Read a dataset blob. Raises DatasetInvalid on anything but one."""
+        try:
+            value = decode(data, limit_bytes=DATASET_BYTES_MAX)
+        except DecodeError as error:
+            raise DatasetInvalid(str(error)) from None
+        match value:
+            case [
+                1, str(name), int(rows), int(columns), int(classes), int(shift), int(train_rows),
+                bytes(features), bytes(labels),
+            ] if (
+                len(name) <= 64 and 1 <= rows <= ROWS_MAX and 1 <= columns <= COLUMNS_MAX and 2 <= classes <= 256
+                and 0 <= shift <= SHIFT_MAX and 1 <= train_rows <= rows
+                and len(features) == rows * columns and len(labels) == rows
+            ):  # fmt: skip
+                if max(labels) >= classes:
+                    raise DatasetInvalid("a label beyond the classes")
+                return cls(name, rows, columns, classes, shift, train_rows, features, labels)
+            case _:
+                raise DatasetInvalid("not a dataset")
+
+    def root(self) -> bytes:
+        """Return the Merkle root over the header and the rows, each row's bytes with its label."""
+        width = self.columns
+        leaves = [encode([
+            _VERSION, self.name, self.rows, width, self.classes, self.shift, self.train_rows,
+        ])]  # fmt: skip
+        leaves += [
+            self.features[at * width : (at + 1) * width] + self.labels[at : at + 1] for at in range(self.rows)
+        ]
+        return merkle_root(leaves)
+
+
+def make_digits() -> Dataset:
+    """Make the dataset of handwritten digits that ships with scikit-learn (extra ``datasets``).
+
+    The rows are shuffled once by a fixed rule, because neighbours come from the same writer; the last 360 of 1,797
+    are for testing. Raises ConfigError where scikit-learn is missing.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError("the digits come with scikit-learn: pip install dekube-node[datasets]") from error
+    bunch = load_digits()
+    rows, columns = bunch.data.shape
+    features = [bytes(int(value) for value in row) for row in bunch.data]
+    stream = shake_256(b"dekube digits").digest(8 * rows)
+    order = sorted(range(rows), key=lambda row: stream[8 * row : 8 * row + 8])
+    return Dataset(
+        name="digits",
+        rows=rows,
+        columns=columns,
+        classes=10,
+        shift=4,
+        train_rows=rows - DIGITS_TEST_ROWS,
+        features=b"".join(features[row] for row in order),
+        labels=bytes(int(bunch.target[row]) for row in order),
+    )
+
+
+DATASETS: Final = {"digits": make_digits}
+"""Datasets that can be made on the spot, by name."""
+
+
+def make_dataset(name: str) -> Dataset:
+    """Make the dataset called ``name``. Raises ConfigError for an unknown name or a missing extra."""
+    maker = DATASETS.get(name)
+    if maker is None:
+        raise ConfigError(f"unknown dataset {name!r}; there is {', '.join(sorted(DATASETS))}")
+    return maker()
