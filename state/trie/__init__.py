@@ -1,0 +1,31 @@
+"""The authenticated state: roots, batch updates and proofs. Pure; nodes come from and go to the caller."""
+
+from state.trie.proof import PROOF_LIMIT_BYTES, prove, verify_proof
+from state.trie.trie import (
+    BUCKET_ENTRIES_MAX,
+    EMPTY_ROOT,
+    NO_NODES,
+    NodeLayer,
+    NodeReader,
+    Trie,
+    TrieDamaged,
+    TrieUpdate,
+    entry_of,
+    root_of_entries,
+)
+
+__all__ = [
+    "BUCKET_ENTRIES_MAX",
+    "EMPTY_ROOT",
+    "NO_NODES",
+    "PROOF_LIMIT_BYTES",
+    "NodeLayer",
+    "NodeReader",
+    "Trie",
+    "TrieDamaged",
+    "TrieUpdate",
+    "entry_of",
+    "prove",
+    "root_of_entries",
+    "verify_proof",
+]
