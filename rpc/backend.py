@@ -1,0 +1,381 @@
+"""The node's side of the socket: answers its gateways from a ``NodeView`` without letting them slow the node.
+
+Cheap reads are answered on the event loop, what touches more of the disk in a few worker threads. The share of
+the loop's time that gateways may take together is bounded (``share_percent``), and so are the requests in
+flight and the answers waiting to be sent of each connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import structlog
+import trio
+
+from rpc.frames import (
+    REQUEST_LIMIT_BYTES,
+    FrameBuffer,
+    Request,
+    encode_answer,
+    encode_failure,
+    encode_push,
+    read_request,
+)
+from rpc.view import NodeView, record_value
+from state.primitives.codec import Value
+from state.primitives.errors import ConfigError, DecodeError, DekubeError
+from state.primitives.hashing import HASH_BYTES
+from state.view.overlay import KEY_BYTES_MAX
+
+__all__ = ["Backend", "BackendOptions"]
+
+_log = structlog.get_logger(__name__)
+
+KEYS_MAX: Final = 256
+"""Keys of one ``read``."""
+SCAN_MAX: Final = 1024
+HISTORY_MAX: Final = 256
+POOL_MAX: Final = 1024
+BURST: Final = 32
+"""Requests answered between two looks at what else the loop has to do."""
+DEBT_S: Final = 0.005
+"""Loop time taken ahead of the permitted share before the connection sleeps it off."""
+_CHUNK_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """Limits of the socket that the gateway connects to."""
+
+    connections_max: int = 8
+    in_flight_max: int = 64
+    """Requests of one connection that wait for a thread or the mempool."""
+    unsent_bytes_max: int = 64 * 1024 * 1024
+    """Answers waiting for a gateway that does not read; over it nothing more is read from it."""
+    threads: int = 2
+    share_percent: int = 33
+    """Most of the loop's time that all gateways may take together."""
+
+
+class _Share:
+    """Counts the loop time that gateways took, and says how long they must sleep for it."""
+
+    def __init__(self, percent: int) -> None:
+        self._factor = 100 / percent
+        self._free_at = 0.0
+
+    def spend(self, start: float, end: float) -> float:
+        """Return the seconds to sleep after having worked from ``start`` to ``end``."""
+        self._free_at = max(self._free_at, start) + (end - start) * self._factor
+        ahead = self._free_at - end
+        return ahead if ahead > DEBT_S else 0.0
+
+
+class _Connection:
+    def __init__(self, backend: Backend, stream: trio.SocketStream) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._limit_bytes = backend.options.unsent_bytes_max
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._wake = trio.Event()
+        self._drained = trio.Event()
+        self.in_flight = trio.CapacityLimiter(backend.options.in_flight_max)
+        self.watching = False
+
+    def put(self, frame: bytes) -> None:
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+        self._wake.set()
+
+    @property
+    def is_full(self) -> bool:
+        return self._unsent_bytes > self._limit_bytes
+
+    async def wait_room(self) -> None:
+        while self.is_full:
+            self._drained = trio.Event()
+            await self._drained.wait()
+
+    async def write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            chunk, self._unsent = b"".join(self._unsent), []
+            await self._stream.send_all(chunk)
+            self._unsent_bytes -= len(chunk)
+            self._drained.set()
+
+
+class Backend:
+    """Serves gateways at a Unix socket; run it in the node's nursery.
+
+    ``path`` lies in a directory that only the node's user may enter; the socket itself has mode 0600.
+    """
+
+    def __init__(self, view: NodeView, path: Path, options: BackendOptions | None = None) -> None:
+        self.options = options or BackendOptions()
+        self._view = view
+        self._path = path
+        self._threads = trio.CapacityLimiter(self.options.threads)
+        self._share = _Share(self.options.share_percent)
+        self._connections = 0
+        self._inline: dict[str, Callable[[list[Any]], Value]] = {
+            "hello": self._hello,
+            "head": self._head,
+            "read": self._read,
+            "hash": self._hash,
+            "height_of": self._height_of,
+            "locate": self._locate,
+            "pending_nonces": self._pending_nonces,
+            "pool_get": self._pool_get,
+            "pool": self._pool,
+            "pool_list": self._pool_list,
+            "peers": self._peers,
+            "sync": self._sync,
+            "committee": self._committee,
+        }
+        self._threaded: dict[str, Callable[[list[Any]], Value]] = {
+            "read_old": self._read,
+            "scan": self._scan,
+            "block": self._block,
+            "history": self._history,
+            "prove": self._prove,
+            "simulate": self._simulate,
+        }
+        self._awaited: dict[str, Callable[[list[Any]], Awaitable[Value]]] = {"submit": self._submit}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled; tells ``task_status`` when gateways may connect. Raises ConfigError."""
+        listener = self._listen()
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _listen(self) -> trio.SocketListener:
+        path = self._path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()  # left by a node that was killed: the data directory has one writer, us
+            mask = os.umask(0o177)
+            try:
+                sock._sock.bind(str(path))  # type: ignore[attr-defined]
+            finally:
+                os.umask(mask)
+            sock.listen(self.options.connections_max)
+        except OSError as error:
+            sock.close()
+            raise ConfigError(f"rpc socket {path}: {error.strerror or error}") from None
+        return trio.SocketListener(sock)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        if self._connections >= self.options.connections_max:
+            _log.warning("rpc gateway refused", connections=self._connections)
+            await stream.aclose()
+            return
+        self._connections += 1
+        connection = _Connection(self, stream)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.write)
+                await self._read_requests(connection, stream, nursery)
+                nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the gateway went away; it connects again by itself
+        except* DecodeError as group:
+            _log.warning("rpc gateway speaks another protocol", error=str(group.exceptions[0]))
+        finally:
+            self._connections -= 1
+            with trio.move_on_after(1) as scope:
+                scope.shield = True
+                await stream.aclose()
+
+    async def _read_requests(
+        self, connection: _Connection, stream: trio.SocketStream, nursery: trio.Nursery
+    ) -> None:
+        buffer = FrameBuffer(REQUEST_LIMIT_BYTES)
+        while data := await stream.receive_some(_CHUNK_BYTES):
+            values = buffer.feed(data)
+            for first in range(0, len(values), BURST):
+                start = perf_counter()
+                waiting: list[Request] = []
+                for value in values[first : first + BURST]:
+                    request = read_request(value)
+                    handler = self._inline.get(request.method)
+                    if handler is not None:
+                        connection.put(_answer(request, handler))
+                    else:
+                        waiting.append(request)
+                pause = self._share.spend(start, perf_counter())
+                for request in waiting:
+                    # The limiter is taken here: a gateway that asks too much at once is no longer read.
+                    await connection.in_flight.acquire_on_behalf_of(request)
+                    nursery.start_soon(self._answer_later, connection, request, nursery)
+                await trio.sleep(pause)  # 0 is a checkpoint: the rest of the node takes its turn
+                await connection.wait_room()
+
+    async def _answer_later(self, connection: _Connection, request: Request, nursery: trio.Nursery) -> None:
+        try:
+            connection.put(await self._frame_of(connection, request, nursery))
+        finally:
+            connection.in_flight.release_on_behalf_of(request)
+
+    async def _frame_of(self, connection: _Connection, request: Request, nursery: trio.Nursery) -> bytes:
+        try:
+            if (threaded := self._threaded.get(request.method)) is not None:
+                return await trio.to_thread.run_sync(
+                    _answer, request, threaded, limiter=self._threads, abandon_on_cancel=False
+                )
+            if (awaited := self._awaited.get(request.method)) is not None:
+                return encode_answer(request.identifier, await awaited(request.params))
+            if request.method == "watch":
+                if not connection.watching:
+                    connection.watching = True
+                    nursery.start_soon(self._push_heads, connection)
+                return encode_answer(request.identifier, None)
+            raise DecodeError(f"no such request: {request.method}")
+        except DekubeError as error:
+            return encode_failure(request.identifier, error)
+
+    async def _push_heads(self, connection: _Connection) -> None:
+        height = -1
+        while True:
+            head = await self._view.wait_head(height)
+            height = head.height
+            # A gateway that does not read is told the newest head when it reads again; it fills the gap itself.
+            await connection.wait_room()
+            connection.put(encode_push("head", record_value(self._view.head())))
+
+    # Each of these reads its own parameters; the shapes are the gateway's half of rpc/link.py.
+
+    def _hello(self, _params: list[Any]) -> Value:
+        return record_value(self._view.description())
+
+    def _head(self, _params: list[Any]) -> Value:
+        return record_value(self._view.head())
+
+    def _read(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), list(keys)] if len(keys) <= KEYS_MAX and all(map(_is_key, keys)):
+                get = self._view.reader(height).get
+                return [get(key) for key in keys]
+            case _:
+                raise DecodeError("read: a height and keys expected")
+
+    def _scan(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), bytes(start), bytes(stop), int(limit)] if 0 < limit <= SCAN_MAX:
+                return [[key, value] for key, value in self._view.reader(height).scan(start, stop, limit)]
+            case _:
+                raise DecodeError("scan: height, start, stop and limit expected")
+
+    def _hash(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height)]:
+                return self._view.block_hash(height)
+            case _:
+                raise DecodeError("hash: a height expected")
+
+    def _block(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height)]:
+                record = self._view.block(height)
+                return None if record is None else record_value(record)
+            case _:
+                raise DecodeError("block: a height expected")
+
+    def _height_of(self, params: list[Any]) -> Value:
+        return self._view.height_of(_hash_of(params))
+
+    def _locate(self, params: list[Any]) -> Value:
+        place = self._view.locate(_hash_of(params))
+        return None if place is None else list(place)
+
+    def _history(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(address), (None | [int(), int()]) as before, int(limit)] if 0 < limit <= HISTORY_MAX:
+                place = None if before is None else (before[0], before[1])
+                return [list(found) for found in self._view.history(address, place, limit)]
+            case _:
+                raise DecodeError("history: an address, a place and a limit expected")
+
+    def _prove(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), bytes(key)] if _is_key(key):
+                return self._view.prove(key, height)
+            case _:
+                raise DecodeError("prove: a height and a key expected")
+
+    def _simulate(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(sender), int(kind), list(payload)]:
+                return self._view.simulate(sender, kind, payload)
+            case _:
+                raise DecodeError("simulate: a sender, a kind and a payload expected")
+
+    async def _submit(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(raw), bytes(sender)]:
+                return await self._view.submit(raw, sender)
+            case _:
+                raise DecodeError("submit: a transaction and its sender expected")
+
+    def _pending_nonces(self, params: list[Any]) -> Value:
+        if len(params) > KEYS_MAX or not all(type(address) is bytes for address in params):
+            raise DecodeError("pending_nonces: addresses expected")
+        return [self._view.pending_nonce(address) for address in params]
+
+    def _pool_get(self, params: list[Any]) -> Value:
+        return self._view.pool_get(_hash_of(params))
+
+    def _pool(self, _params: list[Any]) -> Value:
+        return record_value(self._view.pool_status())
+
+    def _pool_list(self, params: list[Any]) -> Value:
+        match params:
+            case [int(skip), int(limit)] if skip >= 0 and 0 < limit <= POOL_MAX:
+                return list(self._view.pool_transactions(skip, limit))
+            case _:
+                raise DecodeError("pool_list: skip and limit expected")
+
+    def _peers(self, _params: list[Any]) -> Value:
+        return [record_value(peer) for peer in self._view.peers()]
+
+    def _sync(self, _params: list[Any]) -> Value:
+        return record_value(self._view.sync())
+
+    def _committee(self, _params: list[Any]) -> Value:
+        return record_value(self._view.committee())
+
+
+def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
+    try:
+        return encode_answer(request.identifier, handler(request.params))
+    except DekubeError as error:
+        return encode_failure(request.identifier, error)
+
+
+def _is_key(key: object) -> bool:
+    return type(key) is bytes and 0 < len(key) <= KEY_BYTES_MAX
+
+
+def _hash_of(params: list[Any]) -> bytes:
+    match params:
+        case [bytes(found)] if len(found) == HASH_BYTES:
+            return found
+        case _:
+            raise DecodeError("a hash expected")

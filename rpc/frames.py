@@ -1,0 +1,168 @@
+"""Frames between the node and its gateway: a length and the canonical bytes of one array.
+
+A request is ``[id, method, params]`` with id > 0, its answer ``[id, None, value]`` or
+``[id, code, message, [[name, value], ...]]``; what nobody asked for (a new head) is ``[0, topic, value]``.
+Requests are pipelined: answers may come in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from state.primitives.codec import INTEGER_BITS_MAX, Value, decode, encode
+from state.primitives.errors import DecodeError, DekubeError
+
+__all__ = [
+    "ANSWER_LIMIT_BYTES",
+    "REQUEST_LIMIT_BYTES",
+    "Answer",
+    "Failure",
+    "FrameBuffer",
+    "Push",
+    "Request",
+    "encode_answer",
+    "encode_failure",
+    "encode_push",
+    "encode_request",
+    "read_answer",
+    "read_request",
+]
+
+REQUEST_LIMIT_BYTES: Final = 256 * 1024
+ANSWER_LIMIT_BYTES: Final = 48 * 1024 * 1024
+"""Room for the largest block with its receipts."""
+IDENTIFIER_MAX: Final = 2**53
+METHOD_LIMIT_CHARACTERS: Final = 64
+MESSAGE_LIMIT_CHARACTERS: Final = 1024
+FIELDS_MAX: Final = 16
+_LENGTH_BYTES: Final = 4
+
+
+class Request(NamedTuple):
+    """Something the gateway asks."""
+
+    identifier: int
+    method: str
+    params: list[Any]
+
+
+class Answer(NamedTuple):
+    """What the node found."""
+
+    identifier: int
+    value: Any
+
+
+class Failure(NamedTuple):
+    """Why the node did not do it: the stable code of the error, its text and its values."""
+
+    identifier: int
+    code: str
+    message: str
+    fields: tuple[tuple[str, int | str], ...]
+
+
+class Push(NamedTuple):
+    """News that the gateway asked to be told."""
+
+    topic: str
+    value: Any
+
+
+Reply: TypeAlias = Answer | Failure | Push
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into decoded arrays. One buffer reads one direction of one connection."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the values completed by ``data``.
+
+        Raises DecodeError when the other side does not speak the protocol; the connection is then useless.
+        """
+        buffer = self._data
+        buffer += data
+        values: list[Any] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH_BYTES:
+            length = int.from_bytes(buffer[start : start + _LENGTH_BYTES], "big")
+            if length > self._limit_bytes:
+                raise DecodeError(f"a frame of {length} bytes, limit {self._limit_bytes}")
+            end = start + _LENGTH_BYTES + length
+            if len(buffer) < end:
+                break
+            values.append(decode(bytes(buffer[start + _LENGTH_BYTES : end]), limit_bytes=self._limit_bytes))
+            start = end
+        del buffer[:start]
+        return values
+
+
+def _frame(value: Value) -> bytes:
+    body = encode(value)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def encode_request(identifier: int, method: str, params: list[Value]) -> bytes:
+    """Return the frame of a request."""
+    return _frame([identifier, method, params])
+
+
+def encode_answer(identifier: int, value: Value) -> bytes:
+    """Return the frame of an answer."""
+    return _frame([identifier, None, value])
+
+
+def encode_failure(identifier: int, error: DekubeError) -> bytes:
+    """Return the frame that carries ``error``: its code, text and public values."""
+    fields: list[Value] = []
+    for name, value in vars(error).items():
+        if name.startswith("_") or len(fields) == FIELDS_MAX:
+            continue
+        if type(value) is str:
+            fields.append([name, value[:MESSAGE_LIMIT_CHARACTERS]])
+        elif type(value) is int and value.bit_length() <= INTEGER_BITS_MAX:
+            fields.append([name, value])
+    return _frame([identifier, error.code, str(error)[:MESSAGE_LIMIT_CHARACTERS], fields])
+
+
+def encode_push(topic: str, value: Value) -> bytes:
+    """Return the frame of news."""
+    return _frame([0, topic, value])
+
+
+def read_request(value: Any) -> Request:
+    """Return the request of a decoded array. Raises DecodeError."""
+    match value:
+        case [int(identifier), str(method), list(params)] if (
+            0 < identifier < IDENTIFIER_MAX and len(method) <= METHOD_LIMIT_CHARACTERS
+        ):
+            return Request(identifier, method, params)
+        case _:
+            raise DecodeError("not a request")
+
+
+def read_answer(value: Any) -> Reply:
+    """Return what a decoded array of the node says. Raises DecodeError."""
+    match value:
+        case [int(identifier), None, result] if 0 < identifier < IDENTIFIER_MAX:
+            return Answer(identifier, result)
+        case [0, str(topic), result]:
+            return Push(topic, result)
+        case [int(identifier), str(code), str(message), list(fields)] if (
+            0 < identifier < IDENTIFIER_MAX and len(fields) <= FIELDS_MAX
+        ):
+            return Failure(identifier, code, message, tuple(_field(field) for field in fields))
+        case _:
+            raise DecodeError("not an answer")
+
+
+def _field(value: Any) -> tuple[str, int | str]:
+    match value:
+        case [str(name), (int() | str()) as content]:
+            return name, content
+        case _:
+            raise DecodeError("not a field of a failure")

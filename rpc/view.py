@@ -1,0 +1,249 @@
+"""What the node shows to its RPC backend: one protocol, and the plain records that cross the socket."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
+from state.view import Reader
+
+__all__ = [
+    "BlockRecord",
+    "Committee",
+    "Description",
+    "Head",
+    "KindInfo",
+    "NodeView",
+    "Peer",
+    "PoolStatus",
+    "Seat",
+    "Sync",
+    "read_record",
+    "record_value",
+]
+
+_Record = TypeVar("_Record", bound=tuple[Any, ...])
+
+
+class KindInfo(NamedTuple):
+    """One kind of transaction of the runtime: its number, name and fixed weight."""
+
+    kind: int
+    name: str
+    gas: int
+
+
+class Description(NamedTuple):
+    """What does not change while the node runs. ``parameters`` are all chain parameters by dotted name."""
+
+    chain_id: int
+    chain_name: str
+    genesis_hash: bytes
+    genesis_time_ms: int
+    testnet: int
+    address: bytes
+    roles: tuple[str, ...]
+    version: str
+    kinds: tuple[KindInfo, ...]
+    parameters: tuple[tuple[str, int], ...]
+    validators: tuple[tuple[bytes, bytes, int], ...]
+    """Founding validators: address, vote key, stake."""
+
+
+class Head(NamedTuple):
+    """The newest finalised block and what follows from it.
+
+    ``state_root`` is the root after executing it (the next header carries it), ``base_fee_next`` the base fee
+    of the next block. State is readable from ``oldest_state`` up, blocks from ``oldest_block``.
+    """
+
+    height: int
+    hash: bytes
+    time_ms: int
+    state_root: bytes
+    base_fee: int
+    base_fee_next: int
+    oldest_state: int
+    oldest_block: int
+
+
+class BlockRecord(NamedTuple):
+    """A finalised block: its hash, canonical bytes, the FINALIZE certificate over it, and what execution left.
+
+    ``receipts`` holds one encoded receipt for each transaction; ``hooks`` the encoded receipt of the block's
+    own events, or None where there were none.
+    """
+
+    hash: bytes
+    raw: bytes
+    certificate: bytes
+    receipts: tuple[bytes, ...]
+    hooks: bytes | None
+
+
+class PoolStatus(NamedTuple):
+    """The mempool in numbers; ``queued`` wait for an earlier nonce."""
+
+    pending: int
+    queued: int
+    bytes: int
+
+
+class Peer(NamedTuple):
+    """A connected node; ``path`` says how: "direct", "relay", and whether it dialled us."""
+
+    address: bytes
+    endpoint: str
+    inbound: int
+    path: str
+    roles: tuple[str, ...]
+    latency_us: int
+    version: str
+
+
+class Sync(NamedTuple):
+    """How far the node is: ``highest`` is the best height that peers have shown a certificate for."""
+
+    syncing: int
+    highest: int
+    peers: int
+    view: int
+    epoch: int
+
+
+class Seat(NamedTuple):
+    """One place in a committee."""
+
+    address: bytes
+    vote_key: bytes
+    weight: int
+
+
+class Committee(NamedTuple):
+    """The voters of the current epoch."""
+
+    epoch: int
+    quorum: int
+    hash: bytes
+    seats: tuple[Seat, ...]
+
+
+class NodeView(Protocol):
+    """What the backend asks of the node.
+
+    Methods marked *thread* are called from worker threads, one call at a time or several, and may block on the
+    disk; all others are called on the node's event loop and must return at once. Heights are finalised ones.
+    Typed errors (``DekubeError``) reach the user with their code; anything else is a bug and ends the node.
+    """
+
+    def description(self) -> Description:
+        """Return what does not change."""
+        ...
+
+    def head(self) -> Head:
+        """Return the newest finalised block."""
+        ...
+
+    async def wait_head(self, height: int) -> Head:
+        """Return the head as soon as it is above ``height``."""
+        ...
+
+    def reader(self, height: int) -> Reader:
+        """Return the state after the block at ``height``; its methods are *thread* safe.
+
+        Raises Pruned below the oldest state, HeightUnknown above the newest.
+        """
+        ...
+
+    def block(self, height: int) -> BlockRecord | None:
+        """Return the block at ``height``, None above the newest; *thread*. Raises Pruned."""
+        ...
+
+    def block_hash(self, height: int) -> bytes | None:
+        """Return the hash of the block at ``height``, None above the newest. Raises Pruned."""
+        ...
+
+    def height_of(self, block_hash: bytes) -> int | None:
+        """Return the height of a finalised block."""
+        ...
+
+    def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
+        """Return height and index of a finalised transaction."""
+        ...
+
+    def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        """Return (height, index) of transactions that touch ``address``, newest first, from ``before`` on; *thread*.
+
+        ``before`` itself is not among them.
+        """
+        ...
+
+    def prove(self, key: bytes, height: int) -> bytes:
+        """Return the encoded proof of ``key`` in the state after ``height``; *thread*. Raises Pruned."""
+        ...
+
+    def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce of the next transaction: executed ones and consecutive ones of the pool."""
+        ...
+
+    def pool_status(self) -> PoolStatus:
+        """Return the mempool in numbers."""
+        ...
+
+    def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
+        """Return raw transactions of the mempool in the order in which a leader would take them."""
+        ...
+
+    def pool_get(self, transaction_hash: bytes) -> bytes | None:
+        """Return the raw bytes of a transaction that waits in the mempool."""
+        ...
+
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        """Admit a transaction to the mempool, pass it on to peers, and return its hash.
+
+        ``sender`` is what the gateway recovered: a reason to refuse early, not to skip the own check where the
+        gateway is another host's. Raises InvalidTransaction or another ProtocolError; then nothing has changed.
+        """
+        ...
+
+    def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+        """Return the encoded receipt that the transaction would have on the newest state; *thread*.
+
+        Raises InvalidTransaction for a kind or payload that no block may carry.
+        """
+        ...
+
+    def peers(self) -> list[Peer]:
+        """Return the connected peers."""
+        ...
+
+    def sync(self) -> Sync:
+        """Return how far the node is."""
+        ...
+
+    def committee(self) -> Committee:
+        """Return the voters of the current epoch."""
+        ...
+
+
+def record_value(record: Any) -> Value:
+    """Return a record of this module as a codec value."""
+    if isinstance(record, tuple | list):
+        return [record_value(item) for item in record]
+    return record  # type: ignore[no-any-return]
+
+
+def read_record(kind: type[_Record], value: Any) -> _Record:
+    """Return the record of ``kind`` that stands in a codec value.
+
+    The other side of the socket is our own node of the same version, so the check is of the shape: length and
+    the outer types. Raises DecodeError.
+    """
+    if type(value) is not list or len(value) != len(kind._fields):  # type: ignore[attr-defined]
+        raise DecodeError(f"not a {kind.__name__}")
+    return kind(*(_tuples(item) for item in value))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if type(value) is list else value
