@@ -1,20 +1,23 @@
 """Who a node is: an account's address, bound to a transport key by a certificate that the account signs.
 
-The account key may stay offline: the node itself holds the X25519 key and the certificate (NETWORK.md, section 6).
+The account key may stay offline: the node itself holds one secret, from which come the X25519 key of its handshakes
+and the secp256k1 key that signs its peer records and receipts, and the certificate for both (NETWORK.md, section 6).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Final
 
 from p2p.errors import CertificateInvalid
 from p2p.noise import KEY_BYTES, StaticKey
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import HASH_BYTES, digest
-from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
+from state.primitives.keys import SECRET_BYTES, SIGNATURE_BYTES, SecretKey, recover_address
 
 __all__ = [
     "CERTIFICATE_BYTES_MAX",
@@ -24,11 +27,12 @@ __all__ = [
     "NodeCertificate",
     "Purpose",
     "Role",
+    "node_keys",
     "prologue",
 ]
 
 PROTOCOL_VERSION: Final = 1
-CERTIFICATE_BYTES_MAX: Final = 192
+CERTIFICATE_BYTES_MAX: Final = 224
 CERTIFICATE_LIFE_MS_MAX: Final = 30 * 24 * 3_600_000
 CLOCK_SKEW_MS_MAX: Final = 24 * 3_600_000
 """How far ahead the signer's clock may be before its certificate looks too long-lived."""
@@ -64,13 +68,15 @@ def prologue(genesis_hash: bytes, purpose: Purpose) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NodeCertificate:
-    """An account's word that whoever holds ``static_key`` speaks for it until ``not_after_ms``.
+    """An account's word that ``static_key`` and ``signer`` speak for it on the network until ``not_after_ms``.
 
+    ``signer`` is the address of the key that signs peer records and receipts while the account key is away.
     A certificate of a higher ``sequence`` revokes those below it.
     """
 
     genesis_hash: bytes
     static_key: bytes
+    signer: bytes
     roles: Role
     not_after_ms: int
     sequence: int
@@ -83,16 +89,15 @@ class NodeCertificate:
         *,
         genesis_hash: bytes,
         static_key: bytes,
+        signer: bytes,
         roles: Role,
         now_ms: int,
         sequence: int,
         life_ms: int = CERTIFICATE_LIFE_MS_MAX,
     ) -> NodeCertificate:
-        """Return the certificate that ``account`` signs for the public ``static_key``."""
-        unsigned = cls(genesis_hash, static_key, roles, now_ms + life_ms, sequence)
-        return cls(
-            genesis_hash, static_key, roles, now_ms + life_ms, sequence, account.sign(unsigned.signing_digest())
-        )
+        """Return the certificate that ``account`` signs for the public ``static_key`` and the ``signer``."""
+        unsigned = cls(genesis_hash, static_key, signer, roles, now_ms + life_ms, sequence)
+        return replace(unsigned, signature=account.sign(unsigned.signing_digest()))
 
     @classmethod
     def from_value(cls, value: object) -> NodeCertificate:
@@ -101,17 +106,19 @@ class NodeCertificate:
             case [
                 bytes(genesis_hash),
                 bytes(static_key),
+                bytes(signer),
                 int(roles),
                 int(not_after_ms),
                 int(sequence),
                 bytes(signature),
             ] if (
-                (len(genesis_hash), len(static_key), len(signature)) == (HASH_BYTES, KEY_BYTES, SIGNATURE_BYTES)
+                (len(genesis_hash), len(static_key)) == (HASH_BYTES, KEY_BYTES)
+                and (len(signer), len(signature)) == (ADDRESS_BYTES, SIGNATURE_BYTES)
                 and 0 <= roles < 2**16
                 and 0 <= not_after_ms < 2**63
                 and 0 <= sequence < 2**63
             ):
-                return cls(genesis_hash, static_key, Role(roles), not_after_ms, sequence, signature)
+                return cls(genesis_hash, static_key, signer, Role(roles), not_after_ms, sequence, signature)
             case _:
                 raise DecodeError("not a node certificate")
 
@@ -122,14 +129,7 @@ class NodeCertificate:
 
     def to_value(self) -> Value:
         """Return the value whose canonical bytes stand on the wire."""
-        return [
-            self.genesis_hash,
-            self.static_key,
-            int(self.roles),
-            self.not_after_ms,
-            self.sequence,
-            self.signature,
-        ]
+        return [*self._signed_fields(), self.signature]
 
     def encode(self) -> bytes:
         """Return the canonical bytes, at most CERTIFICATE_BYTES_MAX."""
@@ -137,10 +137,11 @@ class NodeCertificate:
 
     def signing_digest(self) -> bytes:
         """Return what the account signs: everything but the signature."""
-        return digest(
-            _KIND,
-            encode([self.genesis_hash, self.static_key, int(self.roles), self.not_after_ms, self.sequence]),
-        )
+        return digest(_KIND, encode(self._signed_fields()))
+
+    def _signed_fields(self) -> list[Value]:
+        fields: list[Value] = [self.genesis_hash, self.static_key, self.signer]
+        return [*fields, int(self.roles), self.not_after_ms, self.sequence]
 
     def verify(self, *, genesis_hash: bytes, now_ms: int) -> bytes:
         """Return the address of the account that signed. Raises CertificateInvalid."""
@@ -156,9 +157,10 @@ class NodeCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a node proves itself with: its transport key and the certificate for it."""
+    """What a node proves itself with: the keys of its node secret and the certificate for them."""
 
     static: StaticKey
+    signer: SecretKey
     certificate: NodeCertificate
     address: bytes
 
@@ -171,21 +173,41 @@ class Identity:
         now_ms: int,
         roles: Role = NO_ROLES,
         sequence: int | None = None,
-        static: StaticKey | None = None,
+        node_secret: bytes | None = None,
     ) -> Identity:
-        """Return an identity certified now; ``sequence`` defaults to the time, so that a later one revokes it."""
-        static = static or StaticKey.generate()
+        """Return an identity certified now by an account whose key is at hand.
+
+        ``node_secret`` (32 bytes) is drawn afresh where none is given; ``sequence`` defaults to the time, so
+        that a later certificate revokes this one.
+        """
+        secret = secrets.token_bytes(SECRET_BYTES) if node_secret is None else node_secret
+        static, signer = node_keys(secret)
         certificate = NodeCertificate.issue(
             account,
             genesis_hash=genesis_hash,
             static_key=static.public,
+            signer=signer.address,
             roles=roles,
             now_ms=now_ms,
             sequence=now_ms if sequence is None else sequence,
         )
-        return cls(static, certificate, account.address)
+        return cls(static, signer, certificate, account.address)
+
+    @classmethod
+    def load(cls, node_secret: bytes, certificate: NodeCertificate, *, now_ms: int) -> Identity:
+        """Return the identity of a node whose account key is elsewhere. Raises CertificateInvalid."""
+        static, signer = node_keys(node_secret)
+        if (static.public, signer.address) != (certificate.static_key, certificate.signer):
+            raise CertificateInvalid("the certificate is for another node secret")
+        address = certificate.verify(genesis_hash=certificate.genesis_hash, now_ms=now_ms)
+        return cls(static, signer, certificate, address)
 
     @property
     def genesis_hash(self) -> bytes:
         """The chain this identity is for."""
         return self.certificate.genesis_hash
+
+
+def node_keys(node_secret: bytes) -> tuple[StaticKey, SecretKey]:
+    """Return the transport key and the signing key that a node's one secret (32 bytes) stands for."""
+    return StaticKey(digest(b"node static", node_secret)), SecretKey(digest(b"node signer", node_secret))

@@ -62,7 +62,7 @@ def test_a_dialler_never_names_itself_to_an_impostor() -> None:
 
 def test_a_certificate_copied_from_another_node_does_not_prove_its_address() -> None:
     bob = identity(BOB)
-    stolen = Identity(StaticKey.generate(), bob.certificate, BOB.address)
+    stolen = replace(bob, static=StaticKey.generate())
     initiator, responder = pair(identity(ALICE), stolen)
     with pytest.raises(CertificateInvalid):
         initiator.receive(responder.receive(initiator.start()))
@@ -121,7 +121,13 @@ def test_garbage_only_fails_the_handshake(garbage: bytes) -> None:
 )
 def test_certificates_survive_the_wire_within_their_limit(roles: int, sequence: int, now_ms: int) -> None:
     certificate = NodeCertificate.issue(
-        ALICE, genesis_hash=GENESIS, static_key=b"k" * 32, roles=Role(roles), now_ms=now_ms, sequence=sequence
+        ALICE,
+        genesis_hash=GENESIS,
+        static_key=b"k" * 32,
+        signer=b"s" * 20,
+        roles=Role(roles),
+        now_ms=now_ms,
+        sequence=sequence,
     )
     data = certificate.encode()
     assert len(data) <= CERTIFICATE_BYTES_MAX
@@ -133,6 +139,7 @@ def test_changing_any_signed_field_changes_the_address_or_breaks_the_signature()
     certificate = identity(ALICE).certificate
     for changed in (
         replace(certificate, static_key=b"x" * 32),
+        replace(certificate, signer=b"x" * 20),
         replace(certificate, roles=Role.RELAY),
         replace(certificate, sequence=certificate.sequence + 1),
         replace(certificate, not_after_ms=certificate.not_after_ms - 1),
@@ -152,3 +159,12 @@ def test_mutated_certificates_raise_nothing_but_decode_errors(data: st.DataObjec
         assert NodeCertificate.decode(bytes(raw)).encode() == bytes(raw)
     except DecodeError:
         pass
+
+
+def test_a_node_without_its_account_key_loads_secret_and_certificate() -> None:
+    secret = bytes(range(32))
+    issued = Identity.create(ALICE, genesis_hash=GENESIS, now_ms=NOW_MS, node_secret=secret)
+    loaded = Identity.load(secret, issued.certificate, now_ms=NOW_MS)
+    assert (loaded.address, loaded.signer.address) == (ALICE.address, issued.certificate.signer)
+    with pytest.raises(CertificateInvalid):
+        Identity.load(bytes(32), issued.certificate, now_ms=NOW_MS)

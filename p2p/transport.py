@@ -1,0 +1,85 @@
+"""The seam for ways to reach a peer: direct sockets here, circuits through relays in the package ``relay``.
+
+A way carries bytes only. Whatever it is, the peer handshake runs inside, so its two ends are authenticated and
+nothing between them can read or change what passes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from state.primitives.errors import DecodeError
+
+__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint"]
+
+ENDPOINT_CHARACTERS_MAX: Final = 128
+_TEXT: Final = re.compile(
+    r"(?:tcp|relay:(?P<relay>[0-9a-f]{40})):(?P<host>[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?|\[[0-9a-f:.]{2,45}\])"
+    r":(?P<port>[1-9][0-9]{0,4})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
+
+    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only.
+    """
+
+    host: str
+    port: int
+    relay: bytes | None = None
+
+    @property
+    def scheme(self) -> str:
+        """The key of the dialer that serves this endpoint: ``tcp`` or ``relay``."""
+        return "tcp" if self.relay is None else "relay"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Return the endpoint of its one spelling. Raises DecodeError."""
+        found = _TEXT.fullmatch(text) if len(text) <= ENDPOINT_CHARACTERS_MAX else None
+        if found is None or int(found["port"]) > 65535:
+            raise DecodeError("not an endpoint: tcp:host:port or relay:<address>:host:port expected")
+        relay = None if found["relay"] is None else bytes.fromhex(found["relay"])
+        return cls(found["host"].strip("[]"), int(found["port"]), relay)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        way = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
+        return f"{way}:{host}:{self.port}"
+
+
+class Dialer(Protocol):
+    """A way out: opens byte streams to endpoints of one scheme."""
+
+    async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
+        """Return a stream to the node ``target`` (an address; None: whoever answers, where the scheme allows).
+
+        Raises OSError or a DekubeError when there is none; the caller sets the time limit.
+        """
+        ...
+
+
+class Acceptance(Protocol):
+    """What the network gives an acceptor."""
+
+    def accept(self, stream: trio.abc.Stream, remote: str) -> None:
+        """Take over a stream on which a peer will start the handshake; ``remote`` is who brought it, for limits."""
+        ...
+
+    def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
+        """Say where this node can be reached by way of ``source``, replacing what that source said before."""
+        ...
+
+
+class Acceptor(Protocol):
+    """A way in other than this node's own listening socket, for example a reservation at a relay."""
+
+    async def run(self, acceptance: Acceptance) -> None:
+        """Bring streams until cancelled."""
+        ...
