@@ -1,7 +1,7 @@
-"""Who a node is: an account's address, bound to a transport key by a certificate that the account signs.
+"""Who a node is: an account's address, bound to the node's keys by a certificate that the account signs.
 
-The account key may stay offline: the node itself holds one secret, from which come the X25519 key of its handshakes
-and the secp256k1 key that signs its peer records and receipts, and the certificate for both (NETWORK.md, section 6).
+The account key may stay offline. The node itself holds the certificate and one secret, from which come the X25519
+key of its handshakes and the secp256k1 key that signs its peer records and receipts (NETWORK.md, section 6).
 """
 
 from __future__ import annotations

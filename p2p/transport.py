@@ -69,7 +69,7 @@ class Acceptance(Protocol):
     """What the network gives an acceptor."""
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
-        """Take over a stream on which a peer will start the handshake; ``remote`` is who brought it, for limits."""
+        """Take over a stream on which a peer will shake hands; ``remote`` is who brought it, for limits."""
         ...
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
