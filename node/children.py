@@ -75,4 +75,5 @@ class Child:
                 await self.wait()
             if grace.cancelled_caught:
                 self.signal(signal.SIGKILL)
-            return await self.wait()
+                await self.wait()
+        return self._process.wait()

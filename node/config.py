@@ -269,7 +269,7 @@ def dump_options(options: NodeOptions) -> str:
         if not dataclasses.is_dataclass(value):
             lines.append(f"{f.name} = {_toml(value)}")
             continue
-        default = type(value)()
+        default: Any = type(value)()  # type: ignore[misc]
         changed = [
             f"{g.name} = {_toml(getattr(value, g.name))}"
             for g in dataclasses.fields(value)

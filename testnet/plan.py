@@ -21,7 +21,7 @@ from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
-__all__ = ["COIN", "MEMBERS_MAX", "Member", "Plan", "Placement", "make_plan"]
+__all__ = ["COIN", "MEMBERS_MAX", "Member", "Placement", "Plan", "make_plan"]
 
 COIN: Final = 10**18
 MEMBERS_MAX: Final = 100

@@ -1,0 +1,105 @@
+"""The command ``dekube``: a tree of verbs, each loaded when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from typing import Any, Final
+
+import click
+
+from state.primitives.errors import DekubeError
+
+__all__ = ["group", "main"]
+
+EXIT_USAGE: Final = 2
+EXIT_FAILED: Final = 1
+
+_COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
+    "node": ("node.cli.run:node", "Run a node."),
+    "relay": ("node.cli.relay:relay", "Run a relay."),
+    "key": ("node.cli.keys:key", "Make, import, show and use keys."),
+    "tx": ("node.cli.transactions:tx", "Send transactions and look them up."),
+    "task": ("node.cli.tasks:task", "Post a task, follow it, fetch its result and its bill."),
+    "worker": ("node.cli.workers:worker", "Register this machine, list the machines of the market."),
+    "status": ("node.cli.status:status", "Show how a node and its chain are doing."),
+    "bench": ("node.cli.bench:bench", "Measure speed and memory."),
+    "completion": ("node.cli.completion:completion", "Print a script for shell completion."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Loads a command's module when it is asked for, and those that installed packages add (dekube.commands)."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        added = {entry.name for entry in importlib.metadata.entry_points(group="dekube.commands")}
+        return [*_COMMANDS, *sorted(added - set(_COMMANDS))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS:
+            module, _, name = _COMMANDS[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command
+        for entry in importlib.metadata.entry_points(group="dekube.commands", name=cmd_name):
+            loaded: click.Command = entry.load()
+            return loaded
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in _COMMANDS:
+                rows.append((name, _COMMANDS[name][1]))
+            elif (command := self.get_command(ctx, name)) is not None:
+                rows.append((name, command.get_short_help_str(80)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="dekube-node", prog_name="dekube")
+def group() -> None:
+    """A node of the DEKUBE network, a market of GPU compute.
+
+    Validators agree on blocks, workers rent out their GPUs, requesters post tasks; the chain checks the work and
+    settles the bill. Try `dekube testnet up` for a whole network on this machine.
+    """
+
+
+def main() -> None:
+    """Run the command line; a known error is one line on standard error and exit status 1, never a traceback."""
+    try:
+        group.main(prog_name="dekube", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Aborted.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe went away: that is its right; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except BaseExceptionGroup as errors:
+        known, unknown = errors.split(DekubeError)
+        if unknown is not None:
+            raise
+        assert known is not None
+        for leaf in _leaves(known):
+            click.echo(f"dekube: {leaf} [{leaf.code}]", err=True)
+        sys.exit(EXIT_FAILED)
+    except DekubeError as error:
+        click.echo(f"dekube: {error} [{error.code}]", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+def _leaves(errors: BaseExceptionGroup[Any]) -> list[DekubeError]:
+    found: list[DekubeError] = []
+    for error in errors.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

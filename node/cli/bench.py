@@ -1,0 +1,84 @@
+"""``dekube bench``: figures with units as suffixes of their names; the last line of ``--json`` is one object."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+
+from node.cli.output import json_option
+
+__all__ = ["bench", "machine"]
+
+_BENCHES = {
+    "replay": ("node.bench.replay", "Blocks of signed transfers through the real path, decode to synced commit."),
+    "network": (
+        "node.bench.network",
+        "Four validators as processes under transfer load: throughput and finality.",
+    ),
+    "simulate": ("node.bench.simulate", "Consensus scenarios of the deterministic simulator."),
+    "transport": ("node.bench.transport", "The encrypted peer channel on loopback."),
+    "relay": ("node.bench.relay", "A circuit through the relay daemon on loopback."),
+    "rpc": ("node.bench.rpc", "The JSON-RPC gateway."),
+    "train": ("node.bench.train", "Steps of the exact training engine against plain NumPy."),
+}
+
+
+@click.command(epilog="Benchmarks: " + "; ".join(f"{name}: {text}" for name, (_, text) in _BENCHES.items()))
+@click.argument("name", type=click.Choice(sorted(_BENCHES)))
+@click.option("--runs", default=1, show_default=True, help="Repeat and report the median of each figure.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=NUMBER", help="Change a setting of the benchmark.")
+@json_option
+def bench(name: str, runs: int, settings: tuple[str, ...], as_json: bool) -> None:
+    """Measure NAME on this machine. Machines are noisy: compare medians and ratios, not single figures."""
+    module = importlib.import_module(_BENCHES[name][0])
+    options = _settings(module.run, settings)
+    figures = [dict(module.run(**options)) for _ in range(max(runs, 1))]
+    medians = {figure: statistics.median(run[figure] for run in figures) for figure in figures[0]}
+    if as_json:
+        click.echo(json.dumps({"bench": name, "figures": medians, "machine": machine()}))
+        return
+    width = max(map(len, medians))
+    for figure, value in medians.items():
+        click.echo(f"{figure:<{width}}  {value:>14,.2f}")
+
+
+def _settings(run: Any, settings: tuple[str, ...]) -> dict[str, int]:
+    known = inspect.signature(run).parameters
+    options: dict[str, int] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in known or not value.isdigit():
+            raise click.BadParameter(f"{setting!r}: NAME=NUMBER with NAME one of {', '.join(known)}")
+        options[key] = int(value)
+    return options
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to compare figures of two machines."""
+    model = next(
+        (line.partition(":")[2].strip() for line in _read("/proc/cpuinfo") if line.startswith("model name")),
+        "unknown",
+    )
+    memory_kib = next((int(line.split()[1]) for line in _read("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": memory_kib // 1024,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _read(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,67 @@
+"""``dekube init``: a node's home on disk."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import click
+
+from node.cli.keys import _random_key
+from node.cli.options import ask_new_passphrase, home_option
+from node.cli.output import json_option, show_fields
+from node.config import NetworkOptions, NodeOptions
+from node.home import Home, create_home, load_genesis
+from state.primitives.address import format_address
+
+__all__ = ["init"]
+
+
+@click.command()
+@home_option
+@click.option(
+    "--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network to join."
+)
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    default=("verify",),
+    show_default=True,
+    type=click.Choice(["validator", "compute", "verify", "storage"]),
+    help="What the node does; repeat for several.",
+)
+@click.option(
+    "--bootstrap", multiple=True, metavar="0xADDRESS@tcp:HOST:PORT", help="A first peer; repeat for several."
+)
+@click.option("--relay", "relays", multiple=True, metavar="0xADDRESS@HOST:PORT", help="A relay to reserve at.")
+@click.option("--no-listen", is_flag=True, help="Accept no inbound connection; be reached through relays.")
+@click.option(
+    "--unattended",
+    is_flag=True,
+    help="Make a random passphrase and keep it in the home (mode 0600), so the node restarts alone.",
+)
+@json_option
+def init(
+    home: Home, genesis: Path, roles: tuple[str, ...], bootstrap: tuple[str, ...], relays: tuple[str, ...],
+    no_listen: bool, unattended: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Make a node's home: keys, configuration and the genesis of the network it joins."""
+    listen = "" if no_listen else NetworkOptions().listen
+    options = NodeOptions(roles=roles, p2p=NetworkOptions(listen=listen, bootstrap=bootstrap, relays=relays))
+    document = load_genesis(genesis)
+    passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
+    account = _random_key()
+    vote = _random_key() if "validator" in roles else None
+    create_home(
+        home.root, genesis=document, options=options, account=account, vote=vote, passphrase=passphrase,
+        keep_passphrase=unattended,
+    )  # fmt: skip
+    fields = {"home": str(home.root), "address": format_address(account.address), "network": document.name}
+    if vote is not None:
+        fields["vote_key"] = "0x" + vote.vote_key.hex()
+    show_fields(fields, as_json=as_json)
+    if not as_json:
+        click.echo(
+            f"\nBack up {home.root / 'keys'}: nobody can restore it for you.\nThen: dekube node run --home {home.root}"
+        )

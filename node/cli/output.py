@@ -1,0 +1,102 @@
+"""Tables for people, JSON for machines: every command that shows something shows it in both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["json_option", "parse_amount", "show", "show_amount", "show_fields", "show_rows"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+DECIMALS = 18
+
+
+def json_option(function: _Function) -> _Function:
+    """Add ``--json`` to a command; the function gets ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(function)
+
+
+def show(document: Any) -> None:
+    """Print ``document`` as JSON, bytes as 0x-prefixed hex."""
+    click.echo(json.dumps(document, indent=2, default=lambda value: "0x" + value.hex()))
+
+
+def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json: bool, title: str = "") -> None:
+    """Print ``rows`` as a table of ``columns``, or all their fields as JSON."""
+    if as_json:
+        show(list(rows))
+        return
+    if not rows:
+        click.echo(f"{title or 'Nothing'}: none.")
+        return
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    _console().print(table)
+
+
+def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "") -> None:
+    """Print one record, a line a field, or as JSON."""
+    if as_json:
+        show(fields)
+        return
+    table = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in fields.items():
+        table.add_row(name, _cell(value))
+    _console().print(table)
+
+
+def show_amount(amount: int) -> str:
+    """Return an amount of 10^-18 DKB in DKB, exactly."""
+    text = f"{Decimal(amount).scaleb(-DECIMALS):f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + " DKB"
+
+
+def parse_amount(text: str) -> int:
+    """Return the amount in 10^-18 DKB of "1.5" or "1.5 DKB" (DKB), or "15000wei". Raises click.BadParameter."""
+    cleaned = text.strip().removesuffix("DKB").strip()
+    unit = DECIMALS
+    if cleaned.endswith("wei"):
+        cleaned, unit = cleaned.removesuffix("wei").strip(), 0
+    whole, _, fraction = cleaned.partition(".")
+    if (
+        not (whole + fraction).isdigit()
+        or not (whole + fraction).isascii()
+        or len(fraction) > unit
+        or len(whole) > 30
+    ):
+        raise click.BadParameter(f"{text!r} is not an amount; write 1.5 (DKB) or 1500wei")
+    scale: int = 10**unit
+    return int(whole or "0") * scale + (int((fraction or "0").ljust(unit, "0")) if unit else 0)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        return "0x" + value.hex()
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(item) for item in value)
+    return str(value)
+
+
+def _console() -> Console:
+    # A pipe has no width of its own; a narrow default would break every address in two.
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def lines(items: Iterable[str]) -> None:
+    """Print each of ``items`` on a line."""
+    for item in items:
+        click.echo(item)

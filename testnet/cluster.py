@@ -1,0 +1,376 @@
+"""A network of processes of this machine: starts, watches, stops and restarts its members.
+
+The process that runs ``Cluster`` is the parent of all members and answers the ``dekube testnet`` verbs on a Unix
+socket in the network's folder, so that nothing outlives it: members end with it even when it is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from node.children import Child
+from node.home import Home, create_home
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError, DekubeError
+from testnet.plan import Member, Placement, Plan, make_plan, member_names
+
+__all__ = ["Cluster", "MemberStatus", "ask", "lay_out"]
+
+PLAN_FILE: Final = "testnet.json"
+CONTROL_SOCKET: Final = "control.sock"
+REQUEST_LIMIT_BYTES: Final = 64 * 1024
+START_TIMEOUT_S: Final = 60.0
+STOP_GRACE_S: Final = 15.0
+SCRYPT_N_TESTNET: Final = 1 << 12
+"""Keys of a test network derive from its public seed: the work factor protects nothing, but costs each start."""
+
+
+@dataclass(slots=True)
+class _Running:
+    member: Member
+    child: Child | None = None
+    started: int = 0
+    last_exit: int | None = None
+    wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as ``dekube testnet list`` shows it."""
+
+    name: str
+    role: str
+    address: str
+    pid: int | None
+    state: str
+    """running, starting, stopped, killed or failed."""
+    rpc: str
+    home: str
+
+
+class TestnetError(DekubeError):
+    """A test network cannot be made, started or asked."""
+
+    code = "testnet_error"
+    __test__ = False
+
+
+def lay_out(
+    root: Path,
+    *,
+    validators: int,
+    workers: int,
+    seed: int,
+    base_port: int,
+    parameters: dict[str, int] | None = None,
+) -> Plan:
+    """Make the folder of a network: a home for each member, the genesis, the plan; return the plan.
+
+    The same folder is taken up again when it holds a network of the same numbers and seed.
+    Raises TestnetError or ConfigError.
+    """
+    wanted = {"validators": validators, "workers": workers, "seed": seed, "base_port": base_port}
+    file = root / PLAN_FILE
+    document: dict[str, Any] = {**wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}}
+    if file.exists():
+        known = json.loads(file.read_text())
+        if any(known.get(name) != value for name, value in wanted.items()):
+            raise TestnetError(
+                f"{root}: another test network lives here ({known}); name another folder or remove it"
+            )
+        document = known
+    plan = make_plan(
+        validators=validators,
+        workers=workers,
+        seed=seed,
+        time_ms=document["time_ms"],
+        placements=_loopback(member_names(validators, workers), base_port),
+        parameters=document["parameters"],
+    )
+    root.mkdir(parents=True, exist_ok=True)
+    for member in plan.members:
+        write_home(root / member.name, member, plan)
+    if not file.exists():
+        file.write_text(json.dumps(document, indent=1) + "\n")
+    return plan
+
+
+def write_home(root: Path, member: Member, plan: Plan) -> None:
+    """Write the home of ``member`` unless it is there already."""
+    home = Home(root)
+    if home.config.exists():
+        return
+    if member.options is None:
+        from node.relay import create_relay_home
+
+        create_relay_home(
+            root, genesis=plan.genesis, account=member.account, passphrase=plan.passphrase,
+            listen=f"{member.placement.bind}:{member.placement.p2p_port}",
+            metrics=f"{member.placement.bind}:{member.placement.metrics_port}", scrypt_n=SCRYPT_N_TESTNET,
+        )  # fmt: skip
+        return
+    create_home(
+        root, genesis=plan.genesis, options=member.options, account=member.account, vote=member.vote,
+        passphrase=plan.passphrase, scrypt_n=SCRYPT_N_TESTNET,
+    )  # fmt: skip
+
+
+def _loopback(names: list[str], base_port: int) -> dict[str, Placement]:
+    if not 1024 <= base_port <= 65535 - 3 * len(names):
+        raise ConfigError(f"testnet: base port {base_port} leaves no room for {3 * len(names)} ports")
+    return {
+        name: Placement("127.0.0.1", "127.0.0.1", base_port + 3 * i, base_port + 3 * i + 1, base_port + 3 * i + 2)
+        for i, name in enumerate(names)
+    }
+
+
+class Cluster:
+    """The members of a network as children of this process."""
+
+    def __init__(self, root: Path, plan: Plan, *, report: Callable[[str], None] = lambda _line: None) -> None:
+        self.root = root
+        self.plan = plan
+        self._report = report
+        self._running = {member.name: _Running(member) for member in plan.members}
+        self._down = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start all members, answer the verbs, and end all members when cancelled or told ``down``.
+
+        Raises TestnetError when a port is taken, or when a member fails before it is ready.
+        """
+        self._check_ports()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._serve_control)
+                for name in self._running:
+                    self._start(name)
+                await self.wait_ready(list(self._running))
+                task_status.started()
+                await self._down.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            await self._stop_all()
+            (self.root / CONTROL_SOCKET).unlink(missing_ok=True)
+
+    def status(self) -> list[MemberStatus]:
+        """Return every member's state."""
+        return [self._status(running) for running in self._running.values()]
+
+    def home(self, name: str) -> Home:
+        """Return the home of the member ``name``."""
+        return Home(self.root / name)
+
+    async def wait_ready(self, names: list[str]) -> None:
+        """Wait until the members answer. Raises TestnetError with the end of the log of one that did not."""
+        for name in names:
+            running = self._running[name]
+            with trio.move_on_after(START_TIMEOUT_S) as patience:
+                while not self._is_ready(running):
+                    if running.child is None or running.child.returncode is not None:
+                        raise TestnetError(f"{name} ended before it was ready:\n{self._log_tail(name)}")
+                    await trio.sleep(0.05)
+            if patience.cancelled_caught:
+                raise TestnetError(f"{name} was not ready in {START_TIMEOUT_S:.0f} s:\n{self._log_tail(name)}")
+
+    async def kill(self, name: str) -> None:
+        """End a member as a crash would: SIGKILL, no farewell."""
+        running = self._member(name)
+        running.wanted = False
+        if running.child is not None:
+            running.child.signal(signal.SIGKILL)
+            await running.child.wait()
+
+    async def stop(self, name: str) -> None:
+        """End a member in order (SIGTERM)."""
+        running = self._member(name)
+        running.wanted = False
+        if running.child is not None:
+            await running.child.stop(STOP_GRACE_S)
+
+    async def restart(self, name: str) -> None:
+        """Start a member that was ended, or end and start it; return when it is ready."""
+        await self.stop(name)
+        self._start(name)
+        await self.wait_ready([name])
+
+    def down(self) -> None:
+        """Make ``run`` end."""
+        self._down.set()
+
+    async def wait_down(self) -> None:
+        """Wait until somebody told the network to end."""
+        await self._down.wait()
+
+    def _member(self, name: str) -> _Running:
+        try:
+            return self._running[name]
+        except KeyError:
+            raise TestnetError(f"no member {name!r}; members: {', '.join(self._running)}") from None
+
+    def _start(self, name: str) -> None:
+        running = self._running[name]
+        home = self.home(name)
+        home.ready.unlink(missing_ok=True)
+        home.root.mkdir(parents=True, exist_ok=True)
+        verb = ["relay", "run"] if running.member.options is None else ["node", "run"]
+        with (home.root / "log").open("ab") as log:
+            running.child = Child(
+                [sys.executable, "-m", "node", *verb, "--home", str(home.root)], log=log.fileno(), cwd=home.root
+            )
+        running.wanted = True
+        running.started += 1
+        assert self._nursery is not None
+        self._nursery.start_soon(self._watch, running, running.child)
+
+    async def _watch(self, running: _Running, child: Child) -> None:
+        running.last_exit = await child.wait()
+        if running.child is child and running.wanted and not self._down.is_set():
+            self._report(f"{running.member.name} ended unexpectedly with status {running.last_exit}")
+
+    async def _stop_all(self) -> None:
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for running in self._running.values():
+                    running.wanted = False
+                    if running.child is not None:
+                        nursery.start_soon(running.child.stop, STOP_GRACE_S)
+
+    def _check_ports(self) -> None:
+        for running in self._running.values():
+            at = running.member.placement
+            for port in (at.p2p_port, at.rpc_port, at.metrics_port):
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    try:
+                        probe.bind((at.bind, port))
+                    except OSError as error:
+                        raise TestnetError(
+                            f"port {port} of {at.bind} cannot be used ({error.strerror}); choose --base-port"
+                        ) from None
+
+    def _is_ready(self, running: _Running) -> bool:
+        try:
+            ready = json.loads(self.home(running.member.name).ready.read_text())
+        except (OSError, ValueError):
+            return False
+        return running.child is not None and ready.get("pid") == running.child.pid
+
+    def _log_tail(self, name: str, limit_bytes: int = 4000) -> str:
+        try:
+            return (self.root / name / "log").read_bytes()[-limit_bytes:].decode(errors="replace")
+        except OSError:
+            return "(no log)"
+
+    def _status(self, running: _Running) -> MemberStatus:
+        member = running.member
+        code = running.child.returncode if running.child is not None else None
+        if running.child is not None and code is None:
+            state = "running" if self._is_ready(running) else "starting"
+        elif running.wanted:
+            state = "failed"
+        else:
+            state = "killed" if code == -signal.SIGKILL else "stopped"
+        return MemberStatus(
+            name=member.name,
+            role=member.role,
+            address=format_address(member.account.address),
+            pid=running.child.pid if running.child is not None and code is None else None,
+            state=state,
+            rpc=f"http://{member.placement.host}:{member.placement.rpc_port}"
+            if member.options is not None
+            else "",
+            home=str(self.root / member.name),
+        )
+
+    async def _serve_control(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        path = self.root / CONTROL_SOCKET
+        path.unlink(missing_ok=True)
+        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        await listener.bind(_short(path))
+        path.chmod(0o600)
+        listener.listen(8)
+        task_status.started()
+        await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            try:
+                with trio.fail_after(5):
+                    request = json.loads(await _read_line(stream))
+                answer = await self._carry_out(str(request.get("verb")), str(request.get("name", "")))
+            except (ValueError, AttributeError, trio.TooSlowError):
+                answer = {"error": "malformed request"}
+            except DekubeError as error:
+                answer = {"error": str(error)}
+            try:
+                await stream.send_all(json.dumps(answer).encode() + b"\n")
+            except trio.BrokenResourceError:
+                pass
+
+    async def _carry_out(self, verb: str, name: str) -> dict[str, Any]:
+        match verb:
+            case "list":
+                pass
+            case "kill":
+                await self.kill(name)
+            case "stop":
+                await self.stop(name)
+            case "restart":
+                await self.restart(name)
+            case "down":
+                self.down()
+            case _:
+                raise TestnetError(f"unknown verb {verb!r}")
+        return {"members": [vars_of(status) for status in self.status()]}
+
+
+def vars_of(status: MemberStatus) -> dict[str, Any]:
+    """Return the fields of ``status`` for JSON."""
+    return {name: getattr(status, name) for name in MemberStatus.__slots__}
+
+
+def _short(path: Path) -> str:
+    # A Unix socket's path is limited to 107 bytes; relative to here it is mostly the shorter one.
+    return min(str(path), os.path.relpath(path), key=len)
+
+
+async def _read_line(stream: trio.SocketStream) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        part = await stream.receive_some(4096)
+        data += part
+        if not part or len(data) > REQUEST_LIMIT_BYTES:
+            raise ValueError("no request")
+    return data
+
+
+def ask(root: Path, verb: str, name: str = "", *, timeout_s: float = 90.0) -> list[dict[str, Any]]:
+    """Send a verb to the network that runs in ``root``; return its members. Raises TestnetError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(_short(root / CONTROL_SOCKET))
+            connection.sendall(json.dumps({"verb": verb, "name": name}).encode() + b"\n")
+            answer = json.loads(connection.makefile("rb").readline(1 << 20))
+        except FileNotFoundError:
+            raise TestnetError(f"{root}: no test network runs here") from None
+        except (OSError, ValueError) as error:
+            raise TestnetError(f"{root}: the test network does not answer ({error})") from None
+    if "error" in answer:
+        raise TestnetError(answer["error"])
+    members: list[dict[str, Any]] = answer["members"]
+    return members
