@@ -22,7 +22,7 @@ __all__ = [
     "event_to_value",
 ]
 
-EVENTS_MAX: Final = 1024
+EVENTS_MAX: Final = 8192
 EVENT_DATA_LIMIT_BYTES: Final = 4096
 RECEIPT_LIMIT_BYTES: Final = 8 * 1024 * 1024
 

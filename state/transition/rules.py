@@ -10,7 +10,7 @@ from state.primitives.genesis import ChainParameters
 from state.primitives.receipts import Event
 from state.view import Overlay, Reader
 
-__all__ = ["BlockContext", "BlockHook", "Context", "Rule"]
+__all__ = ["BlockContext", "BlockHook", "Context", "Holding", "Invariant", "Rule"]
 
 _Payload = TypeVar("_Payload")
 
@@ -39,6 +39,10 @@ class Context(NamedTuple):
     emit: Callable[[Event], None]
 
 
+def _nobody(_payload: Any) -> tuple[bytes, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[_Payload]):
     """One kind of transaction.
@@ -46,7 +50,9 @@ class Rule(Generic[_Payload]):
     ``gas`` is its fixed weight. ``decode`` turns the payload array into a typed value or raises DecodeError
     (then the transaction is inadmissible). ``moves`` is the most that applying it may take from the sender's
     free balance beside the fee (amendment 1 of SDBFT.md). ``apply`` changes the state or raises a ProtocolError,
-    whose code becomes the failed receipt's reason; its changes are then undone.
+    whose code becomes the failed receipt's reason; its changes are then undone. ``checks_first`` promises that
+    ``apply`` raises only before its first write and its first event, which spares the record of how to undo it.
+    ``touches`` names the accounts beside the sender's that a history should show the transaction under.
     """
 
     kind: int
@@ -55,10 +61,20 @@ class Rule(Generic[_Payload]):
     decode: Callable[[list[Any]], _Payload]
     moves: Callable[[_Payload], int]
     apply: Callable[[Overlay, _Payload, Context], None]
+    checks_first: bool = False
+    touches: Callable[[_Payload], tuple[bytes, ...]] = _nobody
 
 
 BlockHook = Callable[[Overlay, BlockContext, Callable[[Event], None]], None]
-"""Called once a block after its transactions, in the order of the runtime's table: deadlines, unbonding, matching."""
+"""Called once a block after its transactions, in the order of the runtime's table: deadlines, unbonding."""
 
 Invariant = Callable[[Reader], None]
 """Raises AssertionError when a sum that must hold at every block does not."""
+
+
+class Holding(NamedTuple):
+    """A table whose values hold money: the runtime can then check that no block creates or loses any."""
+
+    table: int
+    amount_of: Callable[[bytes], int]
+    """The amount in the smallest unit that a value of the table holds."""

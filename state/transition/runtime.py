@@ -1,0 +1,430 @@
+"""The runtime: what every caller does with a transaction, in the same way.
+
+The mempool and the leader ask ``check`` and ``select``, a voter ``check_body``, the block writer ``execute``, RPC
+``dry_run``. ``check_body`` is amendment 1 of SDBFT.md: without executing, it makes sure that each transaction of
+a body can pay. Only a sender's own transactions lower its free balance, so ``execute`` never meets one that
+cannot: what a rule refuses is a failed receipt, its fee kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from state.primitives.errors import ConfigError, DecodeError, InvalidBlock, InvalidTransaction, ProtocolError
+from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.merkle import merkle_root
+from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
+from state.primitives.transactions import Transaction
+from state.transition.errors import (
+    FeeCapTooLow,
+    GasLimitTooHigh,
+    InsufficientFunds,
+    IntrinsicGasTooLow,
+    InvalidPayload,
+    NonceTooHigh,
+    NonceTooLow,
+    SenderUnknown,
+    TipAboveFeeCap,
+    TransactionTooLarge,
+    UnknownKind,
+    WrongChain,
+)
+from state.transition.fees import effective_price, next_base_fee
+from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
+from state.transition.staking import (
+    HOLDINGS,
+    StakeRecord,
+    genesis_committee,
+    load_committee,
+    release_unbonded,
+    save_committee,
+    save_stake,
+)
+from state.transition.staking import RULES as STAKING_RULES
+from state.transition.transfer import TRANSFER
+from state.view import EMPTY, Overlay, Reader, Table
+from state.view.accounts import (
+    ACCOUNT_BYTES,
+    BALANCE_MASK,
+    NONCE_ONE,
+    SUPPLY_LIMIT,
+    account_key,
+    burn,
+    burned,
+    credit,
+    issued,
+    load_account,
+    set_issued,
+)
+
+__all__ = ["BASE_HOOKS", "BASE_RULES", "BlockInput", "Checked", "Execution", "Runtime"]
+
+BASE_RULES: Final[tuple[Rule[Any], ...]] = (TRANSFER, *STAKING_RULES)
+"""The kinds that ``state`` itself knows; other packages add theirs."""
+BASE_HOOKS: Final[tuple[BlockHook, ...]] = (release_unbonded,)
+
+_CHAIN: Final = bytes([Table.CHAIN])
+_BASE_FEE_KEY: Final = _CHAIN + b"base-fee"
+_BEACON_KEY: Final = _CHAIN + b"beacon"
+_NOBODY: Final = bytes(20)
+
+
+class Checked(NamedTuple):
+    """A transaction that passed ``Runtime.check``: known kind, decoded payload, limits; its sender is known.
+
+    ``cost_max`` is the most it can take from the sender's free balance: what its kind may move, and its fee.
+    """
+
+    transaction: Transaction
+    rule: Rule[Any]
+    payload: Any
+    cost_max: int
+
+
+class BlockInput(NamedTuple):
+    """What execution takes from a header: the rest of the context stands in the state itself."""
+
+    height: int
+    epoch: int
+    proposer_seat: int
+    time_ms: int
+    base_fee: int
+    parent_hash: bytes
+    vrf_proof: bytes = b""
+
+
+class Execution(NamedTuple):
+    """What a block did.
+
+    ``receipts`` are the encoded receipts of the transactions in order. ``block_receipt`` is that of the events of
+    the hooks, which belong to no transaction; None when there were none. Both are leaves under ``receipt_root``.
+    """
+
+    changes: dict[bytes, bytes | None]
+    receipts: tuple[bytes, ...]
+    block_receipt: bytes | None
+    receipt_root: bytes
+    gas_used: int
+    next_base_fee: int
+
+    @property
+    def leaves(self) -> tuple[bytes, ...]:
+        """The leaves under ``receipt_root``: the receipts, then that of the block's own events."""
+        return self.receipts if self.block_receipt is None else (*self.receipts, self.block_receipt)
+
+
+class Runtime:
+    """The rules of one chain, joined."""
+
+    def __init__(
+        self, genesis: Genesis, *, rules: Iterable[Rule[Any]] = (), hooks: Iterable[BlockHook] = (),
+        invariants: Iterable[Invariant] = (), holdings: Iterable[Holding] = (), check_invariants: bool = False,
+    ) -> None:  # fmt: skip
+        """Join ``rules`` and ``hooks`` to those of ``state``; raise ConfigError for a genesis that cannot be used.
+
+        With ``check_invariants`` each block is checked for ``invariants`` and for money made or lost, where
+        ``holdings`` names the tables of other packages that hold money; a breach is an AssertionError.
+        """
+        self.genesis: Final = genesis
+        self.genesis_hash: Final = genesis_hash(genesis)
+        self.chain: Final = read_parameters(ChainParameters, "chain", genesis)
+        _check_parameters(self.chain)
+        self.rules: Final[dict[int, Rule[Any]]] = {}
+        for rule in (*BASE_RULES, *rules):
+            if self.rules.setdefault(rule.kind, rule) is not rule:
+                raise AssertionError(f"two rules for kind {rule.kind:#x}")
+            if rule.gas <= 0:
+                raise AssertionError(f"kind {rule.kind:#x} weighs nothing")
+        self.hooks: Final = (*BASE_HOOKS, *hooks)
+        self.invariants: Final = tuple(invariants)
+        self.holdings: Final = {holding.table: holding.amount_of for holding in (*HOLDINGS, *holdings)}
+        self.check_invariants: Final = check_invariants
+
+    # The genesis
+
+    def genesis_changes(self) -> dict[bytes, bytes | None]:
+        """Return the state at height 0 as changes over nothing. Raises ConfigError."""
+        state = Overlay(EMPTY)
+        total = sum(balance for _, balance in self.genesis.allocations)
+        total += sum(validator.stake for validator in self.genesis.validators)
+        if total >= SUPPLY_LIMIT:
+            raise ConfigError(f"genesis: a supply of {total}, limit {SUPPLY_LIMIT}")
+        set_issued(state, total)
+        for address, balance in self.genesis.allocations:
+            credit(state, address, balance)
+        for validator in self.genesis.validators:
+            save_stake(state, validator.address, StakeRecord(validator.stake, validator.vote_key, 0))
+        save_committee(state, 0, genesis_committee(self.genesis))
+        _save_base_fee(state, self.chain.base_fee_initial)
+        state.put(_BEACON_KEY, digest(b"beacon", self.genesis_hash))
+        return state.changes
+
+    # Reads
+
+    def base_fee(self, state: Reader) -> int:
+        """Return the base fee of the block that follows ``state``."""
+        record = state.get(_BASE_FEE_KEY)
+        return self.chain.base_fee_initial if record is None else int.from_bytes(record, "big")
+
+    def leader(self, state: Reader, epoch: int, seat: int) -> bytes:
+        """Return the account of a seat of the committee of ``epoch``. Raises InvalidBlock for no such seat."""
+        committee = load_committee(state, epoch)
+        if not 0 <= seat < len(committee):
+            raise InvalidBlock(f"no seat {seat} in the committee of epoch {epoch}")
+        return committee[seat].address
+
+    def context(self, state: Reader, block: BlockInput) -> BlockContext:
+        """Return what the rules may know of ``block`` on top of ``state``. Raises InvalidBlock."""
+        beacon = digest(
+            b"beacon", (state.get(_BEACON_KEY) or bytes(HASH_BYTES)) + block.parent_hash + block.vrf_proof
+        )
+        leader = self.leader(state, block.epoch, block.proposer_seat)
+        return BlockContext(
+            block.height, block.time_ms, block.base_fee, leader, beacon, self.chain, self.genesis.chain_id,
+            self.genesis_hash,
+        )  # fmt: skip
+
+    # Admission
+
+    def check(self, transaction: Transaction) -> Checked:
+        """Check what needs no state: chain, kind, payload, limits, and that the sender is known.
+
+        Raises a subclass of InvalidTransaction; the transaction is not changed.
+        """
+        rule = self.rules.get(transaction.kind)
+        if rule is None:
+            raise UnknownKind(transaction.kind)
+        gas_limit, fee_cap = transaction.gas_limit, transaction.max_fee_per_gas
+        if transaction.chain_id != self.genesis.chain_id:
+            raise WrongChain(expected=self.genesis.chain_id, got=transaction.chain_id)
+        if len(transaction.raw) > self.chain.body_bytes_max:
+            raise TransactionTooLarge(size_bytes=len(transaction.raw), limit_bytes=self.chain.body_bytes_max)
+        if gas_limit < rule.gas:
+            raise IntrinsicGasTooLow(gas_limit=gas_limit, needed=rule.gas)
+        if gas_limit > self.chain.block_gas_limit:
+            raise GasLimitTooHigh(gas_limit=gas_limit, limit=self.chain.block_gas_limit)
+        if transaction.max_priority_fee_per_gas > fee_cap:
+            raise TipAboveFeeCap(tip=transaction.max_priority_fee_per_gas, fee_cap=fee_cap)
+        if fee_cap < self.chain.base_fee_min:
+            raise FeeCapTooLow(fee_cap=fee_cap, base_fee=self.chain.base_fee_min)
+        try:
+            payload = rule.decode(transaction.payload)
+        except DecodeError as error:
+            raise InvalidPayload(f"invalid payload of kind {rule.kind:#x}: {error}") from None
+        sender = transaction.sender
+        if not sender or sender == _NOBODY:
+            raise SenderUnknown
+        return Checked(transaction, rule, payload, rule.moves(payload) + gas_limit * fee_cap)
+
+    def check_body(self, state: Reader, base_fee: int, transactions: Sequence[Checked]) -> None:
+        """Check a body against the state after the parent, without executing it (SDBFT.md, amendment 1).
+
+        Raises InvalidBlock for a limit of the block, a subclass of InvalidTransaction for one transaction.
+        """
+        chain = self.chain
+        if len(transactions) > chain.transactions_max:
+            raise InvalidBlock(f"{len(transactions)} transactions, limit {chain.transactions_max}")
+        gas = size = 0
+        spent: dict[bytes, tuple[int, int]] = {}
+        for checked in transactions:
+            transaction = checked.transaction
+            gas += transaction.gas_limit
+            size += len(transaction.raw)
+            _claim(state, base_fee, checked, spent)
+        if gas > chain.block_gas_limit:
+            raise InvalidBlock(f"gas limits of {gas} in sum, limit {chain.block_gas_limit}")
+        if size > chain.body_bytes_max:
+            raise InvalidBlock(f"transactions of {size} bytes in sum, limit {chain.body_bytes_max}")
+
+    def select(self, state: Reader, base_fee: int, transactions: Iterable[Checked]) -> list[Checked]:
+        """Return those of ``transactions``, in their order, that together pass ``check_body``.
+
+        One that does not fit is left out, and with it what follows from its sender.
+        """
+        chain = self.chain
+        gas = size = 0
+        spent: dict[bytes, tuple[int, int]] = {}
+        chosen: list[Checked] = []
+        for checked in transactions:
+            transaction = checked.transaction
+            if len(chosen) == chain.transactions_max:
+                break
+            if (
+                gas + transaction.gas_limit > chain.block_gas_limit
+                or size + len(transaction.raw) > chain.body_bytes_max
+            ):
+                continue
+            try:
+                _claim(state, base_fee, checked, spent)
+            except InvalidTransaction:
+                continue
+            gas += transaction.gas_limit
+            size += len(transaction.raw)
+            chosen.append(checked)
+        return chosen
+
+    # Execution
+
+    def execute(self, parent: Reader, block: BlockInput, transactions: Sequence[Checked]) -> Execution:
+        """Apply a block over the state after its parent, which is not changed.
+
+        Raises InvalidBlock for a body that would not have passed ``check_body`` (a wrong nonce, a fee that cannot
+        be paid).
+        """
+        state = Overlay(parent)
+        context = self.context(parent, block)
+        state.put(_BEACON_KEY, context.beacon)
+        receipts, gas_used, tips = self._apply_all(state, context, transactions)
+        burn(state, gas_used * context.base_fee)
+        credit(state, context.leader, tips)
+        events: list[Event] = []
+        for hook in self.hooks:
+            try:
+                hook(state, context, events.append)
+            except ProtocolError as error:  # nobody outside is to blame for what a hook does
+                raise AssertionError(f"a hook raised {error.code}: {error}") from error
+        if len(events) > EVENTS_MAX:
+            raise AssertionError(f"{len(events)} events of hooks in one block")
+        fee = next_base_fee(block.base_fee, gas_used, self.chain)
+        _save_base_fee(state, fee)
+        block_receipt = encode_receipt(Receipt(1, 0, 0, None, tuple(events))) if events else None
+        leaves = receipts if block_receipt is None else [*receipts, block_receipt]
+        if self.check_invariants:
+            self._check_supply(parent, state)
+            for invariant in self.invariants:
+                invariant(state)
+        return Execution(state.changes, tuple(receipts), block_receipt, merkle_root(leaves), gas_used, fee)
+
+    def dry_run(self, parent: Reader, block: BlockInput, checked: Checked) -> Receipt:
+        """Return the receipt that ``checked`` would have as the only transaction of ``block``.
+
+        Raises a subclass of InvalidTransaction when it could not be included at all. Nothing is changed.
+        """
+        _claim(parent, block.base_fee, checked, {})
+        receipts, _, _ = self._apply_all(Overlay(parent), self.context(parent, block), [checked])
+        return decode_receipt(receipts[0])
+
+    def _apply_all(
+        self, state: Overlay, block: BlockContext, transactions: Sequence[Checked]
+    ) -> tuple[list[bytes], int, int]:
+        """Apply in order; return the encoded receipts, the gas used and the sum of the tips."""
+        base_fee = block.base_fee
+        changes, read = state.changes, state.base.get
+        receipts: list[bytes] = []
+        plain: dict[tuple[int, int], bytes] = {}  # most receipts are equal: encode each once
+        events: list[Event] = []
+        gas_used = tips = 0
+        for transaction, rule, payload, _ in transactions:
+            sender, gas = transaction.sender, rule.gas
+            price = effective_price(base_fee, transaction.max_fee_per_gas, transaction.max_priority_fee_per_gas)
+            fee = gas * price
+            # The sender pays first, written to the changes directly: no mark is set, nothing can be undone.
+            key = _ACCOUNT + sender
+            record = changes[key] if key in changes else read(key)
+            packed = 0 if record is None else int.from_bytes(record, "big")
+            if packed >> 128 != transaction.nonce or packed & BALANCE_MASK < fee or price < base_fee:
+                _refuse_block(transaction, packed, fee)
+            changes[key] = (packed + NONCE_ONE - fee).to_bytes(ACCOUNT_BYTES, "big")
+            gas_used += gas
+            tips += fee - gas * base_fee
+            context = Context(block, sender, transaction.nonce, transaction.hash, events.append)
+            reason = None
+            if rule.checks_first:
+                try:
+                    rule.apply(state, payload, context)
+                except ProtocolError as error:
+                    reason = error.code
+            else:
+                state.mark()
+                try:
+                    rule.apply(state, payload, context)
+                except ProtocolError as error:
+                    state.revert()
+                    events.clear()
+                    reason = error.code
+                else:
+                    state.keep()
+            if events:
+                receipts.append(encode_receipt(Receipt(int(reason is None), gas, price, reason, tuple(events))))
+                events.clear()
+            elif reason is None:
+                receipt = plain.get((gas, price))
+                if receipt is None:
+                    receipt = plain[gas, price] = encode_receipt(Receipt(1, gas, price, None, ()))
+                receipts.append(receipt)
+            else:
+                receipts.append(encode_receipt(Receipt(0, gas, price, reason, ())))
+        return receipts, gas_used, tips
+
+    # Invariants
+
+    def _check_supply(self, parent: Reader, state: Overlay) -> None:
+        """Raise AssertionError unless the block's changes to all holdings come to minus what it burned."""
+        moved = burned(state) - burned(parent)
+        for key, value in state.changes.items():
+            amount_of = self.holdings.get(key[0])
+            if amount_of is not None:
+                before = parent.get(key)
+                moved += 0 if value is None else amount_of(value)
+                moved -= 0 if before is None else amount_of(before)
+        if moved:
+            raise AssertionError(f"a block made {moved} out of nothing")
+
+    def check_whole_supply(self, state: Reader) -> None:
+        """Raise AssertionError unless all that is held and burned is what the genesis issued; reads everything."""
+        total = burned(state)
+        for table, amount_of in self.holdings.items():
+            start, stop = bytes([table]), bytes([table + 1])
+            while page := state.scan(start, stop, 4096):
+                total += sum(amount_of(value) for _, value in page)
+                start = page[-1][0] + b"\0"
+        if total != issued(state):
+            raise AssertionError(f"{total} held and burned, {issued(state)} issued")
+
+
+_ACCOUNT: Final = account_key(b"")
+
+
+def _claim(state: Reader, base_fee: int, checked: Checked, spent: dict[bytes, tuple[int, int]]) -> None:
+    """Reserve what ``checked`` may cost, or raise and leave ``spent`` as it was.
+
+    ``spent`` holds for each sender the next nonce and what is left of its free balance.
+    """
+    transaction = checked.transaction
+    if transaction.max_fee_per_gas < base_fee:
+        raise FeeCapTooLow(fee_cap=transaction.max_fee_per_gas, base_fee=base_fee)
+    sender = transaction.sender
+    nonce, left = spent.get(sender) or load_account(state, sender)
+    if transaction.nonce != nonce:
+        wrong = NonceTooLow if transaction.nonce < nonce else NonceTooHigh
+        raise wrong(expected=nonce, got=transaction.nonce)
+    if checked.cost_max > left:
+        raise InsufficientFunds(balance=left, needed=checked.cost_max)
+    spent[sender] = nonce + 1, left - checked.cost_max
+
+
+def _refuse_block(transaction: Transaction, packed: int, fee: int) -> NoReturn:
+    nonce, balance = packed >> 128, packed & BALANCE_MASK
+    raise InvalidBlock(
+        f"transaction 0x{transaction.hash.hex()} cannot pay or repeats: nonce {transaction.nonce} for {nonce}, "
+        f"balance {balance} for {fee}"
+    )
+
+
+def _save_base_fee(state: Overlay, base_fee: int) -> None:
+    state.put(_BASE_FEE_KEY, base_fee.to_bytes(16, "big"))
+
+
+def _check_parameters(chain: ChainParameters) -> None:
+    if not (
+        0 < chain.block_gas_target <= chain.block_gas_limit < 2**63
+        and 0 < chain.base_fee_min <= chain.base_fee_initial < 2**96
+        and 1 < chain.base_fee_change_denominator < 2**32
+        and chain.transactions_max > 0
+        and 0 < chain.validators_max <= 2**16
+        and 0 < chain.unbonding_ms < 2**48
+        and 0 < chain.stake_min < SUPPLY_LIMIT
+    ):
+        raise ConfigError("genesis: a chain parameter is out of range")

@@ -1,0 +1,323 @@
+"""Stake: kinds 0x02 and 0x03, unbonding, the record of validators and the committee of an epoch.
+
+A validator's account stakes for a vote key and proves that it holds that key. A vote key belongs to one account
+for ever, also after it was replaced, so that evidence against an old key finds its owner. Withdrawn stake stays
+slashable in the table of unbonding until ``unbonding_ms`` of agreed time have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.genesis import ChainParameters, Genesis
+from state.primitives.hashing import digest
+from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES, SecretKey, verify_vote
+from state.primitives.receipts import Event, EventType
+from state.transition.rules import BlockContext, Context, Holding, Rule
+from state.view import Overlay, Reader, Table
+from state.view.accounts import AMOUNT_BYTES, BALANCE_MASK, SUPPLY_LIMIT, credit, debit
+
+__all__ = [
+    "HOLDINGS",
+    "RELEASES_MAX",
+    "RULES",
+    "STAKED",
+    "STAKE_KIND",
+    "STAKING_ADDRESS",
+    "UNBONDED",
+    "UNSTAKED",
+    "UNSTAKE_KIND",
+    "Member",
+    "StakeRecord",
+    "Unbonding",
+    "committee_from_stakes",
+    "genesis_committee",
+    "list_stakes",
+    "load_committee",
+    "load_stake",
+    "possession_digest",
+    "release_unbonded",
+    "save_committee",
+    "save_stake",
+    "stake_payload",
+    "unbondings_of",
+    "unstake_payload",
+    "vote_key_owner",
+]
+
+STAKE_KIND: Final = 0x02
+STAKE_GAS: Final = 100_000
+UNSTAKE_KIND: Final = 0x03
+UNSTAKE_GAS: Final = 60_000
+RELEASES_MAX: Final = 256
+"""Withdrawals that one block pays out; the rest wait for the next blocks."""
+COMMITTEE_LIMIT_BYTES: Final = 64 * 1024
+RECORD_LIMIT_BYTES: Final = 256
+
+STAKING_ADDRESS: Final = bytes(18) + b"\x07\x04"
+STAKED: Final = EventType(
+    STAKING_ADDRESS, "Staked(address indexed validator, bytes32 indexed voteKey, uint256 amount, uint256 total)"
+)
+UNSTAKED: Final = EventType(
+    STAKING_ADDRESS, "Unstaked(address indexed validator, uint256 amount, uint256 total, uint256 releaseTimeMs)"
+)
+UNBONDED: Final = EventType(STAKING_ADDRESS, "Unbonded(address indexed validator, uint256 amount)")
+
+_STAKE: Final = bytes([Table.STAKE])
+_UNBONDING: Final = bytes([Table.UNBONDING])
+_VOTE_KEY: Final = bytes([Table.VOTE_KEY])
+_COMMITTEE: Final = bytes([Table.CHAIN]) + b"committee"
+_PAGE: Final = 256
+
+
+class PossessionNotProven(ProtocolError):
+    """The signature does not show that the sender holds the vote key."""
+
+    code = "vote_key_not_proven"
+
+
+class VoteKeyTaken(ProtocolError):
+    """Another account has, or had, this vote key."""
+
+    code = "vote_key_taken"
+
+
+class StakeTooSmall(ProtocolError):
+    """What would be staked afterwards is neither nothing nor the minimum."""
+
+    code = "stake_too_small"
+
+    def __init__(self, *, stake: int, minimum: int) -> None:
+        super().__init__(f"a stake of {stake}, minimum {minimum}")
+        self.stake = stake
+        self.minimum = minimum
+
+
+class StakeInsufficient(ProtocolError):
+    """More is withdrawn than is staked."""
+
+    code = "stake_insufficient"
+
+    def __init__(self, *, stake: int, amount: int) -> None:
+        super().__init__(f"withdrawal of {amount} from a stake of {stake}")
+        self.stake = stake
+        self.amount = amount
+
+
+class StakeRecord(NamedTuple):
+    """A validator's stake and the vote key it votes with, registered at ``key_height``."""
+
+    amount: int
+    vote_key: bytes
+    key_height: int
+
+
+class Unbonding(NamedTuple):
+    """Withdrawn stake that returns to ``address`` in the first block at or after ``time_ms``."""
+
+    time_ms: int
+    address: bytes
+    amount: int
+
+
+class Member(NamedTuple):
+    """One seat of a committee: the validator's account, its vote key and its weight."""
+
+    address: bytes
+    vote_key: bytes
+    weight: int
+
+
+# Records
+
+
+def load_stake(state: Reader, address: bytes) -> StakeRecord | None:
+    """Return the stake of ``address``, None when it has none."""
+    data = state.get(_STAKE + address)
+    return None if data is None else StakeRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))
+
+
+def save_stake(state: Overlay, address: bytes, record: StakeRecord) -> None:
+    """Write the stake of ``address``; a stake of nothing is removed, its vote key stays known."""
+    if record.amount:
+        state.put(_STAKE + address, encode(record))
+        state.put(_VOTE_KEY + record.vote_key, address)
+    else:
+        state.delete(_STAKE + address)
+
+
+def vote_key_owner(state: Reader, vote_key: bytes) -> bytes | None:
+    """Return the account that registered ``vote_key``, now or earlier."""
+    return state.get(_VOTE_KEY + vote_key)
+
+
+def list_stakes(state: Reader) -> list[tuple[bytes, StakeRecord]]:
+    """Return every validator's address and stake, in the order of the addresses."""
+    found: list[tuple[bytes, StakeRecord]] = []
+    start, stop = _STAKE, bytes([Table.STAKE + 1])
+    while page := state.scan(start, stop, _PAGE):
+        found += [(key[1:], StakeRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))) for key, data in page]
+        start = page[-1][0] + b"\0"
+    return found
+
+
+def unbondings_of(state: Reader, address: bytes) -> list[Unbonding]:
+    """Return what ``address`` will get back, earliest first; a pass over the whole table, for queries alone."""
+    found: list[Unbonding] = []
+    start, stop = _UNBONDING, bytes([Table.UNBONDING + 1])
+    while page := state.scan(start, stop, _PAGE):
+        found += [_unbonding(key, data) for key, data in page if key[9 : 9 + ADDRESS_BYTES] == address]
+        start = page[-1][0] + b"\0"
+    return found
+
+
+def _unbonding(key: bytes, data: bytes) -> Unbonding:
+    return Unbonding(int.from_bytes(key[1:9], "big"), key[9 : 9 + ADDRESS_BYTES], int.from_bytes(data, "big"))
+
+
+# The committee
+
+
+def committee_from_stakes(
+    stakes: Iterable[tuple[bytes, StakeRecord]], chain: ChainParameters
+) -> tuple[Member, ...]:
+    """Return the committee that ``stakes`` give: the largest ``validators_max``, weight equal to stake.
+
+    The seam for epochs: capped weights and lottery seats (SDBFT.md 3.9) change this function alone.
+    """
+    largest = sorted(stakes, key=lambda entry: (-entry[1].amount, entry[0]))[: chain.validators_max]
+    return tuple(Member(address, record.vote_key, record.amount) for address, record in largest)
+
+
+def genesis_committee(genesis: Genesis) -> tuple[Member, ...]:
+    """Return the committee of epoch 0: the founding validators in the order of the genesis."""
+    return tuple(Member(v.address, v.vote_key, v.stake) for v in genesis.validators)
+
+
+def save_committee(state: Overlay, epoch: int, members: tuple[Member, ...]) -> None:
+    """Write the committee of ``epoch`` in the order of its seats."""
+    state.put(_COMMITTEE + epoch.to_bytes(4, "big"), encode([list(member) for member in members]))
+
+
+def load_committee(state: Reader, epoch: int) -> tuple[Member, ...]:
+    """Return the committee of ``epoch`` in the order of its seats; empty when the state does not know it."""
+    data = state.get(_COMMITTEE + epoch.to_bytes(4, "big"))
+    if data is None:
+        return ()
+    return tuple(Member(*member) for member in decode(data, limit_bytes=COMMITTEE_LIMIT_BYTES))
+
+
+# Kinds
+
+
+class Stake(NamedTuple):
+    """Add ``amount`` to the sender's stake and vote with ``vote_key`` from the next selection on."""
+
+    amount: int
+    vote_key: bytes
+    possession: bytes
+
+
+class Unstake(NamedTuple):
+    """Withdraw ``amount`` of the sender's stake."""
+
+    amount: int
+
+
+def possession_digest(genesis_hash: bytes, address: bytes, vote_key: bytes) -> bytes:
+    """Return what a vote key signs (BIP340) to prove that ``address`` may vote with it."""
+    return digest(b"vote-pop", genesis_hash + address + vote_key)
+
+
+def stake_payload(amount: int, vote_secret: SecretKey, *, genesis_hash: bytes, address: bytes) -> list[Value]:
+    """Return the payload with which ``address`` stakes ``amount`` and votes with the key of ``vote_secret``."""
+    signature = vote_secret.sign_vote(possession_digest(genesis_hash, address, vote_secret.vote_key))
+    return [amount, vote_secret.vote_key, signature]
+
+
+def unstake_payload(amount: int) -> list[Value]:
+    """Return the payload of kind 0x03."""
+    return [amount]
+
+
+def _decode_stake(payload: list[Any]) -> Stake:
+    match payload:
+        case [int(amount), bytes(vote_key), bytes(possession)] if 0 <= amount < SUPPLY_LIMIT and (
+            len(vote_key),
+            len(possession),
+        ) == (VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES):
+            return Stake(amount, vote_key, possession)
+    raise DecodeError("not a stake: [amount, vote_key, possession] expected")
+
+
+def _decode_unstake(payload: list[Any]) -> Unstake:
+    match payload:
+        case [int(amount)] if 0 < amount < SUPPLY_LIMIT:
+            return Unstake(amount)
+    raise DecodeError("not an unstake: [amount] expected")
+
+
+def _apply_stake(state: Overlay, stake: Stake, context: Context) -> None:
+    sender, block = context.sender, context.block
+    record = load_stake(state, sender)
+    total = stake.amount + (record.amount if record else 0)
+    if total < block.chain.stake_min:
+        raise StakeTooSmall(stake=total, minimum=block.chain.stake_min)
+    if vote_key_owner(state, stake.vote_key) not in (None, sender):
+        raise VoteKeyTaken(stake.vote_key.hex())
+    signed = possession_digest(block.genesis_hash, sender, stake.vote_key)
+    if not verify_vote(stake.vote_key, signed, stake.possession):
+        raise PossessionNotProven(stake.vote_key.hex())
+    debit(state, sender, stake.amount)  # the last check, and the first write
+    key_height = record.key_height if record and record.vote_key == stake.vote_key else block.height
+    save_stake(state, sender, StakeRecord(total, stake.vote_key, key_height))
+    context.emit(STAKED(sender, stake.vote_key, stake.amount, total))
+
+
+def _apply_unstake(state: Overlay, unstake: Unstake, context: Context) -> None:
+    sender, block = context.sender, context.block
+    record = load_stake(state, sender)
+    staked = record.amount if record else 0
+    if record is None or staked < unstake.amount:
+        raise StakeInsufficient(stake=staked, amount=unstake.amount)
+    total = staked - unstake.amount
+    if 0 < total < block.chain.stake_min:
+        raise StakeTooSmall(stake=total, minimum=block.chain.stake_min)
+    release_ms = block.time_ms + block.chain.unbonding_ms
+    key = _UNBONDING + release_ms.to_bytes(8, "big") + sender + context.nonce.to_bytes(8, "big")
+    save_stake(state, sender, record._replace(amount=total))
+    state.put(key, unstake.amount.to_bytes(AMOUNT_BYTES, "big"))
+    context.emit(UNSTAKED(sender, unstake.amount, total, release_ms))
+
+
+def release_unbonded(state: Overlay, block: BlockContext, emit: Callable[[Event], None]) -> None:
+    """Pay out withdrawals whose time has come, the earliest first, at most RELEASES_MAX in one block."""
+    stop = _UNBONDING + (block.time_ms + 1).to_bytes(8, "big")
+    for key, data in state.scan(_UNBONDING, stop, RELEASES_MAX):
+        due = _unbonding(key, data)
+        state.delete(key)
+        credit(state, due.address, due.amount)
+        emit(UNBONDED(due.address, due.amount))
+
+
+RULES: Final[tuple[Rule[Any], ...]] = (
+    Rule(
+        kind=STAKE_KIND, name="stake", gas=STAKE_GAS, decode=_decode_stake, moves=lambda stake: stake.amount,
+        apply=_apply_stake, checks_first=True,
+    ),
+    Rule(
+        kind=UNSTAKE_KIND, name="unstake", gas=UNSTAKE_GAS, decode=_decode_unstake, moves=lambda _unstake: 0,
+        apply=_apply_unstake, checks_first=True,
+    ),
+)  # fmt: skip
+
+HOLDINGS: Final = (
+    Holding(Table.ACCOUNT, lambda value: int.from_bytes(value, "big") & BALANCE_MASK),
+    Holding(Table.STAKE, lambda value: StakeRecord(*decode(value, limit_bytes=RECORD_LIMIT_BYTES)).amount),
+    Holding(Table.UNBONDING, lambda value: int.from_bytes(value, "big")),
+)
+"""Where free, staked and unbonding money lies."""
