@@ -63,5 +63,5 @@ def init(
     show_fields(fields, as_json=as_json)
     if not as_json:
         click.echo(
-            f"\nBack up {home.root / 'keys'}: nobody can restore it for you.\nThen: dekube node run --home {home.root}"
+            f"\nBack up {home.root / 'keys'}: nobody can restore it.\nThen: dekube node run --home {home.root}"
         )

@@ -1,0 +1,68 @@
+# Two commands on a fresh machine: `make testnet` and `make test`. Needs python3 (3.11 or newer) with venv, gcc, make, git.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+VALIDATORS ?= 4
+WORKERS ?= 2
+SEED ?= 1
+JOBS ?= 2
+TESTNET_ARGS ?=
+
+.PHONY: help testnet test lint unit simulation cluster compose sim-nightly bench lock wheels image clean
+
+help: ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/run.stamp: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python3 3.11 or newer is needed"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/dev.stamp: requirements-dev.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task
+	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
+
+test: lint unit simulation cluster compose ## everything
+	@echo "make test: all parts passed"
+
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/dev.stamp ## unit and property tests
+	$(BIN)/pytest -q -n $(JOBS) -m "not cluster and not compose" --ignore tests/simulation
+
+simulation: $(VENV)/dev.stamp ## consensus simulation: at least 2,000 seeds
+	$(BIN)/pytest -q -n $(JOBS) tests/simulation
+
+cluster: $(VENV)/dev.stamp ## networks of processes of this machine
+	$(BIN)/pytest -q -m cluster
+
+compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
+	$(BIN)/pytest -q -m compose
+
+lock: ## pin the dependencies anew (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+	  --no-annotate pyproject.toml --extra datasets --extra build -o requirements.lock --upgrade
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+	  --no-annotate pyproject.toml --extra datasets --extra build --extra dev -o requirements-dev.lock --upgrade
+
+wheels: ## wheels for building the image where the builder reaches no package index
+	mkdir -p build/wheels
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+	  -r requirements.lock -d build/wheels
+
+image: ## the container image
+	docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) -t dekube-node .
+
+clean: ## remove what was built (not networks)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
