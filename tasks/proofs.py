@@ -1,0 +1,278 @@
+"""Proofs of work: segments, windows, sealed probes and sealed verdicts (MARKET.md 4.4 and 4.5).
+
+A worker commits to each segment of a window in a ``SegmentLeaf``; the leaves' Merkle root stands in the
+``WindowProof`` on chain, the leaves themselves in a blob. A verifier re-runs sampled segments and seals its
+findings before anyone opens anything. The probe (one intermediate tensor of each step) cannot be had from public
+data, only by doing the work: the worker hides it in the leaf under a salt, revealed after the verifiers' seals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.merkle import MerkleProof, merkle_proof, merkle_root, verify_merkle_proof
+from tasks.spec import GPU_MS_PER_STEP_MAX, SEGMENTS_MAX, STEPS_MAX, WINDOWS_MAX, JobSpec
+
+__all__ = [
+    "LEAVES_LIMIT_BYTES",
+    "SAMPLED_MAX",
+    "Code",
+    "Finding",
+    "LeavesInvalid",
+    "Meter",
+    "Opening",
+    "SegmentLeaf",
+    "WindowProof",
+    "check_leaves",
+    "check_opening",
+    "decode_leaves",
+    "encode_leaf",
+    "encode_leaves",
+    "findings_from_value",
+    "findings_to_value",
+    "make_opening",
+    "opening_from_value",
+    "opening_to_value",
+    "probe_seal",
+    "segment_root",
+    "verdict_seal",
+    "window_proof_from_value",
+    "window_proof_to_value",
+]
+
+LEAF_LIMIT_BYTES: Final = 512
+LEAVES_LIMIT_BYTES: Final = SEGMENTS_MAX * LEAF_LIMIT_BYTES
+SAMPLED_MAX: Final = 16
+"""Segments of a window that are re-run at most."""
+GPU_MS_MAX: Final = STEPS_MAX * GPU_MS_PER_STEP_MAX
+
+
+class LeavesInvalid(ProtocolError):
+    """Segment leaves that do not fit the window proof they were published for."""
+
+    code = "leaves_invalid"
+
+
+class SegmentLeaf(NamedTuple):
+    """One segment of a window: steps ``step_from`` (inclusive) to ``step_to`` (exclusive).
+
+    ``segment`` counts from 0 in each window. ``state_blob`` is the content address of the state *before* the
+    segment, from which a verifier starts. ``loss_bits`` is the IEEE 754 binary64 pattern of the mean loss, as an integer.
+    ``seal`` is ``probe_seal(probe_root, salt)``.
+    """
+
+    segment: int
+    step_from: int
+    step_to: int
+    state_root_before: bytes
+    state_root_after: bytes
+    batch_root: bytes
+    loss_bits: int
+    seal: bytes
+    state_blob: bytes
+
+
+class Meter(NamedTuple):
+    """What a window took: GPU milliseconds with progress, steps, samples."""
+
+    gpu_ms: int
+    steps: int
+    samples: int
+
+
+class WindowProof(NamedTuple):
+    """A worker's claim that it did a window: what is on chain (MARKET.md 4.4).
+
+    ``leaves_blob`` addresses ``encode_leaves(...)``. ``output_blob`` addresses the state after the window, which
+    the next worker or the requester fetches.
+    """
+
+    task: bytes
+    window: int
+    step_from: int
+    step_to: int
+    state_root_in: bytes
+    state_root_out: bytes
+    segment_root: bytes
+    segments: int
+    leaves_blob: bytes
+    output_blob: bytes
+    meter: Meter
+
+
+class Code(IntEnum):
+    """What a verifier found of a segment."""
+
+    COMPUTED = 1
+    """It re-ran the segment; the finding carries its probe root and state root."""
+    UNAVAILABLE = 2
+    """The leaves, the dataset or the state before the segment could not be fetched, or do not fit their roots."""
+
+
+class Finding(NamedTuple):
+    """A verifier's result for one sampled segment; both roots are zero when nothing was computed."""
+
+    segment: int
+    code: Code
+    probe_root: bytes
+    state_root_after: bytes
+
+
+class Opening(NamedTuple):
+    """A worker's opening of one sampled segment: its leaf, the path to the segment root, the probe's salt."""
+
+    leaf: SegmentLeaf
+    siblings: tuple[bytes, ...]
+    salt: bytes
+    probe_root: bytes
+
+
+def probe_seal(probe_root: bytes, salt: bytes) -> bytes:
+    """Return the seal that hides ``probe_root`` under ``salt`` (32 random bytes, one for each segment)."""
+    return digest(b"probe-seal", salt + probe_root)
+
+
+def verdict_seal(task: bytes, window: int, verifier: bytes, findings: Sequence[Finding], nonce: bytes) -> bytes:
+    """Return the seal of a verifier's findings; ``nonce`` is 32 random bytes kept until the reveal."""
+    return digest(b"verdict-seal", encode([task, window, verifier, findings_to_value(findings), nonce]))
+
+
+def encode_leaf(leaf: SegmentLeaf) -> bytes:
+    """Return the canonical bytes of ``leaf``, which the segment root covers."""
+    return encode(leaf)
+
+
+def _leaf_from_value(value: Any) -> SegmentLeaf:
+    match value:
+        case [
+            int(segment), int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root),
+            int(loss_bits), bytes(seal), bytes(state_blob),
+        ] if (
+            0 <= segment < SEGMENTS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 <= loss_bits < 2**64
+            and {len(before), len(after), len(batch_root), len(seal), len(state_blob)} == {HASH_BYTES}
+        ):  # fmt: skip
+            return SegmentLeaf(segment, step_from, step_to, before, after, batch_root, loss_bits, seal, state_blob)
+    raise DecodeError("not a segment leaf")
+
+
+def encode_leaves(leaves: Sequence[SegmentLeaf]) -> bytes:
+    """Return the canonical bytes of a window's leaves: the content of ``leaves_blob``."""
+    return encode([list(leaf) for leaf in leaves])
+
+
+def decode_leaves(data: bytes) -> tuple[SegmentLeaf, ...]:
+    """Return the leaves of a blob; compare ``segment_root`` of them with the proof's. Raises DecodeError."""
+    match decode(data, limit_bytes=LEAVES_LIMIT_BYTES):
+        case list(items) if 0 < len(items) <= SEGMENTS_MAX:
+            return tuple(_leaf_from_value(item) for item in items)
+    raise DecodeError("not a list of segment leaves")
+
+
+def check_leaves(spec: JobSpec, proof: WindowProof, leaves: Sequence[SegmentLeaf]) -> None:
+    """Check that ``leaves`` are the ones ``proof`` commits to and chain from its first state to its last.
+
+    Raises LeavesInvalid; a verifier then reports the segments it was to check as unavailable.
+    """
+    if len(leaves) != proof.segments or segment_root(leaves) != proof.segment_root:
+        raise LeavesInvalid("the leaves are not those under the segment root")
+    state_root = proof.state_root_in
+    for segment, leaf in enumerate(leaves):
+        if (leaf.segment, leaf.step_from, leaf.step_to) != (segment, *spec.segment_range(proof.window, segment)):
+            raise LeavesInvalid(f"leaf {segment} covers other steps than the job's")
+        if leaf.state_root_before != state_root:
+            raise LeavesInvalid(f"leaf {segment} does not start where the one before ends")
+        state_root = leaf.state_root_after
+    if state_root != proof.state_root_out:
+        raise LeavesInvalid("the last leaf does not end where the window ends")
+
+
+def segment_root(leaves: Sequence[SegmentLeaf]) -> bytes:
+    """Return the Merkle root over the leaves of a window."""
+    return merkle_root([encode_leaf(leaf) for leaf in leaves])
+
+
+def make_opening(leaves: Sequence[SegmentLeaf], segment: int, probe_root: bytes, salt: bytes) -> Opening:
+    """Return the opening of ``segment`` of a window's ``leaves``."""
+    proof = merkle_proof([encode_leaf(leaf) for leaf in leaves], segment)
+    return Opening(leaves[segment], proof.siblings, salt, probe_root)
+
+
+def check_opening(proof: WindowProof, opening: Opening) -> bool:
+    """Tell whether ``opening`` shows a leaf under the proof's segment root and the probe that its seal hides."""
+    path = MerkleProof(opening.leaf.segment, proof.segments, opening.siblings)
+    return opening.leaf.seal == probe_seal(opening.probe_root, opening.salt) and verify_merkle_proof(
+        proof.segment_root, encode_leaf(opening.leaf), path
+    )
+
+
+def window_proof_to_value(proof: WindowProof) -> Value:
+    """Return ``proof`` as a codec value."""
+    return [*proof[:-1], list(proof.meter)]
+
+
+def window_proof_from_value(value: Any) -> WindowProof:
+    """Return the proof of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [
+            bytes(task), int(window), int(step_from), int(step_to), bytes(root_in), bytes(root_out),
+            bytes(segments_root), int(segments), bytes(leaves_blob), bytes(output_blob),
+            [int(gpu_ms), int(steps), int(samples)],
+        ] if (
+            0 <= window < WINDOWS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 < segments <= SEGMENTS_MAX
+            and 0 <= gpu_ms <= GPU_MS_MAX and 0 <= steps <= STEPS_MAX and 0 <= samples < 2**63
+            and {len(task), len(root_in), len(root_out), len(segments_root), len(leaves_blob), len(output_blob)}
+            == {HASH_BYTES}
+        ):  # fmt: skip
+            return WindowProof(
+                task, window, step_from, step_to, root_in, root_out, segments_root, segments, leaves_blob,
+                output_blob, Meter(gpu_ms, steps, samples),
+            )  # fmt: skip
+    raise DecodeError("not a window proof")
+
+
+def findings_to_value(findings: Sequence[Finding]) -> list[Value]:
+    """Return ``findings`` as a codec value."""
+    return [
+        [finding.segment, int(finding.code), finding.probe_root, finding.state_root_after] for finding in findings
+    ]
+
+
+def findings_from_value(value: Any) -> tuple[Finding, ...]:
+    """Return the findings of a decoded codec value: one a segment, ascending. Raises DecodeError."""
+    if not isinstance(value, list) or not 0 < len(value) <= SAMPLED_MAX:
+        raise DecodeError(f"1 to {SAMPLED_MAX} findings expected")
+    findings: list[Finding] = []
+    for item in value:
+        match item:
+            case [int(segment), (1 | 2) as code, bytes(probe_root), bytes(after)] if (
+                0 <= segment < SEGMENTS_MAX and len(probe_root) == len(after) == HASH_BYTES
+            ):
+                findings.append(Finding(segment, Code(code), probe_root, after))
+            case _:
+                raise DecodeError("not a finding")
+    if any(a.segment >= b.segment for a, b in pairwise(findings)):
+        raise DecodeError("findings are not in the order of their segments")
+    return tuple(findings)
+
+
+def opening_to_value(opening: Opening) -> Value:
+    """Return ``opening`` as a codec value."""
+    return [list(opening.leaf), list(opening.siblings), opening.salt, opening.probe_root]
+
+
+def opening_from_value(value: Any) -> Opening:
+    """Return the opening of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [list(leaf), list(siblings), bytes(salt), bytes(probe_root)] if (
+            len(siblings) <= SEGMENTS_MAX.bit_length()
+            and all(type(item) is bytes and len(item) == HASH_BYTES for item in siblings)
+            and len(salt) == len(probe_root) == HASH_BYTES
+        ):
+            return Opening(_leaf_from_value(leaf), tuple(siblings), salt, probe_root)
+    raise DecodeError("not an opening")

@@ -1,0 +1,259 @@
+"""What a task asks for: a job with every degree of freedom fixed, so that re-execution is its proof (MARKET.md 4.1).
+
+The specification is canonical bytes of at most SPEC_LIMIT_BYTES; they stand in the creating transaction and in the
+task's record as they were sent, and their hash names the job.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES, digest
+from tasks.engine.errors import UnsupportedJob
+from tasks.engine.plan import TrainingPlan
+
+__all__ = [
+    "KIND_TRAIN",
+    "LEVEL_EXACT",
+    "MODEL_MLP",
+    "OPTIMISER_ADAMW",
+    "PROFILE_EXACT_1",
+    "SEGMENTS_MAX",
+    "SPEC_LIMIT_BYTES",
+    "Dataset",
+    "JobSpec",
+    "Model",
+    "Optimiser",
+    "Price",
+    "Requirements",
+    "Schedule",
+    "decode_spec",
+    "encode_spec",
+    "spec_hash",
+]
+
+SPEC_LIMIT_BYTES: Final = 2048
+SEGMENTS_MAX: Final = 256
+"""Segments of a window: its proof's Merkle paths stay short and its list of leaves below 64 KiB."""
+WINDOWS_MAX: Final = 10_000
+STEPS_MAX: Final = 1 << 32
+SAMPLES_MAX: Final = 1 << 40
+PRICE_MAX: Final = 1 << 100
+GPU_MS_PER_STEP_MAX: Final = 1 << 32
+MATCH_MS_MAX: Final = 24 * 3_600_000
+MEMORY_MIB_MAX: Final = 1 << 32
+
+KIND_TRAIN: Final = "train"
+LEVEL_EXACT: Final = 3
+"""Assurance V3: sampled segments are re-run and must agree to the bit. V0 to V2 are refused until they exist."""
+PROFILE_EXACT_1: Final = "exact/1"
+MODEL_MLP: Final = "mlp"
+OPTIMISER_ADAMW: Final = "adamw"
+
+_VERSION: Final = 1
+
+
+class Model(NamedTuple):
+    """A classifier of fully connected layers; ``widths`` runs from the features to the classes."""
+
+    name: str
+    widths: tuple[int, ...]
+    activation: str
+
+
+class Dataset(NamedTuple):
+    """The samples: content address of the blob, Merkle root of what it holds, number of training samples."""
+
+    blob: bytes
+    root: bytes
+    samples: int
+
+
+class Optimiser(NamedTuple):
+    """The step rule; rates are in units of 1e-9."""
+
+    name: str
+    learning_rate_nano: int
+    beta1_nano: int
+    beta2_nano: int
+    epsilon_nano: int
+    weight_decay_nano: int
+
+
+class Schedule(NamedTuple):
+    """Steps in all, in a segment (the unit of checking) and in a window (the unit of proof and pay)."""
+
+    total_steps: int
+    segment_steps: int
+    window_steps: int
+
+
+class Price(NamedTuple):
+    """The most that is paid: for a GPU-second, and GPU milliseconds that one step may be charged."""
+
+    max_price_per_gpu_s: int
+    gpu_ms_per_step_max: int
+
+
+class Requirements(NamedTuple):
+    """What a worker must have registered. ``gpus`` 0 lets processors do the work."""
+
+    gpus: int
+    memory_mib: int
+    score_min: int
+
+
+class JobSpec(NamedTuple):
+    """A training job.
+
+    ``seed`` fixes the order of the samples and the initial weights, ``init_root`` commits to the state before the
+    first step. ``match_ms`` is how long a worker is looked for before the task expires.
+    """
+
+    kind: str
+    level: int
+    profile: str
+    model: Model
+    dataset: Dataset
+    batch: int
+    optimiser: Optimiser
+    seed: bytes
+    init_root: bytes
+    schedule: Schedule
+    price: Price
+    requirements: Requirements
+    match_ms: int
+
+    @property
+    def windows(self) -> int:
+        """Number of windows; the last may be shorter."""
+        return -(-self.schedule.total_steps // self.schedule.window_steps)
+
+    def window_range(self, window: int) -> tuple[int, int]:
+        """Return (step_from, step_to) of ``window``, step_to exclusive."""
+        start = window * self.schedule.window_steps
+        return start, min(start + self.schedule.window_steps, self.schedule.total_steps)
+
+    def window_segments(self, window: int) -> int:
+        """Number of segments of ``window``; its last may be shorter."""
+        start, stop = self.window_range(window)
+        return -(-(stop - start) // self.schedule.segment_steps)
+
+    def segment_range(self, window: int, segment: int) -> tuple[int, int]:
+        """Return (step_from, step_to) of segment ``segment`` (from 0 in each window), step_to exclusive."""
+        start, stop = self.window_range(window)
+        step_from = start + segment * self.schedule.segment_steps
+        return step_from, min(step_from + self.schedule.segment_steps, stop)
+
+    def gpu_ms_max(self, window: int) -> int:
+        """GPU milliseconds that ``window`` may be charged at most."""
+        start, stop = self.window_range(window)
+        return (stop - start) * self.price.gpu_ms_per_step_max
+
+    def plan(self) -> TrainingPlan:
+        """Return the engine's view of the job. Raises UnsupportedJob."""
+        return TrainingPlan(
+            widths=self.model.widths,
+            activation=self.model.activation,
+            batch=self.batch,
+            seed=self.seed,
+            learning_rate_nano=self.optimiser.learning_rate_nano,
+            beta1_nano=self.optimiser.beta1_nano,
+            beta2_nano=self.optimiser.beta2_nano,
+            epsilon_nano=self.optimiser.epsilon_nano,
+            weight_decay_nano=self.optimiser.weight_decay_nano,
+        )
+
+
+def _to_value(spec: JobSpec) -> Value:
+    return [
+        _VERSION,
+        spec.kind,
+        spec.level,
+        spec.profile,
+        [spec.model.name, list(spec.model.widths), spec.model.activation],
+        list(spec.dataset),
+        spec.batch,
+        list(spec.optimiser),
+        spec.seed,
+        spec.init_root,
+        list(spec.schedule),
+        list(spec.price),
+        list(spec.requirements),
+        spec.match_ms,
+    ]
+
+
+def encode_spec(spec: JobSpec) -> bytes:
+    """Return the canonical bytes of ``spec``."""
+    return encode(_to_value(spec))
+
+
+def spec_hash(data: bytes) -> bytes:
+    """Return the hash that names the job of these specification bytes."""
+    return digest(b"job-spec", data)
+
+
+def _integers(items: list[Any], count: int, *, below: int = 1 << 63) -> bool:
+    return len(items) == count and all(type(item) is int and 0 <= item < below for item in items)
+
+
+def decode_spec(data: bytes) -> JobSpec:
+    """Return the specification of ``data``.
+
+    Raises DecodeError for anything that this version cannot run: malformed, out of range, unknown profile.
+    """
+    match decode(data, limit_bytes=SPEC_LIMIT_BYTES):
+        case [
+            1, str(kind), int(level), str(profile),
+            [str(model), list(widths), str(activation)],
+            [bytes(blob), bytes(root), int(samples)],
+            int(batch),
+            [str(optimiser), *rates],
+            bytes(seed), bytes(init_root),
+            [int(total_steps), int(segment_steps), int(window_steps)],
+            [int(max_price), int(gpu_ms_per_step)],
+            [int(gpus), int(memory_mib), int(score_min)],
+            int(match_ms),
+        ] if (
+            _integers(widths, len(widths)) and _integers(rates, 5)
+            and {len(blob), len(root), len(seed), len(init_root)} == {HASH_BYTES}
+            and 0 < samples <= SAMPLES_MAX
+            and 0 < segment_steps <= window_steps <= total_steps <= STEPS_MAX
+            and window_steps % segment_steps == 0 and window_steps // segment_steps <= SEGMENTS_MAX
+            and total_steps <= window_steps * WINDOWS_MAX
+            and 0 < max_price <= PRICE_MAX and 0 < gpu_ms_per_step <= GPU_MS_PER_STEP_MAX
+            and 0 <= gpus <= 1024 and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= score_min < 2**48
+            and 0 < match_ms <= MATCH_MS_MAX
+        ):  # fmt: skip
+            pass
+        case _:
+            raise DecodeError("not a job specification")
+    if (kind, level, profile, model, optimiser) != (
+        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_1, MODEL_MLP, OPTIMISER_ADAMW,
+    ):  # fmt: skip
+        raise DecodeError(
+            f"only {KIND_TRAIN}, level {LEVEL_EXACT}, {PROFILE_EXACT_1}, {MODEL_MLP}, {OPTIMISER_ADAMW} can be run"
+        )
+    spec = JobSpec(
+        kind=kind,
+        level=level,
+        profile=profile,
+        model=Model(model, tuple(widths), activation),
+        dataset=Dataset(blob, root, samples),
+        batch=batch,
+        optimiser=Optimiser(optimiser, *rates),
+        seed=seed,
+        init_root=init_root,
+        schedule=Schedule(total_steps, segment_steps, window_steps),
+        price=Price(max_price, gpu_ms_per_step),
+        requirements=Requirements(gpus, memory_mib, score_min),
+        match_ms=match_ms,
+    )
+    try:
+        spec.plan()
+    except UnsupportedJob as error:
+        raise DecodeError(str(error)) from None
+    return spec
