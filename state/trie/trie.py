@@ -272,7 +272,7 @@ class _Batch:
     def change_inner(
         self, path: bytes, depth: int, node: bytes, total: int, items: list[bytes], start: int, stop: int
     ) -> tuple[bytes, int]:
-        """Apply ``items[start:stop]``, all below the inner ``node`` of ``total`` keys; return its hash and count."""
+        """Apply ``items[start:stop]``, all below the inner ``node`` of ``total`` keys; return its hash, count."""
         body = bytearray(node)
         get, nodes = self._get, self.nodes
         at_byte, shift = depth >> 1, 0 if depth & 1 else 4
@@ -321,7 +321,7 @@ class _Batch:
         return hasher.digest(), total
 
     def change_bucket(self, path: bytes, depth: int, bucket: bytes, items: list[bytes]) -> tuple[bytes, int]:
-        """Apply ``items``, all below the ``bucket`` at ``path``; return hash and count of what stands there then."""
+        """Apply ``items``, all below the ``bucket`` at ``path``; return the hash and count of what results."""
         merged = {
             bucket[at : at + HASH_BYTES]: bucket[at : at + _ENTRY_BYTES]
             for at in range(1, len(bucket), _ENTRY_BYTES)
