@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.config import NetworkOptions, NodeOptions, RegistryOptions, dump_options, load_options, parse_peer
+from state.primitives.errors import ConfigError
+
+PEER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266@tcp:example.org:26656"
+
+
+def load(tmp_path: Path, text: str) -> NodeOptions:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return load_options(file)
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, "") == NodeOptions()
+
+
+def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
+    options = replace(
+        NodeOptions(),
+        roles=("validator", "compute"),
+        p2p=NetworkOptions(listen="", bootstrap=(PEER,), relays=(PEER.replace("tcp:", ""),)),
+        registry=RegistryOptions(price_per_gpu_s=10**21, region='a "quoted" \\ name\n'),
+    )
+    assert load(tmp_path, dump_options(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("role = []", "did you mean roles"),
+        ("[p2p]\nlistne = 'x:1'", "did you mean p2p.listen"),
+        ("roles = ['miner']", "'miner' is none of"),
+        ("p2p = 1", "p2p: a table expected"),
+        ("[p2p]\nlisten = 1", "p2p.listen: str expected"),
+        ("[p2p]\nlisten = 'x'", "host:port expected"),
+        ("[p2p]\nlisten = 'x:99999'", "host:port expected"),
+        ("[p2p]\nlisten = ''", "needs relays or bootstrap"),
+        ("[p2p]\nbootstrap = ['1.2.3.4:5']", "0xADDRESS"),
+        ("[p2p]\nbootstrap = ['0xf39fd6e51aad88F6F4ce6aB8827279cffFb92266@tcp:h:1']", "checksum"),
+        ("[p2p]\ninbound_max = -1", "negative"),
+        ("[p2p]\ninbound_max = true", "int expected"),
+        ("[log]\nlevel = 'loud'", "none of"),
+        ("[executor]\nbackend = 'magic'", "not known"),
+        ("= 1", "config.toml"),
+        ("a" * (1 << 20) + "\n", "too large"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dekube init"):
+        load_options(tmp_path / "none.toml")
+
+
+@settings(max_examples=200)
+@given(st.text(max_size=80))
+def test_any_text_is_options_or_the_typed_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    file.write_text(text, encoding="utf-8", errors="surrogatepass")
+    try:
+        load_options(file)
+    except ConfigError:
+        pass
+
+
+def test_a_peer_reads_back_as_it_was_written() -> None:
+    assert str(parse_peer(PEER)) == PEER

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.config import NodeOptions
+from node.home import create_home, load_key, read_passphrase, write_private
+from state.primitives.errors import ConfigError, KeystoreError
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.keys import SecretKey
+
+ACCOUNT, VOTE = SecretKey(b"a" * 32), SecretKey(b"v" * 32)
+GENESIS = Genesis(7, "test", 1, True, (), (GenesisValidator(ACCOUNT.address, VOTE.vote_key, 10**21),))
+
+
+def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:
+    home = create_home(
+        tmp_path / "h",
+        genesis=GENESIS,
+        options=NodeOptions(),
+        account=ACCOUNT,
+        vote=VOTE,
+        passphrase="p",
+        scrypt_n=16,
+    )
+    assert home.load_options() == NodeOptions()
+    assert home.load_genesis() == GENESIS
+    passphrase = read_passphrase(home.path("keys/passphrase"))
+    assert load_key(home.path("keys/account.json"), passphrase).secret == ACCOUNT.secret
+    assert load_key(home.path("keys/vote.json"), passphrase).secret == VOTE.secret
+    for file in home.path("keys").iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_are_never_overwritten(tmp_path: Path) -> None:
+    def make() -> None:
+        create_home(
+            tmp_path,
+            genesis=GENESIS,
+            options=NodeOptions(),
+            account=ACCOUNT,
+            vote=None,
+            passphrase="p",
+            scrypt_n=16,
+        )
+
+    make()
+    before = (tmp_path / "keys/account.json").read_bytes()
+    with pytest.raises(ConfigError, match="lives here already"):
+        make()
+    (tmp_path / "config.toml").unlink()
+    with pytest.raises(ConfigError, match="exists already"):
+        make()
+    assert (tmp_path / "keys/account.json").read_bytes() == before
+
+
+def test_a_passphrase_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "passphrase"
+    write_private(file, "secret\n")
+    assert read_passphrase(file) == "secret"
+    file.chmod(0o644)
+    with pytest.raises(KeystoreError, match="chmod 600"):
+        read_passphrase(file)
