@@ -173,9 +173,9 @@ class NodeView(Protocol):
         ...
 
     def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
-        """Return (height, index) of transactions that touch ``address``, newest first, from ``before`` on; *thread*.
+        """Return (height, index) of the transactions that touch ``address``, newest first; *thread*.
 
-        ``before`` itself is not among them.
+        With ``before`` only those older than that place.
         """
         ...
 

@@ -1,0 +1,93 @@
+"""A finalised block as the gateway keeps it: decoded once, senders recovered when somebody asks for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.view import BlockRecord
+from state.primitives.blocks import Block, decode_block
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import keccak
+from state.primitives.keys import recover_addresses
+from state.primitives.receipts import Receipt, decode_receipt
+from state.primitives.transactions import Transaction, decode_transaction
+
+__all__ = ["LoadedBlock"]
+
+_NOBODY: Final = bytes(20)
+
+
+class LoadedBlock:
+    """A block with its receipts; what is costly is computed at first use and kept. Immutable to its users."""
+
+    __slots__ = (
+        "_hashes", "_receipts", "_record", "_senders", "_transactions", "block", "certificate", "hash", "hooks",
+        "size_bytes",
+    )  # fmt: skip
+
+    def __init__(self, record: BlockRecord) -> None:
+        """Decode ``record``. Raises DecodeError."""
+        self.block: Block = decode_block(record.raw)
+        self.hash = record.hash
+        self.certificate = record.certificate
+        self.hooks: Receipt | None = None if record.hooks is None else decode_receipt(record.hooks)
+        self.size_bytes = len(record.raw)
+        self._record = record
+        self._transactions: list[Transaction] | None = None
+        self._receipts: list[Receipt] | None = None
+        self._hashes: list[bytes] | None = None
+        self._senders = False
+        if len(record.receipts) != len(self.block.transactions):
+            raise DecodeError("receipts and transactions differ in number")
+
+    @property
+    def height(self) -> int:
+        """The height."""
+        return self.block.header.height
+
+    @property
+    def weight_bytes(self) -> int:
+        """Roughly what keeping this object costs in memory; decoded objects weigh several times their bytes."""
+        receipts = sum(map(len, self._record.receipts))
+        return 2048 + 6 * (self.size_bytes + receipts) + 1024 * len(self.block.transactions)
+
+    @property
+    def hashes(self) -> list[bytes]:
+        """The hashes of the transactions."""
+        if self._hashes is None:
+            self._hashes = [keccak(raw) for raw in self.block.transactions]
+        return self._hashes
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """The receipts of the transactions."""
+        if self._receipts is None:
+            self._receipts = [decode_receipt(data) for data in self._record.receipts]
+        return self._receipts
+
+    @property
+    def transactions(self) -> list[Transaction]:
+        """The transactions; their senders are known once ``recover`` was called."""
+        if self._transactions is None:
+            self._transactions = [decode_transaction(raw) for raw in self.block.transactions]
+        return self._transactions
+
+    @property
+    def has_senders(self) -> bool:
+        """Whether ``recover`` was called."""
+        return self._senders
+
+    def recover(self) -> None:
+        """Find every sender: about 55 us a transaction, so large blocks belong in a worker thread."""
+        transactions = self.transactions
+        found = recover_addresses(b"".join(t.digest + t.signature for t in transactions))
+        for index, transaction in enumerate(transactions):
+            sender = found[20 * index : 20 * index + 20]
+            transaction.sender = sender if sender != _NOBODY else b""
+        self._senders = True
+
+    def transaction(self, index: int) -> Transaction:
+        """Return one transaction with its sender, without recovering those of the others."""
+        transaction = self.transactions[index]
+        transaction.recover_sender()
+        return transaction

@@ -1,0 +1,177 @@
+"""What a method is, and what it may ask of the node: the shapes that dispatch, discovery and REST share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from rpc.blocks import LoadedBlock
+from rpc.errors import RpcError
+from rpc.schema import HEIGHT, Param, Schema
+from rpc.view import Committee, Description, Head, Peer, PoolStatus, Sync
+from state.primitives.receipts import EventType
+from state.primitives.transactions import Transaction
+
+__all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "bind"]
+
+Json = Any
+_T = TypeVar("_T")
+
+
+class Node(Protocol):
+    """The node as a method sees it. Every call may raise NodeUnavailable; heights are finalised ones."""
+
+    @property
+    def head(self) -> Head:
+        """The newest finalised block that the gateway knows of."""
+        ...
+
+    @property
+    def description(self) -> Description:
+        """What does not change while the node runs."""
+        ...
+
+    @property
+    def kinds(self) -> Mapping[int, str]:
+        """Names of the kinds of transactions."""
+        ...
+
+    @property
+    def events(self) -> Mapping[tuple[bytes, bytes], EventType]:
+        """Known events by address and first topic."""
+        ...
+
+    async def read(self, height: int, *keys: bytes) -> list[bytes | None]:
+        """Return values of the state after ``height``. Raises Pruned or HeightUnknown."""
+        ...
+
+    async def query(self, height: int, function: Callable[..., _T], *args: Any) -> _T:
+        """Return ``function(reader, *args)`` over the state after ``height``. Raises Pruned or HeightUnknown."""
+        ...
+
+    async def hash_of(self, height: int) -> bytes:
+        """Return the hash of the block at ``height``. Raises Pruned or HeightUnknown."""
+        ...
+
+    async def block(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height``, None above the newest. Raises Pruned."""
+        ...
+
+    async def block_with_senders(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height`` with the senders of all its transactions."""
+        ...
+
+    async def height_of(self, block_hash: bytes) -> int | None:
+        """Return the height of a finalised block."""
+        ...
+
+    async def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
+        """Return height and index of a finalised transaction."""
+        ...
+
+    async def wait_transaction(self, transaction_hash: bytes, timeout_ms: int) -> tuple[int, int] | None:
+        """Return height and index as soon as a transaction is final, None when the time is over."""
+        ...
+
+    async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        """Return places of transactions that touch ``address``, newest first."""
+        ...
+
+    async def prove(self, height: int, key: bytes) -> bytes:
+        """Return the encoded proof of ``key`` in the state after ``height``. Raises Pruned."""
+        ...
+
+    async def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce of the next transaction of ``address``."""
+        ...
+
+    async def pool_status(self) -> PoolStatus:
+        """Return the mempool in numbers."""
+        ...
+
+    async def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
+        """Return raw transactions of the mempool."""
+        ...
+
+    async def pool_get(self, transaction_hash: bytes) -> bytes | None:
+        """Return the raw bytes of a waiting transaction."""
+        ...
+
+    async def submit(self, transaction: Transaction) -> bytes:
+        """Hand a transaction, its sender recovered, to the mempool. Raises RpcError with the rule's code."""
+        ...
+
+    async def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+        """Return the encoded receipt of a dry run on the newest state."""
+        ...
+
+    async def peers(self) -> list[Peer]:
+        """Return the connected peers."""
+        ...
+
+    async def sync(self) -> Sync:
+        """Return how far the node is."""
+        ...
+
+    async def committee(self) -> Committee:
+        """Return the voters of the current epoch."""
+        ...
+
+
+class Method(NamedTuple):
+    """One line of the dispatch table.
+
+    ``handle`` gets the node and the parameters in their order. ``cost`` is what a call takes from the caller's
+    budget; 1 is a read of one record. ``min_height`` is a parameter of every method that reads finalised data.
+    """
+
+    name: str
+    summary: str
+    handle: Callable[..., Awaitable[Json]]
+    result: Schema
+    params: tuple[Param, ...] = ()
+    cost: int = 1
+    has_min_height: bool = True
+    group: str = "chain"
+    """Heading in the documentation."""
+
+    @property
+    def all_params(self) -> tuple[Param, ...]:
+        """The parameters with ``min_height`` as the last one where the method takes it."""
+        return (*self.params, MIN_HEIGHT) if self.has_min_height else self.params
+
+
+MIN_HEIGHT: Final = Param(
+    "min_height",
+    HEIGHT,
+    "Answer only from this height on: the gateway waits a little for it, then fails with height_not_reached.",
+    required=False,
+)
+
+
+def bind(params: Sequence[Param], given: Any) -> list[Any]:
+    """Return the values for ``params`` of what a request carried: an array, an object or nothing.
+
+    Raises RpcError (invalid_params) for a missing, an unknown, a superfluous or a malformed one.
+    """
+    if given is None or given == []:
+        by_name: Mapping[str, Any] = {}
+    elif type(given) is dict:
+        by_name = given
+        unknown = by_name.keys() - {param.name for param in params}
+        if unknown:
+            name = min(unknown)[:64]
+            raise RpcError("invalid_params", f"invalid params: unknown parameter {name}", param=name)
+    elif type(given) is list:
+        if len(given) > len(params):
+            raise RpcError("invalid_params", f"invalid params: at most {len(params)} expected, got {len(given)}")
+        by_name = {param.name: value for param, value in zip(params, given, strict=False)}
+    else:
+        raise RpcError("invalid_params", "invalid params: an array or an object expected")
+    values = []
+    for param in params:
+        value = by_name.get(param.name)
+        if value is None and param.required:
+            raise RpcError("invalid_params", f"invalid params: missing parameter {param.name}", param=param.name)
+        values.append(param.read(value))
+    return values
