@@ -1,0 +1,187 @@
+"""What one client, one host and all together may have of a relay; every bound has its name here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
+
+from state.primitives.errors import ConfigError
+
+__all__ = ["Bucket", "HostTable", "HostUse", "RelayLimits"]
+
+_V4_NETWORK_BITS: Final = 24
+_V6_HOST_BITS: Final = 64
+"""A home's IPv6 prefix: addresses below it are all one customer's."""
+_V6_NETWORK_BITS: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Bounds of a relay. A *host* is an IPv4 address or an IPv6 /64, a *network* a /24 or a /48."""
+
+    connections_max: int = 32_768
+    connections_per_host_max: int = 256
+    half_open_max: int = 256
+    """Connections that have not yet proved what they are for."""
+    half_open_per_host_max: int = 32
+    accepts_per_s: int = 200
+    accepts_burst: int = 400
+    accepts_per_host_per_s: int = 10
+    accepts_per_host_burst: int = 40
+    handshake_ms_max: int = 5_000
+    """From the accepted connection to the finished handshake or the whole data preamble."""
+    control_idle_ms_max: int = 60_000
+    """A control connection that says nothing for so long is dropped; clients ping far oftener."""
+    control_backlog_bytes_max: int = 65_536
+    """Unsent control bytes at which a client counts as a slow reader and is dropped."""
+    messages_per_s: int = 20
+    messages_burst: int = 100
+    reservations_max: int = 16_384
+    reservations_per_host_max: int = 8
+    reservations_per_network_max: int = 64
+    reservation_s_max: int = 3_600
+    connects_per_host_per_s: int = 10
+    connects_per_host_burst: int = 60
+    pending_max: int = 1_024
+    """Circuits that wait for one of their ends."""
+    pending_per_client_max: int = 16
+    pending_ms_max: int = 10_000
+    circuits_max: int = 4_096
+    circuits_per_client_max: int = 64
+    """Circuits (pending ones too) of one client, whichever end it is."""
+    circuits_per_host_max: int = 128
+    """Circuits that clients of one host asked for."""
+    circuit_idle_ms_max: int = 300_000
+    """A circuit in which nothing moves for so long is ended."""
+    circuit_linger_ms_max: int = 20_000
+    """How long the second end of a circuit may take to read what is left after the first has closed."""
+    circuit_buffer_bytes_max: int = 262_144
+    """Unsent bytes of one direction at which its source is read no more (one read may come on top)."""
+    circuit_bytes_per_s_max: int = 0
+    """Pace of each direction of a circuit, held by the kernel; 0: none."""
+    hosts_max: int = 65_536
+    """Hosts that are remembered at once."""
+    trusted_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    """Networks that the bounds for one host and one network do not hold for: by default this machine itself."""
+
+
+class Bucket:
+    """A token bucket: ``rate_per_s`` on average, ``burst`` at once."""
+
+    __slots__ = ("_at_ms", "_burst", "_level", "_rate_per_s")
+
+    def __init__(self, rate_per_s: int, burst: int, now_ms: int) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = burst * 1000
+        self._level = self._burst
+        self._at_ms = now_ms
+
+    def take(self, now_ms: int) -> bool:
+        """Take one token if there is one."""
+        self._refill(now_ms)
+        if self._level < 1000:
+            return False
+        self._level -= 1000
+        return True
+
+    def is_full(self, now_ms: int) -> bool:
+        """Tell whether nothing would be lost by forgetting this bucket."""
+        self._refill(now_ms)
+        return self._level == self._burst
+
+    def _refill(self, now_ms: int) -> None:
+        elapsed = max(0, now_ms - self._at_ms)
+        self._at_ms = max(now_ms, self._at_ms)
+        self._level = min(self._burst, self._level + elapsed * self._rate_per_s)
+
+
+@dataclass(slots=True)
+class HostUse:
+    """What one host has of the relay now."""
+
+    accepts: Bucket
+    connects: Bucket
+    is_trusted: bool
+    network: str
+    connections: int = 0
+    half_open: int = 0
+    reservations: int = 0
+    circuits: int = 0
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Tell whether the host may be forgotten."""
+        return (
+            not (self.connections or self.half_open or self.reservations or self.circuits)
+            and self.accepts.is_full(now_ms)
+            and self.connects.is_full(now_ms)
+        )
+
+
+class HostTable:
+    """All hosts that have something of the relay, or had recently. Bounded by ``limits.hosts_max``.
+
+    Raises ConfigError where ``limits.trusted_networks`` are none.
+    """
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self.limits = limits
+        self._hosts: dict[str, HostUse] = {}
+        self._reservations_by_network: dict[str, int] = {}
+        try:
+            self._trusted = [ip_network(text) for text in limits.trusted_networks]
+        except ValueError as error:
+            raise ConfigError(f"trusted_networks: {error}") from None
+
+    def use(self, ip: str, now_ms: int) -> HostUse | None:
+        """Return the entry of the host that ``ip`` belongs to; None when the table is full of busy hosts."""
+        address = _parse(ip)
+        key = _prefix(address, _V6_HOST_BITS) if address.version == 6 else str(address)
+        found = self._hosts.get(key)
+        if found is None:
+            if len(self._hosts) >= self.limits.hosts_max:
+                self.forget_idle(now_ms)
+                if len(self._hosts) >= self.limits.hosts_max:
+                    return None
+            limits = self.limits
+            found = self._hosts[key] = HostUse(
+                accepts=Bucket(limits.accepts_per_host_per_s, limits.accepts_per_host_burst, now_ms),
+                connects=Bucket(limits.connects_per_host_per_s, limits.connects_per_host_burst, now_ms),
+                is_trusted=any(address in network for network in self._trusted),
+                network=_prefix(address, _V4_NETWORK_BITS if address.version == 4 else _V6_NETWORK_BITS),
+            )
+        return found
+
+    def forget_idle(self, now_ms: int) -> None:
+        """Forget the hosts that have nothing here and used up no allowance."""
+        self._hosts = {key: use for key, use in self._hosts.items() if not use.is_idle(now_ms)}
+
+    def may_reserve(self, host: HostUse) -> bool:
+        """Tell whether one more reservation of this host is within its and its network's bounds."""
+        return host.is_trusted or (
+            host.reservations < self.limits.reservations_per_host_max
+            and self._reservations_by_network.get(host.network, 0) < self.limits.reservations_per_network_max
+        )
+
+    def count_reservation(self, host: HostUse, change: int) -> None:
+        """Note a reservation more (1) or less (-1)."""
+        host.reservations += change
+        count = self._reservations_by_network.get(host.network, 0) + change
+        if count:
+            self._reservations_by_network[host.network] = count
+        else:
+            self._reservations_by_network.pop(host.network, None)
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+
+def _parse(ip: str) -> IPv4Address | IPv6Address:
+    address = ip_address(ip.partition("%")[0])  # a link-local address may carry its interface
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _prefix(address: IPv4Address | IPv6Address, bits: int) -> str:
+    return str(ip_network((address, bits), strict=False))
