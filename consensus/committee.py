@@ -1,0 +1,103 @@
+"""The committee of an epoch: seats, weights, quorum, the order of leaders. Integers only (SDBFT.md 3.1, 3.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from state.primitives.codec import encode
+from state.primitives.errors import ConfigError
+from state.primitives.hashing import digest
+from state.primitives.keys import VOTE_KEY_BYTES
+
+__all__ = ["SEATS_MAX", "Committee", "Seat", "quorum"]
+
+SEATS_MAX: Final = 100
+LEADER_ROUNDS: Final = 64
+"""The order of leaders repeats after this many views a seat, so that any view is found without counting from 1."""
+ADDRESS_BYTES: Final = 20
+
+
+class Seat(NamedTuple):
+    """A place in the committee: the validator's account, its x-only vote key and its weight."""
+
+    address: bytes
+    vote_key: bytes
+    weight: int
+
+
+def quorum(weight: int) -> int:
+    """Weight at which any two sets of votes share an honest seat, of ``weight`` in all.
+
+    Two sets of 2W/3 share more than W/3, which exceeds what the faulty hold (SDBFT.md, 3.4).
+    """
+    return 2 * weight // 3 + 1
+
+
+class Committee:
+    """The voters of one epoch. Immutable.
+
+    ``order`` is the permutation that breaks ties between leaders; until epochs carry randomness it is the order
+    of the seats. Raises ConfigError for no seats, too many, a repeated key or address, or a weight below one.
+    """
+
+    __slots__ = (
+        "_by_address",
+        "_credit",
+        "_leaders",
+        "_order",
+        "hash",
+        "quorum",
+        "seats",
+        "size",
+        "weight",
+        "weights",
+    )
+
+    def __init__(self, seats: Iterable[Seat], order: Sequence[int] | None = None) -> None:
+        self.seats: tuple[Seat, ...] = tuple(seats)
+        self.size = len(self.seats)
+        if not 0 < self.size <= SEATS_MAX:
+            raise ConfigError(f"a committee has 1 to {SEATS_MAX} seats, not {self.size}")
+        if len({seat.vote_key for seat in self.seats}) < self.size:
+            raise ConfigError("a vote key sits twice in the committee")
+        self._by_address = {seat.address: number for number, seat in enumerate(self.seats)}
+        if len(self._by_address) < self.size:
+            raise ConfigError("an address sits twice in the committee")
+        for seat in self.seats:
+            if seat.weight <= 0 or len(seat.vote_key) != VOTE_KEY_BYTES or len(seat.address) != ADDRESS_BYTES:
+                raise ConfigError("a seat needs a weight, a vote key and an address")
+        self.weights: tuple[int, ...] = tuple(seat.weight for seat in self.seats)
+        self.weight = sum(self.weights)
+        self.quorum = quorum(self.weight)
+        self._order: tuple[int, ...] = tuple(range(self.size) if order is None else order)
+        if sorted(self._order) != list(range(self.size)):
+            raise ConfigError("the order of a committee is a permutation of its seats")
+        self.hash = digest(b"committee", encode([[list(seat) for seat in self.seats], list(self._order)]))
+        self._leaders: list[int] = []
+        self._credit = [0] * self.size
+
+    def seat_of(self, address: bytes) -> int | None:
+        """Return the seat that ``address`` holds, if any."""
+        return self._by_address.get(address)
+
+    def leader(self, view: int) -> int:
+        """Return the seat that leads ``view`` (from 1): smooth weighted round robin.
+
+        With equal weights every seat leads once in each ``size`` views, so faulty leaders never follow each
+        other for longer than there are faulty seats.
+        """
+        at = (view - 1) % (LEADER_ROUNDS * self.size)
+        while at >= len(self._leaders):
+            credit = self._credit
+            for seat, weight in enumerate(self.weights):
+                credit[seat] += weight
+            best = max(self._order, key=lambda seat: credit[seat])  # the first of equals in the order
+            credit[best] -= self.weight
+            self._leaders.append(best)
+        return self._leaders[at]
+
+    def weight_of(self, bitmap: bytes) -> int:
+        """Return the weight of the seats whose bit is set; bits beyond the committee count nothing."""
+        bits = int.from_bytes(bitmap, "little")
+        return sum(weight for seat, weight in enumerate(self.weights) if bits >> seat & 1)

@@ -1,0 +1,1301 @@
+"""The core of SDBFT: rules R1 to R8 as one state machine; events in, effects out, no I/O and no clock (SDBFT.md 3.3).
+
+Whatever enters is verified before (signatures, shapes); whatever leaves is done by the shell in the order of the
+list. Work that takes time (build, check, execute) is asked for and comes back as an event, the core never waits.
+
+Where it goes beyond the text of 3.3:
+- A vote announces the certificate that let its caster enter the view, so no announcement travels of its own; who
+  lacks that certificate asks the caster for it after ``pull_ms``.
+- Certificates and voted blocks are kept durably before a vote that rests on them leaves (``KeepCertificate``, and
+  the block of a vote): without that, a crash of all replicas at once could lose a notarised block, or the only
+  proof that a view ended, for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from consensus.committee import Committee
+from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Equivocation, Vote, VoteSet
+from consensus.wire import BLOCKS_MAX, NULLS_MAX, VIEWS_MAX
+from state.primitives.blocks import Header
+from state.primitives.hashing import ZERO_HASH
+
+__all__ = [
+    "ADVANCE",
+    "EVIDENCE_VIEWS",
+    "FETCH",
+    "IDLE",
+    "LEADER",
+    "PULL",
+    "RETRANSMIT",
+    "VIEWS_AHEAD",
+    "AskBlock",
+    "AskBlocks",
+    "AskCertificates",
+    "BlockBuilt",
+    "BlockChecked",
+    "BlockExecuted",
+    "BlockReceived",
+    "BlocksReceived",
+    "Build",
+    "BuildFailed",
+    "CastVote",
+    "CertificateReceived",
+    "Check",
+    "Commit",
+    "ConsensusParameters",
+    "Core",
+    "DropBlocks",
+    "Effect",
+    "EnterView",
+    "EpochEnded",
+    "Event",
+    "Execute",
+    "FoundEquivocation",
+    "Halt",
+    "KeepCertificate",
+    "MempoolChanged",
+    "OwnVotes",
+    "ProposalReceived",
+    "Propose",
+    "PushCertificate",
+    "Resend",
+    "Restored",
+    "Root",
+    "SetTimer",
+    "Start",
+    "TimerFired",
+    "VoteReceived",
+]
+
+VIEWS_AHEAD: Final = 2
+"""Votes and proposals are admitted up to this many views above the current one (R8)."""
+EVIDENCE_VIEWS: Final = 256
+"""Votes are kept this many views below the current one, for evidence and for late finality (R6, R8)."""
+FETCHES_MAX: Final = 64
+SYNC_GAP_BLOCKS: Final = 2
+"""Behind by more than this, a replica asks for windows of final blocks instead of single blocks."""
+WINDOW_TRIES_MAX: Final = 8
+"""After so many silent peers the missing blocks are asked for one by one, backwards."""
+PULL_TRIES_MAX: Final = 8
+RESENT_VIEWS: Final = 8
+KEPT_CANDIDATE_VIEWS: Final = 8
+BACKOFF_EXPONENT_MAX: Final = 64
+
+LEADER, ADVANCE, RETRANSMIT, FETCH, PULL, IDLE = "leader", "advance", "retransmit", "fetch", "pull", "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsensusParameters:
+    """Times of SDBFT.md 3.5 in milliseconds (prefix ``consensus.`` of the genesis).
+
+    ``block_interval_ms_min`` is what a leader waits after the time of the parent; it is added to both timers of
+    a view, which begin when the view is entered and not when the leader may propose.
+    """
+
+    leader_ms: int = 2_000
+    advance_ms: int = 3_500
+    block_interval_ms: int = 1_000
+    retransmit_ms: int = 2_000
+    retransmit_ms_max: int = 10_000
+    fetch_ms: int = 1_000
+    pull_ms: int = 150
+    idle_ms: int = 5_000
+    """How long an empty mempool delays an empty block."""
+    silent_ms: int = 10_000
+    """A leader not heard for so long, while a quorum was, is skipped at once (3.10)."""
+    backoff_factor_max: int = 16
+    timeout_ms_max: int = 60_000
+
+
+class Root(NamedTuple):
+    """The last committed block. ``view`` is the one that finalised it in this epoch, 0 for the epoch's root.
+
+    ``state_root`` and ``receipt_root`` are the results of executing it, so those its child's header carries.
+    """
+
+    block_hash: bytes
+    height: int
+    view: int
+    state_root: bytes
+    receipt_root: bytes
+    certificate: Certificate | None = None
+
+
+class OwnVotes(NamedTuple):
+    """What this seat has voted in one view, as its guard recorded it."""
+
+    notarize: Vote | None = None
+    nullify: Vote | None = None
+    finalize: Vote | None = None
+
+
+class Restored(NamedTuple):
+    """What survived the last run, beside the root: own votes, certificates and blocks above it."""
+
+    own: tuple[Vote, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    headers: tuple[tuple[bytes, Header], ...] = ()
+
+
+NOTHING_RESTORED: Final = Restored()
+
+
+# Events.
+
+
+class Start(NamedTuple):
+    """The shell is ready."""
+
+
+class VoteReceived(NamedTuple):
+    """A verified vote; ``is_own`` when this replica's guard has just released it."""
+
+    vote: Vote
+    is_own: bool = False
+
+
+class CertificateReceived(NamedTuple):
+    """A verified certificate from another seat's replica, or from an observer."""
+
+    certificate: Certificate
+
+
+class ProposalReceived(NamedTuple):
+    """A verified vote of the leader with its block, whose body and header belong together.
+
+    Its ``justify`` and ``nulls`` come before it as certificates of their own.
+    """
+
+    vote: Vote
+    header: Header
+
+
+class BlockReceived(NamedTuple):
+    """A block that was asked for; body and header belong together."""
+
+    block_hash: bytes
+    header: Header
+
+
+class BlocksReceived(NamedTuple):
+    """A linked window of blocks whose last one has the verified FINAL certificate."""
+
+    certificate: Certificate
+    blocks: tuple[tuple[bytes, Header], ...]
+
+
+class BlockBuilt(NamedTuple):
+    """The answer to Build."""
+
+    view: int
+    block_hash: bytes
+    header: Header
+
+
+class BuildFailed(NamedTuple):
+    """Nothing can be built in that view."""
+
+    view: int
+
+
+class BlockChecked(NamedTuple):
+    """The answer to Check."""
+
+    block_hash: bytes
+    is_valid: bool
+
+
+class BlockExecuted(NamedTuple):
+    """The answer to Execute: the roots after the block."""
+
+    block_hash: bytes
+    state_root: bytes
+    receipt_root: bytes
+
+
+class TimerFired(NamedTuple):
+    """A timer set by SetTimer ran out; setting it again replaces it."""
+
+    name: str
+
+
+class MempoolChanged(NamedTuple):
+    """Transactions wait, or none do."""
+
+    has_transactions: bool
+
+
+Event: TypeAlias = (
+    Start
+    | VoteReceived
+    | CertificateReceived
+    | ProposalReceived
+    | BlockReceived
+    | BlocksReceived
+    | BlockBuilt
+    | BuildFailed
+    | BlockChecked
+    | BlockExecuted
+    | TimerFired
+    | MempoolChanged
+)
+
+
+# Effects.
+
+
+class CastVote(NamedTuple):
+    """Ask the guard, sign, make durable, broadcast, and return the vote as VoteReceived(is_own=True)."""
+
+    kind: int
+    candidate: Candidate
+    reason: str = ""
+
+
+class Propose(NamedTuple):
+    """Like CastVote(NOTARIZE), but what travels is the proposal with the block."""
+
+    candidate: Candidate
+    justify: Certificate | None
+    nulls: tuple[Certificate, ...]
+
+
+class KeepCertificate(NamedTuple):
+    """A new certificate: to be durable before the next vote leaves. ``is_formed`` here, or received."""
+
+    certificate: Certificate
+    is_formed: bool
+
+
+class PushCertificate(NamedTuple):
+    """Send certificates to one seat that needs them to propose."""
+
+    seat: int
+    certificates: tuple[Certificate, ...]
+
+
+class Resend(NamedTuple):
+    """Broadcast again: the view made no progress (R7). ``proposal_view``: with the own proposal of that view."""
+
+    votes: tuple[Vote, ...]
+    certificates: tuple[Certificate, ...]
+    proposal_view: int | None
+
+
+class AskCertificates(NamedTuple):
+    """Send GetCertificates to a seat."""
+
+    seat: int
+    from_view: int
+    to_view: int
+
+
+class AskBlock(NamedTuple):
+    """Send GetBlock to a seat."""
+
+    seat: int
+    block_hash: bytes
+
+
+class AskBlocks(NamedTuple):
+    """Send GetBlocks to a seat."""
+
+    seat: int
+    from_height: int
+    count_max: int
+
+
+class Build(NamedTuple):
+    """Build a block on an executed parent; answer with BlockBuilt or BuildFailed."""
+
+    view: int
+    parent_hash: bytes
+    justify: Certificate | None
+
+
+class Check(NamedTuple):
+    """Check a block on an executed parent without executing it (amendment 1); answer with BlockChecked."""
+
+    block_hash: bytes
+
+
+class Execute(NamedTuple):
+    """Execute a block on an executed parent; answer with BlockExecuted."""
+
+    block_hash: bytes
+
+
+class Commit(NamedTuple):
+    """Make the executed block final with all its ancestors, ``block_hashes`` from the lowest to that block."""
+
+    certificate: Certificate
+    block_hashes: tuple[bytes, ...]
+    height: int
+
+
+class DropBlocks(NamedTuple):
+    """Forget these blocks: they can no longer become final."""
+
+    block_hashes: tuple[bytes, ...]
+
+
+class SetTimer(NamedTuple):
+    """Fire ``name`` after so long."""
+
+    name: str
+    delay_ms: int
+
+
+class EnterView(NamedTuple):
+    """A view began; the figures are for metrics."""
+
+    view: int
+    leader: int
+    backoff_exponent: int
+
+
+class FoundEquivocation(NamedTuple):
+    """A proof of a fault."""
+
+    equivocation: Equivocation
+
+
+class EpochEnded(NamedTuple):
+    """The last block of the epoch is final; the next epoch's core takes over."""
+
+    certificate: Certificate
+
+
+class Halt(NamedTuple):
+    """Stop loudly: nothing this replica could still sign would be safe or true."""
+
+    code: str
+    message: str
+
+
+Effect: TypeAlias = (
+    CastVote
+    | Propose
+    | KeepCertificate
+    | PushCertificate
+    | Resend
+    | AskCertificates
+    | AskBlock
+    | AskBlocks
+    | Build
+    | Check
+    | Execute
+    | Commit
+    | DropBlocks
+    | SetTimer
+    | EnterView
+    | FoundEquivocation
+    | EpochEnded
+    | Halt
+)
+
+
+class Core:
+    """One replica in one epoch. ``seat`` is None for an observer, which follows and never votes.
+
+    ``last_height`` is the epoch's boundary (3.11): on top of it the same block is proposed again until it is
+    final. ``watches_own_seat`` halts on a vote of the own seat that the own guard has not made (doppelganger).
+    """
+
+    def __init__(
+        self,
+        *,
+        committee: Committee,
+        genesis_hash: bytes,
+        epoch: int,
+        seat: int | None,
+        root: Root,
+        parameters: ConsensusParameters,
+        restored: Restored = NOTHING_RESTORED,
+        last_height: int | None = None,
+        watches_own_seat: bool = True,
+    ) -> None:
+        self._committee = committee
+        self._genesis_hash = genesis_hash
+        self._epoch = epoch
+        self._seat = seat
+        self._root = root
+        self._parameters = parameters
+        self._last_height = last_height
+        self._watches_own_seat = watches_own_seat
+        self._now_ms = 0
+        self._out: list[Effect] = []
+        self._is_halted = False
+        self._view = root.view
+        self._final = root.certificate
+        """The newest FINAL certificate known; its block may not be held yet."""
+        self._notarized: dict[int, Certificate] = {}
+        self._nullified: dict[int, Certificate] = {}
+        self._finalized: dict[int, Certificate] = {}
+        self._votes: dict[int, VoteSet] = {}
+        self._proposals: dict[int, Candidate] = {}
+        self._headers: dict[bytes, Header] = {}
+        self._children: dict[bytes, list[bytes]] = {}
+        self._roots: dict[bytes, tuple[bytes, bytes]] = {root.block_hash: (root.state_root, root.receipt_root)}
+        self._wanted_execution: set[bytes] = set()
+        self._executing: set[bytes] = set()
+        self._checked: dict[bytes, bool] = {}
+        self._pending_checks: set[bytes] = set()
+        self._own: dict[int, OwnVotes] = {}
+        self._cast: dict[int, dict[int, Candidate]] = {}
+        self._open: set[int] = set()
+        """Notarised views in which this seat may still vote FINALIZE."""
+        self._building = 0
+        self._proposed = 0
+        self._fetching: dict[bytes, int] = {}
+        self._fetch_armed = False
+        self._window_tries = 0
+        self._window_asked = 0
+        self._pull_armed = False
+        self._pull_tries = 0
+        self._hint_view = 0
+        self._hint_seat = 0
+        self._lacks_views = 0
+        self._has_transactions = True
+        self._idle_added = False
+        self._idle_over = 0
+        self._idle_armed = 0
+        self._resends = 0
+        self._ask_turn = seat or 0
+        self._heard_ms: dict[int, int] = {}
+        self._started_ms = 0
+        self._restored = restored
+
+    # What the shell may ask.
+
+    @property
+    def view(self) -> int:
+        """The current view."""
+        return self._view
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this core serves."""
+        return self._epoch
+
+    @property
+    def root(self) -> Root:
+        """The last committed block."""
+        return self._root
+
+    @property
+    def final_certificate(self) -> Certificate | None:
+        """The newest FINAL certificate known, whether or not its block is here."""
+        return self._final
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether the core has stopped for good."""
+        return self._is_halted
+
+    def wants_vote(self, vote: Vote) -> bool:
+        """Tell whether a vote could change anything (R8), before its signature is paid for."""
+        if vote.epoch != self._epoch or vote.view < self._view - EVIDENCE_VIEWS:
+            return False
+        if vote.view > self._view + VIEWS_AHEAD:
+            return vote.view > self._hint_view + 1
+        votes = self._votes.get(vote.view)
+        return votes is None or votes.is_wanted(vote)
+
+    def wants_certificate(self, certificate: Certificate) -> bool:
+        """Tell whether a certificate is new and still of use."""
+        if certificate.epoch != self._epoch or certificate.view <= self._root.view:
+            return False
+        known = self._table(certificate.kind).get(certificate.view)
+        return known is None or known.candidate != certificate.candidate
+
+    def wants_proposal(self, candidate: Candidate) -> bool:
+        """Tell whether a proposal is for a view that can still use one."""
+        return (
+            candidate.epoch == self._epoch
+            and self._view <= candidate.view <= self._view + NULLS_MAX
+            and candidate.view not in self._proposals
+        )
+
+    def wants_block(self, block_hash: bytes) -> bool:
+        """Tell whether a block was asked for."""
+        return block_hash in self._fetching
+
+    def is_held(self, block_hash: bytes) -> bool:
+        """Tell whether the block is held above the root."""
+        return block_hash in self._headers
+
+    def certificates(self, from_view: int, to_view: int) -> tuple[Certificate, ...]:
+        """Return what is held for these views, and the certificates that prove the newest state."""
+        found: dict[tuple[int, int], Certificate] = {}
+        for view in range(from_view, min(to_view, from_view + VIEWS_MAX - 1) + 1):
+            for table in (self._notarized, self._nullified):
+                if (certificate := table.get(view)) is not None:
+                    found[certificate.kind, view] = certificate
+        for certificate in self._newest():
+            found[certificate.kind, certificate.view] = certificate
+        return tuple(found.values())
+
+    def own_votes(self) -> tuple[Vote, ...]:
+        """Return the signed own votes that are held above the final view."""
+        return tuple(vote for _, own in sorted(self._own.items()) for vote in own if vote is not None)
+
+    # The one way in.
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event at a monotonic time and return what to do, in order."""
+        if self._is_halted:
+            return []
+        self._now_ms = now_ms
+        match event:
+            case VoteReceived(vote, is_own):
+                self._on_vote(vote, is_own)
+            case CertificateReceived(certificate):
+                self._absorb(certificate, is_formed=False)
+            case ProposalReceived(vote, header):
+                self._on_proposal(vote, header)
+            case TimerFired(name):
+                self._on_timer(name)
+            case BlockExecuted(block_hash, state_root, receipt_root):
+                self._on_executed(block_hash, state_root, receipt_root)
+            case BlockChecked(block_hash, is_valid):
+                self._on_checked(block_hash, is_valid)
+            case BlockReceived(block_hash, header):
+                self._on_block(block_hash, header)
+            case BlocksReceived(certificate, blocks):
+                self._on_blocks(certificate, blocks)
+            case BlockBuilt(view, block_hash, header):
+                self._on_built(view, block_hash, header)
+            case BuildFailed(view):
+                if view == self._view:
+                    self._nullify("build")
+            case MempoolChanged(has_transactions):
+                self._on_mempool(has_transactions)
+            case Start():
+                self._on_start()
+            case _:
+                raise AssertionError(event)
+        out, self._out = self._out, []
+        return out
+
+    # Start.
+
+    def _on_start(self) -> None:
+        self._started_ms = self._now_ms
+        restored, self._restored = self._restored, Restored()
+        for vote in restored.own:
+            if vote.view > self._root.view and vote.epoch == self._epoch:
+                self._cast.setdefault(vote.view, {})[vote.kind] = vote.candidate
+                self._keep_own(vote)
+        for block_hash, header in restored.headers:
+            self._hold(block_hash, header)
+        view = self._root.view
+        for certificate in restored.certificates:
+            if certificate.epoch == self._epoch and certificate.view > self._root.view:
+                self._table(certificate.kind)[certificate.view] = certificate
+                view = max(view, certificate.view)
+                if certificate.kind == FINALIZE and (self._final is None or certificate.view > self._final.view):
+                    self._final = certificate
+        self._open = {known for known in self._notarized if self._final is None or known > self._final.view}
+        for certified in (*self._notarized.values(), *self._finalized.values()):
+            self._on_certified_block(certified)
+        self._enter(view + 1)
+        for vote in restored.own:
+            if vote.view > self._root.view and vote.epoch == self._epoch:
+                self._on_vote(vote, True)
+        self._progress()
+        # The others learn at once where this replica is, and answer with what it missed.
+        self._resend()
+
+    # Votes and certificates.
+
+    def _votes_of(self, view: int) -> VoteSet:
+        votes = self._votes.get(view)
+        if votes is None:
+            votes = self._votes[view] = VoteSet(self._committee)
+        return votes
+
+    def _keep_own(self, vote: Vote) -> None:
+        own = self._own.get(vote.view, OwnVotes())
+        match vote.kind:
+            case 1:
+                own = own._replace(notarize=vote)
+            case 2:
+                own = own._replace(nullify=vote)
+            case _:
+                own = own._replace(finalize=vote)
+        self._own[vote.view] = own
+
+    def _on_vote(self, vote: Vote, is_own: bool) -> None:
+        if vote.seat == self._seat and not is_own:
+            self._on_foreign_own_vote(vote)
+            return
+        view = vote.view
+        self._heard_ms[vote.seat] = self._now_ms
+        if is_own:
+            self._keep_own(vote)
+        elif view > self._view:
+            # Its caster has a certificate for every view up to the one before, or one that skips them.
+            self._hint(view - 1, vote.seat)
+        if view > self._view + VIEWS_AHEAD or view < self._view - EVIDENCE_VIEWS:
+            return
+        _, certificate, equivocation = self._votes_of(view).add(vote)
+        if equivocation is not None:
+            self._out.append(FoundEquivocation(equivocation))
+        if view == self._view and vote.seat == self._committee.leader(view) and not is_own:
+            if vote.kind == NULLIFY:
+                self._nullify("leader_nullify")
+            elif equivocation is not None and vote.kind == NOTARIZE:
+                self._nullify("equivocation")
+        if certificate is not None:
+            self._absorb(certificate, is_formed=True)
+
+    def _on_foreign_own_vote(self, vote: Vote) -> None:
+        cast = self._cast.get(vote.view, {}).get(vote.kind)
+        if not self._watches_own_seat or vote.view <= self._root.view:
+            return
+        if cast is None or (vote.kind != NULLIFY and cast != vote.candidate):
+            self._halt("doppelganger", f"another process votes with this key: view {vote.view}")
+        else:
+            self._keep_own(vote)
+
+    def _table(self, kind: int) -> dict[int, Certificate]:
+        if kind == NOTARIZE:
+            return self._notarized
+        return self._nullified if kind == NULLIFY else self._finalized
+
+    def _certified(self, view: int) -> Certificate | None:
+        return self._notarized.get(view) or self._finalized.get(view)
+
+    def _absorb(self, certificate: Certificate, *, is_formed: bool) -> None:
+        kind, view = certificate.kind, certificate.view
+        table = self._table(kind)
+        if view <= self._root.view or certificate.epoch != self._epoch:
+            return
+        known = table.setdefault(view, certificate)
+        if known is not certificate and known.candidate == certificate.candidate:
+            return
+        if known is not certificate or self._is_contradiction(view):
+            self._halt(
+                "safety", f"certificates of view {view} contradict each other: a third of the weight is faulty"
+            )
+            return
+        self._out.append(KeepCertificate(certificate, is_formed))
+        if kind == FINALIZE and (self._final is None or view > self._final.view):
+            self._final = certificate
+            self._open = {open_view for open_view in self._open if open_view > view}
+        if kind == NOTARIZE and (self._final is None or view > self._final.view):
+            self._open.add(view)
+        if kind != NULLIFY:
+            self._on_certified_block(certificate)
+        if kind == NOTARIZE:
+            self._try_finalize(view)
+        if kind == FINALIZE:
+            self._try_commit()
+        if view >= self._view:
+            self._enter(view + 1)
+            if kind == NULLIFY:
+                leader = self._committee.leader(self._view)
+                if leader != self._seat:
+                    self._out.append(PushCertificate(leader, (certificate,)))
+        elif not self._is_halted:
+            self._try_propose()
+            self._try_vote()
+
+    def _is_contradiction(self, view: int) -> bool:
+        notarized, final = self._notarized.get(view), self._finalized.get(view)
+        if final is not None and view in self._nullified:
+            return True
+        return notarized is not None and final is not None and notarized.candidate != final.candidate
+
+    def _on_certified_block(self, certificate: Certificate) -> None:
+        block_hash = certificate.block_hash
+        if block_hash in self._headers:
+            self._drive(block_hash)
+        else:
+            self._want(block_hash)
+
+    # Views and their timers (R1, R2, 3.5).
+
+    def _enter(self, view: int) -> None:
+        self._view = view
+        parameters = self._parameters
+        final_view = self._final.view if self._final is not None else 0
+        exponent = max(0, view - final_view - 2)
+        leader = self._committee.leader(view)
+        self._out.append(EnterView(view, leader, exponent))
+        for old in [known for known in self._proposals if known < view]:
+            del self._proposals[old]
+        self._resends = 0
+        self._idle_added = not self._has_transactions and parameters.idle_ms > 0
+        self._arm_view(parameters.idle_ms if self._idle_added else 0)
+        self._arm_resend()
+        self._drop_candidates()
+        for old in [known for known in self._votes if known < view - EVIDENCE_VIEWS]:
+            del self._votes[old]
+        if self._is_silent(leader):
+            self._nullify("inactive")
+        self._try_propose()
+        self._try_vote()
+
+    def _arm_view(self, extra_ms: int) -> None:
+        parameters = self._parameters
+        interval_ms = parameters.block_interval_ms + extra_ms
+        for name, base_ms in ((LEADER, parameters.leader_ms), (ADVANCE, parameters.advance_ms)):
+            self._out.append(SetTimer(name, self._backed_off(base_ms) + interval_ms))
+
+    def _backed_off(self, base_ms: int) -> int:
+        final_view = self._final.view if self._final is not None else 0
+        exponent = min(max(0, self._view - final_view - 2), BACKOFF_EXPONENT_MAX)
+        parameters = self._parameters
+        grown = min(base_ms * 3**exponent // 2**exponent, base_ms * parameters.backoff_factor_max)
+        return min(grown, parameters.timeout_ms_max)
+
+    def _is_silent(self, leader: int) -> bool:
+        """Whether the leader has been quiet while a quorum was not (fast skip of 3.10; local and safe)."""
+        since_ms = self._now_ms - self._parameters.silent_ms
+        if leader == self._seat or max(self._heard_ms.get(leader, 0), self._started_ms) > since_ms:
+            return False
+        weights = self._committee.weights
+        heard = sum(weights[seat] for seat, at_ms in self._heard_ms.items() if at_ms > since_ms)
+        return heard >= self._committee.quorum
+
+    def _on_timer(self, name: str) -> None:
+        if name == LEADER:
+            if self._view not in self._proposals and self._proposed != self._view:
+                self._nullify("leader")
+        elif name == ADVANCE:
+            self._nullify("advance")
+        elif name == RETRANSMIT:
+            self._resend()
+            self._resends += 1
+            self._arm_resend()
+        elif name == FETCH:
+            self._fetch_armed = False
+            self._refetch()
+        elif name == PULL:
+            self._pull_armed = False
+            self._pull()
+        elif name == IDLE and self._building < self._view:
+            self._idle_over = self._view
+            self._try_propose()
+
+    def _on_mempool(self, has_transactions: bool) -> None:
+        self._has_transactions = has_transactions
+        if not has_transactions:
+            return
+        if self._idle_added:
+            self._idle_added = False
+            if self._view not in self._proposals:
+                self._arm_view(0)
+        self._try_propose()
+
+    # Proposing (R1).
+
+    def _choose_parent(self) -> tuple[bytes, int, Certificate | None, list[Certificate]] | None:
+        """The newest certified and executed block that every later view lets through, or None and what lacks."""
+        nulls: list[Certificate] = []
+        view = self._view - 1
+        while view > self._root.view:
+            certified = self._certified(view)
+            if certified is not None and certified.block_hash in self._roots:
+                return certified.block_hash, view, certified, nulls
+            null = self._nullified.get(view)
+            if null is None:
+                self._lack(view)
+                return None
+            nulls.append(null)
+            view -= 1
+        root = self._root
+        return root.block_hash, root.view, root.certificate, nulls
+
+    def _try_propose(self) -> None:
+        view = self._view
+        if self._seat is None or self._proposed == view or self._committee.leader(view) != self._seat:
+            return
+        cast = self._cast.get(view, {})
+        if self._building == view or NOTARIZE in cast or NULLIFY in cast:
+            return
+        chosen = self._choose_parent()
+        if chosen is None:
+            return
+        parent_hash, parent_view, justify, nulls = chosen
+        if self._height_of(parent_hash) == self._last_height:
+            self._propose(Candidate(self._epoch, view, parent_view, parent_hash), justify, nulls)
+            return
+        idle_ms = self._parameters.idle_ms
+        if not self._has_transactions and idle_ms > 0 and self._idle_over != view:
+            if self._idle_armed != view:
+                self._idle_armed = view
+                self._out.append(SetTimer(IDLE, idle_ms))
+            return
+        self._building = view
+        self._out.append(Build(view, parent_hash, justify))
+
+    def _on_built(self, view: int, block_hash: bytes, header: Header) -> None:
+        if view != self._view or self._building != view:
+            return
+        cast = self._cast.get(view, {})
+        chosen = self._choose_parent()
+        if chosen is None or NOTARIZE in cast or NULLIFY in cast:
+            return
+        parent_hash, parent_view, justify, nulls = chosen
+        if header.parent_hash != parent_hash:  # a newer parent was certified meanwhile
+            self._building = 0
+            self._try_propose()
+            return
+        self._hold(block_hash, header)
+        self._checked[block_hash] = True
+        self._propose(Candidate(self._epoch, view, parent_view, block_hash), justify, nulls)
+        self._drive(block_hash)
+
+    def _propose(self, candidate: Candidate, justify: Certificate | None, nulls: list[Certificate]) -> None:
+        self._proposed = candidate.view
+        self._cast.setdefault(candidate.view, {})[NOTARIZE] = candidate
+        self._out.append(Propose(candidate, justify, tuple(nulls[:NULLS_MAX])))
+
+    # Voting (R3, R4, R5).
+
+    def _on_proposal(self, vote: Vote, header: Header) -> None:
+        view = vote.view
+        if vote.seat == self._seat:
+            self._on_foreign_own_vote(vote)
+            return
+        self._on_vote(vote, False)
+        if self._is_halted or not self._view <= view <= self._view + VIEWS_AHEAD or view in self._proposals:
+            return
+        self._proposals[view] = vote.candidate
+        if vote.block_hash != self._root.block_hash:
+            self._hold(vote.block_hash, header)
+        if view == self._view:
+            self._try_vote()
+        self._progress_block(vote.block_hash)
+
+    def _try_vote(self) -> None:
+        view = self._view
+        candidate = self._proposals.get(view)
+        if candidate is None or self._is_halted:
+            return
+        cast = self._cast.get(view, {})
+        if self._seat is not None and (NOTARIZE in cast or NULLIFY in cast):
+            return
+        verdict = self._judge(candidate)
+        if verdict is None:
+            return
+        if not verdict:
+            self._nullify("invalid")
+            return
+        if self._seat is not None:
+            self._cast_vote(NOTARIZE, candidate)
+        self._drive(candidate.block_hash)
+
+    def _judge(self, candidate: Candidate) -> bool | None:
+        """Whether the proposal may be voted for (R3); None while something is missing."""
+        view, parent_view, root = candidate.view, candidate.parent_view, self._root
+        if parent_view < root.view:
+            return False  # it skips a final view, of which no nullification can exist
+        if parent_view == root.view:
+            parent_hash = root.block_hash
+        else:
+            certified = self._certified(parent_view)
+            if certified is None:
+                self._lack(parent_view)
+                return None
+            parent_hash = certified.block_hash
+        for skipped in range(view - 1, parent_view, -1):
+            if skipped not in self._nullified:
+                self._lack(skipped)
+                return None
+        if parent_hash not in self._roots:
+            if parent_hash in self._headers:
+                self._drive(parent_hash)
+            return None
+        parent_height = self._height_of(parent_hash)
+        if parent_height == self._last_height:
+            return candidate.block_hash == parent_hash
+        header = self._headers.get(candidate.block_hash)
+        if header is None:
+            return False if candidate.block_hash == root.block_hash else None
+        if (
+            header.view != view
+            or header.parent_hash != parent_hash
+            or header.height != parent_height + 1
+            or header.epoch != self._epoch
+            or header.proposer_seat != self._committee.leader(view)
+            or header.genesis_hash != self._genesis_hash
+            or header.committee_hash != self._committee.hash
+            or (header.state_root, header.receipt_root) != self._roots[parent_hash]
+        ):
+            return False
+        if candidate.block_hash not in self._checked:
+            self._checked[candidate.block_hash] = False
+            self._out.append(Check(candidate.block_hash))
+            self._pending_checks.add(candidate.block_hash)
+        if candidate.block_hash in self._pending_checks:
+            return None
+        return self._checked[candidate.block_hash]
+
+    def _on_checked(self, block_hash: bytes, is_valid: bool) -> None:
+        self._pending_checks.discard(block_hash)
+        if block_hash in self._headers:
+            self._checked[block_hash] = is_valid
+            self._try_vote()
+
+    def _cast_vote(self, kind: int, candidate: Candidate, reason: str = "") -> None:
+        self._cast.setdefault(candidate.view, {})[kind] = candidate
+        self._out.append(CastVote(kind, candidate, reason))
+
+    def _nullify(self, reason: str) -> None:
+        view = self._view
+        if self._seat is None:
+            return
+        cast = self._cast.get(view, {})
+        if NULLIFY in cast or FINALIZE in cast:
+            return
+        self._cast_vote(NULLIFY, Candidate(self._epoch, view, 0, ZERO_HASH), reason)
+
+    def _try_finalize(self, view: int) -> None:
+        """R5: also for past views; a divergent root of a notarised block halts."""
+        if self._seat is None or view not in self._open:
+            return
+        cast = self._cast.get(view, {})
+        if NULLIFY in cast or FINALIZE in cast:
+            self._open.discard(view)
+            return
+        certificate = self._notarized[view]
+        header = self._headers.get(certificate.block_hash)
+        if header is None:
+            if certificate.block_hash == self._root.block_hash:  # the boundary block again, already final
+                self._open.discard(view)
+            return
+        parent = self._roots.get(header.parent_hash)
+        if parent is None:
+            return
+        if parent != (header.state_root, header.receipt_root):
+            self._diverged(header)
+            return
+        self._open.discard(view)
+        self._cast_vote(FINALIZE, certificate.candidate)
+
+    # Blocks: held, executed, committed (R6).
+
+    def _height_of(self, block_hash: bytes) -> int:
+        if block_hash == self._root.block_hash:
+            return self._root.height
+        return self._headers[block_hash].height
+
+    def _hold(self, block_hash: bytes, header: Header) -> None:
+        self._fetching.pop(block_hash, None)
+        if block_hash in self._headers or header.height <= self._root.height:
+            return
+        self._headers[block_hash] = header
+        self._children.setdefault(header.parent_hash, []).append(block_hash)
+
+    def _on_block(self, block_hash: bytes, header: Header) -> None:
+        if block_hash not in self._fetching:
+            return
+        self._hold(block_hash, header)
+        self._progress_block(block_hash)
+
+    def _progress_block(self, block_hash: bytes) -> None:
+        header = self._headers.get(block_hash)
+        if header is None:
+            return
+        is_certified = any(
+            certificate.block_hash == block_hash
+            for table in (self._finalized, self._notarized)
+            for certificate in table.values()
+        )
+        if is_certified or block_hash in self._wanted_execution:
+            self._drive(block_hash)
+        self._progress()
+
+    def _progress(self) -> None:
+        """Something arrived: try everything that may have waited for it."""
+        self._try_commit()
+        for view in sorted(self._open):
+            self._try_finalize(view)
+        if not self._is_halted:
+            self._try_propose()
+            self._try_vote()
+
+    def _drive(self, block_hash: bytes) -> None:
+        """Have a held block executed after its ancestors; ask for those that are missing."""
+        while block_hash not in self._roots and block_hash not in self._executing:
+            header = self._headers.get(block_hash)
+            if header is None:
+                if self._is_syncing():
+                    self._sync()
+                else:
+                    self._want(block_hash)
+                return
+            self._wanted_execution.add(block_hash)
+            if header.parent_hash in self._roots:
+                self._execute(block_hash, header)
+                return
+            if header.height <= self._root.height + 1:
+                return  # a sibling of the root: never final
+            block_hash = header.parent_hash
+
+    def _execute(self, block_hash: bytes, header: Header) -> None:
+        if self._roots[header.parent_hash] != (header.state_root, header.receipt_root):
+            if any(
+                certificate.block_hash == block_hash
+                for table in (self._finalized, self._notarized)
+                for certificate in table.values()
+            ):
+                self._diverged(header)
+            return
+        self._executing.add(block_hash)
+        self._out.append(Execute(block_hash))
+
+    def _on_executed(self, block_hash: bytes, state_root: bytes, receipt_root: bytes) -> None:
+        self._executing.discard(block_hash)
+        if block_hash not in self._headers:
+            return
+        self._roots[block_hash] = (state_root, receipt_root)
+        self._wanted_execution.discard(block_hash)
+        for child in tuple(self._children.get(block_hash, ())):
+            if child in self._wanted_execution and child not in self._executing:
+                self._execute(child, self._headers[child])
+        if not self._is_halted:
+            self._progress()
+
+    def _path(self, block_hash: bytes) -> list[bytes] | None:
+        """The held blocks from the root's child up to ``block_hash``; None when one is missing."""
+        path: list[bytes] = []
+        while block_hash != self._root.block_hash:
+            header = self._headers.get(block_hash)
+            if header is None:
+                return None
+            path.append(block_hash)
+            block_hash = header.parent_hash
+        path.reverse()
+        return path
+
+    def _try_commit(self) -> None:
+        for view in sorted(self._finalized, reverse=True):
+            certificate = self._finalized.get(view)
+            if certificate is None:
+                return
+            path = self._path(certificate.block_hash)
+            if path is None:
+                self._on_certified_block(certificate)
+                continue
+            if certificate.block_hash in self._roots:
+                self._commit(certificate, path)
+                return
+            self._drive(certificate.block_hash)
+
+    def _commit(self, certificate: Certificate, path: list[bytes]) -> None:
+        block_hash, view = certificate.block_hash, certificate.view
+        roots = self._roots[block_hash]
+        height = self._root.height + len(path)
+        self._out.append(Commit(certificate, tuple(path), height))
+        self._root = Root(block_hash, height, view, roots[0], roots[1], certificate)
+        self._window_asked = self._window_tries = 0
+        for table in (self._notarized, self._nullified, self._finalized):
+            for old in [known for known in table if known <= view]:
+                del table[old]
+        for own_table in (self._own, self._cast):
+            for old in [known for known in own_table if known <= view]:
+                del own_table[old]
+        self._open = {known for known in self._open if known > view}
+        self._drop_below_root()
+        self._fetching.clear()
+        for certified in (*self._notarized.values(), *self._finalized.values()):
+            self._on_certified_block(certified)
+        if height == self._last_height:
+            self._out.append(EpochEnded(certificate))
+
+    def _drop_below_root(self) -> None:
+        root = self._root
+        dead: dict[bytes, None] = {}
+        for block_hash, header in sorted(self._headers.items(), key=lambda item: item[1].height):
+            parent = header.parent_hash
+            is_child = header.height == root.height + 1 and parent == root.block_hash
+            if not is_child and (header.height <= root.height + 1 or parent in dead):
+                dead[block_hash] = None
+        self._forget(tuple(dead), keep_roots=root.block_hash)
+
+    def _drop_candidates(self) -> None:
+        """Forget candidates of old views that nothing certified; whoever certifies one later can be asked for it."""
+        if len(self._headers) <= 2 * KEPT_CANDIDATE_VIEWS:
+            return
+        needed = {c.block_hash for table in (self._notarized, self._finalized) for c in table.values()}
+        # Own NOTARIZE votes promise that the block can be had, as long as a certificate for it may appear.
+        for view, cast in self._cast.items():
+            if NOTARIZE in cast and view not in self._nullified:
+                needed.add(cast[NOTARIZE].block_hash)
+        for block_hash in tuple(needed):
+            header = self._headers.get(block_hash)
+            while header is not None and header.parent_hash not in needed:
+                needed.add(header.parent_hash)
+                header = self._headers.get(header.parent_hash)
+        oldest = self._view - KEPT_CANDIDATE_VIEWS
+        dead = [h for h, header in self._headers.items() if header.view < oldest and h not in needed]
+        self._forget(tuple(dead), keep_roots=self._root.block_hash)
+
+    def _forget(self, dead: tuple[bytes, ...], *, keep_roots: bytes) -> None:
+        for block_hash in dead:
+            header = self._headers.pop(block_hash)
+            siblings = self._children.get(header.parent_hash)
+            if siblings is not None:
+                siblings.remove(block_hash)
+                if not siblings:
+                    del self._children[header.parent_hash]
+            if block_hash != keep_roots:
+                self._roots.pop(block_hash, None)
+            self._checked.pop(block_hash, None)
+            self._pending_checks.discard(block_hash)
+            self._wanted_execution.discard(block_hash)
+        for block_hash in [known for known in self._roots if known not in self._headers and known != keep_roots]:
+            del self._roots[block_hash]
+        if dead:
+            self._out.append(DropBlocks(dead))
+
+    # Asking for what is missing (R7: independent of the view, one request in flight for each object).
+
+    def _next_seat(self) -> int:
+        self._ask_turn = (self._ask_turn + 1) % self._committee.size
+        if self._ask_turn == self._seat and self._committee.size > 1:
+            self._ask_turn = (self._ask_turn + 1) % self._committee.size
+        return self._ask_turn
+
+    def _want(self, block_hash: bytes) -> None:
+        if block_hash in self._fetching or block_hash in self._headers or block_hash == self._root.block_hash:
+            return
+        if len(self._fetching) >= FETCHES_MAX:
+            return
+        self._fetching[block_hash] = 0
+        self._out.append(AskBlock(self._next_seat(), block_hash))
+        self._arm_fetch()
+
+    def _arm_fetch(self) -> None:
+        if not self._fetch_armed:
+            self._fetch_armed = True
+            self._out.append(SetTimer(FETCH, self._parameters.fetch_ms))
+
+    def _refetch(self) -> None:
+        for block_hash in self._fetching:
+            self._out.append(AskBlock(self._next_seat(), block_hash))
+        if self._window_asked:
+            self._window_tries += 1
+            self._window_asked = 0
+            self._sync()
+        for certified in (*self._notarized.values(), *self._finalized.values()):
+            self._on_certified_block(certified)
+        if self._fetching:
+            self._arm_fetch()
+
+    def _sync(self) -> None:
+        """Ask for the next window of final blocks while a FINAL certificate is far above the root."""
+        if self._window_asked or self._final is None or not self._is_syncing():
+            return
+        header = self._headers[self._final.block_hash]
+        if self._path(self._final.block_hash) is not None:
+            return
+        count = min(BLOCKS_MAX, header.height - self._root.height)
+        self._window_asked = self._root.height + 1
+        self._out.append(AskBlocks(self._next_seat(), self._window_asked, count))
+        self._arm_fetch()
+
+    def _is_syncing(self) -> bool:
+        """Whether the gap to a final block is one for windows of blocks, not for single ones."""
+        if self._final is None or self._window_tries >= WINDOW_TRIES_MAX:
+            return False
+        header = self._headers.get(self._final.block_hash)
+        return header is not None and header.height - self._root.height > SYNC_GAP_BLOCKS
+
+    def _on_blocks(self, certificate: Certificate, blocks: tuple[tuple[bytes, Header], ...]) -> None:
+        root = self._root
+        above = [(block_hash, header) for block_hash, header in blocks if header.height > root.height]
+        if not above or above[0][1].parent_hash != root.block_hash or above[-1][0] != certificate.block_hash:
+            return
+        self._window_asked = self._window_tries = 0
+        for block_hash, header in above:
+            self._hold(block_hash, header)
+        self._absorb(certificate, is_formed=False)
+        if not self._is_halted:
+            self._progress()
+
+    def _hint(self, view: int, seat: int) -> None:
+        if view > self._hint_view:
+            self._hint_view, self._hint_seat = view, seat
+            self._pull_tries = 0
+            self._arm_pull()
+
+    def _lack(self, view: int) -> None:
+        """A certificate of a past view is missing, without which the current view cannot go on."""
+        self._lacks_views = view
+        self._arm_pull()
+
+    def _arm_pull(self) -> None:
+        if not self._pull_armed:
+            self._pull_armed = True
+            delay_ms = self._parameters.pull_ms * (1 + self._pull_tries)
+            self._out.append(SetTimer(PULL, min(delay_ms, self._parameters.fetch_ms)))
+
+    def _pull(self) -> None:
+        view, lacks = self._view, self._lacks_views
+        if self._hint_view >= view:
+            seat = self._hint_seat if self._pull_tries == 0 else self._next_seat()
+            self._out.append(AskCertificates(seat, view, min(self._hint_view, view + VIEWS_MAX - 1)))
+        elif self._is_lacking(lacks):
+            from_view = max(self._root.view + 1, lacks - VIEWS_MAX + 1)
+            self._out.append(AskCertificates(self._next_seat(), from_view, lacks))
+        else:
+            self._lacks_views = self._pull_tries = 0
+            return
+        self._pull_tries += 1
+        if self._pull_tries > PULL_TRIES_MAX:
+            self._hint_view = 0  # a seat may sign a vote for a view that nobody has reached
+        self._arm_pull()
+
+    def _is_lacking(self, view: int) -> bool:
+        if view <= self._root.view or view in self._nullified:
+            return False
+        certified = self._certified(view)
+        return certified is None or certified.block_hash not in self._headers
+
+    # Repeating (R7).
+
+    def _arm_resend(self) -> None:
+        parameters = self._parameters
+        exponent = min(self._resends, BACKOFF_EXPONENT_MAX)
+        delay_ms = min(parameters.retransmit_ms * 3**exponent // 2**exponent, parameters.retransmit_ms_max)
+        # Jitter of a fifth either way, from the seat and the view: replicas must not all speak at once.
+        mixed = ((self._seat or 0) * 7_919 + self._view * 104_729 + self._resends * 1_299_709) % 401
+        extra_ms = self._parameters.idle_ms if self._idle_added and self._resends == 0 else 0
+        self._out.append(SetTimer(RETRANSMIT, delay_ms * (800 + mixed) // 1000 + extra_ms))
+
+    def _newest(self) -> tuple[Certificate, ...]:
+        newest: list[Certificate | None] = [self._final]
+        newest.append(self._notarized[max(self._notarized)] if self._notarized else None)
+        newest.append(self._nullified.get(self._view - 1))
+        return tuple(certificate for certificate in newest if certificate is not None)
+
+    def _resend(self) -> None:
+        votes = []
+        for view in sorted(self._own, reverse=True)[:VIEWS_MAX]:
+            own = self._own[view]
+            recent = own if view >= self._view - RESENT_VIEWS else own[2:]
+            votes += [vote for vote in recent if vote is not None]
+        self._out.append(
+            Resend(tuple(votes), self._newest(), self._proposed if self._proposed == self._view else None)
+        )
+
+    # The end.
+
+    def _diverged(self, header: Header) -> None:
+        self._halt(
+            "state_divergence", f"the parent of certified block {header.height} has another state root here"
+        )
+
+    def _halt(self, code: str, message: str) -> None:
+        if not self._is_halted:
+            self._is_halted = True
+            self._out.append(Halt(code, message))
