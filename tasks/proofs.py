@@ -63,8 +63,8 @@ class SegmentLeaf(NamedTuple):
     """One segment of a window: steps ``step_from`` (inclusive) to ``step_to`` (exclusive).
 
     ``segment`` counts from 0 in each window. ``state_blob`` is the content address of the state *before* the
-    segment, from which a verifier starts. ``loss_bits`` is the IEEE 754 binary64 pattern of the mean loss, as an integer.
-    ``seal`` is ``probe_seal(probe_root, salt)``.
+    segment, from which a verifier starts. ``loss_bits`` is the IEEE 754 binary64 pattern of the mean loss, as an
+    integer. ``seal`` is ``probe_seal(probe_root, salt)``.
     """
 
     segment: int

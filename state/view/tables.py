@@ -37,6 +37,8 @@ class Table(IntEnum):
     """task id -> escrow account."""
     EARNINGS = 0x31
     """address -> what billing paid to it, by role."""
+    BILL = 0x32
+    """escrow id || line number (4) -> one movement of that escrow."""
 
 
 TABLES: Final = frozenset(table.value for table in Table)

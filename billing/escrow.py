@@ -1,0 +1,379 @@
+"""Escrow accounts: money locked for a purpose, divided into pools, and every movement of it as a line of a bill.
+
+An escrow knows no tasks: its id is 32 bytes, its pools belong to addresses. Each change keeps
+``locked + paid + refunded + burned = deposited``; a change that would not is a bug and stops the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from billing.errors import EscrowUnknown
+from billing.prices import Role
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import decode, encode
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.receipts import Event, EventType
+from state.transition.rules import Holding
+from state.view import Overlay, Reader, Table
+from state.view.accounts import burn, credit, debit
+
+__all__ = [
+    "BILLING_ADDRESS",
+    "BILLING_EVENTS",
+    "HOLDING",
+    "LINES_PAGE_MAX",
+    "Line",
+    "Movement",
+    "Pool",
+    "Purpose",
+    "Totals",
+    "Vault",
+    "bill_lines",
+    "check_escrow",
+    "check_escrows",
+    "earnings_of",
+    "escrow_totals",
+]
+
+BILLING_ADDRESS: Final = (0x0703).to_bytes(ADDRESS_BYTES, "big")
+LOCKED: Final = EventType(
+    BILLING_ADDRESS, "Locked(bytes32 indexed escrow, address indexed from, uint256 amount, uint256 purpose)"
+)
+PAID: Final = EventType(
+    BILLING_ADDRESS, "Paid(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose)"
+)
+REFUNDED: Final = EventType(
+    BILLING_ADDRESS, "Refunded(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose)"
+)
+BURNED: Final = EventType(BILLING_ADDRESS, "Burned(bytes32 indexed escrow, uint256 amount, uint256 purpose)")
+BILLING_EVENTS: Final = (LOCKED, PAID, REFUNDED, BURNED)
+
+RECORD_LIMIT_BYTES: Final = 64 * 1024
+LINE_LIMIT_BYTES: Final = 256
+LINES_PAGE_MAX: Final = 1000
+NOBODY: Final = bytes(ADDRESS_BYTES)
+_ESCROW: Final = bytes([Table.ESCROW])
+_BILL: Final = bytes([Table.BILL])
+_EARNINGS: Final = bytes([Table.EARNINGS])
+
+
+class Pool(IntEnum):
+    """A part of an escrow; ``HOLD`` and ``BOND`` are kept apart for each address."""
+
+    PRICE = 1
+    VERIFICATION = 2
+    FEE = 3
+    HOLD = 4
+    BOND = 5
+
+
+class Movement(IntEnum):
+    """What a line does to the sums. ``HELD`` moves money between pools, so it changes none of them."""
+
+    LOCKED = 1
+    PAID = 2
+    REFUNDED = 3
+    BURNED = 4
+    HELD = 5
+
+
+class Purpose(IntEnum):
+    """Why money moved; stable numbers, they stand in events and bills."""
+
+    PRICE = 1
+    VERIFICATION = 2
+    PROTOCOL_FEE = 3
+    TOP_UP = 4
+    WORKER_BOND = 5
+    NODE_BOND = 6
+    WINDOW_PAY = 7
+    WINDOW_HOLD = 8
+    HOLD_RELEASE = 9
+    VERIFIER_FEE = 10
+    JUROR_FEE = 11
+    KILL_FEE = 12
+    WORKER_FINE = 13
+    VERIFIER_FINE = 14
+    HOLD_FORFEIT = 15
+    UNSPENT = 16
+    BOND_RETURN = 17
+
+
+class Line(NamedTuple):
+    """One movement: ``party`` paid it (LOCKED) or received it; ``subject`` is the window it is about, or None."""
+
+    number: int
+    height: int
+    movement: Movement
+    purpose: Purpose
+    pool: Pool
+    party: bytes
+    amount: int
+    subject: int | None
+
+
+class Totals(NamedTuple):
+    """Sums of an escrow."""
+
+    deposited: int
+    locked: int
+    paid: int
+    refunded: int
+    burned: int
+
+
+class _Record(NamedTuple):
+    payer: bytes
+    lines: int
+    deposited: int
+    paid: int
+    refunded: int
+    burned: int
+    pools: dict[tuple[int, bytes], int]
+
+
+def _record(data: bytes) -> _Record:
+    match decode(data, limit_bytes=RECORD_LIMIT_BYTES):
+        case [
+            bytes(payer), int(lines), int(deposited), int(paid), int(refunded), int(burned), list(pools),
+        ]:  # fmt: skip
+            return _Record(
+                payer, lines, deposited, paid, refunded, burned,
+                {(pool, owner): amount for pool, owner, amount in pools},
+            )  # fmt: skip
+        case _:
+            raise AssertionError("a damaged escrow record")
+
+
+class Vault:
+    """One escrow opened for changes. Each method writes at once, so state and object never differ.
+
+    ``emit`` takes the events; ``height`` stands in the bill's lines.
+    """
+
+    __slots__ = ("_emit", "_height", "_key", "_record", "_state", "id")
+
+    def __init__(
+        self, state: Overlay, escrow_id: bytes, record: _Record, emit: Callable[[Event], None], height: int
+    ) -> None:
+        self._state = state
+        self.id = escrow_id
+        self._key = _ESCROW + escrow_id
+        self._record = record
+        self._emit = emit
+        self._height = height
+
+    @classmethod
+    def create(
+        cls, state: Overlay, escrow_id: bytes, payer: bytes, emit: Callable[[Event], None], height: int
+    ) -> Vault:
+        """Open a new, empty escrow; what is left in the end goes back to ``payer``."""
+        if len(escrow_id) != HASH_BYTES or state.get(_ESCROW + escrow_id) is not None:
+            raise AssertionError(f"escrow {escrow_id.hex()} exists or has no proper id")
+        return cls(state, escrow_id, _Record(payer, 0, 0, 0, 0, 0, {}), emit, height)
+
+    @classmethod
+    def load(cls, state: Overlay, escrow_id: bytes, emit: Callable[[Event], None], height: int) -> Vault:
+        """Open an escrow. Raises EscrowUnknown."""
+        data = state.get(_ESCROW + escrow_id)
+        if data is None:
+            raise EscrowUnknown(escrow_id.hex())
+        return cls(state, escrow_id, _record(data), emit, height)
+
+    @property
+    def payer(self) -> bytes:
+        """Who opened the escrow."""
+        return self._record.payer
+
+    def held(self, pool: Pool, owner: bytes = NOBODY) -> int:
+        """Return what ``pool`` holds of ``owner``."""
+        return self._record.pools.get((pool, owner), 0)
+
+    def owners(self, pool: Pool) -> tuple[bytes, ...]:
+        """Return whose money ``pool`` holds, in order."""
+        return tuple(sorted(owner for kind, owner in self._record.pools if kind == pool))
+
+    def lock(self, pool: Pool, source: bytes, amount: int, purpose: Purpose, *, owner: bytes = NOBODY) -> None:
+        """Take ``amount`` from the free balance of ``source``. Raises InsufficientBalance before it writes."""
+        if not amount:
+            return
+        debit(self._state, source, amount)
+        self._change(pool, owner, amount)
+        self._record = self._record._replace(deposited=self._record.deposited + amount)
+        self._emit(LOCKED(self.id, source, amount, purpose))
+        self._save(Movement.LOCKED, purpose, pool, source, amount, None)
+
+    def pay(
+        self, pool: Pool, to: bytes, amount: int, purpose: Purpose, role: Role, *,
+        owner: bytes = NOBODY, subject: int | None = None,
+    ) -> None:  # fmt: skip
+        """Pay ``amount`` out of ``pool`` as earnings of ``to`` in ``role``."""
+        if not amount:
+            return
+        self._change(pool, owner, -amount)
+        self._record = self._record._replace(paid=self._record.paid + amount)
+        credit(self._state, to, amount)
+        _earn(self._state, to, role, amount)
+        self._emit(PAID(self.id, to, amount, purpose))
+        self._save(Movement.PAID, purpose, pool, to, amount, subject)
+
+    def refund(
+        self, pool: Pool, to: bytes, amount: int, purpose: Purpose, *,
+        owner: bytes = NOBODY, subject: int | None = None,
+    ) -> None:  # fmt: skip
+        """Give ``amount`` back to ``to``, who locked it."""
+        if not amount:
+            return
+        self._change(pool, owner, -amount)
+        self._record = self._record._replace(refunded=self._record.refunded + amount)
+        credit(self._state, to, amount)
+        self._emit(REFUNDED(self.id, to, amount, purpose))
+        self._save(Movement.REFUNDED, purpose, pool, to, amount, subject)
+
+    def burn(
+        self, pool: Pool, amount: int, purpose: Purpose, *, owner: bytes = NOBODY, subject: int | None = None
+    ) -> None:
+        """Take ``amount`` out of the supply."""
+        if not amount:
+            return
+        self._change(pool, owner, -amount)
+        self._record = self._record._replace(burned=self._record.burned + amount)
+        burn(self._state, amount)
+        self._emit(BURNED(self.id, amount, purpose))
+        self._save(Movement.BURNED, purpose, pool, owner, amount, subject)
+
+    def hold(
+        self, pool: Pool, target: Pool, amount: int, purpose: Purpose, *,
+        owner: bytes = NOBODY, target_owner: bytes = NOBODY, subject: int | None = None,
+    ) -> None:  # fmt: skip
+        """Move ``amount`` between two pools of this escrow."""
+        if not amount:
+            return
+        self._change(pool, owner, -amount)
+        self._change(target, target_owner, amount)
+        self._save(Movement.HELD, purpose, target, target_owner, amount, subject)
+
+    def _change(self, pool: Pool, owner: bytes, amount: int) -> None:
+        pools = self._record.pools
+        held = pools.get((pool, owner), 0) + amount
+        if held < 0:
+            raise AssertionError(f"escrow {self.id.hex()}: pool {pool.name} lacks {-held}")
+        if held:
+            pools[(pool, owner)] = held
+        else:
+            pools.pop((pool, owner), None)
+
+    def _save(
+        self, movement: Movement, purpose: Purpose, pool: Pool, party: bytes, amount: int, subject: int | None
+    ) -> None:
+        number = self._record.lines
+        record = self._record = self._record._replace(lines=number + 1)
+        _check(self.id, record)
+        self._state.put(
+            self._key,
+            encode([
+                record.payer, record.lines, record.deposited, record.paid, record.refunded, record.burned,
+                [[kind, owner, held] for (kind, owner), held in sorted(record.pools.items())],
+            ]),
+        )  # fmt: skip
+        self._state.put(
+            _BILL + self.id + number.to_bytes(4, "big"),
+            encode([self._height, int(movement), int(purpose), int(pool), party, amount, subject]),
+        )
+
+
+def _check(escrow_id: bytes, record: _Record) -> None:
+    locked = sum(record.pools.values())
+    if locked + record.paid + record.refunded + record.burned != record.deposited:
+        raise AssertionError(f"escrow {escrow_id.hex()} does not balance: {record}")
+
+
+def _locked(data: bytes) -> int:
+    return sum(_record(data).pools.values())
+
+
+HOLDING: Final = Holding(Table.ESCROW, _locked)
+"""For the runtime's sum over all money."""
+
+
+def escrow_totals(state: Reader, escrow_id: bytes) -> Totals:
+    """Return the sums of an escrow. Raises EscrowUnknown."""
+    data = state.get(_ESCROW + escrow_id)
+    if data is None:
+        raise EscrowUnknown(escrow_id.hex())
+    record = _record(data)
+    return Totals(record.deposited, sum(record.pools.values()), record.paid, record.refunded, record.burned)
+
+
+def bill_lines(
+    state: Reader, escrow_id: bytes, *, start: int = 0, limit: int = LINES_PAGE_MAX
+) -> tuple[Line, ...]:
+    """Return lines of an escrow's bill from number ``start``, at most ``limit``."""
+    prefix = _BILL + escrow_id
+    entries = state.scan(
+        prefix + start.to_bytes(4, "big"), prefix + b"\xff\xff\xff\xff", min(limit, LINES_PAGE_MAX)
+    )
+    return tuple(_line(key, value) for key, value in entries)
+
+
+def _line(key: bytes, value: bytes) -> Line:
+    match decode(value, limit_bytes=LINE_LIMIT_BYTES):
+        case [
+            int(height), int(movement), int(purpose), int(pool), bytes(party), int(amount),
+            (int() | None) as subject,
+        ]:  # fmt: skip
+            return Line(
+                int.from_bytes(key[-4:], "big"), height, Movement(movement), Purpose(purpose), Pool(pool), party,
+                amount, subject,
+            )  # fmt: skip
+        case _:
+            raise AssertionError("a damaged line of a bill")
+
+
+def earnings_of(state: Reader, address: bytes) -> dict[Role, int]:
+    """Return what ``address`` was ever paid, by role."""
+    data = state.get(_EARNINGS + address)
+    if data is None:
+        return {}
+    items: list[Any] = decode(data, limit_bytes=LINE_LIMIT_BYTES)
+    return {Role(role): amount for role, amount in items}
+
+
+def _earn(state: Overlay, address: bytes, role: Role, amount: int) -> None:
+    earned = earnings_of(state, address)
+    earned[role] = earned.get(role, 0) + amount
+    state.put(_EARNINGS + address, encode([[int(kind), earned[kind]] for kind in sorted(earned)]))
+
+
+def check_escrow(state: Reader, escrow_id: bytes) -> None:
+    """Check one escrow against its bill, line by line. Raises AssertionError where they differ."""
+    data = state.get(_ESCROW + escrow_id)
+    if data is None:
+        raise AssertionError(f"escrow {escrow_id.hex()} is gone")
+    record = _record(data)
+    _check(escrow_id, record)
+    sums = dict.fromkeys(Movement, 0)
+    count = 0
+    while lines := bill_lines(state, escrow_id, start=count):
+        for line in lines:
+            sums[line.movement] += line.amount
+        count += len(lines)
+    booked = (sums[Movement.LOCKED], sums[Movement.PAID], sums[Movement.REFUNDED], sums[Movement.BURNED])
+    if count != record.lines or booked != (record.deposited, record.paid, record.refunded, record.burned):
+        raise AssertionError(f"escrow {escrow_id.hex()}: the bill says {booked}, the record {record}")
+
+
+def _escrow_ids(state: Reader) -> Iterator[bytes]:
+    start, stop = _ESCROW, bytes([Table.ESCROW + 1])
+    while entries := state.scan(start, stop, LINES_PAGE_MAX):
+        yield from (key[1:] for key, _ in entries)
+        start = entries[-1][0] + b"\x00"
+
+
+def check_escrows(state: Reader) -> None:
+    """The invariant over all escrows: each balances and agrees with its bill. Raises AssertionError."""
+    for escrow_id in _escrow_ids(state):
+        check_escrow(state, escrow_id)

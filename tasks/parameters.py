@@ -1,0 +1,80 @@
+"""Chain parameters of the compute market (prefix ``tasks.`` in the genesis); defaults are MARKET.md's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["TaskParameters"]
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class TaskParameters:
+    """Amounts in 10^-18 DKB, times in milliseconds of chain time, shares in basis points (1/10,000)."""
+
+    # Registry
+    node_bond_min: int = 10 * 10**18
+    """Locked by each registered node; fines of verifiers are taken from it."""
+    registration_valid_ms: int = 24 * HOUR_MS
+    """A node that neither acts nor renews its record for so long is given no work."""
+    cool_down_ms: int = 10 * MINUTE_MS
+    """Pause after a failure; doubles with each further one."""
+    cool_down_doublings_max: int = 8
+    retire_ms: int = 24 * HOUR_MS
+    """A retiring node's bond returns after this and the end of its duties."""
+    slots_max: int = 16
+    """Tasks that one node may offer to run at a time."""
+
+    # Escrow
+    verification_bps: int = 800
+    fee_bps: int = 200
+    hold_bps: int = 2_000
+    """Part of a final window's pay that waits for the task's end."""
+    kill_fee_bps: int = 100
+    """Of the unspent price, to the worker of a task that its requester cancels under way."""
+    bond_windows_bps: int = 20_000
+    """A worker's bond, as a share of the price of the windows it may have open."""
+    open_windows_max: int = 3
+    """Windows of a task proved but not final, at most."""
+    late_fine_bps: int = 500
+    """Of a worker's bond, for a lost or abandoned task."""
+    verifier_fine_bps: int = 10_000
+    """Of the fee of one verifier, for a verdict that does not come."""
+
+    # Matching
+    accept_ms: int = MINUTE_MS
+    prepare_ms: int = 15 * MINUTE_MS
+    window_grace_ms: int = 10 * MINUTE_MS
+    window_slack: int = 3
+    """A window may take this many times its largest GPU time, and the grace."""
+    replace_ms: int = 15 * MINUTE_MS
+    pause_ms: int = 24 * HOUR_MS
+    attempts_max: int = 16
+    """Workers of one task in a row, at most."""
+    matches_per_block: int = 64
+    candidates_max: int = 256
+    """Nodes looked at for one match or draw."""
+
+    # Verification
+    samples: int = 4
+    """Segments of a window that are re-run."""
+    verifiers: int = 1
+    verifiers_new: int = 3
+    """Verifiers for a worker's first audited windows."""
+    new_windows: int = 10
+    jury: int = 3
+    """Fresh verifiers that judge a mismatch; odd."""
+    draws_max: int = 3
+    """Draws of verifiers for one window before it counts as unverifiable."""
+    draw_retry_ms: int = MINUTE_MS
+    output_ms: int = 10 * MINUTE_MS
+    seal_ms_min: int = 10 * MINUTE_MS
+    seal_slack: int = 3
+    reveal_ms: int = 2 * MINUTE_MS
+    final_ms: int = 30 * MINUTE_MS
+    """From the verdicts to the final window."""
+    bond_release_ms: int = 24 * HOUR_MS
+    deadlines_per_block: int = 256
