@@ -54,8 +54,8 @@ class FinalisedBlock(NamedTuple):
     """All that one commit writes, each part already encoded; ``tip`` says what it leads to.
 
     ``block`` are the bytes as received. ``transaction_hashes``, ``addresses`` and ``receipts`` have one item a
-    transaction, in order; ``addresses`` are those in whose history the transaction is listed. ``block_events``
-    is the pseudo receipt of the block's hooks. ``changes`` and ``nodes`` hold None for what goes.
+    transaction, in order; ``addresses`` are those in whose history the transaction is listed. ``block_receipt``
+    is that of the block's hooks, if they left events. ``changes`` and ``nodes`` hold None for what goes.
     """
 
     tip: Tip
@@ -64,7 +64,7 @@ class FinalisedBlock(NamedTuple):
     transaction_hashes: Sequence[bytes]
     addresses: Sequence[Sequence[bytes]]
     receipts: Sequence[bytes]
-    block_events: bytes
+    block_receipt: bytes | None
     changes: Mapping[bytes, bytes | None]
     nodes: Mapping[bytes, bytes | None]
 
@@ -113,16 +113,18 @@ def decode_place(data: bytes) -> Place:
     return Place(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
 
 
-def encode_receipts(receipts: Sequence[bytes], block_events: bytes) -> bytes:
+def encode_receipts(receipts: Sequence[bytes], block_receipt: bytes | None) -> bytes:
     """Return the record of a block's receipts."""
-    return encode([list(receipts), block_events])
+    return encode([tuple(receipts), block_receipt])
 
 
-def decode_receipts(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    """Return the receipts of a block and its block events. Raises StoreDamaged."""
+def decode_receipts(data: bytes) -> tuple[tuple[bytes, ...], bytes | None]:
+    """Return the receipts of a block and that of its hooks. Raises StoreDamaged."""
     match _decode(data, BLOB_LIMIT_BYTES):
-        case [list(receipts), bytes(events)] if all(type(receipt) is bytes for receipt in receipts):
-            return tuple(receipts), events
+        case [list(receipts), (None | bytes()) as block_receipt] if all(
+            type(receipt) is bytes for receipt in receipts
+        ):
+            return tuple(receipts), block_receipt
         case _:
             raise StoreDamaged("the record of receipts is not one")
 

@@ -144,6 +144,7 @@ class Store:
                 lru_cache_size=options.block_cache_bytes,
                 max_open_files=options.open_files_max,
                 bloom_filter_bits=10,
+                block_size=1024,  # small reads at random: what is checksummed for one value
                 compression=None,  # hashes do not shrink
             )
         try:
@@ -266,7 +267,7 @@ class Store:
                 for address in addresses:
                     put(ADDRESS + address + place, b"")
         put(BLOCK + at_height, block.block)
-        put(RECEIPTS + at_height, encode_receipts(block.receipts, block.block_events))
+        put(RECEIPTS + at_height, encode_receipts(block.receipts, block.block_receipt))
         put(CERTIFICATE + at_height, block.certificate)
         put(BLOCK_HASH + tip.block_hash, at_height)
         undo = Undo(list(state), old_values)
@@ -397,8 +398,8 @@ class Store:
         """Return the block's bytes as received; None above the tip and at the genesis. Raises Pruned."""
         return self._read_kept(BLOCK, height)
 
-    def receipts(self, height: int) -> tuple[tuple[bytes, ...], bytes] | None:
-        """Return the block's receipts and its block events, encoded; None as for ``block``. Raises Pruned."""
+    def receipts(self, height: int) -> tuple[tuple[bytes, ...], bytes | None] | None:
+        """Return the block's receipts and that of its hooks, encoded; None as for ``block``. Raises Pruned."""
         data = self._read_kept(RECEIPTS, height)
         return None if data is None else decode_receipts(data)
 
