@@ -67,6 +67,11 @@ class Home:
         return self.root / "run" / "node.sock"
 
     @property
+    def control(self) -> Path:
+        """The Unix socket on which the node takes its owner's requests."""
+        return self.root / "run" / "control.sock"
+
+    @property
     def ready(self) -> Path:
         """Written when the node is up: its addresses and ports (JSON)."""
         return self.root / "run" / "ready.json"

@@ -7,19 +7,20 @@ socket in the network's folder, so that nothing outlives it: members end with it
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from node.children import Child
+from node.control import ControlServer, ControlUnavailable, Verb, ask_node
 from node.home import Home, create_home
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
@@ -29,7 +30,6 @@ __all__ = ["Cluster", "MemberStatus", "ask", "lay_out"]
 
 PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
-REQUEST_LIMIT_BYTES: Final = 64 * 1024
 START_TIMEOUT_S: Final = 60.0
 STOP_GRACE_S: Final = 15.0
 SCRYPT_N_TESTNET: Final = 1 << 12
@@ -155,7 +155,7 @@ class Cluster:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self._serve_control)
+                await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._verbs()).run)
                 for name in self._running:
                     self._start(name)
                 await self.wait_ready(list(self._running))
@@ -164,7 +164,6 @@ class Cluster:
                 nursery.cancel_scope.cancel()
         finally:
             await self._stop_all()
-            (self.root / CONTROL_SOCKET).unlink(missing_ok=True)
 
     def status(self) -> list[MemberStatus]:
         """Return every member's state."""
@@ -296,46 +295,17 @@ class Cluster:
             home=str(self.root / member.name),
         )
 
-    async def _serve_control(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        path = self.root / CONTROL_SOCKET
-        path.unlink(missing_ok=True)
-        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-        await listener.bind(_short(path))
-        path.chmod(0o600)
-        listener.listen(8)
-        task_status.started()
-        await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
+    def _verbs(self) -> dict[str, Verb]:
+        async def verb(action: Callable[[str], Awaitable[None]] | None, request: Mapping[str, Any]) -> Any:
+            if action is not None:
+                await action(str(request["name"]))
+            return [vars_of(status) for status in self.status()]
 
-    async def _answer(self, stream: trio.SocketStream) -> None:
-        async with stream:
-            try:
-                with trio.fail_after(5):
-                    request = json.loads(await _read_line(stream))
-                answer = await self._carry_out(str(request.get("verb")), str(request.get("name", "")))
-            except (ValueError, AttributeError, trio.TooSlowError):
-                answer = {"error": "malformed request"}
-            except DekubeError as error:
-                answer = {"error": str(error)}
-            try:
-                await stream.send_all(json.dumps(answer).encode() + b"\n")
-            except trio.BrokenResourceError:
-                pass
+        async def down(_name: str) -> None:
+            self.down()
 
-    async def _carry_out(self, verb: str, name: str) -> dict[str, Any]:
-        match verb:
-            case "list":
-                pass
-            case "kill":
-                await self.kill(name)
-            case "stop":
-                await self.stop(name)
-            case "restart":
-                await self.restart(name)
-            case "down":
-                self.down()
-            case _:
-                raise TestnetError(f"unknown verb {verb!r}")
-        return {"members": [vars_of(status) for status in self.status()]}
+        actions = {"list": None, "kill": self.kill, "stop": self.stop, "restart": self.restart, "down": down}
+        return {name: partial(verb, action) for name, action in actions.items()}
 
 
 def vars_of(status: MemberStatus) -> dict[str, Any]:
@@ -343,34 +313,13 @@ def vars_of(status: MemberStatus) -> dict[str, Any]:
     return {name: getattr(status, name) for name in MemberStatus.__slots__}
 
 
-def _short(path: Path) -> str:
-    # A Unix socket's path is limited to 107 bytes; relative to here it is mostly the shorter one.
-    return min(str(path), os.path.relpath(path), key=len)
-
-
-async def _read_line(stream: trio.SocketStream) -> bytes:
-    data = b""
-    while not data.endswith(b"\n"):
-        part = await stream.receive_some(4096)
-        data += part
-        if not part or len(data) > REQUEST_LIMIT_BYTES:
-            raise ValueError("no request")
-    return data
-
-
 def ask(root: Path, verb: str, name: str = "", *, timeout_s: float = 90.0) -> list[dict[str, Any]]:
-    """Send a verb to the network that runs in ``root``; return its members. Raises TestnetError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
-        try:
-            connection.connect(_short(root / CONTROL_SOCKET))
-            connection.sendall(json.dumps({"verb": verb, "name": name}).encode() + b"\n")
-            answer = json.loads(connection.makefile("rb").readline(1 << 20))
-        except FileNotFoundError:
-            raise TestnetError(f"{root}: no test network runs here") from None
-        except (OSError, ValueError) as error:
-            raise TestnetError(f"{root}: the test network does not answer ({error})") from None
-    if "error" in answer:
-        raise TestnetError(answer["error"])
-    members: list[dict[str, Any]] = answer["members"]
+    """Send a verb to the network that runs in ``root``; return its members.
+
+    Raises TestnetError when none runs there, ControlRefused when it refuses.
+    """
+    try:
+        members: list[dict[str, Any]] = ask_node(root / CONTROL_SOCKET, verb, name=name, timeout_s=timeout_s)
+    except ControlUnavailable:
+        raise TestnetError(f"{root}: no test network runs here") from None
     return members

@@ -1,0 +1,125 @@
+"""The control socket of a running node: what its owner asks on the same machine, and no gateway may.
+
+Requests and answers are one line of JSON each. Files are named by path, since both ends are the same user of the
+same machine: the node reads what it is given and writes what it fetches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from state.primitives.errors import DekubeError, ProtocolError
+
+__all__ = ["ControlServer", "ControlUnavailable", "Verb", "ask_node"]
+
+LINE_LIMIT_BYTES: Final = 1024 * 1024
+CONNECTIONS_MAX: Final = 16
+REQUEST_TIMEOUT_S: Final = 10.0
+
+Verb = Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+class ControlUnavailable(DekubeError):
+    """No node answers at its control socket."""
+
+    code = "node_unavailable"
+
+
+class ControlRefused(DekubeError):
+    """The node refused a request; ``code`` is the error's own."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # that of the error on the other side
+
+
+class BadRequest(ProtocolError):
+    """A request that is not one of the control socket's."""
+
+    code = "bad_request"
+
+
+def short_path(path: Path) -> str:
+    """Return the shorter spelling of ``path``: a Unix socket's path is limited to 107 bytes."""
+    return min(str(path), os.path.relpath(path), key=len)
+
+
+class ControlServer:
+    """Serves ``verbs`` at ``path`` (mode 0600, in a directory that only the owner enters)."""
+
+    def __init__(self, path: Path, verbs: Mapping[str, Verb]) -> None:
+        self._path = path
+        self._verbs = verbs
+        self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled."""
+        self._path.unlink(missing_ok=True)
+        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        await listener.bind(short_path(self._path))
+        self._path.chmod(0o600)
+        listener.listen(CONNECTIONS_MAX)
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                await trio.serve_listeners(self._serve, [trio.SocketListener(listener)], handler_nursery=nursery)
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        async with stream, self._connections:
+            answer: dict[str, Any]
+            try:
+                with trio.fail_after(REQUEST_TIMEOUT_S):
+                    request = json.loads(await _read_line(stream))
+                if not isinstance(request, dict) or request.get("verb") not in self._verbs:
+                    raise BadRequest(f"verbs: {', '.join(self._verbs)}")
+                answer = {"result": await self._verbs[request["verb"]](request)}
+            except DekubeError as error:
+                answer = {"error": {"code": error.code, "message": str(error)}}
+            except (ValueError, KeyError, TypeError, RecursionError, trio.TooSlowError) as error:
+                answer = {
+                    "error": {"code": BadRequest.code, "message": f"malformed request ({type(error).__name__})"}
+                }
+            except OSError as error:
+                answer = {"error": {"code": "io_error", "message": str(error)}}
+            try:
+                await stream.send_all(json.dumps(answer).encode() + b"\n")
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the asker left
+
+
+async def _read_line(stream: trio.SocketStream) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        part = await stream.receive_some(65536)
+        data += part
+        if not part or len(data) > LINE_LIMIT_BYTES:
+            raise ValueError("no request")
+    return data
+
+
+def ask_node(path: Path, verb: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:
+    """Ask the node whose control socket is ``path``; return its answer.
+
+    Raises ControlUnavailable when no node answers, ControlRefused with the node's own code.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(short_path(path))
+            connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
+            line = connection.makefile("rb").readline(LINE_LIMIT_BYTES)
+            answer = json.loads(line)
+        except (OSError, ValueError) as error:
+            raise ControlUnavailable(f"no node answers at {path} ({error})") from None
+    if "error" in answer:
+        raise ControlRefused(answer["error"]["code"], answer["error"]["message"])
+    return answer["result"]
