@@ -1,0 +1,397 @@
+"""The mempool: checked transactions that wait for a block, ordered by what they pay; pure, bounded in every way.
+
+Each sender has its own queue by nonce. The part without a gap from the account's next nonce is *pending* and may
+be taken; what lies beyond a gap is *queued*. Both are bounded for each sender and in sum, in count and in bytes.
+When the pool is full, the sender whose last transaction pays least loses that one, if the newcomer pays more: only
+the end of a queue is ever evicted, so no gap appears. Adding costs O(log n); taking k of s senders O(s + k log s).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from state.primitives.errors import InvalidTransaction
+from state.transition.errors import FeeCapTooLow, InsufficientFunds, NonceTooHigh, NonceTooLow
+from state.transition.runtime import Checked
+from state.view.accounts import Account
+
+__all__ = [
+    "Added",
+    "AlreadyKnown",
+    "Mempool",
+    "MempoolFull",
+    "MempoolOptions",
+    "ReplacementUnderpriced",
+    "SenderLimit",
+]
+
+_PERCENT: Final = 100
+_SLACK: Final = 1024
+_NO_NONCES: Final[Mapping[bytes, int]] = {}
+
+
+class AlreadyKnown(InvalidTransaction):
+    """These very bytes wait already."""
+
+    code = "already_known"
+
+    def __init__(self) -> None:
+        super().__init__("already known")
+
+
+class ReplacementUnderpriced(InvalidTransaction):
+    """Another transaction has this nonce, and this one does not pay enough more to replace it."""
+
+    code = "replacement_underpriced"
+
+    def __init__(self, *, needed_fee: int, needed_tip: int) -> None:
+        super().__init__(
+            f"replacement transaction underpriced: maxFeePerGas {needed_fee} and maxPriorityFeePerGas "
+            f"{needed_tip} needed"
+        )
+        self.needed_fee = needed_fee
+        self.needed_tip = needed_tip
+
+
+class MempoolFull(InvalidTransaction):
+    """The pool is full of transactions that pay at least as much."""
+
+    code = "mempool_full"
+
+    def __init__(self) -> None:
+        super().__init__("transaction underpriced: txpool is full")
+
+
+class SenderLimit(InvalidTransaction):
+    """The sender has as many transactions in the pool as one may have."""
+
+    code = "sender_limit"
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(f"account limit exceeded: {limit} transactions of one sender in the pool")
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True)
+class MempoolOptions:
+    """Limits of the pool."""
+
+    transactions_max: int = 50_000
+    bytes_max: int = 64 * 1024 * 1024
+    sender_transactions_max: int = 512
+    nonce_gap_max: int = 64
+    """How far beyond the last pending nonce of its sender a transaction may be queued."""
+    queued_max: int = 5_000
+    """Transactions behind a gap, of all senders; the first thing a flood fills."""
+    replacement_percent: int = 10
+    """How much more a replacement must pay, in fee cap and in tip."""
+    expiry_heights: int = 1_800
+    """Blocks after which a transaction that was not included leaves the pool."""
+
+
+class Added(NamedTuple):
+    """What an admission did: whether the transaction may be taken now, and which ones left for it."""
+
+    pending: bool
+    replaced: Checked | None
+    evicted: Checked | None
+
+
+class _Entry:
+    __slots__ = ("arrival", "checked", "fee", "size", "tip")
+
+    def __init__(self, checked: Checked, arrival: int) -> None:
+        transaction = checked.transaction
+        self.checked = checked
+        self.arrival = arrival
+        self.fee = transaction.max_fee_per_gas
+        self.tip = transaction.max_priority_fee_per_gas
+        self.size = len(transaction.raw)
+
+
+class _Sender:
+    """The queue of one sender: ``entries`` by nonce; those from ``nonce`` up to ``pending_end`` have no gap."""
+
+    __slots__ = ("cost", "entries", "last", "nonce", "pending_end")
+
+    def __init__(self, nonce: int) -> None:
+        self.nonce = self.pending_end = nonce
+        self.entries: dict[int, _Entry] = {}
+        self.cost = 0
+        self.last = -1
+
+    def advance(self) -> int:
+        """Move ``pending_end`` over what has become contiguous; return by how many."""
+        before = self.pending_end
+        while self.pending_end in self.entries:
+            self.pending_end += 1
+        return self.pending_end - before
+
+
+class Mempool:
+    """The pool; ``account_of`` reads the state after the newest finalised block."""
+
+    def __init__(self, options: MempoolOptions, account_of: Callable[[bytes], Account]) -> None:
+        self._options = options
+        self._account_of = account_of
+        self._senders: dict[bytes, _Sender] = {}
+        self._by_hash: dict[bytes, _Entry] = {}
+        self._bytes = 0
+        self._queued = 0
+        self._arrivals = 0
+        self._height = 0
+        # The last transaction of each sender, lowest fee cap first and then the youngest. Entries that are no
+        # longer a sender's last stay until they come up or until a rebuild.
+        self._tails: list[tuple[int, int, bytes]] = []
+        self._expiry: list[tuple[int, int, bytes]] = []  # height, arrival, hash; lazily cleaned in the same way
+
+    # Queries
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def __contains__(self, transaction_hash: object) -> bool:
+        return transaction_hash in self._by_hash
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all raw transactions in the pool."""
+        return self._bytes
+
+    @property
+    def pending_count(self) -> int:
+        """How many could be taken now."""
+        return len(self._by_hash) - self._queued
+
+    @property
+    def queued_count(self) -> int:
+        """How many wait for an earlier nonce."""
+        return self._queued
+
+    def get(self, transaction_hash: bytes) -> Checked | None:
+        """Return the transaction with that hash, its signature checked."""
+        entry = self._by_hash.get(transaction_hash)
+        return None if entry is None else entry.checked
+
+    def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce after those executed and those of the pool that follow without a gap."""
+        nonce = self._account_of(address).nonce
+        sender = self._senders.get(address)
+        return nonce if sender is None else max(nonce, sender.pending_end)
+
+    def of_sender(self, address: bytes) -> list[Checked]:
+        """Return what waits from ``address``, in the order of the nonces."""
+        sender = self._senders.get(address)
+        if sender is None:
+            return []
+        return [sender.entries[nonce].checked for nonce in sorted(sender.entries)]
+
+    def take(
+        self, limit: int, *, base_fee: int = 0, next_nonces: Mapping[bytes, int] = _NO_NONCES
+    ) -> list[Checked]:
+        """Return up to ``limit`` pending transactions, the best tip first and then the earliest; none is removed.
+
+        A sender's transactions keep the order of their nonces. ``next_nonces`` are those of senders with
+        transactions in blocks that are not final yet, on which the taker builds.
+        """
+        heads: list[tuple[int, int, int, _Sender]] = []
+        for address, sender in self._senders.items():
+            nonce = next_nonces.get(address, sender.nonce) if next_nonces else sender.nonce
+            if nonce < sender.pending_end:
+                entry = sender.entries.get(nonce)
+                if entry is not None and entry.fee >= base_fee:
+                    tip = entry.tip if entry.tip < entry.fee - base_fee else entry.fee - base_fee
+                    heads.append((-tip, entry.arrival, nonce, sender))
+        heapq.heapify(heads)  # arrivals differ, so senders are never compared
+        taken: list[Checked] = []
+        while heads and len(taken) < limit:
+            _, _, nonce, sender = heads[0]
+            taken.append(sender.entries[nonce].checked)
+            entry = sender.entries.get(nonce + 1) if nonce + 1 < sender.pending_end else None
+            if entry is not None and entry.fee >= base_fee:
+                tip = entry.tip if entry.tip < entry.fee - base_fee else entry.fee - base_fee
+                heapq.heapreplace(heads, (-tip, entry.arrival, nonce + 1, sender))
+            else:
+                heapq.heappop(heads)
+        return taken
+
+    # Changes
+
+    def add(self, checked: Checked, *, fee_floor: int = 0) -> Added:
+        """Admit a transaction whose sender is known, or raise a subclass of InvalidTransaction.
+
+        After an error the pool is as it was. A fee cap below ``fee_floor`` is refused: the current base fee for
+        a node's own users, less for gossip.
+        """
+        transaction = checked.transaction
+        if transaction.hash in self._by_hash:
+            raise AlreadyKnown
+        if transaction.max_fee_per_gas < fee_floor:
+            raise FeeCapTooLow(fee_cap=transaction.max_fee_per_gas, base_fee=fee_floor)
+        address, nonce = transaction.sender, transaction.nonce
+        account = self._account_of(address)
+        sender = self._senders.get(address)
+        if sender is None:
+            sender = _Sender(account.nonce)
+        elif account.nonce > sender.nonce:
+            self._settle(address, sender, account)
+        if nonce < account.nonce:
+            raise NonceTooLow(expected=account.nonce, got=nonce)
+        old = sender.entries.get(nonce)
+        needed = sender.cost + checked.cost_max - (old.checked.cost_max if old else 0)
+        if needed > account.balance:
+            raise InsufficientFunds(balance=account.balance, needed=needed)
+        entry = _Entry(checked, self._arrivals)
+        victim: bytes | None = None
+        if old is not None:
+            self._check_replacement(old, entry)
+        else:
+            victim = self._check_room(address, sender, entry)
+        # Nothing raises from here on.
+        self._arrivals += 1
+        evicted = None if victim is None else self._remove(victim, self._senders[victim].last)
+        if old is None:
+            self._queued += 1
+        else:
+            self._forget(old)
+        self._senders[address] = sender
+        sender.entries[nonce] = entry
+        sender.cost = needed
+        self._by_hash[transaction.hash] = entry
+        self._bytes += entry.size
+        self._queued -= sender.advance()
+        if nonce >= sender.last:
+            sender.last = nonce
+            heapq.heappush(self._tails, (entry.fee, -entry.arrival, address))
+        heapq.heappush(
+            self._expiry, (self._height + self._options.expiry_heights, entry.arrival, transaction.hash)
+        )
+        self._compact()
+        return Added(nonce < sender.pending_end, old.checked if old else None, evicted)
+
+    def on_block(self, height: int, senders: Iterable[bytes]) -> list[Checked]:
+        """Follow a block that became final and whose state ``account_of`` now reads.
+
+        ``senders`` are those of its transactions. Included transactions leave; returned are those that left
+        without being included: replaced by others, no longer payable, or expired.
+        """
+        self._height = height
+        dropped: list[Checked] = []
+        for address in set(senders):
+            sender = self._senders.get(address)
+            if sender is not None:
+                dropped += self._settle(address, sender, self._account_of(address))
+        while self._expiry and self._expiry[0][0] <= height:
+            _, arrival, transaction_hash = heapq.heappop(self._expiry)
+            entry = self._by_hash.get(transaction_hash)
+            if entry is not None and entry.arrival == arrival:
+                transaction = entry.checked.transaction
+                dropped.append(self._remove(transaction.sender, transaction.nonce))
+        self._compact()
+        return dropped
+
+    def remove(self, transaction_hash: bytes) -> Checked | None:
+        """Take a transaction out, say one that turned out to be inadmissible; None when it is not there."""
+        entry = self._by_hash.get(transaction_hash)
+        if entry is None:
+            return None
+        return self._remove(entry.checked.transaction.sender, entry.checked.transaction.nonce)
+
+    # The parts
+
+    def _check_replacement(self, old: _Entry, new: _Entry) -> None:
+        percent = _PERCENT + self._options.replacement_percent
+        fee, tip = (-(-value * percent // _PERCENT) for value in (old.fee, old.tip))
+        if new.fee < fee or new.tip < tip:
+            raise ReplacementUnderpriced(needed_fee=fee, needed_tip=tip)
+
+    def _check_room(self, address: bytes, sender: _Sender, new: _Entry) -> bytes | None:
+        """Return the sender whose last transaction ``new`` pushes out, None when there is room, or raise."""
+        options, nonce = self._options, new.checked.transaction.nonce
+        if nonce > sender.pending_end + options.nonce_gap_max:
+            raise NonceTooHigh(expected=sender.pending_end, got=nonce)
+        if len(sender.entries) >= options.sender_transactions_max:
+            raise SenderLimit(limit=options.sender_transactions_max)
+        if nonce > sender.pending_end and self._queued >= options.queued_max:
+            raise MempoolFull
+        if len(self._by_hash) < options.transactions_max and self._bytes + new.size <= options.bytes_max:
+            return None
+        while self._tails:
+            _, arrival, victim = self._tails[0]
+            owner = self._senders.get(victim)
+            if owner is None or owner.entries[owner.last].arrival != -arrival:
+                heapq.heappop(self._tails)
+                continue
+            cheapest = owner.entries[owner.last]
+            # Its own last one is not pushed out by a sender's next: that would only make a gap.
+            if (
+                victim == address
+                or cheapest.fee >= new.fee
+                or self._bytes - cheapest.size + new.size > options.bytes_max
+            ):
+                break
+            return victim
+        raise MempoolFull
+
+    def _settle(self, address: bytes, sender: _Sender, account: Account) -> list[Checked]:
+        """Bring a queue up to ``account``; return what had to leave although it was not included."""
+        dropped: list[Checked] = []
+        if account.nonce > sender.nonce:
+            for nonce in [nonce for nonce in sender.entries if nonce < account.nonce]:
+                entry = sender.entries.pop(nonce)
+                if nonce >= sender.pending_end:
+                    self._queued -= 1
+                sender.cost -= entry.checked.cost_max
+                self._forget(entry)
+            sender.nonce = account.nonce
+            sender.pending_end = max(sender.pending_end, account.nonce)
+            self._queued -= sender.advance()
+        if not sender.entries:
+            sender.last = -1
+            self._senders.pop(address, None)
+            return dropped
+        while sender.entries and sender.cost > account.balance:
+            dropped.append(self._remove(address, sender.last))
+        return dropped
+
+    def _remove(self, address: bytes, nonce: int) -> Checked:
+        """Take one transaction out of its queue; what follows it waits for the gap to be filled."""
+        sender = self._senders[address]
+        entry = sender.entries.pop(nonce)
+        if nonce < sender.pending_end:
+            self._queued += sender.pending_end - nonce - 1
+            sender.pending_end = nonce
+        else:
+            self._queued -= 1
+        sender.cost -= entry.checked.cost_max
+        self._forget(entry)
+        if not sender.entries:
+            sender.last = -1
+            del self._senders[address]
+        elif nonce == sender.last:
+            sender.last = max(sender.entries)
+            tail = sender.entries[sender.last]
+            heapq.heappush(self._tails, (tail.fee, -tail.arrival, address))
+        return entry.checked
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._by_hash[entry.checked.transaction.hash]
+        self._bytes -= entry.size
+
+    def _compact(self) -> None:
+        """Rebuild a heap that is mostly made of what has left."""
+        if len(self._tails) > 2 * len(self._senders) + _SLACK:
+            self._tails = [
+                (sender.entries[sender.last].fee, -sender.entries[sender.last].arrival, address)
+                for address, sender in self._senders.items()
+            ]
+            heapq.heapify(self._tails)
+        if len(self._expiry) > 2 * len(self._by_hash) + _SLACK:
+            self._expiry = [
+                item for item in self._expiry
+                if (entry := self._by_hash.get(item[2])) is not None and entry.arrival == item[1]
+            ]  # fmt: skip
+            heapq.heapify(self._expiry)
