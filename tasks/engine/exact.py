@@ -1,11 +1,11 @@
 """Profile ``exact/1``: the same bits from every CPU, thread count, library build and engine (MARKET.md 4.2).
 
 Why it is exact: each row of a contraction is scaled by its own power of two and rounded to integers of at most
-2**19, so that products are below 2**38 and, over at most 2**14 terms, every partial sum is an integer below 2**53,
-which float64 holds exactly. Then order, blocking, threads and fused multiply-add cannot change the result. Sums work
-the same way with 2**40 and 2**12. Between contractions there are only elementwise operations that IEEE 754 fixes.
+2**19, so that over at most 2**14 terms each partial sum is an integer below 2**53, which float64 holds exactly.
+Then order, blocking, threads and fused multiply-add cannot change the result. Sums work alike with 2**40 and
+2**12. Between contractions there are only elementwise operations that IEEE 754 fixes.
 
-Zeros come out of every contraction and sum with a positive sign: a product kernel may or may not add to a zero first.
+Zeros come out of every contraction and sum with a positive sign: a kernel may or may not add to a zero first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _contract_stretch(arrays: Arrays, left: Array, right: Array) -> Array:
 
 
 def total(arrays: Arrays, values: Array, axis: int) -> Array:
-    """Return the sum of a matrix along ``axis``, which stays with length 1; the error is about 2**-40 of the largest."""
+    """Return the sum of a matrix along ``axis``, which stays with length 1; error: 2**-40 of the largest."""
     if values.shape[axis] <= SUM_TERMS_MAX:
         return _total_stretch(arrays, values, axis)
     stretches = []

@@ -36,7 +36,9 @@ class TrainingPlan:
     weight_decay_nano: int = 0
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.widths) <= LAYERS_MAX + 1 or not all(1 <= width <= WIDTH_MAX for width in self.widths):
+        if not 2 <= len(self.widths) <= LAYERS_MAX + 1 or not all(
+            1 <= width <= WIDTH_MAX for width in self.widths
+        ):
             raise UnsupportedJob(f"1 to {LAYERS_MAX} layers of 1 to {WIDTH_MAX} units")
         if not 2 <= self.widths[-1] <= 256:
             raise UnsupportedJob("2 to 256 classes")

@@ -49,7 +49,7 @@ class TorchArrays:
         return self._torch.round(values)
 
     def sqrt(self, values: Array) -> Array:
-        """See Arrays. On the CPU by NumPy: torch takes a vector library's root there, which is not rounded right."""
+        """See Arrays. On the CPU by NumPy: torch takes a vector library's root, which is not rounded right."""
         if self._device.type == "cpu":
             return self._torch.from_numpy(np.sqrt(values.numpy()))
         return self._torch.sqrt(values)

@@ -92,7 +92,9 @@ class Trainer:
             at = self.step.to_bytes(8, "big")
             picked = self._order.batch(self.step)
             rows, labels = self._rows[picked], self._labels[picked]
-            batch_leaves.append(digest(b"train-batch", at + picked.astype("<u4").tobytes() + rows.tobytes() + labels.tobytes()))
+            batch_leaves.append(
+                digest(b"train-batch", at + picked.astype("<u4").tobytes() + rows.tobytes() + labels.tobytes())
+            )
             found = self._one_step(rows, labels)
             probe = exact.storable(self._arrays, found.layers[0].weight)
             probe_leaves.append(digest(b"train-probe", at + self._bytes(probe)))
@@ -128,7 +130,11 @@ class Trainer:
     def _check_range(self, step: int) -> None:
         for pair in self._slots:
             for slot in pair:
-                for values, limit in ((slot.parameter, PARAMETER_LIMIT), (slot.m, MOMENT_LIMIT), (slot.v, MOMENT_LIMIT)):
+                for values, limit in (
+                    (slot.parameter, PARAMETER_LIMIT),
+                    (slot.m, MOMENT_LIMIT),
+                    (slot.v, MOMENT_LIMIT),
+                ):
                     if not bool((self._arrays.abs(values) < limit).all()):  # NaN is not below
                         raise Diverged(step=step)
 

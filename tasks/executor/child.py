@@ -1,0 +1,214 @@
+"""The job's process: ``python -m tasks.executor.child FD SCRATCH ENGINE MEMORY_MIB CPU_S``.
+
+Order matters: leave the network, fix the environment, import what will be needed, give up files, user and
+privileges, and only then read the job. It ends when its work is done, when it is told to, or when the supervisor
+is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tasks.executor import sandbox
+
+if TYPE_CHECKING:
+    from tasks.engine.arrays import Arrays
+    from tasks.executor.job import ChildFrame, Train
+
+__all__ = ["main"]
+
+PROGRESS_INTERVAL_S: Final = 0.2
+"""Least time between two reports of progress; also how soon an order to end is heard between steps."""
+THREADS: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION": "0",
+}
+"""The bits do not depend on these; fairness to the machine's other work does. The last keeps float64 real."""
+
+
+class _Orphaned(Exception):
+    """The supervisor closed the socket or sent an order to end."""
+
+
+class _Link:
+    """The socket to the supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def receive(self) -> Train:
+        from tasks.executor.job import FRAME_HEADER_BYTES, Cancel, Train, decode_parent_frame, parent_frame_limit
+
+        size = int.from_bytes(self._exactly(FRAME_HEADER_BYTES), "big")
+        if size > parent_frame_limit():
+            raise _Orphaned
+        message = decode_parent_frame(self._exactly(size))
+        match message:
+            case Train():
+                return message
+            case Cancel():
+                raise _Orphaned
+
+    def send(self, message: ChildFrame) -> None:
+        from tasks.executor.job import encode_frame
+
+        try:
+            self._connection.sendall(encode_frame(message))
+        except OSError as error:
+            raise _Orphaned from error
+
+    def check(self) -> None:
+        """Raise _Orphaned if there is anything to hear: only an end or an order to end can come now."""
+        if select.select([self._connection], [], [], 0)[0]:
+            raise _Orphaned
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = self._connection.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise _Orphaned
+            data += part
+        return bytes(data)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one job over the socket with the given file descriptor; return the exit status."""
+    descriptor, scratch, engine, memory_mib, cpu_s = arguments
+    os.environ.update(THREADS)
+    isolation = sandbox.leave_network()
+    from tasks.executor.job import Failed, Hello
+
+    link = _Link(socket.socket(fileno=int(descriptor)))
+    try:
+        try:
+            arrays = _engine(engine)
+        except Exception as error:
+            link.send(Failed(getattr(error, "code", "engine_broken"), str(error)))
+            return 1
+        _warm_up(arrays)
+        late_loading = engine != "numpy"
+        isolation |= sandbox.close_in(
+            scratch,
+            memory_bytes=int(memory_mib) << 20,
+            cpu_s=int(cpu_s),
+            threads_allowed=late_loading,
+            files_needed=late_loading,
+        )
+        link.send(Hello(arrays.device, isolation))
+        return _serve(link, arrays)
+    except _Orphaned:
+        return 0
+
+
+def _engine(name: str) -> Arrays:
+    if name == "numpy":
+        from tasks.engine.arrays import NumpyArrays
+
+        return NumpyArrays()
+    from tasks.engine.torch_arrays import TorchArrays
+
+    return TorchArrays("cuda" if name == "torch-cuda" else "cpu")
+
+
+def _warm_up(arrays: Arrays) -> None:
+    """Run a tiny job so that every module and kernel is loaded before the files are gone."""
+    from tasks.datasets import Dataset
+    from tasks.engine.plan import TrainingPlan
+    from tasks.engine.state import TrainingState
+    from tasks.engine.training import Trainer, initial_state
+
+    plan = TrainingPlan((2, 3, 2), "silu", 2, bytes(32), 1_000_000)
+    dataset = Dataset.decode(Dataset("warm-up", 3, 2, 2, 0, 2, bytes(6), bytes(3)).encode())
+    state = TrainingState.decode(initial_state(plan).encode(), plan)
+    trainer = Trainer(plan, dataset, arrays, state)
+    trainer.run_segment(1)
+    trainer.evaluate()
+
+
+def _serve(link: _Link, arrays: Arrays) -> int:
+    from state.primitives.errors import DekubeError
+    from tasks.executor.job import Failed
+
+    try:
+        _train(link, arrays, link.receive())
+    except DekubeError as error:
+        link.send(Failed(error.code, str(error)))
+        return 1
+    except MemoryError:
+        link.send(Failed("out_of_memory", "the job needs more memory than it may have"))
+        return 1
+    return 0
+
+
+def _train(link: _Link, arrays: Arrays, order: Train) -> None:
+    from tasks.datasets import Dataset
+    from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+    from tasks.engine.state import TrainingState
+    from tasks.engine.training import Trainer, initial_state
+    from tasks.executor.job import Finished, Progress, Segment
+
+    job = order.job
+    dataset = Dataset.decode(order.dataset)
+    if dataset.root() != job.dataset_root:
+        raise DatasetInvalid("the dataset is not the one the job names")
+    if dataset.train_rows != job.samples:
+        raise DatasetInvalid(f"{dataset.train_rows} training samples where the job names {job.samples}")
+    state = initial_state(job.plan) if order.state is None else TrainingState.decode(order.state, job.plan)
+    root = state.root(job.plan)
+    if state.step == 0 and root != job.init_root:
+        raise StateInvalid("the initial state is not the one the job names")
+    if not state.step <= order.step_to <= job.total_steps or state.step % job.segment_steps:
+        raise UnsupportedJob(f"cannot go from step {state.step} to {order.step_to}")
+    trainer = Trainer(job.plan, dataset, arrays, state)
+    heard = _pulse(link, lambda step: link.send(Progress(step)))
+    while trainer.step < order.step_to:
+        started = time.perf_counter_ns()
+        result = trainer.run_segment(job.segment_end(trainer.step) - trainer.step, heard)
+        compute_ms = max(1, (time.perf_counter_ns() - started) // 1_000_000)
+        link.send(
+            Segment(
+                result.step_from,
+                result.step_to,
+                root,
+                result.state_root,
+                result.batch_root,
+                result.probe_root,
+                result.loss_bits,
+                compute_ms,
+                trainer.state().encode(),
+            )
+        )
+        root = result.state_root
+    if order.evaluate:
+        found = trainer.evaluate()
+        link.send(Finished(found.right, found.samples))
+    else:
+        link.send(Finished(0, 0))
+
+
+def _pulse(link: _Link, tell: Callable[[int], None]) -> Callable[[int], None]:
+    """Return a listener of steps that reports and listens at most once in PROGRESS_INTERVAL_S."""
+    due = 0.0
+
+    def heard(step: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + PROGRESS_INTERVAL_S
+            link.check()
+            tell(step)
+
+    return heard
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,259 @@
+"""A job as the executor runs it, and the frames between the supervisor and the job's process.
+
+A frame is a length of 4 bytes and canonical CBOR. Both sides decode strictly: the process is built-in code, but it
+works on a stranger's data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Final, TypeAlias
+
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from tasks.datasets import DATASET_BYTES_MAX
+from tasks.engine.errors import UnsupportedJob
+from tasks.engine.plan import TrainingPlan
+from tasks.spec import JobSpec
+
+__all__ = [
+    "Cancel", "ChildFrame", "Failed", "Finished", "FrameReader", "Hello", "Job", "Progress", "Segment", "Train",
+    "decode_child_frame", "decode_parent_frame", "encode_frame", "frame",
+]  # fmt: skip
+
+FRAME_HEADER_BYTES: Final = 4
+SMALL_FRAME_BYTES: Final = 4096
+"""Limit of every frame of the process but a segment, which also carries a state."""
+TEXT_MAX: Final = 400
+STEPS_MAX: Final = 1 << 40
+SEGMENTS_MAX: Final = 1 << 20
+
+_HELLO, _PROGRESS, _SEGMENT, _FINISHED, _FAILED = 1, 2, 3, 4, 5
+_TRAIN, _CANCEL = 1, 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan with its data, its start and its division: segments are what is checked, windows what is paid."""
+
+    plan: TrainingPlan
+    samples: int
+    dataset_root: bytes
+    init_root: bytes
+    total_steps: int
+    segment_steps: int
+    window_steps: int
+
+    def __post_init__(self) -> None:
+        if len(self.dataset_root) != 32 or len(self.init_root) != 32:
+            raise UnsupportedJob("roots of 32 bytes")
+        if not 1 <= self.segment_steps <= self.window_steps <= self.total_steps < STEPS_MAX:
+            raise UnsupportedJob("steps: a segment within a window within the whole")
+        if self.window_steps % self.segment_steps or self.segments > SEGMENTS_MAX:
+            raise UnsupportedJob("a window of whole segments")
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Job:
+        """Return what ``spec`` asks for. Raises UnsupportedJob."""
+        return cls(spec.plan(), spec.dataset.samples, spec.dataset.root, spec.init_root, *spec.schedule)
+
+    @property
+    def segments(self) -> int:
+        """Number of segments; the last may be shorter."""
+        return -(-self.total_steps // self.segment_steps)
+
+    @property
+    def windows(self) -> int:
+        """Number of windows; the last may be shorter."""
+        return -(-self.total_steps // self.window_steps)
+
+    def window_of(self, step_from: int) -> int:
+        """Return the window of the segment that starts at ``step_from``."""
+        return step_from // self.window_steps
+
+    def segment_end(self, step_from: int) -> int:
+        """Return where the segment that starts at ``step_from`` ends."""
+        return min(step_from + self.segment_steps, self.total_steps)
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes, by which the journal and the process know the job."""
+        plan = self.plan
+        return encode([
+            1, list(plan.widths), plan.activation, plan.batch, plan.seed, plan.learning_rate_nano, plan.beta1_nano,
+            plan.beta2_nano, plan.epsilon_nano, plan.weight_decay_nano,
+            *astuple(self)[1:],
+        ])  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Job:
+        """Read a job. Raises DecodeError or UnsupportedJob."""
+        match decode(data, limit_bytes=SMALL_FRAME_BYTES):
+            case [
+                1, list(widths), str(activation), int(batch), bytes(seed), int(rate), int(beta1), int(beta2),
+                int(epsilon), int(decay), int(samples), bytes(dataset_root), bytes(init_root), int(total),
+                int(segment), int(window),
+            ] if all(type(width) is int for width in widths):  # fmt: skip
+                plan = TrainingPlan(tuple(widths), activation, batch, seed, rate, beta1, beta2, epsilon, decay)
+                return cls(plan, samples, dataset_root, init_root, total, segment, window)
+            case _:
+                raise DecodeError("not a job")
+
+
+@dataclass(frozen=True)
+class Train:
+    """To the process: run ``job`` from ``state`` (None: its start) until ``step_to``, then evaluate if asked."""
+
+    job: Job
+    dataset: bytes
+    state: bytes | None
+    step_to: int
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """To the process: end now."""
+
+
+ParentFrame: TypeAlias = Train | Cancel
+
+
+@dataclass(frozen=True)
+class Hello:
+    """From the process: shut in as ``isolation`` says, computing on ``device``."""
+
+    device: str
+    isolation: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """From the process: ``step`` steps are done."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """From the process: a segment is done; ``state`` is the encoded state after it."""
+
+    step_from: int
+    step_to: int
+    state_root_before: bytes
+    state_root_after: bytes
+    batch_root: bytes
+    probe_root: bytes
+    loss_bits: int
+    compute_ms: int
+    state: bytes
+
+
+@dataclass(frozen=True)
+class Finished:
+    """From the process: all steps are done; ``right`` of ``samples`` test samples were answered rightly."""
+
+    right: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """From the process: it cannot go on."""
+
+    reason: str
+    text: str
+
+
+ChildFrame: TypeAlias = Hello | Progress | Segment | Finished | Failed
+
+
+def frame(body: bytes) -> bytes:
+    """Return ``body`` with its length before it."""
+    return len(body).to_bytes(FRAME_HEADER_BYTES, "big") + body
+
+
+def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
+    """Return a message as a frame."""
+    match message:
+        case Train(job, dataset, state, step_to, evaluate):
+            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate)]))
+        case Cancel():
+            return frame(encode([_CANCEL]))
+        case Hello(device, isolation):
+            return frame(encode([_HELLO, device, tuple(sorted(isolation))]))
+        case Progress(step):
+            return frame(encode([_PROGRESS, step]))
+        case Segment():
+            return frame(encode([_SEGMENT, *astuple(message)]))
+        case Finished(right, samples):
+            return frame(encode([_FINISHED, right, samples]))
+        case Failed(reason, text):
+            return frame(encode([_FAILED, reason[:64], text[:TEXT_MAX]]))
+
+
+def decode_parent_frame(body: bytes) -> ParentFrame:
+    """Read what the supervisor sent. Raises DecodeError or UnsupportedJob."""
+    match decode(body, limit_bytes=parent_frame_limit()):
+        case [1, bytes(job), bytes(dataset), (bytes() | None) as state, int(step_to), (0 | 1) as evaluate]:
+            return Train(Job.decode(job), dataset, state, step_to, bool(evaluate))
+        case [2]:
+            return Cancel()
+        case _:
+            raise DecodeError("not a frame for a job")
+
+
+def parent_frame_limit() -> int:
+    """Return the size that no frame to a process exceeds."""
+    return DATASET_BYTES_MAX + (1 << 28)
+
+
+def child_frame_limit(plan: TrainingPlan) -> int:
+    """Return the size that no frame from a process running ``plan`` exceeds."""
+    return SMALL_FRAME_BYTES + plan.state_limit_bytes
+
+
+def decode_child_frame(body: bytes, plan: TrainingPlan) -> ChildFrame:
+    """Read what a process sent. Raises DecodeError."""
+    match decode(body, limit_bytes=child_frame_limit(plan)):
+        case [1, str(device), list(isolation)] if (
+            len(device) <= 64 and len(isolation) <= 16 and all(type(i) is str and len(i) <= 32 for i in isolation)
+        ):
+            return Hello(device, frozenset(isolation))
+        case [2, int(step)] if 0 <= step < STEPS_MAX:
+            return Progress(step)
+        case [
+            3, int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root), bytes(probe_root),
+            int(loss_bits), int(compute_ms), bytes(state),
+        ] if (
+            0 <= step_from < step_to < STEPS_MAX and 0 <= loss_bits < 1 << 64 and 0 <= compute_ms < 1 << 48
+            and all(len(root) == 32 for root in (before, after, batch_root, probe_root))
+        ):  # fmt: skip
+            return Segment(step_from, step_to, before, after, batch_root, probe_root, loss_bits, compute_ms, state)
+        case [4, int(right), int(samples)] if 0 <= right <= samples < 1 << 32:
+            return Finished(right, samples)
+        case [5, str(reason), str(text)] if len(reason) <= 64 and len(text) <= TEXT_MAX:
+            return Failed(reason, text)
+        case _:
+            raise DecodeError("not a frame of a job")
+
+
+class FrameReader:
+    """Cuts a byte stream into frames of at most ``limit_bytes``."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit, self._buffer = limit_bytes, bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what arrived and return the frames that are now whole. Raises DecodeError on an oversized one."""
+        self._buffer += data
+        whole: list[bytes] = []
+        while len(self._buffer) >= FRAME_HEADER_BYTES:
+            size = int.from_bytes(self._buffer[:FRAME_HEADER_BYTES], "big")
+            if size > self._limit:
+                raise DecodeError(f"a frame of {size} bytes, limit {self._limit}")
+            end = FRAME_HEADER_BYTES + size
+            if len(self._buffer) < end:
+                break
+            whole.append(bytes(self._buffer[FRAME_HEADER_BYTES:end]))
+            del self._buffer[:end]
+        return whole

@@ -1,0 +1,130 @@
+"""What the executor hands on: windows of work with all that their proofs need, and verdicts on segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from state.primitives.hashing import ZERO_HASH, digest
+from tasks.executor.job import Segment
+from tasks.proofs import Code, Finding, Meter, SegmentLeaf, WindowProof, probe_seal, segment_root
+
+__all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_proof", "segment_salts"]
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """A window that was done.
+
+    ``states`` are the encoded states before each segment, ``output`` the one after the last. ``accuracy`` is
+    (right, samples) on the test split and stands with the last window alone. ``device`` is empty where the work was
+    found done in the journal.
+    """
+
+    window: int
+    segments: tuple[Segment, ...]
+    states: tuple[bytes, ...]
+    meter: Meter
+    device: str
+    accuracy: tuple[int, int] | None
+
+    @property
+    def step_from(self) -> int:
+        """First step of the window."""
+        return self.segments[0].step_from
+
+    @property
+    def step_to(self) -> int:
+        """Step after the window's last."""
+        return self.segments[-1].step_to
+
+    @property
+    def output(self) -> bytes:
+        """The encoded state after the window."""
+        return self.segments[-1].state
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A job that was run to its end; ``gpu_ms`` counts what this process of the node saw."""
+
+    steps: int
+    state_root: bytes
+    accuracy: tuple[int, int]
+    gpu_ms: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What re-running a segment found; ``mismatches`` names what does not agree to the bit."""
+
+    segment: int
+    code: Code
+    probe_root: bytes
+    state_root_after: bytes
+    mismatches: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that the leaf shows agrees; the probe is compared when the worker opens it."""
+        return self.code is Code.COMPUTED and not self.mismatches
+
+    @property
+    def finding(self) -> Finding:
+        """The verdict as the chain takes it."""
+        return Finding(self.segment, self.code, self.probe_root, self.state_root_after)
+
+    @classmethod
+    def unavailable(cls, segment: int, why: str) -> Verdict:
+        """A verdict that nothing could be computed, because of ``why``."""
+        return cls(segment, Code.UNAVAILABLE, ZERO_HASH, ZERO_HASH, (why,))
+
+
+def segment_salts(secret: bytes, task: bytes, window: int, count: int) -> tuple[bytes, ...]:
+    """Return the salts of a window's probes: derived, so that a restarted worker can still open its seals.
+
+    ``secret`` is 32 bytes that only this worker knows.
+    """
+    return tuple(
+        digest(b"probe-salt", secret + task + window.to_bytes(8, "big") + segment.to_bytes(8, "big"))
+        for segment in range(count)
+    )
+
+
+def make_leaves(
+    result: WindowResult, salts: Sequence[bytes], state_blobs: Sequence[bytes]
+) -> tuple[SegmentLeaf, ...]:
+    """Return the leaves of a window; ``state_blobs`` are the content addresses of ``result.states``."""
+    return tuple(
+        SegmentLeaf(
+            segment=index,
+            step_from=segment.step_from,
+            step_to=segment.step_to,
+            state_root_before=segment.state_root_before,
+            state_root_after=segment.state_root_after,
+            batch_root=segment.batch_root,
+            loss_bits=segment.loss_bits,
+            seal=probe_seal(segment.probe_root, salt),
+            state_blob=blob,
+        )
+        for index, (segment, salt, blob) in enumerate(zip(result.segments, salts, state_blobs, strict=True))
+    )
+
+
+def make_window_proof(
+    task: bytes, result: WindowResult, leaves: Sequence[SegmentLeaf], *, leaves_blob: bytes, output_blob: bytes
+) -> WindowProof:
+    """Return the claim on a window; the blobs hold ``encode_leaves(leaves)`` and ``result.output``."""
+    return WindowProof(
+        task=task,
+        window=result.window,
+        step_from=result.step_from,
+        step_to=result.step_to,
+        state_root_in=leaves[0].state_root_before,
+        state_root_out=leaves[-1].state_root_after,
+        segment_root=segment_root(leaves),
+        segments=len(leaves),
+        leaves_blob=leaves_blob,
+        output_blob=output_blob,
+        meter=result.meter,
+    )

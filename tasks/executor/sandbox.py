@@ -1,0 +1,110 @@
+"""Shutting a job's process in: no network, no files, no other processes, no privileges, bounded memory.
+
+The process shuts itself in before it reads the first byte of a job, in two halves: namespaces while it has one
+thread, the rest once everything it will need is imported. Each measure that the machine refuses is left out and
+not named in the result, so that the supervisor knows what was got.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+from typing import Final
+
+__all__ = ["FILES", "LIMITS", "NETWORK", "PRIVILEGES", "USER", "close_in", "leave_network"]
+
+NETWORK: Final = "network"
+"""A network namespace of its own, with not even a loopback that is up."""
+FILES: Final = "files"
+"""An empty directory as its root."""
+USER: Final = "user"
+"""Another user than the node's: nobody."""
+PRIVILEGES: Final = "privileges"
+"""No capabilities, and none to be had by running a program."""
+LIMITS: Final = "limits"
+"""Bounds on memory, CPU time, open files, new processes, and not a byte written to any file."""
+
+NOBODY: Final = 65534
+OPEN_FILES_MAX: Final = 32
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION_3: Final = 0x20080522
+
+
+def _unshare(flags: int) -> bool:
+    return bool(ctypes.CDLL(None, use_errno=True).unshare(flags) == 0)
+
+
+def leave_network() -> frozenset[str]:
+    """Enter a network namespace with nothing in it, while the process still has a single thread."""
+    if os.geteuid() == 0:
+        got = _unshare(_CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | _CLONE_NEWNS)
+    else:
+        got = _unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
+    return frozenset({NETWORK}) if got else frozenset()
+
+
+def close_in(
+    scratch: str, *, memory_bytes: int, cpu_s: int, threads_allowed: bool, files_needed: bool
+) -> frozenset[str]:
+    """Give up files, user, privileges and resources; return what was given up beside the network.
+
+    ``files_needed`` and ``threads_allowed`` are for engines that load code or start threads late (torch).
+    """
+    got: set[str] = set()
+    in_namespace = os.geteuid() != 0 and os.path.exists("/proc/self/uid_map") and _effective_capabilities() != 0
+    if not files_needed and (os.geteuid() == 0 or in_namespace):
+        with contextlib.suppress(OSError):
+            os.chroot(scratch)
+            os.chdir("/")
+            got.add(FILES)
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            got.add(USER)
+            # A container's root may lack the right to a network namespace that its nobody may make.
+            if _unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+                got.add(NETWORK)
+    if _drop_capabilities():
+        got.add(PRIVILEGES)
+    _limit(memory_bytes=memory_bytes, cpu_s=cpu_s, threads_allowed=threads_allowed)
+    got.add(LIMITS)
+    return frozenset(got)
+
+
+def _effective_capabilities() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def _drop_capabilities() -> bool:
+    """Clear every capability set and forbid new ones. Tell whether both was done."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    cleared = libc.capset(ctypes.byref(header), ctypes.byref(nothing)) == 0
+    return bool(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and cleared)
+
+
+def _limit(*, memory_bytes: int, cpu_s: int, threads_allowed: bool) -> None:
+    bounds = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: OPEN_FILES_MAX,
+        resource.RLIMIT_CPU: cpu_s,
+    }
+    if not threads_allowed:
+        bounds[resource.RLIMIT_NPROC] = 0
+        bounds[resource.RLIMIT_AS] = memory_bytes
+    for which, bound in bounds.items():
+        hard = resource.getrlimit(which)[1]
+        value = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(which, (value, value))

@@ -1,0 +1,267 @@
+"""The executor as the node uses it: run a task's job window by window, and re-run segments of others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from state.primitives.hashing import ZERO_HASH
+from tasks.engine.errors import StateInvalid
+from tasks.engine.state import TrainingState
+from tasks.executor.errors import JobFailed, JobStalled
+from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, Train
+from tasks.executor.journal import Journal, JournalEntry, TaskJournal
+from tasks.executor.results import TaskResult, Verdict, WindowResult
+from tasks.executor.supervisor import Backend, ProcessBackend, ProcessOptions
+from tasks.proofs import Code, Meter, SegmentLeaf
+from tasks.spec import JobSpec
+
+__all__ = ["Executor", "ExecutorOptions", "JobStatus"]
+
+_FINAL_REASONS: Final = frozenset({"diverged", "dataset_invalid", "state_invalid", "unsupported_job"})
+"""Failures that the job's own numbers cause: they come again however often it is started."""
+
+OnWindow = Callable[[WindowResult], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class ExecutorOptions:
+    """What this node lends to jobs. ``restarts_max`` counts starts after the first that make no progress."""
+
+    process: ProcessOptions = field(default_factory=ProcessOptions)
+    jobs_max: int = 1
+    verifications_max: int = 1
+    restarts_max: int = 2
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Where a running job stands, for people and metrics."""
+
+    step: int
+    total_steps: int
+    starts: int
+    device: str
+
+
+class Executor:
+    """Runs jobs on a backend, keeps the journal, and meters."""
+
+    def __init__(self, options: ExecutorOptions, journal_root: Path, backend: Backend | None = None) -> None:
+        self._options, self._journal = options, Journal(journal_root)
+        self._scratch = journal_root / ".scratch"
+        self._backend = backend or ProcessBackend(options.process, self._scratch)
+        self._jobs = trio.CapacityLimiter(options.jobs_max)
+        self._verifications = trio.CapacityLimiter(options.verifications_max)
+        self._status: dict[bytes, JobStatus] = {}
+
+    @property
+    def status(self) -> Mapping[bytes, JobStatus]:
+        """The jobs that run now, by task id."""
+        return self._status
+
+    async def unfinished(self) -> tuple[JournalEntry, ...]:
+        """Return the tasks that the journal knows: call ``run_task`` or ``forget`` for each after a restart."""
+        if not self._status:  # what a node that was killed left behind
+            await trio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
+        return await trio.to_thread.run_sync(self._journal.entries)
+
+    async def forget(self, task: bytes) -> None:
+        """Drop the journal of a task that is settled, cancelled or somebody else's now."""
+        await trio.to_thread.run_sync(self._journal.forget, task)
+
+    async def run_task(
+        self, task: bytes, spec: JobSpec, dataset: bytes, on_window: OnWindow, *, start: bytes | None = None
+    ) -> TaskResult:
+        """Run ``spec`` to its end, from the journal's last segment if it knows the task.
+
+        ``start`` is the encoded state at the beginning of a window when another worker did the windows before it.
+        ``on_window`` is called for each window in order; when it returns the window counts as handed on. It may be
+        called again for the same window, with the same roots, after the node died or its disk lost the journal. Cancel the call to stop the job; its journal stays.
+        Raises JobFailed (with the job's reason), JobStalled, IsolationMissing, EngineMissing, UnsupportedJob.
+        """
+        job = Job.of(spec)
+        async with self._jobs:
+            record = await trio.to_thread.run_sync(self._journal.open, task, job, start)
+            try:
+                return await _Run(self._backend, self._options, task, spec, record, on_window, self._status).run(
+                    dataset
+                )
+            finally:
+                self._status.pop(task, None)
+
+    async def verify_segment(self, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes) -> Verdict:
+        """Re-run one segment from the state that its worker published, and compare (MARKET.md 4.5).
+
+        Raises what ``run_task`` raises for faults of this machine; faults of the worker are verdicts.
+        """
+        job = Job.of(spec)
+        try:
+            before = TrainingState.decode(state, job.plan)
+            if (before.step, before.root(job.plan)) != (leaf.step_from, leaf.state_root_before):
+                raise StateInvalid("the state is not the one the leaf names")
+        except StateInvalid as error:
+            return Verdict.unavailable(leaf.segment, str(error))
+        found: list[Segment] = []
+
+        async def listen(message: ChildFrame) -> None:
+            if isinstance(message, Segment):
+                found.append(message)
+
+        order = Train(job, dataset, state, leaf.step_to, evaluate=False)
+        async with self._verifications:
+            for attempt in range(self._options.restarts_max + 1):
+                found.clear()
+                try:
+                    await self._backend.run(order, listen)
+                    break
+                except (JobFailed, JobStalled) as error:
+                    reason = error.reason if isinstance(error, JobFailed) else error.code
+                    if reason == "diverged":  # so the leaf's end state cannot exist
+                        return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, ("diverged",))
+                    if reason in _FINAL_REASONS:
+                        return Verdict.unavailable(leaf.segment, str(error))
+                    if attempt == self._options.restarts_max:
+                        raise
+        if len(found) != 1:
+            raise JobFailed(reason="bad_frame", text=f"{len(found)} segments where one was ordered")
+        return _compare(leaf, found[0])
+
+
+def _compare(leaf: SegmentLeaf, found: Segment) -> Verdict:
+    pairs = (
+        ("state_root_after", leaf.state_root_after, found.state_root_after),
+        ("batch_root", leaf.batch_root, found.batch_root),
+        ("loss_bits", leaf.loss_bits, found.loss_bits),
+    )
+    mismatches = tuple(name for name, claimed, computed in pairs if claimed != computed)
+    return Verdict(leaf.segment, Code.COMPUTED, found.probe_root, found.state_root_after, mismatches)
+
+
+class _Run:
+    """One call of run_task: starts the job until it is through, hands windows on."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        options: ExecutorOptions,
+        task: bytes,
+        spec: JobSpec,
+        record: TaskJournal,
+        on_window: OnWindow,
+        status: dict[bytes, JobStatus],
+    ) -> None:
+        self._backend, self._options, self._task, self._spec = backend, options, task, spec
+        self._job, self._record, self._on_window, self._status = Job.of(spec), record, on_window, status
+        self._device = ""
+        self._starts = 0
+        self._accuracy: tuple[int, int] | None = None
+        self._gpu_ms = sum(segment.compute_ms for segment in record.segments)
+
+    async def run(self, dataset: bytes) -> TaskResult:
+        fruitless = 0
+        await self._hand_on()
+        while self._accuracy is None:
+            self._starts += 1
+            stood_at = self._record.step
+            order = Train(self._job, dataset, self._record.state, self._job.total_steps, evaluate=True)
+            try:
+                await self._backend.run(order, self._listen)
+            except (JobFailed, JobStalled) as error:
+                if isinstance(error, JobFailed) and error.reason in _FINAL_REASONS:
+                    raise
+                fruitless = fruitless + 1 if self._record.step == stood_at else 1
+                if fruitless > self._options.restarts_max:
+                    raise
+        await self._hand_on()
+        return TaskResult(
+            self._record.step, self._record.segments[-1].state_root_after, self._accuracy, self._gpu_ms
+        )
+
+    async def _listen(self, message: ChildFrame) -> None:
+        match message:
+            case Hello(device, _):
+                self._device = device
+                self._note(self._record.step)
+            case Progress(step):
+                self._note(step)
+            case Segment():
+                await trio.to_thread.run_sync(self._accept, message)
+                self._gpu_ms += message.compute_ms
+                self._note(message.step_to)
+                if message.step_to < self._job.total_steps:  # the last window waits for the test's answers
+                    await self._hand_on()
+            case Finished(right, samples):
+                if self._record.step != self._job.total_steps:
+                    raise JobFailed(reason="bad_frame", text="finished before its last step")
+                self._accuracy = (right, samples)
+            case Failed():
+                pass  # the backend raises it
+
+    def _note(self, step: int) -> None:
+        self._status[self._task] = JobStatus(step, self._job.total_steps, self._starts, self._device)
+
+    def _accept(self, segment: Segment) -> None:
+        """Check that a segment is the next one and holds the state it names, and write it down."""
+        record, job = self._record, self._job
+        root = record.segments[-1].state_root_after if record.segments else segment.state_root_before
+        if (segment.step_from, segment.step_to, segment.state_root_before) != (
+            record.step,
+            job.segment_end(record.step),
+            root,
+        ):
+            raise JobFailed(reason="bad_frame", text="not the next segment")
+        try:
+            state = TrainingState.decode(segment.state, job.plan)
+        except StateInvalid as error:
+            raise JobFailed(reason="bad_frame", text=str(error)) from None
+        if (state.step, state.root(job.plan)) != (segment.step_to, segment.state_root_after):
+            raise JobFailed(reason="bad_frame", text="the state is not the one the segment names")
+        record.append(segment)
+
+    async def _hand_on(self) -> None:
+        """Hand on the windows that are whole, each once."""
+        for window, segments in _whole_windows(self._spec, self._record):
+            if segments[-1].step_to == self._job.total_steps and self._accuracy is None:
+                return
+            steps = segments[-1].step_to - segments[0].step_from
+            measured = sum(segment.compute_ms for segment in segments)
+            meter = Meter(min(measured, self._spec.gpu_ms_max(window)), steps, steps * self._spec.batch)
+            accuracy = self._accuracy if segments[-1].step_to == self._job.total_steps else None
+            states = await trio.to_thread.run_sync(_states_before, self._job, self._record, segments)
+            result = WindowResult(window, segments, states, meter, self._device, accuracy)
+            await self._on_window(result)
+            await trio.to_thread.run_sync(self._record.mark_delivered, window + 1)
+
+
+def _whole_windows(spec: JobSpec, record: TaskJournal) -> list[tuple[int, tuple[Segment, ...]]]:
+    """Return the windows, not yet handed on, of which every segment is written down."""
+    by_window: dict[int, list[Segment]] = {}
+    for segment in record.segments:
+        by_window.setdefault(segment.step_from // spec.schedule.window_steps, []).append(segment)
+    return [
+        (window, tuple(segments))
+        for window, segments in sorted(by_window.items())
+        if window >= record.delivered
+        and (segments[0].step_from, segments[-1].step_to) == spec.window_range(window)
+    ]
+
+
+def _states_before(job: Job, record: TaskJournal, segments: tuple[Segment, ...]) -> tuple[bytes, ...]:
+    """Return the encoded states before each of a window's segments."""
+    at = record.segments.index(segments[0])
+    if at:
+        first = record.segments[at - 1].state
+    elif record.start is not None:
+        first = record.start
+    else:
+        from tasks.engine.training import initial_state  # NumPy only where a job is run
+
+        first = initial_state(job.plan).encode()
+    return (first, *(segment.state for segment in segments[:-1]))
