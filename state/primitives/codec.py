@@ -83,6 +83,10 @@ def _check(value: object, depth: int) -> None:
         raise DecodeError("nested too deeply")
     for item in value:  # type: ignore[attr-defined]
         item_kind = type(item)
-        if item_kind is bytes or item_kind is str:
-            continue
+        if (
+            item_kind is bytes
+            or item_kind is str
+            or (item_kind is int and -_INTEGER_LIMIT < item < _INTEGER_LIMIT)
+        ):
+            continue  # most items, without a call for each
         _check(item, depth - 1)
