@@ -1,0 +1,89 @@
+"""Signed peer records: where a node says it can be reached, in at most 512 bytes that anyone may pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from p2p.errors import CertificateInvalid, RecordInvalid
+from p2p.identity import Identity, NodeCertificate, Role
+from p2p.transport import Endpoint
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError, SignatureInvalid
+from state.primitives.hashing import digest
+from state.primitives.keys import SIGNATURE_BYTES, recover_address
+
+__all__ = ["ENDPOINTS_MAX", "RECORD_BYTES_MAX", "RECORD_LIFE_MS", "PeerRecord", "sign_record", "verify_record"]
+
+RECORD_BYTES_MAX: Final = 512
+RECORD_LIFE_MS: Final = 24 * 3_600_000
+ENDPOINTS_MAX: Final = 4
+
+_CLOCK_SKEW_MS_MAX: Final = 3_600_000
+_KIND: Final = b"peer record"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """A verified record. ``data`` is what was signed and is passed on as it came."""
+
+    address: bytes
+    certificate: NodeCertificate
+    sequence: int
+    expiry_ms: int
+    endpoints: tuple[Endpoint, ...]
+    data: bytes
+
+    @property
+    def roles(self) -> Role:
+        """What the node says that it does."""
+        return self.certificate.roles
+
+    def supersedes(self, other: PeerRecord) -> bool:
+        """Whether this record replaces ``other`` of the same address."""
+        return (self.certificate.sequence, self.sequence) > (other.certificate.sequence, other.sequence)
+
+
+def sign_record(identity: Identity, endpoints: tuple[Endpoint, ...], *, now_ms: int) -> PeerRecord:
+    """Return the record of this node for the next 24 hours; its sequence is the time.
+
+    Of ``endpoints`` the first are kept, as many as ENDPOINTS_MAX and RECORD_BYTES_MAX allow.
+    """
+    expiry_ms = min(now_ms + RECORD_LIFE_MS, identity.certificate.not_after_ms)
+    kept = endpoints[:ENDPOINTS_MAX]
+    while True:
+        signed: list[Value] = [
+            identity.certificate.to_value(),
+            now_ms,
+            expiry_ms,
+            [str(endpoint) for endpoint in kept],
+        ]
+        data = encode([*signed, identity.signer.sign(digest(_KIND, encode(signed)))])
+        if len(data) <= RECORD_BYTES_MAX:
+            return PeerRecord(identity.address, identity.certificate, now_ms, expiry_ms, kept, data)
+        kept = kept[:-1]
+
+
+def verify_record(data: bytes, *, genesis_hash: bytes, now_ms: int) -> PeerRecord:
+    """Return the record of these bytes. Raises RecordInvalid."""
+    try:
+        match decode(data, limit_bytes=RECORD_BYTES_MAX):
+            case [list(inner), int(sequence), int(expiry_ms), list(texts), bytes(signature)] if (
+                0 <= sequence < 2**63 and len(texts) <= ENDPOINTS_MAX and len(signature) == SIGNATURE_BYTES
+            ):
+                pass
+            case _:
+                raise RecordInvalid("not a peer record")
+        certificate = NodeCertificate.from_value(inner)
+        endpoints = tuple(Endpoint.parse(text) for text in texts if isinstance(text, str))
+        if len(endpoints) != len(texts):
+            raise RecordInvalid("an endpoint that is not text")
+        if not now_ms < expiry_ms <= now_ms + RECORD_LIFE_MS + _CLOCK_SKEW_MS_MAX:
+            raise RecordInvalid("expired, or valid for too long")
+        address = certificate.verify(genesis_hash=genesis_hash, now_ms=now_ms)
+        signed = encode([inner, sequence, expiry_ms, texts])
+        if recover_address(digest(_KIND, signed), signature) != certificate.signer:
+            raise RecordInvalid("signed by another key than the certificate names")
+    except (DecodeError, SignatureInvalid, CertificateInvalid) as error:
+        raise RecordInvalid(str(error)) from None
+    return PeerRecord(address, certificate, sequence, expiry_ms, endpoints, data)
