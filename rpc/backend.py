@@ -128,6 +128,9 @@ class Backend:
         self._threads = trio.CapacityLimiter(self.options.threads)
         self._share = _Share(self.options.share_percent)
         self._connections = 0
+        self.gateway: tuple[str, int] = ("", 0)
+        """Where the gateway that connected last is listening."""
+        self._gateway_known = trio.Event()
         self._inline: dict[str, Callable[[list[Any]], Value]] = {
             "hello": self._hello,
             "head": self._head,
@@ -142,6 +145,7 @@ class Backend:
             "peers": self._peers,
             "sync": self._sync,
             "committee": self._committee,
+            "serving": self._serving,
         }
         self._threaded: dict[str, Callable[[list[Any]], Value]] = {
             "read_old": self._read,
@@ -264,6 +268,20 @@ class Backend:
 
     def _hello(self, _params: list[Any]) -> Value:
         return record_value(self._view.description())
+
+    def _serving(self, params: list[Any]) -> Value:
+        match params:
+            case [str(host), int(port)]:
+                self.gateway = (host, port)
+                self._gateway_known.set()
+                return None
+            case _:
+                raise DecodeError("serving: a host and a port expected")
+
+    async def wait_gateway(self) -> tuple[str, int]:
+        """Return host and port of the gateway that connected last, as soon as one has."""
+        await self._gateway_known.wait()
+        return self.gateway
 
     def _head(self, _params: list[Any]) -> Value:
         return record_value(self._view.head())

@@ -813,4 +813,4 @@ def _table(methods: Iterable[Method]) -> dict[str, Method]:
 
 METHODS: Final[tuple[Method, ...]] = (*_CHAIN, *_TRANSACTIONS, *_ACCOUNTS, *_NETWORK, *MARKET_METHODS)
 TABLE: Final[dict[str, Method]] = _table(METHODS)
-"""Every method by its name. ``rpc.discover`` and subscriptions belong to the dispatcher, which knows its caller."""
+"""The methods of the native namespace by name; ``rpc.surface`` adds those that belong to a connection."""

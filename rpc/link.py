@@ -1,0 +1,560 @@
+"""The gateway's side of the socket: a ``Node`` over frames, with caches of what can never change.
+
+Runs on asyncio. Reads of one turn of the loop travel in one frame; state at a height, blocks and places of
+transactions are immutable once final, so they are kept. The link reconnects by itself, and while it is down every
+question fails with NodeUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import structlog
+
+from rpc.blocks import LoadedBlock
+from rpc.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
+from rpc.events import EVENTS
+from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Push, encode_request, read_answer
+from rpc.limits import Cache
+from rpc.view import (
+    BlockRecord,
+    Committee,
+    Description,
+    Head,
+    KindInfo,
+    Peer,
+    PoolStatus,
+    Seat,
+    Sync,
+    read_record,
+)
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
+from state.primitives.receipts import EventType
+from state.primitives.transactions import Transaction
+
+__all__ = ["Link", "LinkOptions"]
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+KEYS_OF_FRAME: Final = 256
+SCAN_PAGE: Final = 1024
+MIN_HEIGHT_WAIT_MS: Final = 2_000
+"""How long a request waits for its ``min_height``: about two blocks."""
+SMALL_VALUE_BYTES: Final = 1024
+"""Larger values of the state are not kept."""
+RECONNECT_S_MIN: Final = 0.05
+RECONNECT_S_MAX: Final = 2.0
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """Bounds of what the gateway keeps and of what it has under way at the node."""
+
+    requests_max: int = 4096
+    request_timeout_s: float = 15.0
+    state_entries_max: int = 200_000
+    block_bytes_max: int = 192 * 1024 * 1024
+    place_entries_max: int = 200_000
+    waiters_max: int = 5_000
+    queries_max: int = 64
+    query_threads: int = 4
+    large_block_transactions: int = 128
+    """Blocks with more are decoded in a worker thread."""
+
+
+class _Session(asyncio.Protocol):
+    """One connection to the node."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._frames: list[bytes] = []
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for value in self._buffer.feed(data):
+                self._link.received(read_answer(value))
+        except DecodeError as error:
+            _log.error("the node speaks another protocol", error=str(error))
+            self.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def send(self, frame: bytes) -> None:
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._frames.append(frame)
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(self._frames))
+        self._frames = []
+
+
+class _RemoteReader:
+    """The state after one height as a ``Reader`` for worker threads."""
+
+    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop, height: int) -> None:
+        self._link = link
+        self._loop = loop
+        self._height = height
+
+    def get(self, key: bytes) -> bytes | None:
+        found = self._link.kept(self._height, key)
+        if found is not _ABSENT:
+            return found  # type: ignore[return-value]
+        [value] = asyncio.run_coroutine_threadsafe(self._link.read(self._height, key), self._loop).result()
+        return value
+
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        entries: list[tuple[bytes, bytes]] = []
+        while len(entries) < limit:
+            wanted = min(limit - len(entries), SCAN_PAGE)
+            ask = self._link.request("scan", self._height, start, stop, wanted)
+            page = [(key, value) for key, value in asyncio.run_coroutine_threadsafe(ask, self._loop).result()]
+            entries += page
+            if len(page) < wanted:
+                break
+            start = page[-1][0] + b"\0"
+        return entries
+
+
+class Link:
+    """The node as the methods see it (``rpc.table.Node``); ``run`` keeps it connected."""
+
+    def __init__(self, path: Path, options: LinkOptions | None = None) -> None:
+        self._path = path
+        self._options = options or LinkOptions()
+        self._session: _Session | None = None
+        self._next_identifier = 1
+        self._asked: dict[int, tuple[asyncio.Future[Any], float]] = {}
+        self._head: Head | None = None
+        self._description: Description | None = None
+        self._kinds: dict[int, str] = {}
+        self._state: dict[tuple[int, bytes], bytes | None] = {}
+        self._wanted: dict[int, dict[bytes, asyncio.Future[bytes | None]]] = {}
+        self._blocks: Cache[int, LoadedBlock] = Cache(self._options.block_bytes_max)
+        self._loading: dict[int, asyncio.Future[LoadedBlock | None]] = {}
+        self._places: Cache[bytes, tuple[int, int]] = Cache(self._options.place_entries_max)
+        self._heights: Cache[bytes, int] = Cache(self._options.place_entries_max)
+        self._hashes: Cache[int, bytes] = Cache(self._options.place_entries_max)
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._queries = 0
+        self._threads = ThreadPoolExecutor(self._options.query_threads, thread_name_prefix="rpc-query")
+        self._listeners: list[Callable[[Head], None]] = []
+        self.serving: tuple[str, int] = ("", 0)
+        """Where the gateway listens; told to the node at each connection."""
+
+    # Connection
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        delay_s = RECONNECT_S_MIN
+        sweeper = asyncio.ensure_future(self._sweep())
+        try:
+            while True:
+                try:
+                    if await self._connect():
+                        delay_s = RECONNECT_S_MIN
+                except (OSError, NodeUnavailable, DecodeError, RpcError) as error:
+                    _log.debug("no connection to the node", error=str(error))
+                finally:
+                    self._disconnected()
+                await asyncio.sleep(delay_s * (1 + random.random()))
+                delay_s = min(delay_s * 2, RECONNECT_S_MAX)
+        finally:
+            sweeper.cancel()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _connect(self) -> bool:
+        loop = asyncio.get_running_loop()
+        _, session = await loop.create_unix_connection(lambda: _Session(self), str(self._path))
+        try:
+            self._session = session
+            await self._greet()
+            _log.info("connected to the node", height=self.head.height)
+            await session.lost
+            _log.warning("connection to the node lost")
+            return True
+        finally:
+            session.close()
+
+    async def _greet(self) -> None:
+        hello = read_record(Description, await self.request("hello"))
+        hello = hello._replace(kinds=tuple(KindInfo(*item) for item in hello.kinds))
+        if self._description is not None and self._description.genesis_hash != hello.genesis_hash:
+            _log.warning("the node is of another chain now", genesis=hello.genesis_hash.hex())
+            self._forget()
+        self._description = hello
+        self._kinds = {item.kind: item.name for item in hello.kinds}
+        await self.request("serving", *self.serving)
+        self._new_head(read_record(Head, await self.request("head")))
+        await self.request("watch")
+
+    def _forget(self) -> None:
+        self._state.clear()
+        self._blocks.clear()
+        self._places.clear()
+        self._heights.clear()
+        self._hashes.clear()
+
+    def _disconnected(self) -> None:
+        self._session = None
+        self._head = None
+        asked, self._asked = self._asked, {}
+        for future, _ in asked.values():
+            if not future.done():
+                future.set_exception(NodeUnavailable())
+                future.exception()  # whoever waited may be gone
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1)
+            late = loop.time() - self._options.request_timeout_s
+            for identifier, (future, since) in list(self._asked.items()):
+                if since > late:
+                    break
+                del self._asked[identifier]
+                if not future.done():
+                    future.set_exception(NodeUnavailable())
+                    future.exception()
+
+    def received(self, reply: Answer | Failure | Push) -> None:
+        """Take what the node says."""
+        match reply:
+            case Answer(identifier, value):
+                future, _ = self._asked.pop(identifier, (None, 0.0))
+                if future is not None and not future.done():
+                    future.set_result(value)
+            case Failure(identifier, code, message, fields):
+                future, _ = self._asked.pop(identifier, (None, 0.0))
+                if future is not None and not future.done():
+                    future.set_exception(RpcError(code, message, **fields_to_json(fields)))
+                    future.exception()
+            case Push("head", value):
+                self._new_head(read_record(Head, value))
+            case _:
+                pass  # news of a later version
+
+    def _new_head(self, head: Head) -> None:
+        if self._head is not None and head.height <= self._head.height:
+            return
+        self._head = head
+        self._hashes.put(head.height, head.hash)
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for listener in self._listeners:
+            listener(head)
+
+    def on_head(self, listener: Callable[[Head], None]) -> None:
+        """Call ``listener`` at each new head; heights may be skipped."""
+        self._listeners.append(listener)
+
+    async def request(self, method: str, *params: Value) -> Any:
+        """Ask the node. Raises NodeUnavailable, or RpcError with the code of the node's error."""
+        session = self._session
+        if session is None:
+            raise NodeUnavailable
+        if len(self._asked) >= self._options.requests_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        identifier = self._next_identifier
+        self._next_identifier += 1
+        future: asyncio.Future[Any] = loop.create_future()
+        self._asked[identifier] = (future, loop.time())
+        session.send(encode_request(identifier, method, list(params)))
+        return await future
+
+    # Facts
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the node answers."""
+        return self._head is not None
+
+    @property
+    def head(self) -> Head:
+        """The newest finalised block. Raises NodeUnavailable."""
+        if self._head is None:
+            raise NodeUnavailable
+        return self._head
+
+    @property
+    def description(self) -> Description:
+        """What does not change. Raises NodeUnavailable before the first connection."""
+        if self._description is None:
+            raise NodeUnavailable
+        return self._description
+
+    @property
+    def kinds(self) -> Mapping[int, str]:
+        """Names of the kinds."""
+        return self._kinds
+
+    @property
+    def events(self) -> Mapping[tuple[bytes, bytes], EventType]:
+        """Known events."""
+        return EVENTS
+
+    # State
+
+    def kept(self, height: int, key: bytes) -> object:
+        """Return a kept value of the state, or a token when it is not kept; safe in any thread."""
+        return self._state.get((height, key), _ABSENT)
+
+    async def read(self, height: int, *keys: bytes) -> list[bytes | None]:
+        """Return values of the state after ``height``."""
+        state = self._state
+        if len(keys) == 1 and (value := state.get((height, keys[0]), _ABSENT)) is not _ABSENT:
+            return [cast("bytes | None", value)]
+        found = [state.get((height, key), _ABSENT) for key in keys]
+        # All are asked for before the first is awaited. The answers are shared, so nobody may cancel them.
+        asked = [
+            asyncio.shield(self._want(height, key)) if value is _ABSENT else None
+            for key, value in zip(keys, found, strict=True)
+        ]
+        return [
+            cast("bytes | None", value) if future is None else await future
+            for future, value in zip(asked, found, strict=True)
+        ]
+
+    def _want(self, height: int, key: bytes) -> asyncio.Future[bytes | None]:
+        wanted = self._wanted.get(height)
+        loop = asyncio.get_running_loop()
+        if wanted is None:
+            if not self._wanted:
+                loop.call_soon(self._send_wanted)
+            wanted = self._wanted[height] = {}
+        future = wanted.get(key)
+        if future is None:
+            future = wanted[key] = loop.create_future()
+        return future
+
+    def _send_wanted(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        for height, futures in wanted.items():
+            keys = list(futures)
+            for first in range(0, len(keys), KEYS_OF_FRAME):
+                part = keys[first : first + KEYS_OF_FRAME]
+                asyncio.ensure_future(self._read_keys(height, part, [futures[key] for key in part]))  # noqa: RUF006
+
+    async def _read_keys(
+        self, height: int, keys: list[bytes], futures: list[asyncio.Future[bytes | None]]
+    ) -> None:
+        try:
+            # State below the head comes from undo records: more work, so the node does it in a thread.
+            method = "read" if self._head is not None and height == self._head.height else "read_old"
+            values = await self.request(method, height, cast(list[Value], keys))
+            if type(values) is not list or len(values) != len(keys):
+                raise DecodeError("not the values that were asked for")
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()
+            return
+        for key, future, value in zip(keys, futures, values, strict=True):
+            self._keep(height, key, value)
+            if not future.done():
+                future.set_result(value)
+
+    def _keep(self, height: int, key: bytes, value: bytes | None) -> None:
+        if value is not None and len(value) > SMALL_VALUE_BYTES:
+            return
+        state = self._state
+        if len(state) >= self._options.state_entries_max:
+            state.pop(next(iter(state)))
+        state[height, key] = value
+
+    async def query(self, height: int, function: Callable[..., _T], *args: Any) -> _T:
+        """Run ``function(reader, *args)`` in a worker thread over the state after ``height``."""
+        if self._session is None:
+            raise NodeUnavailable
+        if self._queries >= self._options.queries_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many queries under way", retry_after_s=1)
+        self._queries += 1
+        loop = asyncio.get_running_loop()
+        try:
+            reader = _RemoteReader(self, loop, height)
+            return await loop.run_in_executor(self._threads, function, reader, *args)
+        finally:
+            self._queries -= 1
+
+    # Blocks and transactions
+
+    async def hash_of(self, height: int) -> bytes:
+        """Return the hash of the block at ``height``."""
+        found = self._hashes.get(height)
+        if found is None:
+            found = await self.request("hash", height)
+            if type(found) is not bytes:
+                raise HeightUnknown(height=height, newest_height=self.head.height)
+            self._hashes.put(height, found)
+        return found
+
+    async def block(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height``, None above the newest."""
+        found = self._blocks.get(height)
+        if found is not None:
+            return found
+        loading = self._loading.get(height)
+        if loading is None:
+            loading = asyncio.ensure_future(self._load_block(height))
+            self._loading[height] = loading
+            loading.add_done_callback(lambda done: (self._loading.pop(height, None), done.exception()))
+        return await asyncio.shield(loading)
+
+    async def _load_block(self, height: int) -> LoadedBlock | None:
+        value = await self.request("block", height)
+        if value is None:
+            return None
+        record = read_record(BlockRecord, value)
+        loaded = LoadedBlock(record)
+        if len(loaded.block.transactions) > self._options.large_block_transactions:
+            await self._in_thread(_decode_all, loaded)
+        self._blocks.put(height, loaded, loaded.weight_bytes)
+        self._hashes.put(height, loaded.hash)
+        self._heights.put(loaded.hash, height)
+        return loaded
+
+    async def block_with_senders(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height`` with the senders of all its transactions."""
+        loaded = await self.block(height)
+        if loaded is not None and not loaded.has_senders:
+            await self._in_thread(LoadedBlock.recover, loaded)
+        return loaded
+
+    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    async def height_of(self, block_hash: bytes) -> int | None:
+        """Return the height of a finalised block."""
+        found = self._heights.get(block_hash)
+        if found is None:
+            found = await self.request("height_of", block_hash)
+            if found is not None:
+                self._heights.put(block_hash, found)
+        return found
+
+    async def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
+        """Return height and index of a finalised transaction."""
+        found = self._places.get(transaction_hash)
+        if found is None:
+            match await self.request("locate", transaction_hash):
+                case [int(height), int(index)]:
+                    found = (height, index)
+                    self._places.put(transaction_hash, found)
+                case _:
+                    return None
+        return found
+
+    async def _next_head(self, until: float) -> bool:
+        """Wait for a new head; return False when the time ``until`` is over first."""
+        if len(self._waiters) >= self._options.waiters_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests wait", retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=max(until - loop.time(), 0))
+            return waiter.done()
+        finally:
+            self._waiters.discard(waiter)
+
+    async def wait_transaction(self, transaction_hash: bytes, timeout_ms: int) -> tuple[int, int] | None:
+        """Return height and index as soon as a transaction is final, None when the time is over."""
+        until = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while (place := await self.locate(transaction_hash)) is None:
+            if not await self._next_head(until):
+                return None
+        return place
+
+    async def wait_height(self, height: int) -> None:
+        """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
+        until = asyncio.get_running_loop().time() + MIN_HEIGHT_WAIT_MS / 1000
+        while self.head.height < height:
+            if not await self._next_head(until):
+                raise HeightNotReached(height=self.head.height, min_height=height)
+
+    async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        """Return places of transactions that touch ``address``, newest first."""
+        found = await self.request("history", address, None if before is None else list(before), limit)
+        return [(height, index) for height, index in found]
+
+    async def prove(self, height: int, key: bytes) -> bytes:
+        """Return the encoded proof of ``key``."""
+        return cast(bytes, await self.request("prove", height, key))
+
+    # What changes at any time
+
+    async def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce of the next transaction."""
+        [nonce] = await self.request("pending_nonces", address)
+        return cast(int, nonce)
+
+    async def pool_status(self) -> PoolStatus:
+        """Return the mempool in numbers."""
+        return read_record(PoolStatus, await self.request("pool"))
+
+    async def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
+        """Return raw transactions of the mempool."""
+        return cast(list[bytes], await self.request("pool_list", skip, limit)) if limit else []
+
+    async def pool_get(self, transaction_hash: bytes) -> bytes | None:
+        """Return the raw bytes of a waiting transaction."""
+        return cast("bytes | None", await self.request("pool_get", transaction_hash))
+
+    async def submit(self, transaction: Transaction) -> bytes:
+        """Hand a transaction to the mempool."""
+        return cast(bytes, await self.request("submit", transaction.raw, transaction.sender))
+
+    async def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+        """Return the encoded receipt of a dry run."""
+        return cast(bytes, await self.request("simulate", sender, kind, payload))
+
+    async def peers(self) -> list[Peer]:
+        """Return the connected peers."""
+        return [read_record(Peer, item) for item in await self.request("peers")]
+
+    async def sync(self) -> Sync:
+        """Return how far the node is."""
+        return read_record(Sync, await self.request("sync"))
+
+    async def committee(self) -> Committee:
+        """Return the voters of the current epoch."""
+        found = read_record(Committee, await self.request("committee"))
+        return found._replace(seats=tuple(Seat(*seat) for seat in found.seats))
+
+
+def _decode_all(loaded: LoadedBlock) -> None:
+    _ = loaded.hashes, loaded.receipts
+
+
+def fields_to_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the values of an error for its data: heights as numbers, other integers as decimal strings."""
+    return {
+        name: str(value) if type(value) is int and not name.endswith("height") else value for name, value in fields
+    }
