@@ -11,7 +11,7 @@ RUN python3 -m venv /opt/dekube \
 COPY . /src/
 RUN /opt/dekube/bin/pip install --no-cache-dir --no-deps --no-build-isolation --no-index /src \
  && /opt/dekube/bin/pip uninstall -y pip \
- && find /opt/dekube -name '__pycache__' -prune -exec rm -rf {} +
+ && find /opt/dekube \( -name '__pycache__' -o -path '*/site-packages/*/tests' \) -prune -exec rm -rf {} +
 
 FROM ${BASE_IMAGE}
 RUN useradd --uid 10001 --user-group --create-home --home-dir /home/dekube dekube
