@@ -1,4 +1,4 @@
-"""The core of SDBFT: rules R1 to R8 as one state machine; events in, effects out, no I/O and no clock (SDBFT.md 3.3).
+"""The core of SDBFT: rules R1 to R8 as a state machine; events in, effects out, no I/O, no clock (SDBFT.md 3.3).
 
 Whatever enters is verified before (signatures, shapes); whatever leaves is done by the shell in the order of the
 list. Work that takes time (build, check, execute) is asked for and comes back as an event, the core never waits.
@@ -83,6 +83,7 @@ PULL_TRIES_MAX: Final = 8
 RESENT_VIEWS: Final = 8
 KEPT_CANDIDATE_VIEWS: Final = 8
 BACKOFF_EXPONENT_MAX: Final = 64
+_POWERS_OF_3: Final = tuple(3**exponent for exponent in range(BACKOFF_EXPONENT_MAX + 1))
 
 LEADER, ADVANCE, RETRANSMIT, FETCH, PULL, IDLE = "leader", "advance", "retransmit", "fetch", "pull", "idle"
 
@@ -539,6 +540,11 @@ class Core:
             found[certificate.kind, certificate.view] = certificate
         return tuple(found.values())
 
+    def all_certificates(self) -> tuple[Certificate, ...]:
+        """Return every certificate above the root, in the order of views."""
+        tables = (self._notarized, self._nullified, self._finalized)
+        return tuple(sorted((found for table in tables for found in table.values()), key=lambda found: found.view))
+
     def own_votes(self) -> tuple[Vote, ...]:
         """Return the signed own votes that are held above the final view."""
         return tuple(vote for _, own in sorted(self._own.items()) for vote in own if vote is not None)
@@ -751,7 +757,7 @@ class Core:
         final_view = self._final.view if self._final is not None else 0
         exponent = min(max(0, self._view - final_view - 2), BACKOFF_EXPONENT_MAX)
         parameters = self._parameters
-        grown = min(base_ms * 3**exponent // 2**exponent, base_ms * parameters.backoff_factor_max)
+        grown = min(base_ms * _POWERS_OF_3[exponent] >> exponent, base_ms * parameters.backoff_factor_max)
         return min(grown, parameters.timeout_ms_max)
 
     def _is_silent(self, leader: int) -> bool:
@@ -1122,7 +1128,7 @@ class Core:
         self._forget(tuple(dead), keep_roots=root.block_hash)
 
     def _drop_candidates(self) -> None:
-        """Forget candidates of old views that nothing certified; whoever certifies one later can be asked for it."""
+        """Forget candidates of old views that nothing certified and this seat has not voted for."""
         if len(self._headers) <= 2 * KEPT_CANDIDATE_VIEWS:
             return
         needed = {c.block_hash for table in (self._notarized, self._finalized) for c in table.values()}
@@ -1266,7 +1272,7 @@ class Core:
     def _arm_resend(self) -> None:
         parameters = self._parameters
         exponent = min(self._resends, BACKOFF_EXPONENT_MAX)
-        delay_ms = min(parameters.retransmit_ms * 3**exponent // 2**exponent, parameters.retransmit_ms_max)
+        delay_ms = min(parameters.retransmit_ms * _POWERS_OF_3[exponent] >> exponent, parameters.retransmit_ms_max)
         # Jitter of a fifth either way, from the seat and the view: replicas must not all speak at once.
         mixed = ((self._seat or 0) * 7_919 + self._view * 104_729 + self._resends * 1_299_709) % 401
         extra_ms = self._parameters.idle_ms if self._idle_added and self._resends == 0 else 0

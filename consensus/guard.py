@@ -1,0 +1,238 @@
+"""The vote guard: what a key has signed, and what it may therefore still sign (SDBFT.md 3.6). Pure.
+
+Its record is a sequence of slots of one size. A slot never crosses a disk sector and ends in a mark that is not
+zero, so the tail that a power cut leaves (short, or filled with zeros) differs from a damaged slot: a torn slot
+belongs to a vote that was never released and is cut off, damage means that a released vote may be unknown, and the
+guard refuses to open.
+"""
+
+from __future__ import annotations
+
+import struct
+from binascii import crc32
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
+from state.primitives.errors import DekubeError
+
+__all__ = [
+    "JOURNAL_BLOCK",
+    "JOURNAL_CERTIFICATE",
+    "SLOT_BYTES",
+    "Guard",
+    "GuardCorrupt",
+    "GuardMissing",
+    "GuardRefused",
+    "Watermark",
+    "journal_record",
+    "read_journal",
+]
+
+SLOT_BYTES: Final = 256
+_MARK: Final = b"\xd5slot\xd5\xd5\xd5"
+_HEADER, _FLOOR = 0, 4
+_BODY: Final = struct.Struct(">BQIQQH32s64s")  # kind, sequence, epoch, view, parent view, seat, hash, signature
+_CRC_AT: Final = SLOT_BYTES - len(_MARK) - 4
+_FORMAT: Final = b"dekube vote guard 1"
+
+
+class GuardCorrupt(DekubeError):
+    """The guard's record is damaged, of another key or of another chain: voting could contradict an older vote."""
+
+    code = "guard_corrupt"
+
+
+class GuardMissing(DekubeError):
+    """There is no guard's record, and the operator has not said that this key has never voted."""
+
+    code = "guard_missing"
+
+
+class GuardRefused(DekubeError):
+    """A vote that the earlier votes of this key forbid; ``rule`` names which."""
+
+    code = "guard_refused"
+
+    def __init__(self, rule: str, kind: int, candidate: Candidate) -> None:
+        super().__init__(f"{rule}: kind {kind} in epoch {candidate.epoch}, view {candidate.view}")
+        self.rule = rule
+
+
+class Watermark(NamedTuple):
+    """What must move with a key to another machine: nothing up to this view may be signed there."""
+
+    genesis_hash: bytes
+    vote_key: bytes
+    epoch: int
+    view: int
+
+
+def _slot(body: bytes) -> bytes:
+    padded = body.ljust(_CRC_AT, b"\0")
+    return padded + crc32(padded).to_bytes(4, "big") + _MARK
+
+
+class Guard:
+    """The votes of one key on one chain above ``floor``; a view at or below the floor is never voted in again."""
+
+    def __init__(self, genesis_hash: bytes, vote_key: bytes, *, epoch: int = 0, view: int = 0) -> None:
+        self._genesis_hash = genesis_hash
+        self._vote_key = vote_key
+        self._floor = (epoch, view)
+        self._votes: dict[tuple[int, int], dict[int, Vote]] = {}
+        self._sequence = 0
+
+    @property
+    def floor(self) -> tuple[int, int]:
+        """Epoch and view up to which everything is refused."""
+        return self._floor
+
+    def votes(self) -> tuple[Vote, ...]:
+        """Return every vote above the floor, oldest view first."""
+        return tuple(vote for _, kinds in sorted(self._votes.items()) for _, vote in sorted(kinds.items()))
+
+    def watermark(self) -> Watermark:
+        """Return what another machine must not sign at or below."""
+        epoch, view = max([self._floor, *self._votes])
+        return Watermark(self._genesis_hash, self._vote_key, epoch, view)
+
+    def check(self, kind: int, candidate: Candidate) -> Vote | None:
+        """Return the stored vote if this very one was made before, None if it may be made now.
+
+        The table is R3 to R5: NOTARIZE needs no own NOTARIZE and no NULLIFY in the view, NULLIFY no FINALIZE,
+        FINALIZE no NULLIFY and no other FINALIZE. Raises GuardRefused for everything else.
+        """
+        at = (candidate.epoch, candidate.view)
+        if at <= self._floor:
+            raise GuardRefused("floor", kind, candidate)
+        made = self._votes.get(at, {})
+        same = made.get(kind)
+        if same is not None:
+            if kind == NULLIFY or same.candidate == candidate:
+                return same
+            raise GuardRefused("second", kind, candidate)
+        if kind == NOTARIZE and NULLIFY in made:
+            raise GuardRefused("notarize_after_nullify", kind, candidate)
+        if kind == NULLIFY and FINALIZE in made:
+            raise GuardRefused("nullify_after_finalize", kind, candidate)
+        if kind == FINALIZE and NULLIFY in made:
+            raise GuardRefused("finalize_after_nullify", kind, candidate)
+        if kind not in (NOTARIZE, NULLIFY, FINALIZE):
+            raise GuardRefused("kind", kind, candidate)
+        return None
+
+    def record(self, vote: Vote) -> bytes:
+        """Take a checked and signed vote in; the bytes must be on the disk before the vote leaves."""
+        self._votes.setdefault((vote.epoch, vote.view), {})[vote.kind] = vote
+        return self._vote_slot(vote)
+
+    def raise_floor(self, epoch: int, view: int) -> None:
+        """Refuse everything up to ``view`` from now on; the floor never sinks."""
+        if (epoch, view) > self._floor:
+            self._floor = (epoch, view)
+            for at in [known for known in self._votes if known <= self._floor]:
+                del self._votes[at]
+
+    def image(self) -> bytes:
+        """Return a whole new record: header, floor and the votes above it."""
+        self._sequence = 0
+        header = _BODY.pack(_HEADER, self._next(), 0, 0, 0, 0, self._genesis_hash, self._vote_key.ljust(64, b"\0"))
+        floor = _BODY.pack(_FLOOR, self._next(), *self._floor, 0, 0, bytes(32), bytes(64))
+        return b"".join(
+            [_slot(header + _FORMAT), _slot(floor), *[self._vote_slot(vote) for vote in self.votes()]],
+        )
+
+    @classmethod
+    def load(cls, data: bytes, genesis_hash: bytes, vote_key: bytes) -> tuple[Guard, int]:
+        """Return the guard of a record, and how many of its bytes are whole slots.
+
+        Raises GuardMissing for no bytes at all, GuardCorrupt for damage, another key or another chain.
+        """
+        guard = cls(genesis_hash, vote_key)
+        if not data.strip(b"\0"):
+            raise GuardMissing("the record of the vote guard is empty")
+        at = 0
+        while at < len(data):
+            slot = data[at : at + SLOT_BYTES]
+            if len(slot) < SLOT_BYTES or slot.endswith(bytes(len(_MARK))):
+                if len(data) - at > SLOT_BYTES and data[at + SLOT_BYTES :].strip(b"\0"):
+                    raise GuardCorrupt(f"the vote guard has a hole at byte {at}")
+                break
+            guard._take(slot, at)
+            at += SLOT_BYTES
+        if at < 2 * SLOT_BYTES:
+            raise GuardCorrupt("the vote guard has no header and floor")
+        return guard, at
+
+    def _take(self, slot: bytes, at: int) -> None:
+        body, crc = slot[:_CRC_AT], int.from_bytes(slot[_CRC_AT : _CRC_AT + 4], "big")
+        kind, sequence, epoch, view, parent_view, seat, block_hash, signature = _BODY.unpack_from(body)
+        if crc != crc32(body) or not slot.endswith(_MARK) or sequence != self._next():
+            raise GuardCorrupt(f"the vote guard is damaged at byte {at}")
+        if (at == 0) != (kind == _HEADER) or (at == SLOT_BYTES) != (kind == _FLOOR) or kind > _FLOOR:
+            raise GuardCorrupt(f"the vote guard has slot kind {kind} at byte {at}")
+        if kind == _HEADER:
+            if block_hash != self._genesis_hash or signature != self._vote_key.ljust(64, b"\0"):
+                raise GuardCorrupt("the vote guard belongs to another chain or another key")
+        elif kind == _FLOOR:
+            self._floor = (epoch, view)
+        else:
+            vote = Vote(kind, epoch, view, parent_view, block_hash, seat, signature)
+            if (epoch, view) > self._floor:
+                self._votes.setdefault((epoch, view), {})[kind] = vote
+
+    def _vote_slot(self, vote: Vote) -> bytes:
+        return _slot(
+            _BODY.pack(
+                vote.kind,
+                self._next(),
+                vote.epoch,
+                vote.view,
+                vote.parent_view,
+                vote.seat,
+                vote.block_hash,
+                vote.signature,
+            )
+        )
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+
+JOURNAL_CERTIFICATE: Final = 1
+JOURNAL_BLOCK: Final = 2
+_JOURNAL_HEAD: Final = struct.Struct(">IIB")
+
+
+def journal_record(kind: int, data: bytes) -> bytes:
+    """Return one record of the journal: what a vote rests on and a crash must not lose."""
+    body = bytes((kind,)) + data
+    return _JOURNAL_HEAD.pack(crc32(body), len(data), kind) + data
+
+
+def read_journal(data: bytes) -> tuple[list[tuple[int, bytes]], int]:
+    """Return the journal's records up to the first that is torn or damaged, and the bytes they take."""
+    records: list[tuple[int, bytes]] = []
+    at = 0
+    for kind, body, end in _journal_records(data):
+        records.append((kind, body))
+        at = end
+    return records, at
+
+
+def _journal_records(data: bytes) -> Iterator[tuple[int, bytes, int]]:
+    at = 0
+    while len(data) - at >= _JOURNAL_HEAD.size:
+        crc, size, kind = _JOURNAL_HEAD.unpack_from(data, at)
+        start = at + _JOURNAL_HEAD.size
+        body = data[start : start + size]
+        if (
+            len(body) < size
+            or crc != crc32(bytes((kind,)) + body)
+            or kind not in (JOURNAL_CERTIFICATE, JOURNAL_BLOCK)
+        ):
+            return
+        at = start + size
+        yield kind, body, at

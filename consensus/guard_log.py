@@ -1,0 +1,168 @@
+"""Append-only files on a real disk: the vote guard's record and the journal, each with one writer (SDBFT.md 3.6)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from consensus.guard import Guard, GuardMissing
+from state.primitives.errors import StoreError
+
+__all__ = ["GUARD_FILE", "JOURNAL_FILE", "FileLog", "Log", "VoteDirectory"]
+
+GUARD_FILE: Final = "votes.guard"
+JOURNAL_FILE: Final = "votes.journal"
+LOCK_FILE: Final = "votes.lock"
+
+
+class Log(Protocol):
+    """A durable sequence of bytes."""
+
+    def read(self) -> bytes:
+        """Return everything."""
+        ...
+
+    def append(self, data: bytes) -> None:
+        """Write at the end; durable after ``sync`` alone."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything appended is on the disk."""
+        ...
+
+    def replace(self, data: bytes) -> None:
+        """Put ``data`` in the place of everything, durably and at once or not at all."""
+        ...
+
+
+class FileLog:
+    """A log in one file. After a failed write or sync it refuses all further ones.
+
+    What the kernel says after a failed fsync is worthless (it may have dropped the pages), so nothing that
+    comes after may rest on it. Raises StoreError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_failed = False
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            _sync_directory(path.parent)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from None
+
+    def read(self) -> bytes:
+        """Return everything."""
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{self._path}: {error.strerror}") from None
+
+    def append(self, data: bytes) -> None:
+        """Write at the end; durable after ``sync`` alone."""
+        with self._failing():
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def sync(self) -> None:
+        """Return when everything appended is on the disk."""
+        with self._failing():
+            os.fdatasync(self._fd)
+
+    def replace(self, data: bytes) -> None:
+        """Put ``data`` in the place of everything, durably and at once or not at all."""
+        beside = self._path.with_suffix(self._path.suffix + ".new")
+        with self._failing():
+            fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fsync(fd)
+                os.replace(beside, self._path)
+                _sync_directory(self._path.parent)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(self._fd)
+            self._fd = fd
+
+    def close(self) -> None:
+        """Close the file; nothing is synced by it."""
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        if self._is_failed:
+            raise StoreError(f"{self._path}: an earlier write failed")
+        try:
+            yield
+        except OSError as error:
+            self._is_failed = True
+            raise StoreError(f"{self._path}: {error.strerror}") from None
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class VoteDirectory:
+    """The directory of a voter's guard and journal, locked for one process.
+
+    ``guard`` and ``journal`` are the two logs. Raises StoreError when another process holds the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise StoreError(f"{path}: another process votes with this guard") from None
+        self.guard = FileLog(path / GUARD_FILE)
+        self.journal = FileLog(path / JOURNAL_FILE)
+
+    def create_guard(self, guard: Guard) -> None:
+        """Begin the record of a key that has never voted, or that votes above an imported watermark only.
+
+        Raises StoreError when there is a record already: it must never be forgotten.
+        """
+        if self.guard.read():
+            raise StoreError(f"{self._path / GUARD_FILE}: there is a record already")
+        self.guard.replace(guard.image())
+
+    def has_guard(self) -> bool:
+        """Whether a guard's record exists."""
+        return bool(self.guard.read())
+
+    def load_guard(self, genesis_hash: bytes, vote_key: bytes) -> Guard:
+        """Return the guard; a torn tail is cut off. Raises GuardMissing and GuardCorrupt."""
+        data = self.guard.read()
+        if not data:
+            raise GuardMissing(f"{self._path / GUARD_FILE}: no record of this key's votes")
+        guard, whole = Guard.load(data, genesis_hash, vote_key)
+        if whole != len(data):
+            self.guard.replace(data[:whole])
+        return guard
+
+    def close(self) -> None:
+        """Close both logs and release the lock."""
+        self.guard.close()
+        self.journal.close()
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
