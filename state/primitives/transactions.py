@@ -41,6 +41,8 @@ LEGACY_FORM: Final = 0xC0
 
 _SIGNATURE_ITEM_BYTES: Final = 2 + SIGNATURE_BYTES  # 0x58 0x41 and the bytes themselves
 
+_NATIVE_TYPES: Final = (int, int, int, int, int, int, list, bytes)
+
 
 class Transaction:
     """A decoded transaction of any form.
@@ -84,12 +86,11 @@ class Transaction:
 
 
 def _decode_native(raw: bytes) -> Transaction:
-    # The length is bounded here, so a slice of the tail is within the bytes or the match below fails.
-    match decode(raw[1:], limit_bytes=TRANSACTION_LIMIT_BYTES):
-        case [
-            int(chain_id), int(nonce), int(tip), int(fee), int(gas_limit), int(kind), list(payload),
-            bytes(signature),
-        ] if (
+    # The length is bounded here, so a slice of the tail is within the bytes or the types below are others.
+    value = decode(raw[1:], limit_bytes=TRANSACTION_LIMIT_BYTES)
+    if type(value) is list and tuple(map(type, value)) == _NATIVE_TYPES:  # a tenth of the cost of class patterns
+        chain_id, nonce, tip, fee, gas_limit, kind, payload, signature = value
+        if (
             0 < chain_id <= CHAIN_ID_MAX and 0 <= nonce <= NONCE_MAX and 0 <= tip <= fee <= FEE_MAX
             and 0 <= gas_limit <= GAS_LIMIT_MAX and 0 <= kind <= KIND_MAX and len(signature) == SIGNATURE_BYTES
         ):  # fmt: skip
