@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from state.primitives.codec import Value, decode, encode
@@ -21,6 +22,8 @@ __all__ = [
     "encode_header",
     "evidence_root",
     "header_hash",
+    "is_body_of",
+    "transactions_root",
 ]
 
 VERSION: Final = 1
@@ -117,6 +120,21 @@ def encode_block(block: Block) -> bytes:
     """Return the canonical bytes of ``block``."""
     value: Value = [list(block.header), list(block.transactions), list(block.evidence)]
     return encode(value)
+
+
+def transactions_root(transactions: Sequence[bytes]) -> bytes:
+    """Return the Merkle root over the raw transactions in their order; zeros for none."""
+    return merkle_root(transactions)
+
+
+def is_body_of(block: Block) -> bool:
+    """Tell whether transactions and evidence are those that the header commits to."""
+    header, transactions = block.header, block.transactions
+    return (
+        (header.tx_count, header.tx_bytes) == (len(transactions), sum(map(len, transactions)))
+        and header.tx_root == transactions_root(transactions)
+        and header.evidence_root == evidence_root(block.evidence)
+    )
 
 
 def decode_block(data: bytes, *, limit_bytes: int = BLOCK_LIMIT_BYTES) -> Block:

@@ -1,0 +1,42 @@
+"""The child process that recovers addresses from signatures: frames in on stdin, addresses out on stdout.
+
+A frame is its length (4 bytes, big-endian) and then, for each signature, digest (32) and signature (65); the
+answer is 20 bytes for each. The process ends when stdin closes, so it never outlives the node.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import BinaryIO, Final
+
+from state.primitives.keys import recover_addresses
+
+__all__ = ["FRAME_BYTES_MAX", "serve"]
+
+FRAME_BYTES_MAX: Final = 97 * 8192
+"""Longest batch of one frame; the parent cuts longer ones."""
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> int:
+    """Answer frames until ``requests`` ends; return the exit status (2 for a frame that is not one)."""
+    while True:
+        head = requests.read(4)
+        if len(head) < 4:
+            return 0
+        size = int.from_bytes(head, "big")
+        if size > FRAME_BYTES_MAX or size % 97:
+            return 2
+        batch = requests.read(size)
+        if len(batch) < size:
+            return 0
+        try:
+            answers.write(recover_addresses(batch))
+            answers.flush()
+        except BrokenPipeError:
+            return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(serve(sys.stdin.buffer, sys.stdout.buffer))
