@@ -158,7 +158,7 @@ class TaskJournal:
         return chain
 
     def _follows(self, chain: list[Segment], segment: Segment) -> bool:
-        """Tell whether a segment continues the chain, or may be its first: the start or before what is to be done."""
+        """Tell whether a segment continues the chain, or may be its first: at the start, or handed on already."""
         if chain:
             last = chain[-1]
             return (segment.step_from, segment.state_root_before) == (last.step_to, last.state_root_after)

@@ -17,8 +17,8 @@ class WindowResult:
     """A window that was done.
 
     ``states`` are the encoded states before each segment, ``output`` the one after the last. ``accuracy`` is
-    (right, samples) on the test split and stands with the last window alone. ``device`` is empty where the work was
-    found done in the journal.
+    (right, samples) on the test split and stands with the last window alone. ``device`` is empty where the work
+    was found done in the journal.
     """
 
     window: int

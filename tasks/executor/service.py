@@ -83,7 +83,8 @@ class Executor:
 
         ``start`` is the encoded state at the beginning of a window when another worker did the windows before it.
         ``on_window`` is called for each window in order; when it returns the window counts as handed on. It may be
-        called again for the same window, with the same roots, after the node died or its disk lost the journal. Cancel the call to stop the job; its journal stays.
+        called again for the same window, with the same roots, after the node died or its disk lost the journal.
+        Cancel the call to stop the job; its journal stays.
         Raises JobFailed (with the job's reason), JobStalled, IsolationMissing, EngineMissing, UnsupportedJob.
         """
         job = Job.of(spec)
@@ -103,9 +104,7 @@ class Executor:
         """
         job = Job.of(spec)
         try:
-            before = TrainingState.decode(state, job.plan)
-            if (before.step, before.root(job.plan)) != (leaf.step_from, leaf.state_root_before):
-                raise StateInvalid("the state is not the one the leaf names")
+            await trio.to_thread.run_sync(_check_start, job, leaf, state)
         except StateInvalid as error:
             return Verdict.unavailable(leaf.segment, str(error))
         found: list[Segment] = []
@@ -132,6 +131,14 @@ class Executor:
         if len(found) != 1:
             raise JobFailed(reason="bad_frame", text=f"{len(found)} segments where one was ordered")
         return _compare(leaf, found[0])
+
+
+def _check_start(job: Job, leaf: SegmentLeaf, state: bytes) -> None:
+    before = TrainingState.decode(state, job.plan)
+    if (before.step, before.root(job.plan)) != (leaf.step_from, leaf.state_root_before):
+        raise StateInvalid("the state is not the one the leaf names")
+    if leaf.step_to != job.segment_end(leaf.step_from):
+        raise StateInvalid("the leaf covers other steps than the job's segment")
 
 
 def _compare(leaf: SegmentLeaf, found: Segment) -> Verdict:

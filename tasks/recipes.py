@@ -1,0 +1,48 @@
+"""Job specifications that a requester can post as they are: models and settings that were tried."""
+
+from __future__ import annotations
+
+from tasks import spec as specs
+from tasks.datasets import Dataset
+from tasks.engine.training import initial_state
+from tasks.executor.job import Job
+
+__all__ = ["digits_spec"]
+
+
+def digits_spec(
+    dataset: Dataset,
+    *,
+    dataset_blob: bytes,
+    seed: bytes,
+    price: specs.Price,
+    widths: tuple[int, ...] = (64, 256, 128, 10),
+    total_steps: int = 600,
+    segment_steps: int = 25,
+    window_steps: int = 200,
+    match_ms: int = 600_000,
+) -> specs.JobSpec:
+    """Return the training of a classifier of handwritten digits: these settings answer about 98 % of the test split rightly.
+
+    Three windows of eight segments; about 3 s on one processor core. ``dataset_blob`` is the content address of
+    ``dataset.encode()``. Raises UnsupportedJob for sizes beyond the engine's limits.
+    """
+    unrooted = specs.JobSpec(
+        kind=specs.KIND_TRAIN,
+        level=specs.LEVEL_EXACT,
+        profile=specs.PROFILE_EXACT_1,
+        model=specs.Model(specs.MODEL_MLP, widths, "relu"),
+        dataset=specs.Dataset(dataset_blob, dataset.root(), dataset.train_rows),
+        batch=64,
+        optimiser=specs.Optimiser(specs.OPTIMISER_ADAMW, 2_000_000, 900_000_000, 999_000_000, 10, 10_000_000),
+        seed=seed,
+        init_root=bytes(32),
+        schedule=specs.Schedule(total_steps, segment_steps, window_steps),
+        price=price,
+        requirements=specs.Requirements(gpus=0, memory_mib=0, score_min=0),
+        match_ms=match_ms,
+    )
+    plan = unrooted.plan()
+    spec = unrooted._replace(init_root=initial_state(plan).root(plan))
+    Job.of(spec)
+    return spec
