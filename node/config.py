@@ -12,10 +12,13 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "ExecutorOptions",
@@ -31,10 +34,12 @@ __all__ = [
     "RpcOptions",
     "dump_options",
     "load_options",
+    "load_table",
     "parse_host_port",
     "parse_peer",
 ]
 
+_Options = TypeVar("_Options")
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
 
@@ -189,6 +194,16 @@ def load_options(path: Path) -> NodeOptions:
 
     Raises ConfigError naming the file and the option: unknown, of the wrong type, out of range.
     """
+    options = load_table(path, NodeOptions)
+    try:
+        _check(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return options
+
+
+def load_table(path: Path, cls: type[_Options]) -> _Options:
+    """Return the frozen dataclass ``cls`` with the values of a TOML file over its defaults. Raises ConfigError."""
     try:
         data = path.read_bytes()
         if len(data) > CONFIG_LIMIT_BYTES:
@@ -199,8 +214,7 @@ def load_options(path: Path) -> NodeOptions:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {str(error)[:200]}") from None
     try:
-        options: NodeOptions = _build(NodeOptions, document, "")
-        _check(options)
+        options: _Options = _build(cls, document, "")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return options
@@ -260,7 +274,7 @@ def _check(options: NodeOptions) -> None:
         )
 
 
-def dump_options(options: NodeOptions) -> str:
+def dump_options(options: DataclassInstance) -> str:
     """Return the TOML text of ``options``: only what differs from the defaults."""
     lines: list[str] = []
     tables: list[str] = []

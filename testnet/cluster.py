@@ -20,11 +20,14 @@ from typing import Any, Final
 import trio
 
 from node.children import Child
+from node.config import LogOptions
 from node.control import ControlServer, ControlUnavailable, Verb, ask_node
 from node.home import Home, create_home
+from node.relay import RelayHomeOptions, create_relay_home
+from relay.limits import RelayLimits
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
-from testnet.plan import Member, Placement, Plan, make_plan, member_names
+from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
 
 __all__ = ["Cluster", "MemberStatus", "ask", "lay_out"]
 
@@ -112,12 +115,18 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
     if home.config.exists():
         return
     if member.options is None:
-        from node.relay import create_relay_home
-
+        at = member.placement
         create_relay_home(
             root, genesis=plan.genesis, account=member.account, passphrase=plan.passphrase,
-            listen=f"{member.placement.bind}:{member.placement.p2p_port}",
-            metrics=f"{member.placement.bind}:{member.placement.metrics_port}", scrypt_n=SCRYPT_N_TESTNET,
+            options=RelayHomeOptions(
+                listen=f"{at.bind}:{at.p2p_port}",
+                metrics=f"{at.bind}:{at.metrics_port}",
+                limits=RelayLimits(
+                    reservations_per_host_max=MEMBERS_MAX, reservations_per_network_max=MEMBERS_MAX
+                ),
+                log=LogOptions(format="json"),
+            ),
+            scrypt_n=SCRYPT_N_TESTNET,
         )  # fmt: skip
         return
     create_home(

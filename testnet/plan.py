@@ -136,7 +136,7 @@ def _options(role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, o
             listen="" if is_worker else f"{at.bind}:{at.p2p_port}",
             advertise=() if is_worker else (f"tcp:{at.host}:{at.p2p_port}",),
             bootstrap=others,
-            relays=(relay,),
+            relays=(relay,) if is_worker else (),
         ),
         rpc=RpcOptions(listen=f"{at.bind}:{at.rpc_port}", hosts=(at.host,)),
         metrics=MetricsOptions(listen=f"{at.bind}:{at.metrics_port}"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from node.cli.keys import _random_key
+from node.cli.keys import random_key
 from node.cli.options import ask_new_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.config import NetworkOptions, NodeOptions
@@ -51,8 +51,8 @@ def init(
     options = NodeOptions(roles=roles, p2p=NetworkOptions(listen=listen, bootstrap=bootstrap, relays=relays))
     document = load_genesis(genesis)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
-    account = _random_key()
-    vote = _random_key() if "validator" in roles else None
+    account = random_key()
+    vote = random_key() if "validator" in roles else None
     create_home(
         home.root, genesis=document, options=options, account=account, vote=vote, passphrase=passphrase,
         keep_passphrase=unattended,

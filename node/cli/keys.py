@@ -16,7 +16,7 @@ from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey, recover_address
 from state.primitives.keystore import decrypt_keystore, keystore_address
 
-__all__ = ["key"]
+__all__ = ["key", "random_key"]
 
 _passphrase_file = click.option(
     "--passphrase-file",
@@ -37,7 +37,7 @@ def key() -> None:
 @json_option
 def new(file: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Make a new key and write it to FILE."""
-    made = _random_key()
+    made = random_key()
     save_key(file, made, ask_new_passphrase(passphrase_file))
     show_fields({"address": format_address(made.address), "file": str(file)}, as_json=as_json)
 
@@ -133,7 +133,8 @@ def _personal_digest(message: str) -> bytes:
     return keccak(b"\x19Ethereum Signed Message:\n" + str(len(data)).encode() + data)
 
 
-def _random_key() -> SecretKey:
+def random_key() -> SecretKey:
+    """Return a key drawn from the system's randomness."""
     while True:
         try:
             return SecretKey(secrets.token_bytes(32))

@@ -1,0 +1,78 @@
+"""A relay's home and its run: keys and options on disk around the daemon of the package ``relay``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
+from node.home import Home, load_key, read_passphrase, save_key, write_private
+from node.logs import configure_logs
+from p2p.identity import Identity, Role
+from relay.daemon import RelayDaemon, RelayOptions, run_relay
+from relay.limits import RelayLimits
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
+from state.primitives.keys import SecretKey
+from state.primitives.keystore import SCRYPT_N
+
+__all__ = ["RelayHomeOptions", "create_relay_home", "run_relay_home"]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayHomeOptions:
+    """Options of ``dekube relay run``, as they stand in config.toml."""
+
+    listen: str = "0.0.0.0:26680"
+    """host:port for clients."""
+    metrics: str = "127.0.0.1:9180"
+    """host:port for /metrics and /healthz; empty: none."""
+    keys: KeyOptions = field(default_factory=KeyOptions)
+    limits: RelayLimits = field(default_factory=RelayLimits)
+    log: LogOptions = field(default_factory=LogOptions)
+
+
+def create_relay_home(
+    root: Path, *, genesis: Genesis, account: SecretKey, passphrase: str, options: RelayHomeOptions,
+    scrypt_n: int = SCRYPT_N,
+) -> Home:  # fmt: skip
+    """Write a relay's home. Raises ConfigError when a node lives there."""
+    home = Home(root)
+    if home.config.exists():
+        raise ConfigError(f"{root}: a node lives here already; nothing was changed")
+    for directory in (root, root / "keys", root / "run"):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(home.path(options.keys.passphrase_file), passphrase + "\n")
+    save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
+    home.genesis.write_text(genesis_to_json(genesis))
+    home.config.write_text(dump_options(options))
+    return home
+
+
+def run_relay_home(home: Home) -> None:
+    """Run the relay that lives in ``home`` until it is told to stop. Raises ConfigError or KeystoreError."""
+    options = load_table(home.config, RelayHomeOptions)
+    for listen in filter(None, (options.listen, options.metrics)):
+        parse_host_port(listen)
+    configure_logs(options.log)
+    chain = genesis_hash(home.load_genesis())
+    account = load_key(home.path(options.keys.account), read_passphrase(home.path(options.keys.passphrase_file)))
+
+    def make_identity() -> Identity:
+        now_ms = time.time_ns() // 1_000_000
+        return Identity.create(account, genesis_hash=chain, now_ms=now_ms, roles=Role.RELAY)
+
+    def tell(daemon: RelayDaemon) -> None:
+        host, port = daemon.endpoint
+        ready = {"pid": os.getpid(), "address": format_address(account.address), "relay": f"{host}:{port}"}
+        home.ready.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.ready.write_text(json.dumps(ready) + "\n")
+
+    try:
+        run_relay(RelayOptions(options.listen, options.metrics, options.limits), make_identity, on_ready=tell)
+    finally:
+        home.ready.unlink(missing_ok=True)
