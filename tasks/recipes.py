@@ -22,7 +22,7 @@ def digits_spec(
     window_steps: int = 200,
     match_ms: int = 600_000,
 ) -> specs.JobSpec:
-    """Return the training of a classifier of handwritten digits: these settings answer about 98 % of the test split rightly.
+    """Return the training of a classifier of handwritten digits, right for about 98 % of the test split.
 
     Three windows of eight segments; about 3 s on one processor core. ``dataset_blob`` is the content address of
     ``dataset.encode()``. Raises UnsupportedJob for sizes beyond the engine's limits.
