@@ -183,6 +183,15 @@ class Vault:
             raise EscrowUnknown(escrow_id.hex())
         return cls(state, escrow_id, _record(data), emit, height)
 
+    @classmethod
+    def open(
+        cls, state: Overlay, escrow_id: bytes, payer: bytes, emit: Callable[[Event], None], height: int
+    ) -> Vault:
+        """Open an escrow that may exist already."""
+        if state.get(_ESCROW + escrow_id) is None:
+            return cls.create(state, escrow_id, payer, emit, height)
+        return cls.load(state, escrow_id, emit, height)
+
     @property
     def payer(self) -> bytes:
         """Who opened the escrow."""

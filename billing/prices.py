@@ -42,7 +42,7 @@ class Budget(NamedTuple):
 
     @classmethod
     def of(cls, price: int, *, verification_bps: int, fee_bps: int) -> Budget:
-        """Return the budget of a job of at most ``price``; rounded up, so that payments, rounded down, always fit."""
+        """Return the budget of a job of at most ``price``; rounded up, so that rounded-down payments fit."""
         return cls(price, share_up(price, verification_bps), share_up(price, fee_bps))
 
 

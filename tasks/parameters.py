@@ -54,7 +54,7 @@ class TaskParameters:
     pause_ms: int = 24 * HOUR_MS
     attempts_max: int = 16
     """Workers of one task in a row, at most."""
-    matches_per_block: int = 64
+    match_retry_ms: int = 5_000
     candidates_max: int = 256
     """Nodes looked at for one match or draw."""
 
@@ -70,7 +70,6 @@ class TaskParameters:
     draws_max: int = 3
     """Draws of verifiers for one window before it counts as unverifiable."""
     draw_retry_ms: int = MINUTE_MS
-    output_ms: int = 10 * MINUTE_MS
     seal_ms_min: int = 10 * MINUTE_MS
     seal_slack: int = 3
     reveal_ms: int = 2 * MINUTE_MS

@@ -1,0 +1,96 @@
+"""Why a transaction of the market is refused; codes are stable, receipts and RPC answers carry them."""
+
+from __future__ import annotations
+
+from state.primitives.errors import ProtocolError
+
+__all__ = [
+    "AlreadyRevealed",
+    "AlreadySealed",
+    "BadEvidence",
+    "NodeKnown",
+    "NodeUnknown",
+    "NotYours",
+    "NothingDue",
+    "ProofMismatch",
+    "TaskUnknown",
+    "TooManyOpenWindows",
+    "WindowUnknown",
+    "WrongPhase",
+]
+
+
+class TaskUnknown(ProtocolError):
+    """No task has this id."""
+
+    code = "task_unknown"
+
+
+class WindowUnknown(ProtocolError):
+    """The task has no such window yet."""
+
+    code = "window_unknown"
+
+
+class NodeUnknown(ProtocolError):
+    """The address has not registered a node, or retired it."""
+
+    code = "node_unknown"
+
+
+class NodeKnown(ProtocolError):
+    """The address has registered a node already."""
+
+    code = "node_known"
+
+
+class NotYours(ProtocolError):
+    """The sender is not the one whose turn it is: not the requester, the worker or a drawn verifier."""
+
+    code = "not_yours"
+
+
+class WrongPhase(ProtocolError):
+    """The task or window is in a phase in which this cannot happen."""
+
+    code = "wrong_phase"
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(f"not possible while {phase}")
+        self.phase = phase
+
+
+class ProofMismatch(ProtocolError):
+    """A window proof that does not continue the task: other window, steps, state or counts than are due."""
+
+    code = "proof_mismatch"
+
+
+class TooManyOpenWindows(ProtocolError):
+    """As many windows as are allowed are proved and not final; the next one has to wait."""
+
+    code = "too_many_open_windows"
+
+
+class AlreadySealed(ProtocolError):
+    """The verifier has sealed its verdict on this window."""
+
+    code = "already_sealed"
+
+
+class AlreadyRevealed(ProtocolError):
+    """The verifier has revealed its verdict on this window."""
+
+    code = "already_revealed"
+
+
+class BadEvidence(ProtocolError):
+    """A reveal that does not match its seal, or an opening that does not match the window's commitments."""
+
+    code = "bad_evidence"
+
+
+class NothingDue(ProtocolError):
+    """No deadline of the task has passed."""
+
+    code = "nothing_due"

@@ -1,0 +1,237 @@
+"""The life cycle of a task and of each of its windows, as tables (MARKET.md 5; the picture is in docs/tasks.md).
+
+Nothing but these tables decides what may follow what. An event that has no entry for a phase is refused where a
+transaction caused it, and is a bug where the chain caused it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+__all__ = [
+    "ENDED",
+    "LIVE_WINDOW",
+    "NEXT_PHASE",
+    "NEXT_WINDOW_PHASE",
+    "SEARCHING",
+    "TIMEOUTS",
+    "WINDOW_TIMEOUTS",
+    "WITH_WORKER",
+    "Event",
+    "Phase",
+    "Reason",
+    "WindowEvent",
+    "WindowPhase",
+    "group_of",
+]
+
+
+class Phase(IntEnum):
+    """Where a task stands. Numbers are stable; the gaps belong to phases of later assurance levels."""
+
+    CREATED = 1
+    MATCHING = 3
+    ASSIGNED = 4
+    PREPARING = 5
+    RUNNING = 6
+    DEGRADED = 7
+    PAUSED = 8
+    OUTPUT = 10
+    VERIFYING = 11
+    SETTLED = 13
+    FAILED = 14
+    CANCELLED = 15
+    EXPIRED = 16
+
+
+class Event(IntEnum):
+    """What can happen to a task."""
+
+    ADMIT = 1
+    ASSIGN = 2
+    ACCEPT = 3
+    SEARCH = 4
+    """Look for a first worker again: none has started yet."""
+    LOSE = 5
+    """The worker is gone, or its work does not count; another one continues."""
+    START = 6
+    LAST_WINDOW = 7
+    DRAWN = 8
+    PAUSE = 9
+    RESUME = 10
+    WIND_UP = 11
+    """No more work; what is proved is still verified and paid."""
+    EXPIRE = 12
+    SETTLE = 13
+    FAIL = 14
+    CANCEL = 15
+
+
+NEXT_PHASE: Final = {
+    (Phase.CREATED, Event.ADMIT): Phase.MATCHING,
+    (Phase.MATCHING, Event.ASSIGN): Phase.ASSIGNED,
+    (Phase.MATCHING, Event.EXPIRE): Phase.EXPIRED,
+    (Phase.MATCHING, Event.CANCEL): Phase.CANCELLED,
+    (Phase.MATCHING, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.ASSIGNED, Event.ACCEPT): Phase.PREPARING,
+    (Phase.ASSIGNED, Event.SEARCH): Phase.MATCHING,
+    (Phase.ASSIGNED, Event.LOSE): Phase.DEGRADED,
+    (Phase.ASSIGNED, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.PREPARING, Event.START): Phase.RUNNING,
+    (Phase.PREPARING, Event.SEARCH): Phase.MATCHING,
+    (Phase.PREPARING, Event.LOSE): Phase.DEGRADED,
+    (Phase.PREPARING, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.RUNNING, Event.LAST_WINDOW): Phase.OUTPUT,
+    (Phase.RUNNING, Event.LOSE): Phase.DEGRADED,
+    (Phase.RUNNING, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.DEGRADED, Event.ASSIGN): Phase.ASSIGNED,
+    (Phase.DEGRADED, Event.PAUSE): Phase.PAUSED,
+    (Phase.DEGRADED, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.PAUSED, Event.RESUME): Phase.DEGRADED,
+    (Phase.PAUSED, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.OUTPUT, Event.DRAWN): Phase.VERIFYING,
+    (Phase.OUTPUT, Event.LOSE): Phase.DEGRADED,
+    (Phase.OUTPUT, Event.WIND_UP): Phase.VERIFYING,
+    (Phase.VERIFYING, Event.LOSE): Phase.DEGRADED,
+    (Phase.VERIFYING, Event.SETTLE): Phase.SETTLED,
+    (Phase.VERIFYING, Event.FAIL): Phase.FAILED,
+    (Phase.VERIFYING, Event.CANCEL): Phase.CANCELLED,
+}
+
+ENDED: Final = frozenset({Phase.SETTLED, Phase.FAILED, Phase.CANCELLED, Phase.EXPIRED})
+SEARCHING: Final = frozenset({Phase.MATCHING, Phase.DEGRADED})
+WITH_WORKER: Final = frozenset({Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING, Phase.OUTPUT, Phase.VERIFYING})
+
+TIMEOUTS: Final = {
+    Phase.MATCHING: Event.EXPIRE,
+    Phase.ASSIGNED: Event.LOSE,
+    Phase.PREPARING: Event.LOSE,
+    Phase.RUNNING: Event.LOSE,
+    Phase.DEGRADED: Event.PAUSE,
+    Phase.PAUSED: Event.WIND_UP,
+}
+"""What a passed deadline does. OUTPUT and VERIFYING, and RUNNING with all windows open, end by those of windows."""
+
+
+class WindowPhase(IntEnum):
+    """Where a window stands on its way from a proof to a final payment."""
+
+    PROVED = 1
+    """Waits for the beacon of the block after the proof, which draws verifiers."""
+    SEALING = 2
+    REVEALING = 3
+    OPENING = 4
+    """Verifiers have revealed; the worker opens the sampled leaves last."""
+    DISPUTED = 5
+    """A mismatch: waits for the draw of a jury."""
+    JURY_SEALING = 6
+    JURY_REVEALING = 7
+    ACCEPTED = 8
+    FINAL = 9
+    VOID = 10
+
+
+class WindowEvent(IntEnum):
+    """What can happen to a window."""
+
+    DRAW = 1
+    CLOSE_SEALS = 2
+    CLOSE_REVEALS = 3
+    AGREE = 4
+    MISMATCH = 5
+    REDRAW = 6
+    REJECT = 7
+    FINALISE = 8
+    DROP = 9
+    """It stands on a window that does not count, or nobody could check it."""
+
+
+NEXT_WINDOW_PHASE: Final = {
+    (WindowPhase.PROVED, WindowEvent.DRAW): WindowPhase.SEALING,
+    (WindowPhase.PROVED, WindowEvent.REDRAW): WindowPhase.PROVED,
+    (WindowPhase.SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.REVEALING,
+    (WindowPhase.SEALING, WindowEvent.REDRAW): WindowPhase.PROVED,
+    (WindowPhase.REVEALING, WindowEvent.CLOSE_REVEALS): WindowPhase.OPENING,
+    (WindowPhase.REVEALING, WindowEvent.REDRAW): WindowPhase.PROVED,
+    (WindowPhase.OPENING, WindowEvent.AGREE): WindowPhase.ACCEPTED,
+    (WindowPhase.OPENING, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
+    (WindowPhase.OPENING, WindowEvent.REJECT): WindowPhase.VOID,
+    (WindowPhase.DISPUTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
+    (WindowPhase.DISPUTED, WindowEvent.REDRAW): WindowPhase.DISPUTED,
+    (WindowPhase.JURY_SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.JURY_REVEALING,
+    (WindowPhase.JURY_SEALING, WindowEvent.REDRAW): WindowPhase.DISPUTED,
+    (WindowPhase.JURY_REVEALING, WindowEvent.AGREE): WindowPhase.ACCEPTED,
+    (WindowPhase.JURY_REVEALING, WindowEvent.REJECT): WindowPhase.VOID,
+    (WindowPhase.JURY_REVEALING, WindowEvent.REDRAW): WindowPhase.DISPUTED,
+    (WindowPhase.ACCEPTED, WindowEvent.FINALISE): WindowPhase.FINAL,
+    **{
+        (phase, WindowEvent.DROP): WindowPhase.VOID
+        for phase in WindowPhase
+        if phase not in (WindowPhase.FINAL, WindowPhase.VOID)
+    },
+}
+
+LIVE_WINDOW: Final = frozenset(WindowPhase) - {WindowPhase.FINAL, WindowPhase.VOID}
+
+WINDOW_TIMEOUTS: Final = {
+    WindowPhase.PROVED: WindowEvent.DRAW,
+    WindowPhase.SEALING: WindowEvent.CLOSE_SEALS,
+    WindowPhase.REVEALING: WindowEvent.CLOSE_REVEALS,
+    WindowPhase.OPENING: WindowEvent.REJECT,
+    WindowPhase.DISPUTED: WindowEvent.DRAW,
+    WindowPhase.JURY_SEALING: WindowEvent.CLOSE_SEALS,
+    WindowPhase.JURY_REVEALING: WindowEvent.CLOSE_REVEALS,
+    WindowPhase.ACCEPTED: WindowEvent.FINALISE,
+}
+"""What a passed deadline does at best; a draw without candidates or a round without verdicts draws again."""
+
+
+class Reason(IntEnum):
+    """Why a task or window changed its phase; stable numbers, they stand in events and histories."""
+
+    CREATED = 1
+    ADMITTED = 2
+    MATCHED = 3
+    ACCEPTED = 4
+    STARTED = 5
+    ALL_WINDOWS_PROVED = 6
+    VERIFIERS_DRAWN = 7
+    ALL_WINDOWS_FINAL = 8
+    NO_MATCH = 9
+    ACCEPT_TIMEOUT = 10
+    WORKER_DECLINED = 11
+    PREPARE_TIMEOUT = 12
+    INPUT_UNAVAILABLE = 13
+    WORKER_LEFT = 14
+    JOB_DIVERGED = 15
+    WINDOW_TIMEOUT = 16
+    NO_REPLACEMENT = 17
+    FUNDS_LOW = 18
+    GRACE_OVER = 19
+    ATTEMPTS_EXHAUSTED = 20
+    REQUESTER_CANCELLED = 21
+    REQUESTER_RESUMED = 22
+    WORK_REJECTED = 23
+    NOT_OPENED = 24
+    NO_VERIFIER = 25
+    DISPUTE_UNRESOLVED = 26
+    PREDECESSOR_VOID = 27
+    PROVED = 28
+    ALL_SEALED = 29
+    SEAL_TIMEOUT = 30
+    ALL_REVEALED = 31
+    REVEAL_TIMEOUT = 32
+    VERDICTS_AGREE = 33
+    VERDICTS_DIFFER = 34
+    JURY_UPHELD = 35
+    CHALLENGE_OVER = 36
+
+
+def group_of(phase: Phase) -> str:
+    """Return the part of the life cycle that users speak of: create, run or output; ended after it."""
+    if phase in ENDED:
+        return "ended"
+    if phase in (Phase.OUTPUT, Phase.VERIFYING):
+        return "output"
+    return "create" if phase <= Phase.ASSIGNED else "run"

@@ -1,0 +1,285 @@
+"""Records of tasks and windows in the state, their indexes and their places in the deadline queue."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from state.primitives.codec import Value, decode, encode
+from state.view import Overlay, Reader, Table
+from tasks.errors import TaskUnknown, WindowUnknown
+from tasks.lifecycle import Phase, Reason, WindowPhase
+from tasks.proofs import (
+    Finding,
+    WindowProof,
+    findings_from_value,
+    findings_to_value,
+    window_proof_from_value,
+    window_proof_to_value,
+)
+from tasks.spec import JobSpec, decode_spec
+
+__all__ = [
+    "HistoryEntry",
+    "Opened",
+    "Seat",
+    "TaskRecord",
+    "WindowRecord",
+    "append_history",
+    "by_duty_key",
+    "by_phase_key",
+    "by_requester_key",
+    "by_task_of_worker_key",
+    "by_verifier_key",
+    "load_history",
+    "load_spec",
+    "load_spec_bytes",
+    "load_task",
+    "load_window",
+    "save_spec",
+    "save_task",
+    "save_window",
+]
+
+TASK_LIMIT_BYTES: Final = 8 * 1024
+WINDOW_LIMIT_BYTES: Final = 32 * 1024
+HISTORY_LIMIT_BYTES: Final = 256
+HISTORY_PAGE: Final = 256
+
+_TASK: Final = bytes([Table.TASK])
+_WINDOW: Final = bytes([Table.WINDOW])
+_INDEX: Final = bytes([Table.TASK_INDEX])
+_SPEC_PART: Final = b"\x01"
+_HISTORY_PART: Final = b"\x02"
+
+
+class TaskRecord(NamedTuple):
+    """A task. ``worker`` is empty while there is none; ``deadline_ms`` and ``match_at_ms`` are 0 while unset.
+
+    ``target`` is the number of windows to be run: fewer than the job's after a cancellation. ``next_window`` is due
+    next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say how the
+    task will end once its windows are settled. ``excluded`` workers are not matched again.
+    """
+
+    id: bytes
+    requester: bytes
+    phase: Phase
+    reason: Reason
+    created_height: int
+    created_ms: int
+    changed_height: int
+    changed_ms: int
+    deadline_ms: int
+    match_at_ms: int
+    match_by_ms: int
+    worker: bytes
+    price_per_gpu_s: int
+    busy: int
+    attempts: int
+    diverged: int
+    excluded: tuple[bytes, ...]
+    started_ms: int
+    window_started_ms: int
+    next_window: int
+    final_windows: int
+    target: int
+    state_root: bytes
+    final_root: bytes
+    ending: int
+    ending_reason: int
+    history: int
+
+    @property
+    def open_windows(self) -> range:
+        """Windows that are proved and not final."""
+        return range(self.final_windows, self.next_window)
+
+
+class Seat(NamedTuple):
+    """A drawn verifier or juror: its seal (empty until given) and its findings (None until revealed)."""
+
+    address: bytes
+    seal: bytes
+    findings: tuple[Finding, ...] | None
+
+
+class Opened(NamedTuple):
+    """What the worker opened of a sampled segment."""
+
+    segment: int
+    probe_root: bytes
+    state_root_after: bytes
+
+
+class WindowRecord(NamedTuple):
+    """A window from its proof on. ``charge`` is its price; ``fee`` what one verifier of it earns.
+
+    ``verifiers`` judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` verifiers are not drawn
+    again. ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
+    """
+
+    task: bytes
+    number: int
+    phase: WindowPhase
+    reason: Reason
+    proof: WindowProof
+    worker: bytes
+    height: int
+    deadline_ms: int
+    draws: int
+    sampled: tuple[int, ...]
+    verifiers: tuple[Seat, ...]
+    opened: tuple[Opened, ...]
+    disputed: int
+    jurors: tuple[Seat, ...]
+    used: tuple[bytes, ...]
+    charge: int
+    fee: int
+    ripe: int
+
+
+class HistoryEntry(NamedTuple):
+    """One change of a task's phase: by whom, why, and the hash of what shows it (a transaction, or zero)."""
+
+    number: int
+    height: int
+    time_ms: int
+    before: int
+    after: Phase
+    reason: Reason
+    actor: bytes
+    evidence: bytes
+
+
+def _task_value(task: TaskRecord) -> Value:
+    return [
+        int(item) if isinstance(item, int) else list(item) if isinstance(item, tuple) else item for item in task
+    ]
+
+
+def load_task(state: Reader, task_id: bytes) -> TaskRecord:
+    """Return the task. Raises TaskUnknown."""
+    data = state.get(_TASK + task_id)
+    if data is None:
+        raise TaskUnknown(task_id.hex())
+    fields: dict[str, Any] = dict(zip(TaskRecord._fields, decode(data, limit_bytes=TASK_LIMIT_BYTES), strict=True))
+    fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
+    fields["excluded"] = tuple(fields["excluded"])
+    return TaskRecord(**fields)
+
+
+def save_task(state: Overlay, task: TaskRecord) -> None:
+    """Write the task's record alone; ``tasks.case`` keeps indexes and deadlines in step."""
+    state.put(_TASK + task.id, encode(_task_value(task)))
+
+
+def save_spec(state: Overlay, task_id: bytes, spec: bytes) -> None:
+    """Write the job's specification as it was sent."""
+    state.put(_TASK + task_id + _SPEC_PART, spec)
+
+
+def load_spec_bytes(state: Reader, task_id: bytes) -> bytes:
+    """Return the specification bytes of a task. Raises TaskUnknown."""
+    data = state.get(_TASK + task_id + _SPEC_PART)
+    if data is None:
+        raise TaskUnknown(task_id.hex())
+    return data
+
+
+def load_spec(state: Reader, task_id: bytes) -> JobSpec:
+    """Return the specification of a task. Raises TaskUnknown."""
+    return decode_spec(load_spec_bytes(state, task_id))
+
+
+def _seats_value(seats: tuple[Seat, ...]) -> list[Value]:
+    return [
+        [seat.address, seat.seal, None if seat.findings is None else findings_to_value(seat.findings)]
+        for seat in seats
+    ]
+
+
+def _seats(value: list[Any]) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(address, seal, None if findings is None else findings_from_value(findings))
+        for address, seal, findings in value
+    )
+
+
+def _window_key(task_id: bytes, number: int) -> bytes:
+    return _WINDOW + task_id + number.to_bytes(4, "big")
+
+
+def load_window(state: Reader, task_id: bytes, number: int) -> WindowRecord:
+    """Return a window. Raises WindowUnknown."""
+    data = state.get(_window_key(task_id, number))
+    if data is None:
+        raise WindowUnknown(f"{task_id.hex()} window {number}")
+    fields: dict[str, Any] = dict(
+        zip(WindowRecord._fields, decode(data, limit_bytes=WINDOW_LIMIT_BYTES), strict=True)
+    )
+    fields["phase"], fields["reason"] = WindowPhase(fields["phase"]), Reason(fields["reason"])
+    fields["proof"] = window_proof_from_value(fields["proof"])
+    fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
+    fields["opened"] = tuple(Opened(*item) for item in fields["opened"])
+    fields["sampled"], fields["used"] = tuple(fields["sampled"]), tuple(fields["used"])
+    return WindowRecord(**fields)
+
+
+def save_window(state: Overlay, window: WindowRecord) -> None:
+    """Write the window's record alone."""
+    values: dict[str, Any] = window._asdict()
+    values["phase"], values["reason"] = int(window.phase), int(window.reason)
+    values["proof"] = window_proof_to_value(window.proof)
+    values["verifiers"], values["jurors"] = _seats_value(window.verifiers), _seats_value(window.jurors)
+    values["opened"] = [list(item) for item in window.opened]
+    values["sampled"], values["used"] = list(window.sampled), list(window.used)
+    state.put(_window_key(window.task, window.number), encode(list(values.values())))
+
+
+def append_history(state: Overlay, task_id: bytes, entry: HistoryEntry) -> None:
+    """Write one line of a task's history."""
+    state.put(
+        _TASK + task_id + _HISTORY_PART + entry.number.to_bytes(4, "big"),
+        encode([*(int(item) if isinstance(item, int) else item for item in entry[1:])]),
+    )
+
+
+def load_history(
+    state: Reader, task_id: bytes, *, start: int = 0, limit: int = HISTORY_PAGE
+) -> list[HistoryEntry]:
+    """Return lines of a task's history from number ``start``."""
+    prefix = _TASK + task_id + _HISTORY_PART
+    entries = []
+    for key, value in state.scan(
+        prefix + start.to_bytes(4, "big"), prefix + b"\xff" * 5, min(limit, HISTORY_PAGE)
+    ):
+        height, time_ms, before, after, reason, actor, evidence = decode(value, limit_bytes=HISTORY_LIMIT_BYTES)
+        number = int.from_bytes(key[-4:], "big")
+        entries.append(
+            HistoryEntry(number, height, time_ms, before, Phase(after), Reason(reason), actor, evidence)
+        )
+    return entries
+
+
+def by_requester_key(requester: bytes, created_ms: int = 0, task_id: bytes = b"") -> bytes:
+    """Return the key, or with defaults the least key, of the index of tasks by requester and time."""
+    return _INDEX + b"R" + requester + created_ms.to_bytes(8, "big") + task_id
+
+
+def by_phase_key(phase: int, created_ms: int = 0, task_id: bytes = b"") -> bytes:
+    """Return the key, or with defaults the least key, of the index of tasks by phase and time."""
+    return _INDEX + b"P" + bytes([phase]) + created_ms.to_bytes(8, "big") + task_id
+
+
+def by_task_of_worker_key(worker: bytes, created_ms: int = 0, task_id: bytes = b"") -> bytes:
+    """Return the key, or with defaults the least key, of the index of all tasks that a worker was ever given."""
+    return _INDEX + b"W" + worker + created_ms.to_bytes(8, "big") + task_id
+
+
+def by_duty_key(worker: bytes, task_id: bytes = b"") -> bytes:
+    """Return the key of the index of tasks that ask something of a worker now."""
+    return _INDEX + b"A" + worker + task_id
+
+
+def by_verifier_key(verifier: bytes, task_id: bytes = b"", window: int | None = None) -> bytes:
+    """Return the key of the index of windows that ask something of a verifier now."""
+    return _INDEX + b"V" + verifier + task_id + (b"" if window is None else window.to_bytes(4, "big"))
