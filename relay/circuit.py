@@ -26,7 +26,7 @@ from relay.protocol import (
     Reserved,
 )
 
-__all__ = ["Drop", "Effect", "End", "Join", "Refuse", "RelayCore", "Send"]
+__all__ = ["Drop", "Effect", "Join", "Refuse", "RelayCore", "Send"]
 
 RETRY_MS: Final = 5_000
 """Told to clients that a limit turned away."""
@@ -70,14 +70,7 @@ class Join:
     target_address: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """End a running circuit at once; report ``circuit_closed`` when that is done."""
-
-    circuit: int
-
-
-Effect: TypeAlias = Send | Drop | Refuse | Join | End
+Effect: TypeAlias = Send | Drop | Refuse | Join
 
 
 @dataclass(slots=True, eq=False)

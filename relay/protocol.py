@@ -11,18 +11,19 @@ A client's connection begins with four bytes that name its purpose:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from p2p.errors import FrameInvalid
 from p2p.handshake import Session
+from p2p.identity import Identity, NodeCertificate
 from p2p.noise import TAG_BYTES
 from relay.errors import Refusal, RelayProtocolError
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import digest
-from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
+from state.primitives.keys import SIGNATURE_BYTES, recover_address
 
 __all__ = [
     "CONTROL_PREAMBLE",
@@ -70,7 +71,8 @@ _LENGTH_BYTES: Final = 2
 class Voucher:
     """A relay's signed word that it carries circuits to ``client`` until ``not_after_ms`` (time of day).
 
-    Anybody can check it, so a client may show it to others as proof that it can be reached there.
+    Signed with the key that the relay's certificate names, so whoever has that certificate can check it: a client
+    may show it to others as proof that it can be reached there.
     """
 
     genesis_hash: bytes
@@ -80,10 +82,10 @@ class Voucher:
     signature: bytes = bytes(SIGNATURE_BYTES)
 
     @classmethod
-    def issue(cls, account: SecretKey, *, genesis_hash: bytes, client: bytes, not_after_ms: int) -> Voucher:
-        """Return the voucher that the relay whose account this is signs for ``client``."""
-        unsigned = cls(genesis_hash, account.address, client, not_after_ms)
-        return cls(genesis_hash, account.address, client, not_after_ms, account.sign(unsigned.signing_digest()))
+    def issue(cls, relay: Identity, *, client: bytes, not_after_ms: int) -> Voucher:
+        """Return the voucher that ``relay`` signs for ``client``."""
+        unsigned = cls(relay.genesis_hash, relay.address, client, not_after_ms)
+        return replace(unsigned, signature=relay.signer.sign(unsigned.signing_digest()))
 
     def signing_digest(self) -> bytes:
         """Return what the relay signs: everything but the signature."""
@@ -107,17 +109,22 @@ class Voucher:
             case _:
                 raise DecodeError("not a relay voucher")
 
-    def check(self, *, genesis_hash: bytes, relay: bytes, client: bytes, now_ms: int) -> None:
-        """Check that this is ``relay``'s word for ``client``, still valid. Raises RelayProtocolError."""
-        if (self.genesis_hash, self.relay, self.client) != (genesis_hash, relay, client):
+    def check(
+        self, relay: bytes, certificate: NodeCertificate, *, client: bytes, now_ms: int | None = None
+    ) -> None:
+        """Check that this is ``relay``'s word for ``client``. Raises RelayProtocolError.
+
+        ``certificate`` is the relay's, its own signature checked already. ``now_ms``: refuse an expired voucher.
+        """
+        if (self.genesis_hash, self.relay, self.client) != (certificate.genesis_hash, relay, client):
             raise RelayProtocolError("a voucher for another chain, relay or client")
-        if self.not_after_ms <= now_ms:
+        if now_ms is not None and self.not_after_ms <= now_ms:
             raise RelayProtocolError("the voucher has expired")
         try:
             signer = recover_address(self.signing_digest(), self.signature)
         except SignatureInvalid:
             raise RelayProtocolError("the voucher's signature is bad") from None
-        if signer != relay:
+        if signer != certificate.signer:
             raise RelayProtocolError("the voucher is signed by another than the relay")
 
 
@@ -278,13 +285,14 @@ def _is_number(*values: int) -> bool:
 class ControlChannel:
     """The sealed records of one control connection, after its handshake."""
 
-    __slots__ = ("_buffer", "_session", "address")
+    __slots__ = ("_buffer", "_session", "address", "certificate")
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._buffer = bytearray(session.rest)
         self.address = session.address
         """Whom the handshake proved to be at the other end."""
+        self.certificate = session.certificate
 
     def seal(self, message: Message) -> bytes:
         """Return the bytes to send for ``message``."""

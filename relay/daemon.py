@@ -1,0 +1,600 @@
+"""The relay daemon: asyncio on uvloop, protocols only, one process.
+
+It carries circuits between addresses and knows nothing of their content. The state is ``relay.circuit``'s; here
+are sockets, time-outs and metrics. What a client does wrong costs that client its connection, nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from p2p.errors import HandshakeFailed
+from p2p.handshake import Handshake
+from p2p.identity import Identity, Purpose
+from relay.circuit import Drop, Effect, Join, Refuse, RelayCore, Send
+from relay.errors import Refusal, RelayProtocolError
+from relay.limits import Bucket, HostTable, HostUse, RelayLimits
+from relay.protocol import (
+    CONTROL_PREAMBLE,
+    DATA_PREAMBLE,
+    DATA_PREAMBLE_BYTES,
+    JOINED,
+    PREAMBLE_BYTES,
+    ControlChannel,
+    Message,
+    Voucher,
+)
+from relay.sockets import set_pace, tune
+from relay.splice import Circuit
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+
+__all__ = ["RelayDaemon", "RelayOptions", "run_relay"]
+
+TICK_S: Final = 0.25
+IDENTITY_RENEWAL_MS: Final = 24 * 3_600_000
+LISTEN_BACKLOG: Final = 1024
+EARLY_BYTES_MAX: Final = 4_096
+"""What an end may send after its token, before the other end has come."""
+HTTP_REQUEST_BYTES_MAX: Final = 8_192
+HTTP_TIMEOUT_S: Final = 5
+DESCRIPTORS_SPARE: Final = 64
+
+log = structlog.get_logger("relay")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """Options of a relay daemon."""
+
+    listen: str = "0.0.0.0:26680"
+    """host:port for clients; port 0: any free one."""
+    metrics_listen: str = ""
+    """host:port for /metrics and /healthz; empty: none."""
+    limits: RelayLimits = field(default_factory=RelayLimits)
+
+
+def run_relay(
+    options: RelayOptions,
+    make_identity: Callable[[], Identity],
+    *,
+    on_ready: Callable[[RelayDaemon], None] | None = None,
+) -> None:
+    """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
+
+    ``make_identity`` returns the relay's identity with a fresh certificate; it is called again every day.
+    Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
+    """
+
+    async def main() -> None:
+        daemon = RelayDaemon(options, make_identity)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, daemon.stop)
+        await daemon.start()
+        try:
+            if on_ready is not None:
+                on_ready(daemon)
+            await daemon.wait_stopped()
+        finally:
+            await daemon.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+class RelayDaemon:
+    """One relay on the running loop; ``start``, then ``wait_stopped``, then ``close``."""
+
+    def __init__(self, options: RelayOptions, make_identity: Callable[[], Identity]) -> None:
+        self.options = options
+        self.limits = options.limits
+        self.hosts = HostTable(options.limits)
+        self.core = RelayCore(options.limits, self.hosts, issue=self._issue, random=secrets.token_bytes)
+        self.endpoint: tuple[str, int] = ("", 0)
+        """Host and port that clients reach, once started."""
+        self.metrics_endpoint: tuple[str, int] | None = None
+        self.drops: Counter[str] = Counter()
+        """Connections closed by the relay, by reason."""
+        self.circuits_total = 0
+        self.bytes_total = 0
+        self.has_bbr = False
+        self._loop = asyncio.get_running_loop()
+        self._make_identity = make_identity
+        self._identity = make_identity()
+        self._identity_until_ms = self.now_ms() + IDENTITY_RENEWAL_MS
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
+        self._servers: list[asyncio.AbstractServer] = []
+        self._accepts = Bucket(self.limits.accepts_per_s, self.limits.accepts_burst, self.now_ms())
+        self._number = 0
+        self._half_open = 0
+        self._controls: dict[int, _Control] = {}
+        self._waiting: dict[int, _Opening] = {}
+        self._connections: dict[asyncio.Transport, HostUse] = {}
+        self._all_gone = asyncio.Event()
+        self._circuits: dict[int, Circuit] = {}
+        self._counted_bytes: dict[int, int] = {}
+        self._tick: asyncio.TimerHandle | None = None
+
+    def now_ms(self) -> int:
+        """Return the loop's monotonic time."""
+        return int(self._loop.time() * 1000)
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError."""
+        self._loop.set_exception_handler(self._on_exception)
+        _raise_descriptor_limit(self.limits.connections_max + DESCRIPTORS_SPARE)
+        self.endpoint = await self._listen(self.options.listen, lambda: _Opening(self), "relay.listen")
+        if self.options.metrics_listen:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(cast(Any, _Collector(self)))
+            self.metrics_endpoint = await self._listen(
+                self.options.metrics_listen, lambda: _Http(registry), "relay.metrics_listen"
+            )
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        log.info(
+            "relay listens",
+            address=format_address(self._identity.address),
+            host=self.endpoint[0],
+            port=self.endpoint[1],
+        )
+
+    def stop(self) -> None:
+        """Let ``wait_stopped`` return."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    async def wait_stopped(self) -> None:
+        """Wait for ``stop``; raises what ended the daemon if that is a bug."""
+        await self._stopped
+
+    async def close(self) -> None:
+        """Close everything; circuits end, clients find another relay."""
+        if self._tick is not None:
+            self._tick.cancel()
+        for server in self._servers:
+            server.close()
+        for transport in list(self._connections):
+            transport.abort()
+        if self._connections:
+            await self._all_gone.wait()  # connection_lost is called from the loop
+        log.info("relay stopped", circuits=self.circuits_total, bytes=self.bytes_total)
+
+    def identity(self) -> Identity:
+        """Return what this relay proves itself with, certified within the last day."""
+        now_ms = self.now_ms()
+        if self._identity_until_ms <= now_ms:
+            self._identity = self._make_identity()
+            self._identity_until_ms = now_ms + IDENTITY_RENEWAL_MS
+        return self._identity
+
+    @property
+    def half_open(self) -> int:
+        """Connections that have not yet proved what they are for."""
+        return self._half_open
+
+    @property
+    def connections(self) -> int:
+        """All connections of clients."""
+        return len(self._connections)
+
+    def circuit_bytes(self) -> dict[int, tuple[int, int]]:
+        """Return what each running circuit has carried: from the dialler, from the target."""
+        return {c.number: (c.bytes_forward, c.bytes_backward) for c in self._circuits.values()}
+
+    # What the protocols below report.
+
+    def admit(self, opening: _Opening) -> HostUse | str:
+        """Count a new connection in, or return why it is turned away."""
+        ip = opening.peer[0]
+        limits, now_ms = self.limits, self.now_ms()
+        host = self.hosts.use(ip, now_ms)
+        if host is None:
+            return "hosts"
+        if not host.is_trusted:
+            if not host.accepts.take(now_ms):
+                return "host_rate"
+            if host.connections >= limits.connections_per_host_max:
+                return "host_connections"
+            if host.half_open >= limits.half_open_per_host_max:
+                return "host_half_open"
+        if len(self._connections) >= limits.connections_max:
+            return "connections"
+        if self._half_open >= limits.half_open_max:
+            return "half_open"
+        if not self._accepts.take(now_ms):
+            return "rate"
+        self._number += 1
+        opening.number = self._number
+        host.connections += 1
+        host.half_open += 1
+        self._half_open += 1
+        self._connections[opening.transport] = host
+        self._all_gone.clear()
+        return host
+
+    def opened(self, host: HostUse) -> None:
+        """Count a connection out of the half-open ones."""
+        host.half_open -= 1
+        self._half_open -= 1
+
+    def gone(self, transport: asyncio.Transport) -> None:
+        """Count a closed connection out."""
+        self._connections.pop(transport).connections -= 1
+        if not self._connections:
+            self._all_gone.set()
+
+    def control_opened(self, opening: _Opening, channel: ControlChannel) -> None:
+        """Take a connection whose handshake proved an address."""
+        control = _Control(self, opening.number, opening.transport, channel)
+        self._controls[opening.number] = control
+        name, port = opening.peer
+        observed = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        self.core.control_opened(opening.number, channel.address, opening.host, observed, self.now_ms())
+        opening.transport.set_protocol(control)
+        control.data_received(b"")  # what came right behind the handshake
+
+    def control_message(self, control: _Control, message: Message) -> None:
+        """Take a client's message. Raises RelayProtocolError."""
+        self.do(self.core.control_message(control.number, message, self.now_ms()))
+
+    def control_closed(self, control: _Control) -> None:
+        """Take the end of a control connection."""
+        if self._controls.pop(control.number, None) is not None:
+            self.do(self.core.control_closed(control.number))
+
+    def data_opened(self, opening: _Opening, token: bytes) -> None:
+        """Take a connection that showed a token."""
+        self._waiting[opening.number] = opening
+        self.do(self.core.data_opened(opening.number, token))
+
+    def data_closed(self, opening: _Opening) -> None:
+        """Take the end of a data connection that waited for its other end."""
+        if self._waiting.pop(opening.number, None) is not None:
+            self.do(self.core.data_closed(opening.number))
+
+    def drop(self, transport: asyncio.Transport, reason: str, peer: str) -> None:
+        """Close a connection that broke a rule."""
+        self.drops[reason] += 1
+        log.debug("connection dropped", reason=reason, peer=peer)
+        transport.abort()
+
+    def do(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the core says, in order."""
+        for effect in effects:
+            match effect:
+                case Send(connection, message):
+                    control = self._controls.get(connection)
+                    if control is not None:
+                        control.send(message)
+                case Drop(connection, reason):
+                    control = self._controls.pop(connection, None)
+                    if control is not None:
+                        self.drop(control.transport, reason, control.channel.address.hex())
+                case Refuse(connection, refusal):
+                    self._waiting.pop(connection).refuse(refusal)
+                case Join():
+                    self._join(effect)
+
+    def _join(self, join: Join) -> None:
+        dialler, target = self._waiting.pop(join.dialler), self._waiting.pop(join.target)
+        circuit = Circuit(
+            join.circuit,
+            dialler.transport,
+            target.transport,
+            self.limits,
+            self.now_ms(),
+            on_end_closed=self.gone,
+            on_closed=self._on_circuit_closed,
+        )
+        self._circuits[join.circuit] = circuit
+        self.circuits_total += 1
+        for opening in (dialler, target):
+            if self.limits.circuit_bytes_per_s_max:
+                set_pace(opening.socket(), self.limits.circuit_bytes_per_s_max)
+            opening.transport.write(bytes((JOINED,)))
+        circuit.start(dialler.early, target.early)
+        log.debug("circuit joined", circuit=join.circuit, dialler=join.dialler_address, target=join.target_address)
+
+    def _on_circuit_closed(self, circuit: Circuit) -> None:
+        self._count_bytes(circuit)
+        self._counted_bytes.pop(circuit.number, None)
+        del self._circuits[circuit.number]
+        self.core.circuit_closed(circuit.number)
+        log.debug(
+            "circuit closed",
+            circuit=circuit.number,
+            bytes_forward=circuit.bytes_forward,
+            bytes_backward=circuit.bytes_backward,
+            ms=self.now_ms() - circuit.started_ms,
+        )
+
+    def _count_bytes(self, circuit: Circuit) -> None:
+        carried = circuit.bytes_forward + circuit.bytes_backward
+        self.bytes_total += carried - self._counted_bytes.get(circuit.number, 0)
+        self._counted_bytes[circuit.number] = carried
+
+    def count_bytes(self) -> int:
+        """Return the payload carried so far, running circuits included."""
+        for circuit in self._circuits.values():
+            self._count_bytes(circuit)
+        return self.bytes_total
+
+    def _on_tick(self) -> None:
+        now_ms = self.now_ms()
+        self.do(self.core.tick(now_ms))
+        for circuit in list(self._circuits.values()):
+            reason = circuit.sweep(now_ms)
+            if reason is not None:
+                self.drops[f"circuit_{reason}"] += 1
+                circuit.abort()
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is None or isinstance(error, OSError):
+            self.drops["socket_error"] += 1  # a line that broke; its connection is closed already
+            return
+        if not self._stopped.done():  # a bug: end as a whole rather than run on with a state nobody vouches for
+            self._stopped.set_exception(error)
+
+    def _issue(self, client: bytes, life_s: int) -> bytes:
+        return Voucher.issue(
+            self.identity(),
+            client=client,
+            not_after_ms=_wall_ms() + life_s * 1000,
+        ).encode()
+
+    async def _listen(self, where: str, factory: Callable[[], asyncio.Protocol], option: str) -> tuple[str, int]:
+        host, colon, port = where.rpartition(":")
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"{option}: {where!r}: host:port expected")
+        try:
+            server = await self._loop.create_server(
+                factory, host.strip("[]"), int(port), backlog=LISTEN_BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise ConfigError(f"{option}: cannot listen on {where}: {error.strerror or error}") from None
+        self._servers.append(server)
+        bound = server.sockets[0].getsockname()
+        return bound[0], bound[1]
+
+
+class _Opening(asyncio.Protocol):
+    """A connection from its first byte until it is known what it is; a data end also while it waits."""
+
+    __slots__ = ("_buffer", "_daemon", "_handshake", "_timer", "early", "host", "number", "peer", "transport")
+
+    transport: asyncio.Transport
+    host: HostUse
+
+    def __init__(self, daemon: RelayDaemon) -> None:
+        self._daemon = daemon
+        self._buffer = b""
+        self._handshake: Handshake | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.number = 0
+        self.peer: tuple[str, int] = ("", 0)
+        self.early = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if not peer:  # gone between the kernel's accept and ours
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self.peer = peer[0], peer[1]
+        host = self._daemon.admit(self)
+        if isinstance(host, str):
+            self._daemon.drop(self.transport, f"refused_{host}", self.peer[0])
+            return
+        self.host = host
+        self._daemon.has_bbr = tune(self.socket())
+        self._timer = asyncio.get_running_loop().call_later(
+            self._daemon.limits.handshake_ms_max / 1000, self._too_slow
+        )
+
+    def socket(self) -> socket.socket:
+        """Return the socket, for its options only."""
+        return cast(socket.socket, self.transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None:
+            return  # refused already, or its preamble is complete
+        try:
+            if self._handshake is not None:
+                self._shake(data)
+                return
+            self._buffer += data
+            if self._buffer[:PREAMBLE_BYTES] == CONTROL_PREAMBLE:
+                self._handshake = Handshake(
+                    self._daemon.identity(), Purpose.RELAY_CONTROL, is_initiator=False, now_ms=_wall_ms()
+                )
+                rest, self._buffer = self._buffer[PREAMBLE_BYTES:], b""
+                self._shake(rest)
+            elif self._buffer[:PREAMBLE_BYTES] == DATA_PREAMBLE:
+                self._take_token()
+            elif not CONTROL_PREAMBLE.startswith(self._buffer) and not DATA_PREAMBLE.startswith(self._buffer):
+                raise RelayProtocolError("not a client of a relay")
+        except HandshakeFailed as error:
+            self._daemon.drop(self.transport, error.code, self.peer[0])
+        except RelayProtocolError:
+            self._daemon.drop(self.transport, "garbage", self.peer[0])
+
+    def _shake(self, data: bytes) -> None:
+        assert self._handshake is not None
+        answer = self._handshake.receive(data)
+        if answer:
+            self.transport.write(answer)
+        session = self._handshake.session
+        if session is not None:
+            self._finish()
+            self._daemon.control_opened(self, ControlChannel(session))
+
+    def _take_token(self) -> None:
+        if len(self._buffer) < DATA_PREAMBLE_BYTES:
+            return
+        self.early = self._buffer[DATA_PREAMBLE_BYTES:]
+        if len(self.early) > EARLY_BYTES_MAX:
+            raise RelayProtocolError("too much before the circuit is joined")
+        self._finish()
+        self.transport.pause_reading()
+        self._daemon.data_opened(self, self._buffer[PREAMBLE_BYTES:DATA_PREAMBLE_BYTES])
+
+    def _finish(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        self._daemon.opened(self.host)
+
+    def _too_slow(self) -> None:
+        self._daemon.drop(self.transport, "slow_handshake", self.peer[0])
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell the other side why, and close."""
+        self.transport.write(bytes((refusal,)))
+        self.transport.close()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.number:
+            return  # never admitted
+        if self._timer is not None:
+            self._finish()
+        self._daemon.gone(self.transport)
+        self._daemon.data_closed(self)
+
+
+class _Control(asyncio.Protocol):
+    """A client's control connection after its handshake."""
+
+    __slots__ = ("_daemon", "channel", "number", "transport")
+
+    def __init__(
+        self,
+        daemon: RelayDaemon,
+        number: int,
+        transport: asyncio.Transport,
+        channel: ControlChannel,
+    ) -> None:
+        self._daemon = daemon
+        self.number = number
+        self.transport = transport
+        self.channel = channel
+
+    def send(self, message: Message) -> None:
+        self.transport.write(self.channel.seal(message))
+        if self.transport.get_write_buffer_size() > self._daemon.limits.control_backlog_bytes_max:
+            self._daemon.drop(self.transport, "slow_reader", self.channel.address.hex())
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self.channel.receive(data):
+                if self.transport.is_closing():
+                    return
+                self._daemon.control_message(self, message)
+        except RelayProtocolError as error:
+            self._daemon.drop(self.transport, error.code, self.channel.address.hex())
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._daemon.gone(self.transport)
+        self._daemon.control_closed(self)
+
+
+class _Http(asyncio.Protocol):
+    """Answers one GET of /metrics or /healthz."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if len(self._buffer) > HTTP_REQUEST_BYTES_MAX:
+            self._transport.abort()
+        elif b"\r\n\r\n" in self._buffer and not self._transport.is_closing():
+            match self._buffer.split(b"\r\n", 1)[0].split(b" "):
+                case [b"GET", b"/metrics", _]:
+                    self._answer("200 OK", generate_latest(self._registry))
+                case [b"GET", b"/healthz", _]:
+                    self._answer("200 OK", b"ok\n")
+                case _:
+                    self._answer("404 Not Found", b"/metrics or /healthz\n")
+
+    def _answer(self, status: str, body: bytes) -> None:
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._transport.write(head.encode() + body)
+        self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._timer.cancel()
+
+
+class _Collector:
+    """Reads the daemon's counts when somebody asks; nothing is counted twice on the way."""
+
+    def __init__(self, daemon: RelayDaemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterable[Metric]:
+        daemon, core = self._daemon, self._daemon.core
+        for name, text, value in (
+            ("reservations", "Clients that can be reached through this relay", core.reservations),
+            ("circuits", "Circuits that run", core.circuits),
+            ("pending_circuits", "Circuits that wait for an end", core.pending),
+            ("controls", "Control connections", core.controls),
+            ("connections", "Connections of clients", daemon.connections),
+            ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
+            ("hosts", "Hosts remembered", len(daemon.hosts)),
+            ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
+        ):
+            yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
+        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
+        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=daemon.count_bytes())
+        refusals = CounterMetricFamily("dekube_relay_refusals", "Requests refused", labels=["reason"])
+        for refusal, count in core.refusals.items():
+            refusals.add_metric([refusal.label], count)
+        yield refusals
+        drops = CounterMetricFamily("dekube_relay_drops", "Connections closed by the relay", labels=["reason"])
+        for reason, count in sorted(daemon.drops.items()):
+            drops.add_metric([reason], count)
+        yield drops
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _raise_descriptor_limit(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(OSError, ValueError):  # fewer descriptors: accepting fails sooner, nothing else
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

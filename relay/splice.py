@@ -1,0 +1,142 @@
+"""Two joined data connections: bytes pass as they are, one kernel flow a circuit and direction.
+
+Back-pressure is the kernel's: a side whose peer reads slowly is itself read no more, so a circuit holds a bounded
+number of bytes here and never drops any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from relay.limits import RelayLimits
+
+__all__ = ["Circuit"]
+
+
+class _Half(asyncio.Protocol):
+    """What arrives from one end goes to ``sink``, the transport of the other."""
+
+    __slots__ = ("circuit", "ended", "received", "sink", "source")
+
+    def __init__(self, circuit: Circuit, source: asyncio.Transport, sink: asyncio.Transport) -> None:
+        self.circuit = circuit
+        self.source = source
+        self.sink = sink
+        self.received = 0
+        self.ended = False
+        """Whether this end sends no more (the other direction may go on)."""
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        self.sink.write(data)
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        if not self.sink.is_closing():
+            self.sink.write_eof()
+        return not self.circuit.is_finished()
+
+    def pause_writing(self) -> None:
+        # This end takes no more: read no more from the other.
+        if not self.sink.is_closing():
+            self.sink.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self.sink.is_closing():
+            self.sink.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended = True
+        self.circuit.lost(self)
+
+
+class Circuit:
+    """Both directions of one circuit.
+
+    ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed.
+    """
+
+    __slots__ = (
+        "_limits", "_lost", "_moved_at_ms", "_moved_bytes", "_on_closed", "_on_end_closed", "backward", "forward",
+        "lingers_since_ms", "number", "started_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        dialler: asyncio.Transport,
+        target: asyncio.Transport,
+        limits: RelayLimits,
+        now_ms: int,
+        *,
+        on_end_closed: Callable[[asyncio.Transport], None],
+        on_closed: Callable[[Circuit], None],
+    ) -> None:
+        self.number = number
+        self.started_ms = now_ms
+        self.forward = _Half(self, dialler, target)
+        """From the dialler to the target."""
+        self.backward = _Half(self, target, dialler)
+        self._limits = limits
+        self._on_end_closed = on_end_closed
+        self._on_closed = on_closed
+        self._lost = 0
+        self._moved_at_ms = now_ms
+        self._moved_bytes = 0
+        self.lingers_since_ms: int | None = None
+
+    @property
+    def bytes_forward(self) -> int:
+        """Payload that the dialler has sent."""
+        return self.forward.received
+
+    @property
+    def bytes_backward(self) -> int:
+        """Payload that the target has sent."""
+        return self.backward.received
+
+    def start(self, early_forward: bytes, early_backward: bytes) -> None:
+        """Begin to pass bytes, first those that came with the preambles."""
+        for half, early in ((self.forward, early_forward), (self.backward, early_backward)):
+            half.source.set_write_buffer_limits(high=self._limits.circuit_buffer_bytes_max)
+            half.source.set_protocol(half)
+            if early:
+                half.data_received(early)
+        for half in (self.forward, self.backward):
+            if not half.source.is_closing():
+                half.source.resume_reading()
+
+    def is_finished(self) -> bool:
+        """Tell whether both ends have said that they send no more."""
+        return self.forward.ended and self.backward.ended
+
+    def lost(self, half: _Half) -> None:
+        """Take the loss of one end: the other gets what is left for it, then its end too."""
+        self._on_end_closed(half.source)
+        self._lost += 1
+        if self._lost == 2:
+            self._on_closed(self)
+        else:
+            for half in (self.forward, self.backward):
+                half.source.close()
+
+    def abort(self) -> None:
+        """End both sides now, whatever is left."""
+        for half in (self.forward, self.backward):
+            half.source.abort()
+
+    def sweep(self, now_ms: int) -> str | None:
+        """Return why this circuit is to be aborted (idle, or its last reader too slow); None: let it run."""
+        moved = self.forward.received + self.backward.received
+        if moved != self._moved_bytes:
+            self._moved_bytes = moved
+            self._moved_at_ms = now_ms
+        if self._lost:
+            if self.lingers_since_ms is None:
+                self.lingers_since_ms = now_ms
+            elif now_ms - self.lingers_since_ms >= self._limits.circuit_linger_ms_max:
+                return "lingered"
+        elif now_ms - self._moved_at_ms >= self._limits.circuit_idle_ms_max:
+            return "idle"
+        return None
