@@ -13,6 +13,7 @@ found by path: the nibbles from the root as lower-case hex digits, ``b""`` for t
 
 from __future__ import annotations
 
+from binascii import hexlify
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -46,6 +47,7 @@ INNER_BYTES: Final = _HASHES_AT + 16 * HASH_BYTES
 _ENTRY_BYTES: Final = 2 * HASH_BYTES
 _BUCKET_TAG: Final = b"\x00"
 _EMPTY_INNER: Final = b"\x01" + bytes(INNER_BYTES - 1)
+_HASH_AT: Final = {ord(f"{nibble:x}"): _HASHES_AT + HASH_BYTES * nibble for nibble in range(16)}
 _NIBBLES: Final = tuple(b"%x" % nibble for nibble in range(16))
 
 # Copying a prepared state costs half of constructing one with keywords.
@@ -193,14 +195,18 @@ class Trie:
         if not items:
             return TrieUpdate(self.root, {})
         batch = _Batch(self.nodes)
-        if self.root == EMPTY_ROOT:
+        root = self.root
+        if root == EMPTY_ROOT:
             root, _ = batch.change_bucket(b"", 0, _BUCKET_TAG, items)
-        else:
-            top = batch.read(b"")
-            if is_inner(top):
+            return TrieUpdate(root, batch.nodes)
+        top = batch.read(b"")
+        if is_inner(top):
+            root, items = batch.overwrite(root, count_of(top), items)
+            if items:  # keys that come or go: the shape may change
+                top = batch.read(b"")
                 root, _ = batch.change_inner(b"", 0, top, count_of(top), items, 0, len(items))
-            else:
-                root, _ = batch.change_bucket(b"", 0, top, items)
+        else:
+            root, _ = batch.change_bucket(b"", 0, top, items)
         return TrieUpdate(root, batch.nodes)
 
     def after(self, update: TrieUpdate) -> Trie:
@@ -264,17 +270,67 @@ class _Batch:
         self.nodes: dict[bytes, bytes | None] = {}
 
     def read(self, path: bytes) -> bytes:
-        node = self._get(path)
+        node = self.nodes.get(path) or self._get(path)
         if not node:
             raise TrieDamaged(f"trie node at '{path.decode()}' is absent")
         return node
+
+    def overwrite(self, root: bytes, count: int, items: list[bytes]) -> tuple[bytes, list[bytes]]:
+        """Set those ``items`` whose keys are there already, in a trie of ``count`` keys with an inner root.
+
+        Returns the new root and the other items, untouched. What most of a block's changes are: no node comes
+        or goes and no count changes, so buckets are found directly by path and hashes rise level by level.
+        """
+        get, nodes = self._get, self.nodes
+        guess = 1  # the depth at which most keys are in a bucket, or one level above it
+        while count >> 4 * guess > 2 * BUCKET_ENTRIES_MAX:
+            guess += 1
+        buckets: dict[bytes, bytes] = {}
+        others: list[bytes] = []
+        for item in items:
+            if len(item) != _ENTRY_BYTES:
+                others.append(item)
+                continue
+            nibbles = hexlify(item)
+            depth = guess
+            path = nibbles[:depth]
+            bucket = buckets.get(path) or get(path)
+            while bucket and bucket[0]:
+                depth += 1
+                path = nibbles[:depth]
+                bucket = buckets.get(path) or get(path)
+            # Hashes are personalised: 32 bytes of a bucket that equal a key hash are that entry.
+            if bucket and (found := bucket.find(item[:HASH_BYTES])) > 0:
+                buckets[path] = bucket[:found] + item + bucket[found + _ENTRY_BYTES :]
+            else:
+                others.append(item)
+        if not buckets:
+            return root, others
+        nodes.update(buckets)
+        copy = _NODE_HASHER.copy
+        rising: list[dict[bytes, list[tuple[int, bytes]]]] = [{} for _ in range(2 * HASH_BYTES)]
+        for path, bucket in buckets.items():
+            hasher = copy()
+            hasher.update(bucket)
+            rising[len(path) - 1].setdefault(path[:-1], []).append((_HASH_AT[path[-1]], hasher.digest()))
+        for depth in range(2 * HASH_BYTES - 1, -1, -1):
+            for path, hashes in rising[depth].items():
+                body = bytearray(self.read(path))
+                for at, new_hash in hashes:
+                    body[at : at + HASH_BYTES] = new_hash
+                inner = nodes[path] = bytes(body)
+                hasher = copy()
+                hasher.update(inner)
+                root = hasher.digest()
+                if depth:
+                    rising[depth - 1].setdefault(path[:-1], []).append((_HASH_AT[path[-1]], root))
+        return root, others
 
     def change_inner(
         self, path: bytes, depth: int, node: bytes, total: int, items: list[bytes], start: int, stop: int
     ) -> tuple[bytes, int]:
         """Apply ``items[start:stop]``, all below the inner ``node`` of ``total`` keys; return its hash, count."""
         body = bytearray(node)
-        get, nodes = self._get, self.nodes
         at_byte, shift = depth >> 1, 0 if depth & 1 else 4
         here = start
         while here < stop:
@@ -296,16 +352,7 @@ class _Batch:
                     child, depth + 1, self.read(child), count, items, here, end
                 )
             else:
-                bucket = (get(child) or self.read(child)) if count else _BUCKET_TAG
-                # Hashes are personalised: 32 bytes of a bucket that equal a key hash are that entry.
-                if end == here + 1 and len(item) == _ENTRY_BYTES and (found := bucket.find(item[:HASH_BYTES])) > 0:
-                    bucket = bucket[:found] + item + bucket[found + _ENTRY_BYTES :]
-                    nodes[child] = bucket
-                    hasher = _NODE_HASHER.copy()
-                    hasher.update(bucket)
-                    body[hash_at : hash_at + HASH_BYTES] = hasher.digest()
-                    here = end
-                    continue
+                bucket = self.read(child) if count else _BUCKET_TAG
                 new_hash, new_count = self.change_bucket(child, depth + 1, bucket, items[here:end])
             body[hash_at : hash_at + HASH_BYTES] = new_hash
             if new_count != count:
@@ -315,10 +362,8 @@ class _Batch:
         changed = bytes(body)
         if total <= BUCKET_ENTRIES_MAX:
             return self._collapse(path, changed, total)
-        nodes[path] = changed
-        hasher = _NODE_HASHER.copy()
-        hasher.update(changed)
-        return hasher.digest(), total
+        self.nodes[path] = changed
+        return node_hash(changed), total
 
     def change_bucket(self, path: bytes, depth: int, bucket: bytes, items: list[bytes]) -> tuple[bytes, int]:
         """Apply ``items``, all below the ``bucket`` at ``path``; return the hash and count of what results."""
@@ -368,7 +413,7 @@ class _Batch:
         for nibble in range(16):
             if child_count(inner, nibble):
                 child = path + _NIBBLES[nibble]
-                bucket = nodes.get(child) or self.read(child)
+                bucket = self.read(child)
                 entries.append(bucket[1:])
                 nodes[child] = None
         if not total:
