@@ -1,8 +1,8 @@
 """Signature checks in other processes, off the node's interpreter lock.
 
 Batches are bytes: for each signature digest (32) and signature (65); answers are 20 bytes for each, zeros where
-no key can be recovered. A batch is cut into parts that run side by side. A worker that dies or hangs costs time but
-no answer: its part is computed here, and a new process takes its place.
+no key can be recovered. A batch is cut into parts that run side by side. A worker that dies or hangs costs time
+but no answer: its part is computed here, and a new process takes its place.
 """
 
 from __future__ import annotations
