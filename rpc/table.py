@@ -132,6 +132,8 @@ class Method(NamedTuple):
     params: tuple[Param, ...] = ()
     cost: int = 1
     has_min_height: bool = True
+    needs_session: bool = False
+    """Works over a WebSocket alone; ``handle`` then gets the caller's session instead of the node."""
     group: str = "chain"
     """Heading in the documentation."""
 

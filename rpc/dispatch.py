@@ -1,0 +1,267 @@
+"""JSON-RPC 2.0 over any transport: bytes of a body in, bytes of an answer out (RPC.md 4, 5 and 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+import structlog
+
+from rpc.errors import RpcError
+from rpc.limits import Budgets
+from rpc.link import fields_to_json
+from rpc.table import Json, Method, Node, bind
+from state.primitives.errors import DekubeError
+
+__all__ = ["Caller", "DispatchOptions", "Dispatcher", "HeightNode"]
+
+_log = structlog.get_logger(__name__)
+
+IDENTIFIER_LIMIT_CHARACTERS: Final = 256
+YIELD_EVERY: Final = 16
+"""Requests of a batch started before other callers get their turn."""
+BYTES_OF_UNIT: Final = 16 * 1024
+"""Bytes of a body that cost as much as reading one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """Limits of requests; ``rate_per_s`` and ``burst`` are units of cost for one address (0: no limit)."""
+
+    batch_max: int = 1_000
+    body_bytes_max: int = 4 * 1024 * 1024
+    answer_bytes_max: int = 25 * 1024 * 1024
+    rate_per_s: int = 5_000
+    burst: int = 20_000
+    requests_max: int = 20_000
+    """Requests under way in the whole gateway."""
+
+
+class HeightNode(Node, Protocol):
+    """A node that can wait for a height."""
+
+    async def wait_height(self, height: int) -> None:
+        """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
+        ...
+
+
+class Caller:
+    """Who asks: ``key`` names its budget; ``session`` is its WebSocket connection, if it has one."""
+
+    __slots__ = ("key", "session")
+
+    def __init__(self, key: str, session: Any = None) -> None:
+        self.key = key
+        self.session = session
+
+
+Observer = Callable[[str, str], None]
+"""Told the method and the outcome of each request: "ok" or the reason of its error."""
+
+
+class Dispatcher:
+    """Runs requests against the table. ``clock`` gives seconds for the budgets."""
+
+    def __init__(
+        self,
+        node: HeightNode,
+        table: Mapping[str, Method],
+        options: DispatchOptions,
+        clock: Callable[[], float],
+        observe: Observer = lambda _method, _outcome: None,
+    ) -> None:
+        self._node = node
+        self._table = table
+        self._options = options
+        self._clock = clock
+        self._observe = observe
+        self._budgets = Budgets(options.rate_per_s, options.burst)
+        self._running = 0
+
+    async def answer(self, body: bytes | str, caller: Caller) -> bytes | None:
+        """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
+        if len(body) > self._options.body_bytes_max:
+            return self.refuse(
+                RpcError("invalid_request", "request too large", limit=self._options.body_bytes_max)
+            )
+        if len(body) > BYTES_OF_UNIT:
+            self._budgets.take(caller.key, len(body) // BYTES_OF_UNIT, self._clock())
+        try:
+            parsed = orjson.loads(body)
+        except ValueError:  # malformed, not UTF-8, or nested deeper than the parser goes
+            return self.refuse(RpcError("parse_error", "parse error"))
+        if type(parsed) is dict:
+            return await self._one(parsed, caller)
+        if type(parsed) is list:
+            return await self._batch(parsed, caller)
+        return self.refuse(RpcError("invalid_request", "invalid request: an object or an array expected"))
+
+    def refuse(self, error: RpcError) -> bytes:
+        """Return the answer to a body that cannot be read as requests."""
+        self._observe("", error.reason)
+        return _failure(None, error.to_json())
+
+    async def call(self, name: str, params: Any, caller: Caller) -> Json:
+        """Return the result of one call, for REST. Raises DekubeError."""
+        method = self._table[name]
+        self._charge(caller, method.cost)
+        return await self._run(method, params, caller)
+
+    async def _batch(self, requests: list[Any], caller: Caller) -> bytes | None:
+        if not requests:
+            return self.refuse(RpcError("invalid_request", "invalid request: an empty batch"))
+        if len(requests) > self._options.batch_max:
+            limit = self._options.batch_max
+            return self.refuse(RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit))
+        answers: list[bytes | asyncio.Task[bytes | None] | None] = []
+        size = 0
+        try:
+            for index, request in enumerate(requests):
+                if index % YIELD_EVERY == YIELD_EVERY - 1:
+                    await asyncio.sleep(0)
+                answers.append(_start(self._one(request, caller)))
+            whole: list[bytes] = []
+            for index, item in enumerate(answers):
+                answer = await item if isinstance(item, asyncio.Task) else item
+                if answer is None:
+                    continue
+                if size + len(answer) > self._options.answer_bytes_max:
+                    request = requests[index]
+                    identifier = request.get("id") if type(request) is dict else None
+                    error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
+                    answer = _failure(identifier if _is_identifier(identifier) else None, error.to_json())
+                size += len(answer)
+                whole.append(answer)
+        finally:
+            for item in answers:
+                if isinstance(item, asyncio.Task):
+                    item.cancel()  # does nothing to those that are done
+        return b"[" + b",".join(whole) + b"]" if whole else None
+
+    async def _one(self, request: Any, caller: Caller) -> bytes | None:
+        identifier: Any = None
+        name = ""
+        wants_answer = True
+        try:
+            if type(request) is not dict:
+                raise RpcError("invalid_request", "invalid request: an object expected")
+            wants_answer = "id" in request
+            if not _is_identifier(found := request.get("id")):
+                raise RpcError("invalid_request", "invalid request: id: a string, a number or null expected")
+            identifier = found
+            if request.get("jsonrpc") != "2.0" or type(request.get("method")) is not str:
+                wants_answer = True  # an invalid request is answered, whatever it was meant to be
+                raise RpcError("invalid_request", 'invalid request: jsonrpc "2.0" and a method expected')
+            method = self._table.get(request["method"])
+            if method is None:
+                self._charge(caller, 1)
+                asked = request["method"][:64]
+                message = f"the method {asked} does not exist/is not available"
+                raise RpcError("method_not_found", message, method=asked)
+            name = method.name
+            self._charge(caller, method.cost)
+            result = await self._run(method, request.get("params"), caller)
+            self._observe(name, "ok")
+            if not wants_answer:
+                return None
+            answer = orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result})
+            if len(answer) > self._options.answer_bytes_max:
+                raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
+            return answer
+        except DekubeError as error:
+            known = as_rpc_error(error)
+        except Exception:
+            # A bug of ours, never a mistake of the caller: logged whole, told without its inside.
+            _log.exception("rpc method failed", method=name)
+            known = RpcError("internal_error", "internal error")
+        self._observe(name, known.reason)
+        return _failure(identifier, known.to_json()) if wants_answer else None
+
+    def _charge(self, caller: Caller, cost: int) -> None:
+        wait_s = self._budgets.take(caller.key, cost, self._clock())
+        if wait_s:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
+
+    async def _run(self, method: Method, params: Any, caller: Caller) -> Json:
+        values = bind(method.all_params, params)
+        if self._running >= self._options.requests_max:
+            raise RpcError("limit_exceeded", "limit exceeded: the gateway is busy", retry_after_s=1)
+        self._running += 1
+        try:
+            if method.has_min_height:
+                min_height = values.pop()
+                if min_height is not None and self._node.head.height < min_height:
+                    await self._node.wait_height(min_height)
+            if method.needs_session:
+                if caller.session is None:
+                    raise RpcError(
+                        "method_not_found",
+                        f"the method {method.name} does not exist/is not available over HTTP, use a WebSocket",
+                        method=method.name,
+                    )
+                return await method.handle(caller.session, *values)
+            return await method.handle(self._node, *values)
+        finally:
+            self._running -= 1
+
+
+def as_rpc_error(error: DekubeError) -> RpcError:
+    """Return any typed error as an answer: its code is the reason, its public values are the fields."""
+    if isinstance(error, RpcError):
+        return error
+    fields = [
+        (name, value)
+        for name, value in vars(error).items()
+        if type(value) in (int, str) and not name.startswith("_") and name not in ("reason", "message")
+    ]
+    return RpcError(error.code, str(error) or error.code, **fields_to_json(fields))
+
+
+def _is_identifier(value: Any) -> bool:
+    kind = type(value)
+    return (
+        kind is int
+        or value is None
+        or (kind is str and len(value) <= IDENTIFIER_LIMIT_CHARACTERS)
+        or kind is float
+    )
+
+
+def _failure(identifier: Any, error: Json) -> bytes:
+    return orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error})
+
+
+def _start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | asyncio.Task[bytes | None] | None:
+    """Run ``coroutine`` until it has to wait: most have their answer by then, and cost no task."""
+    try:
+        waiting_for = coroutine.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    return asyncio.ensure_future(_go_on(coroutine, waiting_for))
+
+
+@types.coroutine
+def _resume(coroutine: Coroutine[Any, Any, Any], waiting_for: Any) -> Generator[Any, Any, Any]:
+    while True:
+        try:
+            sent = yield waiting_for
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            step: Callable[[], Any] = lambda error=error: coroutine.throw(error)  # type: ignore[misc]  # noqa: E731
+        else:
+            step = lambda sent=sent: coroutine.send(sent)  # type: ignore[misc]  # noqa: E731
+        try:
+            waiting_for = step()
+        except StopIteration as done:
+            return done.value
+
+
+async def _go_on(coroutine: Coroutine[Any, Any, Any], waiting_for: Any) -> Any:
+    waiter: Awaitable[Any] = _resume(coroutine, waiting_for)
+    return await waiter

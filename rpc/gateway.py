@@ -1,0 +1,217 @@
+"""The gateway process: ``python -m rpc.gateway --config FILE`` or ``--config-fd N`` (JSON of ``GatewayOptions``).
+
+Started by the node as its child, or by hand on its own. It outlives restarts of the node: while the node is away,
+questions are answered with ``node_unavailable``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import ipaddress
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+import uvicorn
+import uvloop
+
+from rpc.dispatch import DispatchOptions
+from rpc.doors import DoorOptions, Doors, make_protocols
+from rpc.link import Link, LinkOptions
+from rpc.subscriptions import Hub, SessionOptions
+from rpc.web import Application, WebOptions
+from state.primitives.errors import ConfigError
+
+__all__ = ["GatewayOptions", "gateway_command", "main", "options_from_json", "options_to_json"]
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+CONFIG_LIMIT_BYTES: Final = 64 * 1024
+BACKLOG: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """All that the gateway process is told."""
+
+    socket: str
+    """Path of the node's Unix socket."""
+    host: str = "127.0.0.1"
+    port: int = 8545
+    """0: any free one; the node learns which."""
+    cors: tuple[str, ...] = ("*",)
+    hosts: tuple[str, ...] = ()
+    """Host names to accept beside the loopback ones when listening on loopback."""
+    log_level: str = "info"
+    keep_alive_s: int = 30
+    ready_blocks_behind_max: int = 5
+    ready_peers_min: int = 0
+    dispatch: DispatchOptions = field(default_factory=DispatchOptions)
+    doors: DoorOptions = field(default_factory=DoorOptions)
+    session: SessionOptions = field(default_factory=SessionOptions)
+    link: LinkOptions = field(default_factory=LinkOptions)
+
+
+def options_to_json(options: GatewayOptions) -> str:
+    """Return the configuration as the process reads it."""
+    return json.dumps(dataclasses.asdict(options))
+
+
+def options_from_json(text: str) -> GatewayOptions:
+    """Return the options of a configuration. Raises ConfigError."""
+    try:
+        return _read(GatewayOptions, json.loads(text), "rpc gateway")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"rpc gateway: {error}") from None
+
+
+def _read(cls: type[_T], document: Any, where: str) -> _T:
+    if type(document) is not dict:
+        raise ConfigError(f"{where}: an object expected")
+    fields: dict[str, Any] = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in fields:
+            raise ConfigError(f"{where}: unknown option {name!r}")
+        default = fields[name].default_factory
+        if dataclasses.is_dataclass(default):
+            values[name] = _read(default, value, f"{where}.{name}")  # type: ignore[arg-type]
+        elif type(value) is list and all(type(item) is str for item in value):
+            values[name] = tuple(value)
+        elif type(value) in (str, int, float, bool):
+            values[name] = value
+        else:
+            raise ConfigError(f"{where}: {name}: unexpected value")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def gateway_command(config_fd: int) -> list[str]:
+    """Return the command line of a gateway that reads its configuration from an inherited descriptor."""
+    return [sys.executable, "-m", "rpc.gateway", "--config-fd", str(config_fd)]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own words about starting and stopping."""
+
+
+async def serve(options: GatewayOptions) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ConfigError when the address cannot be bound."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"rpc: cannot listen on {options.host}:{options.port}: {error}") from None
+    loop = asyncio.get_running_loop()
+    link = Link(Path(options.socket), options.link)
+    link.serving = listener.getsockname()[:2]
+    hub = Hub(link)
+    doors = Doors(options.doors)
+    application = Application(
+        link,
+        hub,
+        doors,
+        options.dispatch,
+        options.session,
+        WebOptions(
+            options.cors,
+            options.hosts,
+            _is_loopback(options.host),
+            options.ready_blocks_behind_max,
+            options.ready_peers_min,
+        ),
+        loop.time,
+    )
+    http, websocket = make_protocols(doors)
+    server = _Server(
+        uvicorn.Config(
+            application,
+            http=http,
+            ws=websocket,
+            ws_max_size=options.dispatch.body_bytes_max,
+            ws_per_message_deflate=False,  # a small frame must not become a large message
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=options.keep_alive_s,
+            timeout_graceful_shutdown=3,
+        )
+    )
+    background = [asyncio.ensure_future(link.run()), asyncio.ensure_future(hub.run())]
+    for task in background:
+        task.add_done_callback(_end_on_failure)
+    _log.info("rpc gateway listens", host=link.serving[0], port=link.serving[1])
+    try:
+        await server.serve([listener])
+    finally:
+        for task in background:
+            task.remove_done_callback(_end_on_failure)
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+
+
+def _end_on_failure(task: asyncio.Task[None]) -> None:
+    """End the process when a part of it has failed: the node starts a fresh one."""
+    if not task.cancelled():
+        _log.critical("rpc gateway failed", error=repr(task.exception()))
+        os._exit(70)
+
+
+def _load(arguments: argparse.Namespace) -> GatewayOptions:
+    try:
+        if arguments.config_fd is not None:
+            with os.fdopen(arguments.config_fd, "rb") as stream:
+                data = stream.read(CONFIG_LIMIT_BYTES)
+        else:
+            data = Path(arguments.config).read_bytes()[:CONFIG_LIMIT_BYTES]
+        return options_from_json(data.decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"rpc gateway: configuration: {error}") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process; return its exit status."""
+    parser = argparse.ArgumentParser(prog="dekube-rpc-gateway", description="JSON-RPC gateway of a DEKUBE node")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", help="JSON file with the gateway's options")
+    source.add_argument("--config-fd", type=int, help="inherited descriptor to read them from")
+    try:
+        options = _load(parser.parse_args(arguments))
+        level = logging.getLevelNamesMapping().get(options.log_level.upper(), logging.INFO)
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+        logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+        uvloop.run(serve(options))
+    except ConfigError as error:
+        print(f"dekube: {error}", file=sys.stderr)
+        return 78
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

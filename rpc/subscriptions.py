@@ -1,0 +1,382 @@
+"""Subscriptions over WebSockets: finalised heads and events, in order and without gaps.
+
+A session has one bounded queue of what waits to be sent. Answers wait for room in it, which stops the reading of
+further requests; news never wait: a session whose queue is full is closed with SLOW_READER, and its client
+subscribes again with ``from_height``. Nothing here can delay another session or the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+import structlog
+
+from rpc import render
+from rpc.blocks import LoadedBlock
+from rpc.errors import Pruned, RpcError
+from rpc.link import Link
+from rpc.render import AT, HASH_OUT, hexed
+from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choice, nullable, obj, ref, text
+from rpc.table import Json, Method
+from state.primitives.errors import DekubeError
+from state.primitives.receipts import Event
+
+__all__ = ["CATCH_UP_MAX", "SESSION_METHODS", "SLOW_READER", "Hub", "Session", "SessionOptions"]
+
+_log = structlog.get_logger(__name__)
+
+SLOW_READER: Final = 4008
+"""Close code: more news than the client took. Subscribe again with ``from_height``."""
+GAP: Final = 4009
+"""Close code: the gateway itself missed more blocks than it replays."""
+CATCH_UP_MAX: Final = 1_000
+"""Blocks that a subscription replays."""
+TASK_LEDGER: Final = bytes(18) + b"\x07\x02"
+BILLING: Final = bytes(18) + b"\x07\x03"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Bounds of one WebSocket connection."""
+
+    queue_messages_max: int = 1_024
+    queue_bytes_max: int = 4 * 1024 * 1024
+    subscriptions_max: int = 32
+    requests_max: int = 32
+    """Requests under way; over it the connection is not read."""
+
+
+class Filter(Protocol):
+    """Turns a block into the result of one notification, None where there is nothing to tell."""
+
+    def __call__(self, loaded: LoadedBlock, link: Link, /) -> Json | None:
+        """Return the result."""
+        ...
+
+
+class Subscription:
+    """One subscription: from ``height`` on, what ``select`` finds in each block."""
+
+    __slots__ = ("height", "identifier", "select", "session")
+
+    def __init__(self, identifier: str, session: Session, select: Filter, height: int) -> None:
+        self.identifier = identifier
+        self.session = session
+        self.select = select
+        self.height = height
+
+
+class Session:
+    """One WebSocket connection. ``drop`` ends it at once with a close code."""
+
+    def __init__(self, hub: Hub, options: SessionOptions, drop: Callable[[int, str], None]) -> None:
+        self._hub = hub
+        self._options = options
+        self._drop = drop
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._next_identifier = 1
+        self.subscriptions: dict[str, Subscription] = {}
+        self.is_closed = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client is behind by as much as the queue holds."""
+        options = self._options
+        return len(self._queue) >= options.queue_messages_max or self._queued_bytes >= options.queue_bytes_max
+
+    def _put(self, message: bytes) -> None:
+        self._queue.append(message)
+        self._queued_bytes += len(message)
+        self._wake.set()
+
+    async def answer(self, message: bytes) -> None:
+        """Queue an answer, waiting for room."""
+        await self.wait_room()
+        self._put(message)
+
+    async def wait_room(self) -> None:
+        """Wait until the queue is not full."""
+        while self.is_full and not self.is_closed:
+            self._room.clear()
+            await self._room.wait()
+
+    def tell(self, message: bytes) -> None:
+        """Queue news, or end the session where it does not take them."""
+        if self.is_closed:
+            return
+        if self.is_full:
+            self.close(SLOW_READER, "too slow; subscribe again with from_height")
+            return
+        self._put(message)
+
+    def close(self, code: int, reason: str) -> None:
+        """End the session and tell the client why, if it still reads."""
+        if not self.is_closed:
+            self.end()
+            self._drop(code, reason)
+
+    def end(self) -> None:
+        """Forget the subscriptions and what was queued."""
+        self.is_closed = True
+        for subscription in self.subscriptions.values():
+            self._hub.remove(subscription)
+        self.subscriptions.clear()
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._room.set()
+        self._wake.set()
+
+    async def next_message(self) -> bytes | None:
+        """Return what is to be sent next, None when the session is over."""
+        while not self._queue:
+            if self.is_closed:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        message = self._queue.popleft()
+        self._queued_bytes -= len(message)
+        if not self.is_full:
+            self._room.set()
+        return message
+
+    async def subscribe(self, select: Filter, from_height: int | None) -> Json:
+        """Start a subscription; return its identifier and the height of the last block not in it."""
+        if len(self.subscriptions) >= self._options.subscriptions_max:
+            limit = self._options.subscriptions_max
+            raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)
+        head = self._hub.link.head
+        start = head.height + 1 if from_height is None else from_height
+        if start < max(head.oldest_block, 1):
+            raise Pruned(height=start, oldest_height=max(head.oldest_block, 1))
+        if start <= head.height - CATCH_UP_MAX:
+            raise RpcError(
+                "limit_exceeded", f"limit exceeded: {CATCH_UP_MAX} blocks are replayed", limit=CATCH_UP_MAX
+            )
+        identifier = f"0x{self._next_identifier:x}"
+        self._next_identifier += 1
+        subscription = Subscription(identifier, self, select, start)
+        self.subscriptions[identifier] = subscription
+        self._hub.add(subscription)
+        return {"at": render.at(head), "subscription": identifier, "from_height": start}
+
+    def unsubscribe(self, identifier: str) -> bool:
+        """End a subscription; return whether there was one."""
+        subscription = self.subscriptions.pop(identifier, None)
+        if subscription is None:
+            return False
+        self._hub.remove(subscription)
+        return True
+
+
+class Hub:
+    """Follows the chain for all sessions: one look at each block, one rendering for each distinct selection."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._live: set[Subscription] = set()
+        self._late: dict[Subscription, asyncio.Task[None]] = {}
+        self._told = 0
+        """Height up to which live subscriptions have been told."""
+        self._news = asyncio.Event()
+        link.on_head(lambda _head: self._news.set())
+
+    def add(self, subscription: Subscription) -> None:
+        """Take in a new subscription; one that begins below what was told replays by itself first."""
+        if not self._live:
+            self._told = max(self._told, self.link.head.height)
+        if subscription.height > self._told:
+            self._live.add(subscription)
+        else:
+            self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
+
+    def remove(self, subscription: Subscription) -> None:
+        """Forget a subscription."""
+        self._live.discard(subscription)
+        task = self._late.pop(subscription, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def run(self) -> None:
+        """Tell subscriptions of each block, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._advance()
+            except DekubeError as error:
+                _log.warning("news are late", error=str(error))  # the next head tries again
+
+    async def _advance(self) -> None:
+        while self._told < self.link.head.height:
+            newest = self.link.head.height
+            if not self._live:
+                self._told = newest
+                return
+            if newest - self._told > CATCH_UP_MAX:
+                for subscription in list(self._live):
+                    subscription.session.close(GAP, "blocks were missed; subscribe again with from_height")
+                continue
+            loaded = await self.link.block(self._told + 1)
+            if loaded is None:
+                return
+            self._told += 1
+            rendered: dict[Filter, bytes | None] = {}
+            for subscription in list(self._live):
+                if subscription.height <= self._told:
+                    self._tell(subscription, loaded, rendered)
+
+    def _tell(self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Filter, bytes | None]) -> None:
+        select = subscription.select
+        if select in rendered:
+            result = rendered[select]
+        else:
+            found = select(loaded, self.link)
+            result = rendered[select] = None if found is None else orjson.dumps(found)
+        subscription.height = loaded.height + 1
+        if result is not None:
+            subscription.session.tell(_notification(subscription.identifier, result))
+
+    async def _catch_up(self, subscription: Subscription) -> None:
+        try:
+            while subscription.height <= self._told:
+                loaded = await self.link.block(subscription.height)
+                if loaded is None:
+                    return
+                await subscription.session.wait_room()
+                self._tell(subscription, loaded, {})
+            # Nothing was awaited since the look at what was told: no block falls between.
+            self._live.add(subscription)
+        except DekubeError as error:
+            subscription.session.close(GAP, f"replay failed: {error.code}; subscribe again with from_height")
+        finally:
+            self._late.pop(subscription, None)
+
+
+def _notification(identifier: str, result: bytes) -> bytes:
+    return orjson.dumps(
+        {
+            "jsonrpc": "2.0",
+            "method": "dekube_subscription",
+            "params": {"subscription": identifier, "result": orjson.Fragment(result)},
+        }
+    )
+
+
+# What can be subscribed to
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Every finalised header."""
+
+    def __call__(self, loaded: LoadedBlock, _link: Link) -> Json | None:
+        """Return the header."""
+        return {"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "header": render.header(loaded)}
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of ``addresses`` (none named: of all) whose topics agree with ``topics`` where those are set."""
+
+    addresses: frozenset[bytes]
+    topics: tuple[bytes | None, ...]
+
+    def matches(self, event: Event) -> bool:
+        """Tell whether ``event`` is wanted."""
+        if self.addresses and event.address not in self.addresses:
+            return False
+        if len(self.topics) > len(event.topics):
+            return False
+        return all(want is None or want == have for want, have in zip(self.topics, event.topics, strict=False))
+
+    def __call__(self, loaded: LoadedBlock, link: Link) -> Json | None:
+        """Return the events of a block; those of the block itself come last and have no transaction."""
+        items: list[Json] = []
+        for index, receipt in enumerate(loaded.receipts):
+            for event in receipt.events:
+                if self.matches(event):
+                    shown = render.event(event, link.events)
+                    items.append({"transaction_hash": hexed(loaded.hashes[index]), "index": index, "event": shown})
+        for event in loaded.hooks.events if loaded.hooks else ():
+            if self.matches(event):
+                shown = render.event(event, link.events)
+                items.append({"transaction_hash": None, "index": None, "event": shown})
+        if not items:
+            return None
+        return {"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "items": items}
+
+
+async def _subscribe(
+    session: Session,
+    kind: str,
+    address: bytes | None,
+    topic: bytes | None,
+    task: bytes | None,
+    from_height: int | None,
+) -> Json:
+    """Answer ``dekube_subscribe``."""
+    given = {"address": address, "topic": topic, "task": task}
+    allowed = {"heads": (), "events": ("address", "topic"), "tasks": ("task",)}[kind]
+    for name, value in given.items():
+        if value is not None and name not in allowed:
+            raise RpcError("invalid_params", f"invalid params: {name}: not with {kind}", param=name)
+    select: Filter
+    if kind == "heads":
+        select = Heads()
+    elif kind == "events":
+        select = Events(frozenset((address,) if address else ()), (topic,) if topic else ())
+    else:
+        select = Events(frozenset((TASK_LEDGER, BILLING)), (None, task) if task else ())
+    return await session.subscribe(select, from_height)
+
+
+async def _unsubscribe(session: Session, identifier: str) -> Json:
+    """Answer ``dekube_unsubscribe``."""
+    return {"found": session.unsubscribe(identifier)}
+
+
+_ITEM: Final = obj({"transaction_hash": nullable(HASH_OUT), "index": nullable(NUMBER), "event": ref("Event")})
+NOTIFICATIONS: Final[dict[str, Any]] = {
+    "Heads": obj({"at": AT, "header": ref("Header")}),
+    "Events": obj({"at": AT, "items": array(_ITEM)}),
+}
+"""Schemas of the results that notifications carry."""
+
+SESSION_METHODS: Final = (
+    Method(
+        "dekube_subscribe",
+        "News of each finalised block, as `dekube_subscription` notifications (WebSocket)",
+        _subscribe,
+        obj({"at": AT, "subscription": STRING, "from_height": NUMBER}),
+        (
+            Param("kind", choice("heads", "events", "tasks"), "What to be told."),
+            Param("address", ADDRESS, "events: only from this system contract.", required=False),
+            Param("topic", HASH, "events: only with this first topic.", required=False),
+            Param("task", HASH, "tasks: only of this task.", required=False),
+            Param("from_height", HEIGHT, "Replay from this block on; absent: from the next one.", required=False),
+        ),
+        cost=10,
+        has_min_height=False,
+        needs_session=True,
+        group="subscriptions",
+    ),
+    Method(
+        "dekube_unsubscribe",
+        "End a subscription (WebSocket)",
+        _unsubscribe,
+        obj({"found": {"type": "boolean"}}),
+        (Param("subscription", text(18), "What dekube_subscribe returned."),),
+        has_min_height=False,
+        needs_session=True,
+        group="subscriptions",
+    ),
+)

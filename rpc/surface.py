@@ -1,0 +1,95 @@
+"""Everything that can be called, and its description: OpenRPC made from the very table that dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from rpc.methods import METHODS
+from rpc.render import COMPONENTS
+from rpc.subscriptions import NOTIFICATIONS, SESSION_METHODS
+from rpc.table import Json, Method, Node
+
+__all__ = ["DOCUMENT", "SURFACE", "describe"]
+
+_ERRORS: Final = (
+    (-32700, "parse error", "parse_error"),
+    (-32600, "invalid request", "invalid_request"),
+    (-32601, "the method X does not exist/is not available", "method_not_found"),
+    (-32602, "invalid params", "invalid_params"),
+    (-32603, "internal error: a bug of the node", "internal_error"),
+    (-32000, "a rule refused it; data.reason says which", "*"),
+    (-32001, "below what the node keeps, or above the newest block", "pruned | height_unknown | not_found"),
+    (-32002, "try again soon", "node_unavailable | height_not_reached"),
+    (-32005, "limit exceeded; data.retry_after_s", "limit_exceeded"),
+)
+
+
+def _version() -> str:
+    try:
+        return version("dekube-node")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"
+
+
+def describe(table: Mapping[str, Method]) -> Json:
+    """Return the OpenRPC document of a table."""
+    return {
+        "openrpc": "1.3.2",
+        "info": {
+            "title": "DEKUBE node",
+            "version": _version(),
+            "description": "Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which "
+            "finalised block it holds. Errors carry a stable `data.reason`.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "methods": [
+            {
+                "name": method.name,
+                "summary": method.summary,
+                "paramStructure": "either",
+                "params": [
+                    {
+                        "name": param.name,
+                        "description": param.text,
+                        "required": param.required,
+                        "schema": param.type.schema,
+                    }
+                    for param in method.all_params
+                ],
+                "result": {"name": "result", "schema": method.result},
+                "tags": [{"name": method.group}],
+                "x-cost": method.cost,
+                "x-websocket-only": method.needs_session,
+            }
+            for method in table.values()
+        ],
+        "components": {
+            "schemas": COMPONENTS | NOTIFICATIONS,
+            "errors": {
+                str(code): {"code": code, "message": message, "data": {"reason": reason}}
+                for code, message, reason in _ERRORS
+            },
+        },
+    }
+
+
+async def _discover(_node: Node) -> Json:
+    """Answer ``rpc.discover``."""
+    return DOCUMENT
+
+
+_DISCOVER: Final = Method(
+    "rpc.discover",
+    "This document",
+    _discover,
+    {"type": "object"},
+    cost=20,
+    has_min_height=False,
+    group="discovery",
+)
+
+SURFACE: Final[dict[str, Method]] = {method.name: method for method in (*METHODS, *SESSION_METHODS, _DISCOVER)}
+"""Every method by its name: what is dispatched."""
+DOCUMENT: Final[dict[str, Any]] = describe(SURFACE)

@@ -1,0 +1,483 @@
+"""The gateway's ASGI application: JSON-RPC bare at POST / and WebSocket, everything else through FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions, as_rpc_error
+from rpc.doors import Doors
+from rpc.errors import NodeUnavailable, RpcError
+from rpc.limits import caller_key
+from rpc.link import Link
+from rpc.subscriptions import Hub, Session, SessionOptions
+from rpc.surface import SURFACE
+from rpc.table import Json, Method
+from state.primitives.errors import DekubeError
+
+__all__ = ["ROUTES", "Application", "WebOptions", "rest_api"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+BODY_DEADLINE_S: Final = 20.0
+SEND_DEADLINE_S: Final = 30.0
+CHUNK_BYTES: Final = 256 * 1024
+"""Answers are handed to the transport in pieces, so that a slow reader keeps little of them in memory."""
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+STATUS_OF_REASON: Final = {
+    "invalid_params": 400,
+    "decode_error": 400,
+    "not_found": 404,
+    "height_unknown": 404,
+    "pruned": 410,
+    "limit_exceeded": 429,
+    "internal_error": 500,
+    "node_unavailable": 503,
+    "height_not_reached": 503,
+}
+"""REST alone speaks in HTTP statuses; JSON-RPC answers 200, because wallets take others for a dead node."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """What the application lets in."""
+
+    cors: tuple[str, ...] = ("*",)
+    hosts: tuple[str, ...] = ()
+    """Host names to accept beside the loopback ones; used only where ``is_loopback``, else all are accepted."""
+    is_loopback: bool = True
+    ready_blocks_behind_max: int = 5
+    ready_peers_min: int = 0
+
+
+class Application:
+    """The ASGI callable."""
+
+    def __init__(
+        self,
+        link: Link,
+        hub: Hub,
+        doors: Doors,
+        dispatch: DispatchOptions,
+        sessions: SessionOptions,
+        options: WebOptions,
+        clock: Callable[[], float],
+        pages: Iterable[APIRouter] = (),
+    ) -> None:
+        self._link = link
+        self._hub = hub
+        self._body_bytes_max = dispatch.body_bytes_max
+        self._session_options = sessions
+        self._options = options
+        self.metrics = Metrics(link, doors)
+        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe)
+        self._rest = rest_api(self, pages)
+        self._origin_any = "*" in options.cors
+        self._origins = frozenset(options.cors)
+        self._hosts = frozenset((*LOOPBACK_NAMES, *options.hosts)) if options.is_loopback else None
+
+    @property
+    def link(self) -> Link:
+        """The node."""
+        return self._link
+
+    @property
+    def options(self) -> WebOptions:
+        """What is let in."""
+        return self._options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._rest(scope, receive, send)
+            return
+        host, origin, length = _read_headers(scope["headers"])
+        if self._hosts is not None and _name_of(host) not in self._hosts:
+            await _refuse_host(scope, send)
+            return
+        if kind == "websocket":
+            await self._websocket(scope, receive, send, origin)
+        elif scope["method"] == "POST" and scope["path"] == "/":
+            await self._post(scope, receive, send, origin, length)
+        elif scope["method"] == "OPTIONS":
+            await self._preflight(send, origin)
+        else:
+            await self._rest(scope, receive, _with_headers(send, self._cors_headers(origin)))
+
+    def _cors_headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
+        if self._origin_any:
+            return [(b"access-control-allow-origin", b"*")]
+        if origin.decode("latin-1") in self._origins:
+            return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        return []
+
+    async def _preflight(self, send: Send, origin: bytes) -> None:
+        headers = [
+            *self._cors_headers(origin),
+            (b"access-control-allow-methods", b"POST, GET, OPTIONS"),
+            (b"access-control-allow-headers", b"content-type"),
+            (b"access-control-max-age", b"86400"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body"})
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send, origin: bytes, length: int) -> None:
+        caller = Caller(_caller_of(scope))
+        headers = [(b"content-type", b"application/json"), *self._cors_headers(origin)]
+        if length > self._body_bytes_max:
+            body = None
+        else:
+            try:
+                async with asyncio.timeout(BODY_DEADLINE_S):
+                    body = await self._read_body(receive)
+            except TimeoutError:
+                scope["state"]["drop"]()
+                return
+            except ConnectionError:
+                return
+        if body is None:
+            error = RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
+            answer: bytes | None = self.dispatcher.refuse(error)
+            headers.append((b"connection", b"close"))  # what follows of the body is not read
+        else:
+            answer = await self.dispatcher.answer(body, caller)
+        await _respond(scope, send, answer or b"", headers)
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        message = await receive()
+        chunk: bytes = message.get("body", b"")
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            return chunk if len(chunk) <= self._body_bytes_max else None
+        chunks, size = [chunk], len(chunk)
+        while message["type"] == "http.request" and message.get("more_body", False):
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._body_bytes_max:
+                return None
+        if message["type"] == "http.disconnect":
+            raise ConnectionError
+        return b"".join(chunks)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, origin: bytes) -> None:
+        await receive()  # websocket.connect
+        wrong_origin = origin and not self._origin_any and origin.decode("latin-1") not in self._origins
+        if scope["path"] not in ("/", "/ws") or wrong_origin:
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await send({"type": "websocket.accept"})
+        session = Session(self._hub, self._session_options, scope["state"]["drop"])
+        caller = Caller(_caller_of(scope), session)
+        self.metrics.websockets.inc()
+        writer = asyncio.ensure_future(_write(session, send))
+        under_way = asyncio.Semaphore(self._session_options.requests_max)
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while (message := await receive())["type"] == "websocket.receive":
+                body = message.get("text")
+                if body is None:
+                    body = message.get("bytes") or b""  # web3.py sends its requests as binary frames
+                await under_way.acquire()  # who asks faster than is answered is not read
+                await session.wait_room()
+                task = asyncio.ensure_future(self._answer(session, body, caller, under_way))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            session.end()
+            writer.cancel()
+            for task in tasks:
+                task.cancel()
+            self.metrics.websockets.dec()
+
+    async def _answer(
+        self, session: Session, body: bytes | str, caller: Caller, under_way: asyncio.Semaphore
+    ) -> None:
+        try:
+            answer = await self.dispatcher.answer(body, caller)
+            if answer is not None:
+                await session.answer(answer)
+        finally:
+            under_way.release()
+
+
+async def _write(session: Session, send: Send) -> None:
+    try:
+        while (message := await session.next_message()) is not None:
+            await send({"type": "websocket.send", "text": message.decode()})
+    except (OSError, RuntimeError):  # the client is gone; the reading side ends the session
+        session.end()
+
+
+async def _respond(scope: Scope, send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    headers.append((b"content-length", str(len(body)).encode()))
+    start = {"type": "http.response.start", "status": 200, "headers": headers}
+    if len(body) <= CHUNK_BYTES:
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+        return
+    try:
+        async with asyncio.timeout(SEND_DEADLINE_S):
+            await send(start)
+            for first in range(0, len(body), CHUNK_BYTES):
+                more = first + CHUNK_BYTES < len(body)
+                await send(
+                    {"type": "http.response.body", "body": body[first : first + CHUNK_BYTES], "more_body": more}
+                )
+    except TimeoutError:
+        scope["state"]["drop"]()
+
+
+def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes, int]:
+    host = origin = b""
+    length = 0
+    for name, value in headers:
+        if name == b"host":
+            host = value
+        elif name == b"origin":
+            origin = value
+        elif name == b"content-length":
+            length = int(value) if value.isdigit() and len(value) < 16 else 2**63
+    return host, origin, length
+
+
+def _name_of(host: bytes) -> str:
+    name, _, port = host.decode("latin-1").lower().rpartition(":")
+    return name if name and port.isdigit() else host.decode("latin-1").lower()
+
+
+def _caller_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return caller_key(client[0]) if client else ""
+
+
+async def _refuse_host(scope: Scope, send: Send) -> None:
+    """Refuse a name that is not ours: a page that rebinds its name to this machine must not read the node."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [(b"content-type", b"text/plain")]
+    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    await send({"type": "http.response.body", "body": b"unknown host name\n"})
+
+
+def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *headers]
+        await send(message)
+
+    return sender
+
+
+class Metrics:
+    """Counters of the gateway; methods and reasons are bounded sets, so are the labels."""
+
+    def __init__(self, link: Link, doors: Doors) -> None:
+        self.registry = CollectorRegistry()
+        requests = Counter(
+            "dekube_rpc_requests_total", "JSON-RPC requests", ("method", "outcome"), registry=self.registry
+        )
+        self._requests = requests
+        self._counted: dict[tuple[str, str], Any] = {}
+        self.websockets = Gauge("dekube_rpc_websockets", "Open WebSocket connections", registry=self.registry)
+        connections = Gauge("dekube_rpc_connections", "Open connections", registry=self.registry)
+        connections.set_function(lambda: doors.open)
+        connected = Gauge("dekube_rpc_node_connected", "1 while the node answers", registry=self.registry)
+        connected.set_function(lambda: float(link.is_connected))
+
+    def observe(self, method: str, outcome: str) -> None:
+        """Count a request."""
+        counter = self._counted.get((method, outcome))
+        if counter is None:
+            counter = self._counted[method, outcome] = self._requests.labels(method or "none", outcome)
+        counter.inc()
+
+    def expose(self) -> bytes:
+        """Return the text of Prometheus."""
+        return generate_latest(self.registry)
+
+
+# REST
+
+ROUTES: Final[tuple[tuple[str, str], ...]] = (
+    ("/v1/chain", "dekube_chainInfo"),
+    ("/v1/genesis", "dekube_genesis"),
+    ("/v1/supply", "dekube_getSupply"),
+    ("/v1/blocks", "dekube_getBlocks"),
+    ("/v1/blocks/{block}", "dekube_getBlock"),
+    ("/v1/blocks/{block}/receipts", "dekube_getBlockReceipts"),
+    ("/v1/transactions/{hash}", "dekube_getTransaction"),
+    ("/v1/transactions/{hash}/receipt", "dekube_getReceipt"),
+    ("/v1/accounts/{address}", "dekube_getAccount"),
+    ("/v1/accounts/{address}/history", "dekube_getAccountHistory"),
+    ("/v1/accounts/{address}/proof", "dekube_getAccountProof"),
+    ("/v1/mempool", "dekube_getMempool"),
+    ("/v1/quote", "dekube_quote"),
+    ("/v1/validators", "dekube_getValidators"),
+    ("/v1/committee", "dekube_getCommittee"),
+    ("/v1/peers", "dekube_getPeers"),
+)
+"""GET paths and the methods that answer them; path and query parameters are those of the method."""
+
+
+def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
+    """Return the REST application: health, metrics, convenience over the table, documents, and ``pages``."""
+    api = FastAPI(title="DEKUBE node", docs_url=None, redoc_url=None)
+    for path, name in ROUTES:
+        _add_route(api, application, path, SURFACE[name])
+
+    @api.get("/healthz", response_class=PlainTextResponse)
+    @api.get("/livez", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        """The gateway's loop turns."""
+        return "ok\n"
+
+    @api.get("/readyz")
+    async def readyz() -> Response:
+        """The node answers, is close to the newest block and has peers enough."""
+        ready, detail = await _readiness(application)
+        return _json(detail, 200 if ready else 503)
+
+    @api.get("/status")
+    async def status(request: Request) -> Response:
+        """How far this node is."""
+        return await _answer_rest(application, SURFACE["dekube_status"], {}, request)
+
+    @api.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters of the gateway for Prometheus."""
+        return Response(application.metrics.expose(), media_type=CONTENT_TYPE_LATEST)
+
+    @api.get("/openrpc.json")
+    async def openrpc(request: Request) -> Response:
+        """The OpenRPC document."""
+        return await _answer_rest(application, SURFACE["rpc.discover"], {}, request)
+
+    @api.get("/docs", response_class=HTMLResponse)
+    async def docs() -> str:
+        """Every method on one page."""
+        return _DOCS
+
+    for router in pages:
+        api.include_router(router)
+    return api
+
+
+def _add_route(api: FastAPI, application: Application, path: str, method: Method) -> None:
+    async def endpoint(request: Request) -> Response:
+        given = {**request.query_params, **request.path_params}
+        return await _answer_rest(application, method, given, request)
+
+    parameters = [
+        {
+            "name": param.name,
+            "in": "path" if f"{{{param.name}}}" in path else "query",
+            "required": param.required or f"{{{param.name}}}" in path,
+            "description": param.text,
+            "schema": param.type.schema,
+        }
+        for param in method.all_params
+    ]
+    api.add_api_route(
+        path,
+        endpoint,
+        methods=["GET"],
+        summary=method.summary,
+        operation_id=path.strip("/").replace("/", "_").replace("{", "").replace("}", ""),
+        openapi_extra={"parameters": parameters},
+    )
+
+
+async def _answer_rest(
+    application: Application, method: Method, given: dict[str, str], request: Request
+) -> Response:
+    caller = Caller(caller_key(request.client.host) if request.client else "")
+    try:
+        params = {name: _from_text(method, name, value) for name, value in given.items()}
+        result = await application.dispatcher.call(method.name, params or None, caller)
+    except DekubeError as error:
+        known = as_rpc_error(error)
+        application.metrics.observe(method.name, known.reason)
+        status = STATUS_OF_REASON.get(known.reason, 400)
+        headers = {"retry-after": "1"} if status in (429, 503) else None
+        return _json({"error": known.to_json()}, status, headers)
+    application.metrics.observe(method.name, "ok")
+    return _json(result, 404 if any(value is None for value in _subject(result)) else 200)
+
+
+def _subject(result: Json) -> list[Json]:
+    """Return the one thing asked for, where an answer has just one beside its stamp: null then means 404."""
+    parts = [value for name, value in result.items() if name != "at"] if type(result) is dict else []
+    return parts if len(parts) == 1 else []
+
+
+def _from_text(method: Method, name: str, value: str) -> Any:
+    """Return what a path or query says as JSON: numbers and booleans are written as such."""
+    param = next((param for param in method.all_params if param.name == name), None)
+    schema = {} if param is None else param.type.schema
+    kinds = {schema.get("type"), *(arm.get("type") for arm in schema.get("anyOf", ()))}
+    if "integer" in kinds and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    if "boolean" in kinds and value in ("true", "false"):
+        return value == "true"
+    return value
+
+
+async def _readiness(application: Application) -> tuple[bool, Json]:
+    options = application.options
+    try:
+        head, sync = application.link.head, await application.link.sync()
+    except (NodeUnavailable, RpcError) as error:
+        return False, {"ready": False, "reason": as_rpc_error(error).reason}
+    behind = max(sync.highest - head.height, 0)
+    reason = None
+    if behind > options.ready_blocks_behind_max:
+        reason = "behind"
+    elif sync.peers < options.ready_peers_min:
+        reason = "few_peers"
+    return reason is None, {
+        "ready": reason is None,
+        "reason": reason,
+        "height": head.height,
+        "behind": behind,
+        "peers": sync.peers,
+    }
+
+
+def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, "application/json")
+
+
+def _docs() -> str:
+    rows = []
+    for method in SURFACE.values():
+        params = ", ".join(param.name if param.required else f"[{param.name}]" for param in method.all_params)
+        notes = "".join(
+            f"<li><code>{html.escape(param.name)}</code> {html.escape(param.text)}</li>" for param in method.params
+        )
+        rows.append(
+            f"<h3 id='{method.name}'><code>{method.name}({html.escape(params)})</code></h3>"
+            f"<p>{html.escape(method.summary)}</p><ul>{notes}</ul>"
+        )
+    return (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        "<title>DEKUBE JSON-RPC</title><style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;"
+        "padding:0 1rem}code{background:#8882;padding:.1em .3em;border-radius:.2em}</style><h1>JSON-RPC</h1>"
+        "<p>POST / or WebSocket /ws. The same as a document: <a href='/openrpc.json'>openrpc.json</a>; REST: "
+        "<a href='/openapi.json'>openapi.json</a>.</p>" + "".join(rows)
+    )
+
+
+_DOCS: Final = _docs()
