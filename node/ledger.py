@@ -1,0 +1,233 @@
+"""What the node knows of the chain, as its parts ask for it: finalised data, the mempool, and waiting for more.
+
+Implements the RPC backend's ``NodeView`` (but for peers and consensus, which the node adds) and the wallet's
+``Ledger``. All methods run on the event loop unless they are marked as safe in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import trio
+
+from node.chain import Chain, Executed
+from node.mempool import AlreadyKnown, Mempool, MempoolOptions
+from rpc.view import BlockRecord, Head, PoolStatus
+from state.primitives.blocks import decode_header
+from state.primitives.receipts import Receipt, decode_receipt, encode_receipt
+from state.primitives.transactions import NATIVE_FORM, Transaction, decode_transaction
+from state.store import Store
+from state.store.records import Place
+from state.transition.errors import UnknownKind
+from state.transition.runtime import BlockInput, Checked, Runtime
+from state.view import Reader
+from state.view.accounts import Account, load_account
+
+__all__ = ["NodeLedger"]
+
+GOSSIP_FEE_SHARE: Final = 2
+"""Transactions of peers are kept from this part of the base fee up: it may fall to where they can be included."""
+
+
+class NodeLedger:
+    """The finalised chain and the mempool above it."""
+
+    def __init__(self, store: Store, chain: Chain, runtime: Runtime, options: MempoolOptions) -> None:
+        self.store = store
+        self.chain = chain
+        self.runtime = runtime
+        self.mempool = Mempool(options, self._account_of)
+        self.chain_id: int = runtime.genesis.chain_id
+        self.on_admitted: Callable[[bytes], None] = lambda _raw: None
+        """Called with the bytes of each transaction that entered the mempool here and should be passed on."""
+        self.on_pool_changed: Callable[[], None] = lambda: None
+        self._head = self._make_head()
+        self._moved = trio.Event()
+        self._committed: list[Callable[[Sequence[Executed]], None]] = []
+
+    # Following the chain
+
+    def add_listener(self, listener: Callable[[Sequence[Executed]], None]) -> None:
+        """Call ``listener`` with the blocks of each commit, after the ledger shows them."""
+        self._committed.append(listener)
+
+    def on_commit(self, blocks: Sequence[Executed]) -> None:
+        """Follow blocks that were written to the store."""
+        if not blocks:
+            return
+        self._head = self._make_head()
+        for executed in blocks:
+            self.mempool.on_block(executed.header.height, executed.senders)
+        self._moved.set()
+        self._moved = trio.Event()
+        self.on_pool_changed()
+        for listener in self._committed:
+            listener(blocks)
+
+    def head(self) -> Head:
+        """Return the newest finalised block."""
+        return self._head
+
+    async def wait_head(self, height: int) -> Head:
+        """Return the head as soon as it is above ``height``."""
+        while self._head.height <= height:
+            await self._moved.wait()
+        return self._head
+
+    def _make_head(self) -> Head:
+        tip = self.store.tip
+        base_fee = self.runtime.chain.base_fee_initial
+        if tip.header:
+            base_fee = decode_header(tip.header).base_fee
+        return Head(
+            height=tip.height,
+            hash=tip.block_hash,
+            time_ms=tip.time_ms or self.runtime.genesis.time_ms,
+            state_root=tip.state_root,
+            base_fee=base_fee,
+            base_fee_next=tip.next_base_fee,
+            oldest_state=self.store.oldest_state,
+            oldest_block=self.store.oldest_block,
+        )
+
+    # Finalised data
+
+    def reader(self, height: int) -> Reader:
+        """Return the state after the block at ``height``. Raises Pruned or HeightUnknown."""
+        return self.store if height == self.store.tip.height else self.store.at(height)
+
+    def block(self, height: int) -> BlockRecord | None:
+        """Return the block at ``height``; safe in threads. Raises Pruned."""
+        raw, receipts = self.store.block(height), self.store.receipts(height)
+        record = self.store.height(height)
+        if raw is None or receipts is None or record is None:
+            return None
+        return BlockRecord(record.block_hash, raw, self.store.certificate(height) or b"", receipts[0], receipts[1])
+
+    def block_hash(self, height: int) -> bytes | None:
+        """Return the hash of the block at ``height``, None above the newest."""
+        record = self.store.height(height)
+        return None if record is None else record.block_hash
+
+    def height_of(self, block_hash: bytes) -> int | None:
+        """Return the height of a finalised block."""
+        return self.store.height_of(block_hash)
+
+    def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
+        """Return height and index of a finalised transaction."""
+        return self.store.transaction_place(transaction_hash)
+
+    def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        """Return places of transactions that touch ``address``, newest first; safe in threads."""
+        return list(self.store.history(address, before=Place(*before) if before else None, limit=limit))
+
+    def prove(self, key: bytes, height: int) -> bytes:
+        """Return the encoded proof of ``key`` in the state after ``height``; safe in threads. Raises Pruned."""
+        return self.store.prove(key, height).proof
+
+    # The mempool
+
+    def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce of the next transaction."""
+        return self.mempool.pending_nonce(address)
+
+    def pool_status(self) -> PoolStatus:
+        """Return the mempool in numbers."""
+        return PoolStatus(self.mempool.pending_count, self.mempool.queued_count, self.mempool.size_bytes)
+
+    def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
+        """Return raw transactions in the order in which a leader would take them."""
+        taken = self.mempool.take(skip + limit, base_fee=self._head.base_fee_next)
+        return [checked.transaction.raw for checked in taken[skip:]]
+
+    def pool_get(self, transaction_hash: bytes) -> bytes | None:
+        """Return the bytes of a transaction that waits."""
+        checked = self.mempool.get(transaction_hash)
+        return None if checked is None else checked.transaction.raw
+
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        """Admit a transaction of the node's own gateway and pass it on; return its hash.
+
+        The gateway is a child of this node behind a socket that only its user opens, so the sender it recovered
+        is not recovered again here; every voter does. Raises InvalidTransaction.
+        """
+        transaction = decode_transaction(raw)
+        transaction.sender = sender
+        self.mempool.add(self.runtime.check(transaction), fee_floor=self._head.base_fee_next)
+        self.on_admitted(raw)
+        self.on_pool_changed()
+        return transaction.hash
+
+    async def submit_own(self, raw: bytes, sender: bytes) -> bytes:
+        """Admit a transaction that this node signed, or find it waiting, and pass it on; return its hash."""
+        try:
+            return await self.submit(raw, sender)
+        except AlreadyKnown:
+            self.on_admitted(raw)
+            return decode_transaction(raw).hash
+
+    def admit_gossip(self, transaction: Transaction) -> bool:
+        """Admit a transaction of a peer, its sender recovered; tell whether it is new.
+
+        Raises InvalidTransaction.
+        """
+        try:
+            self.mempool.add(
+                self.runtime.check(transaction), fee_floor=self._head.base_fee_next // GOSSIP_FEE_SHARE
+            )
+        except AlreadyKnown:
+            return False
+        return True
+
+    def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+        """Return the encoded receipt that a transaction would have on the newest state; safe in threads.
+
+        Raises InvalidTransaction for a kind or payload that no block may carry.
+        """
+        rule = self.runtime.rules.get(kind)
+        if rule is None:
+            raise UnknownKind(kind)
+        height = self.store.tip.height
+        state = self.store.at(height)
+        base_fee = self.runtime.base_fee(state)
+        transaction = Transaction(
+            b"", NATIVE_FORM, self.chain_id, load_account(state, sender).nonce, 0, base_fee, rule.gas, kind,
+            payload, b"", b"",
+        )  # fmt: skip
+        transaction.sender = sender
+        block = BlockInput(height + 1, 0, 0, self.store.tip.time_ms + 1, base_fee, self.store.tip.block_hash)
+        receipt: Receipt = self.runtime.dry_run(state, block, self.runtime.check(transaction))
+        return encode_receipt(receipt)
+
+    # The wallet
+
+    def base_fee(self) -> int:
+        """Return the base fee of the next block."""
+        return self._head.base_fee_next
+
+    def gas_of(self, kind: int) -> int:
+        """Return the weight of a kind. Raises UnknownKind."""
+        rule = self.runtime.rules.get(kind)
+        if rule is None:
+            raise UnknownKind(kind)
+        return rule.gas
+
+    async def wait_receipt(self, transaction_hash: bytes) -> Receipt:
+        """Return the receipt as soon as the transaction is final."""
+        while (place := self.store.transaction_place(transaction_hash)) is None:
+            await self._moved.wait()
+        receipts = self.store.receipts(place.height)
+        assert receipts is not None
+        return decode_receipt(receipts[0][place.position])
+
+    def take(self, limit: int, parent_hash: bytes) -> list[Checked]:
+        """Return transactions for a block on ``parent_hash``, best first."""
+        return self.mempool.take(
+            limit,
+            base_fee=self.chain.base_fee_after(parent_hash),
+            next_nonces=self.chain.next_nonces(parent_hash),
+        )
+
+    def _account_of(self, address: bytes) -> Account:
+        return load_account(self.store, address)
