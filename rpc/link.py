@@ -556,5 +556,7 @@ def _decode_all(loaded: LoadedBlock) -> None:
 def fields_to_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return the values of an error for its data: heights as numbers, other integers as decimal strings."""
     return {
-        name: str(value) if type(value) is int and not name.endswith("height") else value for name, value in fields
+        name: str(value) if type(value) is int and not name.endswith("height") else value
+        for name, value in fields
+        if name not in ("reason", "message")  # the error's own code and text stand there
     }

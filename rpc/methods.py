@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from consensus.wire import decode_certificate
 from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightUnknown, Pruned, RpcError
@@ -51,6 +52,8 @@ WAIT_MS_MAX: Final = 60_000
 POOL_SKIP_MAX: Final = 1_000_000
 BLOCKS_PAGE_MAX: Final = 100
 STAKES_MAX: Final = 1024
+HEADERS_MAX: Final = 64
+"""Headers that lead from a proof's root to a certificate."""
 
 
 # Parts
@@ -412,10 +415,22 @@ async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
         "value": None if value is None else hexed(value),
         "proof": hexed(await node.prove(number, key)),
         "state_root": hexed(following.block.header.state_root),
-        "header": hexed(encode_header(following.block.header)),
-        "header_hash": hexed(following.hash),
+        "headers": await _certified_headers(node, following),
         "certificate": hexed(following.certificate),
     }
+
+
+async def _certified_headers(node: Node, first: LoadedBlock) -> list[str]:
+    """Return the headers from ``first`` to the one that its certificate names: a later one may finalise several."""
+    named = decode_certificate(first.certificate).block_hash
+    headers, loaded = [hexed(encode_header(first.block.header))], first
+    while loaded.hash != named and len(headers) < HEADERS_MAX:
+        above = await node.block(loaded.height + 1)
+        if above is None:
+            break
+        headers.append(hexed(encode_header(above.block.header)))
+        loaded = above
+    return headers
 
 
 # Validators and peers
@@ -484,8 +499,7 @@ _PROOF: Final = obj(
         "value": nullable(BYTES_OUT),
         "proof": BYTES_OUT,
         "state_root": HASH_OUT,
-        "header": BYTES_OUT,
-        "header_hash": HASH_OUT,
+        "headers": array(BYTES_OUT, maximum=HEADERS_MAX),
         "certificate": BYTES_OUT,
     }
 )

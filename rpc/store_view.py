@@ -1,0 +1,266 @@
+"""A ``NodeView`` over the node's own parts: store, runtime and mempool, with what is live left to the node."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import trio
+
+from consensus.committee import Committee as VotingCommittee
+from rpc.errors import HeightUnknown, Pruned
+from rpc.view import BlockRecord, Committee, Description, Head, KindInfo, Peer, PoolStatus, Seat, Sync
+from state.primitives.blocks import decode_header
+from state.primitives.genesis import Genesis
+from state.primitives.receipts import encode_receipt
+from state.primitives.transactions import NATIVE_FORM, Transaction
+from state.store import Store
+from state.store.errors import HeightUnknown as StoreHeightUnknown
+from state.store.errors import Pruned as StorePruned
+from state.store.records import Place
+from state.transition.errors import UnknownKind
+from state.transition.runtime import BlockInput, Checked, Runtime
+from state.view import Reader
+from state.view.accounts import nonce_of
+
+__all__ = ["Live", "Pool", "StoreView", "describe", "show_committee"]
+
+
+class Pool(Protocol):
+    """The mempool, as far as it is shown."""
+
+    @property
+    def pending_count(self) -> int:
+        """How many could be taken now."""
+        ...
+
+    @property
+    def queued_count(self) -> int:
+        """How many wait for an earlier nonce."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all."""
+        ...
+
+    def get(self, transaction_hash: bytes) -> Checked | None:
+        """Return a waiting transaction."""
+        ...
+
+    def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce after those executed and those that wait."""
+        ...
+
+    def take(self, limit: int) -> list[Checked]:
+        """Return pending transactions, the best first."""
+        ...
+
+
+class Live(Protocol):
+    """What the node alone knows; called on its event loop."""
+
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        """Admit a transaction; see ``NodeView.submit``."""
+        ...
+
+    def peers(self) -> list[Peer]:
+        """Return the connected peers."""
+        ...
+
+    def sync(self) -> Sync:
+        """Return how far the node is."""
+        ...
+
+    def committee(self) -> Committee:
+        """Return the voters of the current epoch."""
+        ...
+
+
+def describe(
+    runtime: Runtime,
+    *,
+    address: bytes,
+    roles: Iterable[str],
+    version: str,
+    parameters: Mapping[str, Any],
+) -> Description:
+    """Return what does not change; ``parameters`` holds the parameter dataclass of each prefix ("chain", ...)."""
+    genesis: Genesis = runtime.genesis
+    numbers = {
+        f"{prefix}.{field.name}": getattr(group, field.name)
+        for prefix, group in parameters.items()
+        for field in dataclasses.fields(group)
+    }
+    return Description(
+        chain_id=genesis.chain_id,
+        chain_name=genesis.name,
+        genesis_hash=runtime.genesis_hash,
+        genesis_time_ms=genesis.time_ms,
+        testnet=int(genesis.testnet),
+        address=address,
+        roles=tuple(roles),
+        version=version,
+        kinds=tuple(KindInfo(rule.kind, rule.name, rule.gas) for _, rule in sorted(runtime.rules.items())),
+        parameters=tuple(sorted(numbers.items())),
+        validators=tuple((v.address, v.vote_key, v.stake) for v in genesis.validators),
+    )
+
+
+def show_committee(epoch: int, committee: VotingCommittee) -> Committee:
+    """Return the committee of consensus as a record."""
+    seats = tuple(Seat(seat.address, seat.vote_key, seat.weight) for seat in committee.seats)
+    return Committee(epoch, committee.quorum, committee.hash, seats)
+
+
+class StoreView:
+    """Implements ``NodeView``. The node calls ``notify_head`` on its event loop after each commit."""
+
+    def __init__(self, store: Store, runtime: Runtime, pool: Pool, description: Description, live: Live) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._pool = pool
+        self._description = description
+        self._live = live
+        self._news = trio.Event()
+
+    def notify_head(self) -> None:
+        """Wake whoever waits for a new head."""
+        news, self._news = self._news, trio.Event()
+        news.set()
+
+    def description(self) -> Description:
+        """Return what does not change."""
+        return self._description
+
+    def head(self) -> Head:
+        """Return the newest finalised block."""
+        store = self._store
+        tip = store.tip
+        base_fee = decode_header(tip.header).base_fee if tip.header else tip.next_base_fee
+        return Head(
+            height=tip.height,
+            hash=tip.block_hash,
+            time_ms=tip.time_ms,
+            state_root=tip.state_root,
+            base_fee=base_fee,
+            base_fee_next=tip.next_base_fee,
+            oldest_state=store.oldest_state,
+            oldest_block=store.oldest_block,
+        )
+
+    async def wait_head(self, height: int) -> Head:
+        """Return the head as soon as it is above ``height``."""
+        while self._store.tip.height <= height:
+            await self._news.wait()
+        return self.head()
+
+    def reader(self, height: int) -> Reader:
+        """Return the state after the block at ``height``."""
+        with _reported():
+            return self._store.at(height)
+
+    def block(self, height: int) -> BlockRecord | None:
+        """Return the block at ``height``."""
+        store = self._store
+        with _reported():
+            raw, left, tip = store.block(height), store.receipts(height), store.height(height)
+        if raw is None or left is None or tip is None:
+            return None
+        receipts, hooks = left
+        return BlockRecord(tip.block_hash, raw, store.certificate(height) or b"", receipts, hooks)
+
+    def block_hash(self, height: int) -> bytes | None:
+        """Return the hash of the block at ``height``."""
+        tip = self._store.height(height)
+        return None if tip is None else tip.block_hash
+
+    def height_of(self, block_hash: bytes) -> int | None:
+        """Return the height of a finalised block."""
+        return self._store.height_of(block_hash)
+
+    def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
+        """Return height and index of a finalised transaction."""
+        return self._store.transaction_place(transaction_hash)
+
+    def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        """Return places of transactions that touch ``address``."""
+        place = None if before is None else Place(*before)
+        return [(found.height, found.index) for found in self._store.history(address, before=place, limit=limit)]
+
+    def prove(self, key: bytes, height: int) -> bytes:
+        """Return the encoded proof of ``key``."""
+        with _reported():
+            return self._store.prove(key, height).proof
+
+    def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce of the next transaction."""
+        return self._pool.pending_nonce(address)
+
+    def pool_status(self) -> PoolStatus:
+        """Return the mempool in numbers."""
+        return PoolStatus(self._pool.pending_count, self._pool.queued_count, self._pool.size_bytes)
+
+    def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
+        """Return raw transactions of the mempool."""
+        return [checked.transaction.raw for checked in self._pool.take(skip + limit)[skip:]]
+
+    def pool_get(self, transaction_hash: bytes) -> bytes | None:
+        """Return the raw bytes of a waiting transaction."""
+        found = self._pool.get(transaction_hash)
+        return None if found is None else found.transaction.raw
+
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        """Admit a transaction."""
+        return await self._live.submit(raw, sender)
+
+    def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+        """Return the encoded receipt of a dry run in a block that would follow the newest one."""
+        runtime = self._runtime
+        rule = runtime.rules.get(kind)
+        if rule is None:
+            raise UnknownKind(kind)
+        tip = self._store.tip
+        with _reported():
+            state = self._store.at(tip.height)
+        base_fee = runtime.base_fee(state)
+        transaction = Transaction(
+            b"", NATIVE_FORM, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind, payload,
+            b"", b"",
+        )  # fmt: skip
+        transaction.sender = sender
+        header = decode_header(tip.header) if tip.header else None
+        block = BlockInput(
+            height=tip.height + 1,
+            epoch=header.epoch if header else 0,
+            proposer_seat=0,
+            time_ms=tip.time_ms + runtime.chain.block_interval_ms_min,
+            base_fee=base_fee,
+            parent_hash=tip.block_hash,
+        )
+        return encode_receipt(runtime.dry_run(state, block, runtime.check(transaction)))
+
+    def peers(self) -> list[Peer]:
+        """Return the connected peers."""
+        return self._live.peers()
+
+    def sync(self) -> Sync:
+        """Return how far the node is."""
+        return self._live.sync()
+
+    def committee(self) -> Committee:
+        """Return the voters of the current epoch."""
+        return self._live.committee()
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Give the store's answers the fields that the RPC surface promises."""
+    try:
+        yield
+    except StorePruned as error:
+        raise Pruned(height=error.height, oldest_height=error.oldest) from None
+    except StoreHeightUnknown as error:
+        raise HeightUnknown(height=error.height, newest_height=error.newest) from None
