@@ -1,0 +1,102 @@
+"""A small chain for tests: keys, a genesis, a state in a dictionary, signed transactions."""
+
+from __future__ import annotations
+
+from state.primitives.codec import Value
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import Transaction, decode_transaction, sign_transaction
+from state.transition.runtime import BlockInput, Checked, Execution, Runtime
+from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
+
+CHAIN_ID = 7
+COIN = 10**18
+FEE = 2 * 10**9
+KEYS = tuple(SecretKey(bytes([i + 1]) * 32) for i in range(6))
+VALIDATORS = KEYS[:2]
+USERS = KEYS[2:]
+START_MS = 1_700_000_000_000
+
+
+def genesis(**parameters: int) -> Genesis:
+    return Genesis(
+        CHAIN_ID,
+        "test",
+        START_MS,
+        True,
+        tuple((key.address, 10_000 * COIN) for key in USERS),
+        tuple(GenesisValidator(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS),
+        tuple(sorted((f"chain.{name}", number) for name, number in parameters.items())),
+    )
+
+
+class Memory:
+    """A state that is a dictionary."""
+
+    def __init__(self, entries: dict[bytes, bytes | None]) -> None:
+        self.entries = {key: value for key, value in entries.items() if value is not None}
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.entries.get(key)
+
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return sorted((key, value) for key, value in self.entries.items() if start <= key < stop)[:limit]
+
+    def write(self, changes: dict[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = value
+
+
+def signed(
+    key: SecretKey, nonce: int, kind: int, payload: list[Value], *, gas_limit: int = 200_000, fee: int = FEE,
+    tip: int = 0, chain_id: int = CHAIN_ID,
+) -> Transaction:  # fmt: skip
+    raw = sign_transaction(
+        key, chain_id=chain_id, nonce=nonce, kind=kind, payload=payload, gas_limit=gas_limit,
+        max_fee_per_gas=fee, max_priority_fee_per_gas=tip,
+    )  # fmt: skip
+    transaction = decode_transaction(raw)
+    transaction.recover_sender()
+    return transaction
+
+
+def transfer(
+    key: SecretKey,
+    nonce: int,
+    to: bytes,
+    value: int,
+    *,
+    gas_limit: int = TRANSFER_GAS,
+    fee: int = FEE,
+    tip: int = 0,
+) -> Transaction:
+    return signed(key, nonce, TRANSFER_KIND, [to, value], gas_limit=gas_limit, fee=fee, tip=tip)
+
+
+class Ledger:
+    """A chain of one branch without blocks: each step executes and writes at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.state = Memory(runtime.genesis_changes())
+        self.height = 0
+        self.time_ms = START_MS
+
+    def input(self, *, after_ms: int = 1_000, seat: int = 0) -> BlockInput:
+        return BlockInput(
+            self.height + 1, 0, seat, self.time_ms + after_ms, self.runtime.base_fee(self.state),
+            self.height.to_bytes(32, "big"),
+        )  # fmt: skip
+
+    def step(self, *transactions: Transaction, after_ms: int = 1_000, seat: int = 0) -> Execution:
+        checked: list[Checked] = [self.runtime.check(transaction) for transaction in transactions]
+        block = self.input(after_ms=after_ms, seat=seat)
+        self.runtime.check_body(self.state, block.base_fee, checked)
+        execution = self.runtime.execute(self.state, block, checked)
+        self.state.write(execution.changes)
+        self.height, self.time_ms = block.height, block.time_ms
+        self.runtime.check_whole_supply(self.state)
+        return execution

@@ -1,0 +1,200 @@
+"""Stake, vote keys, unbonding and its release, the committee."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.primitives.errors import InvalidTransaction
+from state.primitives.keys import SecretKey
+from state.primitives.receipts import Receipt, decode_receipt
+from state.transition.runtime import Execution, Runtime
+from state.transition.staking import (
+    RELEASES_MAX,
+    STAKE_KIND,
+    STAKED,
+    UNBONDED,
+    UNSTAKE_KIND,
+    UNSTAKED,
+    Member,
+    StakeRecord,
+    Unbonding,
+    committee_from_stakes,
+    list_stakes,
+    load_committee,
+    load_stake,
+    stake_payload,
+    unbondings_of,
+    unstake_payload,
+    vote_key_owner,
+)
+from state.view.accounts import balance_of
+from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, Ledger, genesis, signed
+
+ALICE, BOB = USERS[:2]
+VOTE, OTHER_VOTE = SecretKey(b"v" * 32), SecretKey(b"w" * 32)
+UNBONDING_MS = 10_000
+MINIMUM = 1_000 * COIN
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(Runtime(genesis(unbonding_ms=UNBONDING_MS), check_invariants=True))
+
+
+def stake(ledger: Ledger, key: SecretKey, nonce: int, amount: int, vote: SecretKey = VOTE) -> Receipt:
+    payload = stake_payload(amount, vote, genesis_hash=ledger.runtime.genesis_hash, address=key.address)
+    return only(ledger.step(signed(key, nonce, STAKE_KIND, payload)))
+
+
+def unstake(ledger: Ledger, key: SecretKey, nonce: int, amount: int) -> Receipt:
+    return only(ledger.step(signed(key, nonce, UNSTAKE_KIND, unstake_payload(amount))))
+
+
+def only(execution: Execution) -> Receipt:
+    (receipt,) = execution.receipts
+    return decode_receipt(receipt)
+
+
+def test_stake_leaves_the_free_balance_and_is_on_record(ledger: Ledger) -> None:
+    receipt = stake(ledger, ALICE, 0, 2 * MINIMUM)
+    assert receipt.events == (STAKED(ALICE.address, VOTE.vote_key, 2 * MINIMUM, 2 * MINIMUM),)
+    assert load_stake(ledger.state, ALICE.address) == StakeRecord(2 * MINIMUM, VOTE.vote_key, 1)
+    fee = receipt.gas_used * receipt.effective_gas_price
+    assert balance_of(ledger.state, ALICE.address) == 8_000 * COIN - fee
+    stake(ledger, ALICE, 1, 5)  # more, for the same key
+    assert load_stake(ledger.state, ALICE.address) == StakeRecord(2 * MINIMUM + 5, VOTE.vote_key, 1)
+    stake(ledger, ALICE, 2, 0, OTHER_VOTE)  # nothing more, for another key
+    assert load_stake(ledger.state, ALICE.address) == StakeRecord(2 * MINIMUM + 5, OTHER_VOTE.vote_key, 3)
+    assert vote_key_owner(ledger.state, VOTE.vote_key) == ALICE.address
+    assert [address for address, _ in list_stakes(ledger.state)] == sorted(
+        [ALICE.address, *(key.address for key in VALIDATORS)]
+    )
+
+
+def test_a_vote_key_belongs_to_one_account_for_ever(ledger: Ledger) -> None:
+    stake(ledger, ALICE, 0, MINIMUM)
+    assert stake(ledger, BOB, 0, MINIMUM).reason == "vote_key_taken"
+    assert stake(ledger, BOB, 1, MINIMUM, VALIDATORS[0]).reason == "vote_key_taken"
+    assert unstake(ledger, ALICE, 1, MINIMUM).status == 1
+    assert load_stake(ledger.state, ALICE.address) is None
+    assert stake(ledger, BOB, 2, MINIMUM).reason == "vote_key_taken"
+    assert stake(ledger, BOB, 3, MINIMUM, OTHER_VOTE).status == 1
+
+
+def test_a_vote_key_must_be_shown_to_be_held(ledger: Ledger) -> None:
+    good = stake_payload(MINIMUM, VOTE, genesis_hash=ledger.runtime.genesis_hash, address=ALICE.address)
+    for nonce, payload in enumerate(
+        (
+            stake_payload(MINIMUM, VOTE, genesis_hash=b"x" * 32, address=ALICE.address),
+            stake_payload(MINIMUM, VOTE, genesis_hash=ledger.runtime.genesis_hash, address=BOB.address),
+            [good[0], OTHER_VOTE.vote_key, good[2]],
+            [good[0], b"\xff" * 32, good[2]],  # not a point
+        )
+    ):
+        assert only(ledger.step(signed(ALICE, nonce, STAKE_KIND, payload))).reason == "vote_key_not_proven"
+    assert load_stake(ledger.state, ALICE.address) is None
+
+
+def test_stakes_are_never_small(ledger: Ledger) -> None:
+    assert stake(ledger, ALICE, 0, MINIMUM - 1).reason == "stake_too_small"
+    assert stake(ledger, ALICE, 1, MINIMUM + 10).status == 1
+    assert unstake(ledger, ALICE, 2, 11).reason == "stake_too_small"
+    assert unstake(ledger, ALICE, 3, MINIMUM + 11).reason == "stake_insufficient"
+    assert unstake(ledger, BOB, 0, 1).reason == "stake_insufficient"
+    assert unstake(ledger, ALICE, 4, 10).status == 1
+
+
+def test_withdrawn_stake_returns_when_its_time_has_come(ledger: Ledger) -> None:
+    stake(ledger, ALICE, 0, 3 * MINIMUM)
+    receipt = unstake(ledger, ALICE, 1, MINIMUM)
+    due_ms = ledger.time_ms + UNBONDING_MS
+    assert receipt.events == (UNSTAKED(ALICE.address, MINIMUM, 2 * MINIMUM, due_ms),)
+    assert unbondings_of(ledger.state, ALICE.address) == [Unbonding(due_ms, ALICE.address, MINIMUM)]
+    free = balance_of(ledger.state, ALICE.address)
+    early = ledger.step(after_ms=UNBONDING_MS - 1)
+    assert early.block_receipt is None
+    assert balance_of(ledger.state, ALICE.address) == free
+    late = ledger.step(after_ms=1)
+    assert late.block_receipt is not None
+    assert decode_receipt(late.block_receipt).events == (UNBONDED(ALICE.address, MINIMUM),)
+    assert balance_of(ledger.state, ALICE.address) == free + MINIMUM
+    assert unbondings_of(ledger.state, ALICE.address) == []
+    assert ledger.step(after_ms=UNBONDING_MS).block_receipt is None
+
+
+def test_releases_of_one_block_are_bounded_and_the_rest_follows(ledger: Ledger) -> None:
+    count = RELEASES_MAX + 5
+    stake(ledger, ALICE, 0, MINIMUM + count)
+    ledger.step(*(signed(ALICE, nonce, UNSTAKE_KIND, [1], gas_limit=60_000) for nonce in range(1, count + 1)))
+    free = balance_of(ledger.state, ALICE.address)
+    ledger.step(after_ms=UNBONDING_MS)
+    assert balance_of(ledger.state, ALICE.address) == free + RELEASES_MAX
+    ledger.step()
+    assert balance_of(ledger.state, ALICE.address) == free + count
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (STAKE_KIND, [MINIMUM, b"k" * 31, b"s" * 64]), (STAKE_KIND, [-1, b"k" * 32, b"s" * 64]),
+        (STAKE_KIND, [MINIMUM, b"k" * 32, b"s" * 63]), (STAKE_KIND, [2**127, b"k" * 32, b"s" * 64]),
+        (STAKE_KIND, []), (UNSTAKE_KIND, [0]), (UNSTAKE_KIND, [2**127]), (UNSTAKE_KIND, [b"1"]),
+        (UNSTAKE_KIND, [1, 1]),
+    ],
+)  # fmt: skip
+def test_other_payloads_are_inadmissible(ledger: Ledger, kind: int, payload: list[Any]) -> None:
+    with pytest.raises(InvalidTransaction) as error:
+        ledger.runtime.check(signed(ALICE, 0, kind, payload))
+    assert error.value.code == "invalid_payload"
+
+
+def test_the_first_committee_is_that_of_the_genesis(ledger: Ledger) -> None:
+    assert load_committee(ledger.state, 0) == tuple(
+        Member(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS
+    )
+    assert load_committee(ledger.state, 1) == ()
+
+
+def test_the_largest_stakes_make_the_committee(ledger: Ledger) -> None:
+    chain = Runtime(genesis(validators_max=2)).chain
+    stakes = [(bytes([i]) * 20, StakeRecord(amount, bytes([i]) * 32, 0)) for i, amount in enumerate((5, 7, 7, 1))]
+    expected = (Member(b"\1" * 20, b"\1" * 32, 7), Member(b"\2" * 20, b"\2" * 32, 7))
+    assert committee_from_stakes(stakes, chain) == committee_from_stakes(reversed(stakes), chain) == expected
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([ALICE, BOB]), st.sampled_from(["stake", "unstake", "wait"]),
+        st.sampled_from([1, MINIMUM - 1, MINIMUM, 3 * MINIMUM, 20 * MINIMUM]), st.sampled_from([VOTE, OTHER_VOTE]),
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(STEPS)
+def test_no_sequence_makes_or_loses_money(steps: list[tuple[SecretKey, str, int, SecretKey]]) -> None:
+    ledger = Ledger(Runtime(genesis(unbonding_ms=2_500), check_invariants=True))
+    nonces = {ALICE: 0, BOB: 0}
+    for key, what, amount, vote in steps:
+        if what == "wait":
+            ledger.step(after_ms=1_300)
+            continue
+        try:
+            if what == "stake":
+                stake(ledger, key, nonces[key], amount, vote)
+            else:
+                unstake(ledger, key, nonces[key], amount)
+        except InvalidTransaction as error:
+            assert error.code == "insufficient_funds"
+        else:
+            nonces[key] += 1
+        for _, record in list_stakes(ledger.state):
+            assert record.amount >= MINIMUM
+    ledger.step(after_ms=2_500)
+    assert not [entry for key in (ALICE, BOB) for entry in unbondings_of(ledger.state, key.address)]
+    assert ledger.time_ms > START_MS
