@@ -83,7 +83,7 @@ PULL_TRIES_MAX: Final = 8
 RESENT_VIEWS: Final = 8
 KEPT_CANDIDATE_VIEWS: Final = 8
 BACKOFF_EXPONENT_MAX: Final = 64
-_POWERS_OF_3: Final = tuple(3**exponent for exponent in range(BACKOFF_EXPONENT_MAX + 1))
+_POWERS_OF_3: Final[tuple[int, ...]] = tuple(3**exponent for exponent in range(BACKOFF_EXPONENT_MAX + 1))
 
 LEADER, ADVANCE, RETRANSMIT, FETCH, PULL, IDLE = "leader", "advance", "retransmit", "fetch", "pull", "idle"
 

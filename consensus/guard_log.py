@@ -1,4 +1,4 @@
-"""Append-only files on a real disk: the vote guard's record and the journal, each with one writer (SDBFT.md 3.6)."""
+"""Append-only files on a real disk: the vote guard's record and the journal, one writer each (SDBFT.md 3.6)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from consensus import core as c
 from consensus.committee import Committee
@@ -52,7 +52,7 @@ from consensus.wire import (
     encode_certificate,
     encode_message,
 )
-from state.primitives.blocks import Block, decode_block, encode_block, evidence_root, header_hash
+from state.primitives.blocks import Block, Header, decode_block, encode_block, evidence_root, header_hash
 from state.primitives.errors import DecodeError
 from state.primitives.merkle import merkle_root
 
@@ -223,6 +223,8 @@ class Replica:
     journal's certificates alone; those of peers are verified by the shell between ``receive`` and ``admit``.
     """
 
+    core_type: ClassVar[type[Core]] = Core
+
     def __init__(
         self,
         *,
@@ -259,7 +261,7 @@ class Replica:
         self._proposal: tuple[int, bytes] | None = None
         restored, whole = self._restore(journal, root, verify)
         self._torn = journal[:whole] if whole < len(journal) else None
-        self.core = Core(
+        self.core = self.core_type(
             committee=committee,
             genesis_hash=genesis_hash,
             epoch=epoch,
@@ -274,14 +276,14 @@ class Replica:
     def _restore(self, journal: bytes, root: Root, verify: Verifier) -> tuple[Restored, int]:
         records, whole = read_journal(journal)
         certificates: list[Certificate] = []
-        headers: list[tuple[bytes, c.Header]] = []
+        headers: list[tuple[bytes, Header]] = []
         for kind, data in records:
             try:
                 if kind == JOURNAL_CERTIFICATE:
                     certificate = decode_certificate(data)
-                    if certificate.epoch == self._epoch and certificate.view > root.view:
-                        if verify(certificate_checks(self._committee, self._genesis_hash, certificate)):
-                            certificates.append(certificate)
+                    checks = certificate_checks(self._committee, self._genesis_hash, certificate)
+                    if certificate.epoch == self._epoch and certificate.view > root.view and verify(checks):
+                        certificates.append(certificate)
                 else:
                     block = decode_block(data)
                     if block.header.height > root.height:
@@ -409,7 +411,8 @@ class Replica:
 
     def start(self, now_ms: int) -> list[Action]:
         """Begin: call it once, and perform its actions before anything else."""
-        actions: list[Action] = []
+        # What was read may be in the page cache alone: it must be on the disk before anything rests on it.
+        actions: list[Action] = [Sync(JOURNAL), Sync(GUARD)] if self._guard is not None else [Sync(JOURNAL)]
         if self._torn is not None:
             actions.append(Replace(JOURNAL, self._torn))
             self._torn = None
@@ -467,20 +470,19 @@ class Replica:
 
     def _run(self, effects: list[c.Effect], now_ms: int) -> list[Action]:
         queue = deque(effects)
-        journal: list[bytes] = []
-        guard: list[bytes] = []
+        writes = _Writes(self._is_journal_dirty)
         after: list[Action] = []
         while queue:
             effect = queue.popleft()
             match effect:
                 case c.CastVote(kind, candidate, _):
-                    vote = self._vote(kind, candidate, journal, guard, after)
+                    vote = self._vote(kind, candidate, writes, after)
                     if vote is not None:
                         after.append(Broadcast(encode_message(Votes((vote,)))))
                         after.append(effect)
                         queue.extend(self.core.step(c.VoteReceived(vote, True), now_ms))
                 case c.Propose(candidate, justify, nulls):
-                    vote = self._vote(NOTARIZE, candidate, journal, guard, after)
+                    vote = self._vote(NOTARIZE, candidate, writes, after)
                     held = self._blocks.get(candidate.block_hash)
                     if vote is not None and held is not None:
                         data = encode_message(Proposal(candidate, vote.signature, justify, nulls, held[1]))
@@ -489,7 +491,7 @@ class Replica:
                         after.append(c.CastVote(NOTARIZE, candidate))
                         queue.extend(self.core.step(c.VoteReceived(vote, True), now_ms))
                 case c.KeepCertificate(certificate, _):
-                    journal.append(journal_record(JOURNAL_CERTIFICATE, encode_certificate(certificate)))
+                    writes.to_journal(journal_record(JOURNAL_CERTIFICATE, encode_certificate(certificate)))
                     after.append(effect)
                 case c.PushCertificate(seat, certificates):
                     after.append(Send(self._address(seat), encode_message(Certificates(certificates))))
@@ -518,28 +520,13 @@ class Replica:
                     after.append(effect)
                 case _:
                     after.append(effect)
-        return self._durably(journal, guard) + after
+        self._is_journal_dirty = writes.is_journal_dirty
+        self._journal_grown += writes.journal_bytes
+        self._guard_grown += writes.guard_bytes
+        return writes.finish() + after
 
-    def _durably(self, journal: list[bytes], guard: list[bytes]) -> list[Action]:
-        before: list[Action] = []
-        if journal:
-            data = b"".join(journal)
-            self._journal_grown += len(data)
-            before.append(Append(JOURNAL, data))
-            self._is_journal_dirty = True
-        if guard:
-            if self._is_journal_dirty:
-                before.append(Sync(JOURNAL))
-                self._is_journal_dirty = False
-            data = b"".join(guard)
-            self._guard_grown += len(data)
-            before += [Append(GUARD, data), Sync(GUARD)]
-        return before
-
-    def _vote(
-        self, kind: int, candidate: Candidate, journal: list[bytes], guard: list[bytes], after: list[Action]
-    ) -> Vote | None:
-        """Ask the guard and sign; what makes the vote durable is appended to ``journal`` and ``guard``."""
+    def _vote(self, kind: int, candidate: Candidate, writes: _Writes, after: list[Action]) -> Vote | None:
+        """Ask the guard and sign; ``writes`` gets what makes the vote durable."""
         if self._guard is None or self._signer is None or self._seat is None:
             return None
         try:
@@ -552,11 +539,54 @@ class Replica:
         held = self._blocks.get(candidate.block_hash)
         if held is not None and candidate.block_hash not in self._journalled:
             self._journalled.add(candidate.block_hash)
-            journal.append(journal_record(JOURNAL_BLOCK, held[1]))
+            writes.to_journal(journal_record(JOURNAL_BLOCK, held[1]))
         signature = self._signer.sign_vote(vote_digest(self._genesis_hash, kind, candidate))
         vote = Vote(kind, *candidate, self._seat, signature)
-        guard.append(self._guard.record(vote))
+        writes.to_guard(self._guard.record(vote))
         return vote
 
     def _address(self, seat: int) -> bytes:
         return self._committee.seats[seat].address
+
+
+class _Writes:
+    """The writes of one step in their only safe order.
+
+    A vote's record goes to the guard when all that it rests on is durable; what follows from the vote (a
+    certificate it completed) goes to the journal when the vote's record is.
+    """
+
+    def __init__(self, is_journal_dirty: bool) -> None:
+        self._actions: list[Action] = []
+        self._is_guard_dirty = False
+        self.is_journal_dirty = is_journal_dirty
+        self.journal_bytes = 0
+        self.guard_bytes = 0
+
+    def to_journal(self, data: bytes) -> None:
+        if self._is_guard_dirty:
+            self._actions.append(Sync(GUARD))
+            self._is_guard_dirty = False
+        self._append(JOURNAL, data)
+        self.journal_bytes += len(data)
+        self.is_journal_dirty = True
+
+    def to_guard(self, data: bytes) -> None:
+        if self.is_journal_dirty:
+            self._actions.append(Sync(JOURNAL))
+            self.is_journal_dirty = False
+        self._append(GUARD, data)
+        self.guard_bytes += len(data)
+        self._is_guard_dirty = True
+
+    def finish(self) -> list[Action]:
+        if self._is_guard_dirty:
+            self._actions.append(Sync(GUARD))
+        return self._actions
+
+    def _append(self, log: str, data: bytes) -> None:
+        match self._actions[-1:]:
+            case [Append(last, before)] if last == log:
+                self._actions[-1] = Append(log, before + data)
+            case _:
+                self._actions.append(Append(log, data))
