@@ -116,7 +116,8 @@ class TaskJournal:
         try:
             _write(self._directory / _DELIVERED, encode(windows))
             self.delivered = windows
-            done = [s for s in self.segments[:-1] if self._job.window_of(s.step_from) < windows]
+            boundary = min(windows * self._job.window_steps, self._job.total_steps)
+            done = [s for s in self.segments if s.step_to < boundary]  # the one that ends there starts the next
             for segment in done:
                 self._segment_path(segment).unlink(missing_ok=True)
             self.segments = self.segments[len(done) :]

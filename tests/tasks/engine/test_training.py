@@ -172,7 +172,8 @@ def test_every_epoch_sees_every_sample_once() -> None:
     [
         {"widths": (4,)}, {"widths": (4, 5000, 2)}, {"widths": (4,) * 10}, {"widths": (4096,) * 8 + (2,)},
         {"widths": (4, 1)}, {"widths": (0, 4)}, {"activation": "tanh"}, {"batch": 0}, {"batch": 5000},
-        {"seed": b""}, {"learning_rate_nano": 0}, {"beta1_nano": 10**9}, {"epsilon_nano": 0}, {"weight_decay_nano": -1},
+        {"seed": b""}, {"learning_rate_nano": 0}, {"beta1_nano": 10**9}, {"epsilon_nano": 0},
+        {"weight_decay_nano": -1},
     ],
     ids=str,
 )  # fmt: skip

@@ -1,0 +1,301 @@
+"""Tasks run window by window, resumed after any end, and segments re-run by somebody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from state.primitives.merkle import merkle_root
+from tasks.engine.arrays import NumpyArrays
+from tasks.engine.state import TrainingState
+from tasks.engine.training import Trainer
+from tasks.executor.errors import JobFailed
+from tasks.executor.job import ChildFrame, Finished, Job, Segment, encode_frame
+from tasks.executor.journal import Journal
+from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
+from tasks.executor.service import Executor, ExecutorOptions
+from tasks.executor.supervisor import ProcessOptions
+from tasks.proofs import Code, check_leaves, check_opening, encode_leaf, make_opening
+from tests.tasks.executor.helpers import BLOB, DATA, TASK, impostor, job_processes, make_spec
+
+SPEC = make_spec()
+SECRET = b"\x22" * 32
+OPTIONS = ExecutorOptions()
+
+
+class Windows:
+    """Collects windows; ``stop_after`` ends the run from inside, as a node that goes down does."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.found: list[WindowResult] = []
+        self.scope = trio.CancelScope()
+        self._stop_after = stop_after
+
+    async def __call__(self, window: WindowResult) -> None:
+        self.found.append(window)
+        if len(self.found) == self._stop_after:
+            self.scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+
+def roots(windows: list[WindowResult]) -> list[tuple[int, bytes, bytes, bytes, bytes, int]]:
+    return [
+        (s.step_to, s.state_root_before, s.state_root_after, s.batch_root, s.probe_root, s.loss_bits)
+        for window in windows
+        for s in window.segments
+    ]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> list[WindowResult]:
+    """The windows of the job run without interruption."""
+    windows = Windows()
+    executor = Executor(OPTIONS, tmp_path_factory.mktemp("journal"))
+    result = trio.run(executor.run_task, TASK, SPEC, BLOB, windows)
+    assert result.state_root == windows.found[-1].segments[-1].state_root_after
+    assert result.accuracy == windows.found[-1].accuracy
+    return windows.found
+
+
+def test_windows_chain_and_carry_what_their_proofs_need(done: list[WindowResult]) -> None:
+    assert [(w.window, w.step_from, w.step_to, len(w.segments)) for w in done] == [(0, 0, 20, 4), (1, 20, 40, 4)]
+    assert done[0].segments[0].state_root_before == SPEC.init_root
+    assert done[0].accuracy is None
+    assert done[1].accuracy is not None
+    for window in done:
+        assert window.meter.steps == 20
+        assert window.meter.samples == 320
+        assert 0 < window.meter.gpu_ms <= SPEC.gpu_ms_max(window.window)
+        assert window.device == "cpu:numpy"
+        for segment, state in zip(window.segments, window.states, strict=True):
+            before = TrainingState.decode(state, SPEC.plan())
+            assert (before.step, before.root(SPEC.plan())) == (segment.step_from, segment.state_root_before)
+    assert done[1].states[0] == done[0].output
+
+
+def test_a_windows_proof_holds(done: list[WindowResult]) -> None:
+    salts = segment_salts(SECRET, TASK, 1, 4)
+    assert len(set(salts)) == 4
+    leaves = make_leaves(done[1], salts, [bytes([at]) * 32 for at in range(4)])
+    proof = make_window_proof(TASK, done[1], leaves, leaves_blob=b"l" * 32, output_blob=b"o" * 32)
+    check_leaves(SPEC, proof, leaves)
+    assert proof.segment_root == merkle_root([encode_leaf(leaf) for leaf in leaves])
+    opening = make_opening(leaves, 2, done[1].segments[2].probe_root, salts[2])
+    assert check_opening(proof, opening)
+    assert not check_opening(proof, opening._replace(probe_root=done[1].segments[1].probe_root))
+
+
+async def test_a_job_that_was_cut_off_goes_on_to_the_same_roots(tmp_path: Path, done: list[WindowResult]) -> None:
+    before, after = Windows(stop_after=1), Windows()
+    with before.scope:
+        await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, before)
+    restarted = Executor(OPTIONS, tmp_path)
+    (entry,) = await restarted.unfinished()
+    assert (entry.task, entry.job) == (TASK, Job.of(SPEC))
+    assert entry.step >= 20
+    await restarted.run_task(TASK, SPEC, BLOB, after)
+    # The first window was being handed on when the run was cut off, so it comes again.
+    assert roots(after.found) == roots(done)
+    assert roots(before.found) == roots(done[:1])
+    await restarted.forget(TASK)
+    assert await restarted.unfinished() == ()
+
+
+async def test_a_window_that_was_handed_on_does_not_come_again(tmp_path: Path, done: list[WindowResult]) -> None:
+    before, after = Windows(stop_after=2), Windows()
+    with before.scope:
+        await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, before)
+    result = await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, after)
+    assert roots(after.found) == roots(done[1:])
+    assert after.found[0].states == done[1].states
+    assert result.accuracy == done[1].accuracy
+    again = Windows()
+    assert (await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, again)).state_root == result.state_root
+    assert again.found == []
+
+
+async def test_a_killed_process_is_started_again_from_the_last_segment(
+    tmp_path: Path, done: list[WindowResult]
+) -> None:
+    spec = make_spec(total=1600, segment=200, window=800)
+    expected, windows, killed = Windows(), Windows(), []
+    await Executor(OPTIONS, tmp_path / "whole").run_task(TASK, spec, BLOB, expected)
+    executor = Executor(OPTIONS, tmp_path / "killed")
+    async with trio.open_nursery() as nursery:
+
+        async def kill() -> None:
+            while executor.status.get(TASK) is None or executor.status[TASK].step < 250:  # noqa: ASYNC110 - of a process
+                await trio.sleep(0.005)
+            killed.extend(job_processes())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            while executor.status[TASK].starts < 2:  # noqa: ASYNC110 - of a process
+                await trio.sleep(0.005)
+            assert executor.status[TASK].total_steps == 1600
+
+        nursery.start_soon(kill)
+        await executor.run_task(TASK, spec, BLOB, windows)
+    assert len(killed) == 1
+    assert roots(windows.found) == roots(expected.found)
+
+
+async def test_a_new_worker_goes_on_from_anothers_window(tmp_path: Path, done: list[WindowResult]) -> None:
+    windows = Windows()
+    await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, windows, start=done[0].output)
+    assert roots(windows.found) == roots(done[1:])
+    assert windows.found[0].states == done[1].states
+
+
+async def test_a_job_whose_numbers_fail_is_not_started_again(tmp_path: Path) -> None:
+    wrong = make_spec()
+    wrong = wrong._replace(dataset=wrong.dataset._replace(root=bytes(32)))
+    executor = Executor(OPTIONS, tmp_path)
+    with pytest.raises(JobFailed) as raised:
+        await executor.run_task(TASK, wrong, BLOB, Windows())
+    assert raised.value.reason == "dataset_invalid"
+    with pytest.raises(JobFailed) as raised:
+        await executor.run_task(TASK, SPEC._replace(init_root=bytes(32)), BLOB, Windows())
+    assert raised.value.reason == "state_invalid"
+    fewer = SPEC._replace(dataset=SPEC.dataset._replace(samples=69))
+    with pytest.raises(JobFailed) as raised:
+        await executor.run_task(TASK, fewer, BLOB, Windows())
+    assert raised.value.reason == "dataset_invalid"
+
+
+async def test_a_process_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    program = impostor(tmp_path, f"open({str(starts)!r}, 'a').write('x')", "sys.exit(1)")
+    options = ExecutorOptions(process=ProcessOptions(python=program), restarts_max=2)
+    with pytest.raises(JobFailed, match="died"):
+        await Executor(options, tmp_path / "journal").run_task(TASK, SPEC, BLOB, Windows())
+    assert starts.read_text(encoding="ascii") == "xxx"
+
+
+@pytest.mark.parametrize("lie", ["another segment", "another state", "another root", "finished"])
+async def test_a_process_that_lies_about_its_state_is_refused(
+    tmp_path: Path, done: list[WindowResult], lie: str
+) -> None:
+    honest = done[0].segments[0]
+    told: ChildFrame
+    match lie:
+        case "another segment":
+            told = replace(honest, step_from=5, step_to=10)
+        case "another state":
+            told = replace(honest, state=done[0].states[0])
+        case "another root":
+            told = replace(honest, state_root_after=bytes(32))
+        case _:
+            told = Finished(1, 1)
+    program = impostor(
+        tmp_path,
+        "from tasks.executor.job import *",
+        "job.sendall(encode_frame(Hello('cpu', frozenset())))",
+        f"job.sendall({encode_frame(told)!r})",
+        "time.sleep(30)",
+    )
+    options = ExecutorOptions(process=ProcessOptions(python=program), restarts_max=0)
+    with pytest.raises(JobFailed) as raised:
+        await Executor(options, tmp_path / "journal").run_task(TASK, SPEC, BLOB, Windows())
+    assert raised.value.reason == "bad_frame"
+    (entry,) = await Executor(options, tmp_path / "journal").unfinished()
+    assert entry.step == 0
+
+
+async def test_an_honest_segment_is_confirmed(tmp_path: Path, done: list[WindowResult]) -> None:
+    leaves = make_leaves(done[1], segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)
+    found = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaves[2], done[1].states[2])
+    assert found.ok
+    assert found.finding.code is Code.COMPUTED
+    assert found.finding.probe_root == done[1].segments[2].probe_root
+    assert found.finding.state_root_after == leaves[2].state_root_after
+
+
+@pytest.mark.parametrize("cheat", ["skipped step", "other rate", "other data", "made-up loss"])
+async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat: str) -> None:
+    """The worker did something else, and made a leaf of what came out."""
+    honest, state = done[1].segments[0], TrainingState.decode(done[1].states[0], SPEC.plan())
+    plan, data = SPEC.plan(), DATA
+    match cheat:
+        case "skipped step":
+            trainer = Trainer(plan, data, NumpyArrays(), replace(state, step=state.step + 1))
+            found = trainer.run_segment(4)
+        case "other rate":
+            cheating = replace(plan, learning_rate_nano=plan.learning_rate_nano + 1)
+            found = Trainer(cheating, data, NumpyArrays(), state).run_segment(5)
+        case "other data":
+            other = replace(data, features=bytes(b ^ 1 for b in data.features))
+            found = Trainer(plan, other, NumpyArrays(), state).run_segment(5)
+        case _:
+            found = Trainer(plan, data, NumpyArrays(), state).run_segment(5)
+            found = replace(found, loss_bits=found.loss_bits - 1)
+    told = Segment(
+        honest.step_from, honest.step_to, honest.state_root_before, found.state_root, found.batch_root,
+        found.probe_root, found.loss_bits, 1, b"",
+    )  # fmt: skip
+    window = replace(done[1], segments=(told, *done[1].segments[1:]))
+    leaf = make_leaves(window, segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)[0]
+    verdict = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaf, done[1].states[0])
+    assert not verdict.ok
+    assert verdict.code is Code.COMPUTED
+    assert ("loss_bits" if cheat == "made-up loss" else "state_root_after") in verdict.mismatches
+    assert verdict.state_root_after == honest.state_root_after
+
+
+async def test_a_state_that_is_not_the_leafs_is_unavailable(tmp_path: Path, done: list[WindowResult]) -> None:
+    leaf = make_leaves(done[0], segment_salts(SECRET, TASK, 0, 4), [bytes(32)] * 4)[1]
+    executor = Executor(OPTIONS, tmp_path)
+    for state in (b"", b"garbage", done[0].states[2], done[0].states[1][:-1]):
+        verdict = await executor.verify_segment(SPEC, BLOB, leaf, state)
+        assert not verdict.ok
+        assert verdict.code is Code.UNAVAILABLE
+    stretched = leaf._replace(step_to=leaf.step_to + 5)
+    assert (await executor.verify_segment(SPEC, BLOB, stretched, done[0].states[1])).code is Code.UNAVAILABLE
+
+
+def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -> None:
+    """What is damaged counts as not written, and so does all that stands on it."""
+    job = Job.of(SPEC)
+    record = Journal(tmp_path).open(TASK, job, None)
+    for segment in done[0].segments:
+        record.append(segment)
+    files = sorted((tmp_path / TASK.hex()).glob("segment-*"))
+    assert len(files) == 4
+    damaged = bytearray(files[2].read_bytes())
+    damaged[100] ^= 1
+    files[2].write_bytes(damaged)
+    found = Journal(tmp_path).open(TASK, job, None)
+    assert found.step == 10
+    assert found.segments == list(done[0].segments[:2])
+    assert not files[3].exists()
+    files[0].write_bytes(b"")
+    assert Journal(tmp_path).open(TASK, job, None).step == 0
+    (tmp_path / TASK.hex() / "order").write_bytes(b"torn")
+    assert Journal(tmp_path).entries() == ()
+    assert Journal(tmp_path).open(TASK, job, None).step == 0
+
+
+def test_the_journal_keeps_only_what_is_still_needed(tmp_path: Path, done: list[WindowResult]) -> None:
+    job = Job.of(SPEC)
+    record = Journal(tmp_path).open(TASK, job, None)
+    for segment in (*done[0].segments, done[1].segments[0]):
+        record.append(segment)
+    record.mark_delivered(1)
+    found = Journal(tmp_path).open(TASK, job, None)
+    assert [s.step_from for s in found.segments] == [15, 20]
+    assert (found.delivered, found.step) == (1, 25)
+    # Without the segment before the open window its first state is unknown: only a new start helps.
+    for path in (tmp_path / TASK.hex()).glob("segment-*"):
+        path.unlink()
+    found = Journal(tmp_path).open(TASK, job, done[0].output)
+    assert (found.delivered, found.step, found.state) == (0, 20, done[0].output)
+
+
+def test_a_journal_of_another_job_is_not_used(tmp_path: Path, done: list[WindowResult]) -> None:
+    record = Journal(tmp_path).open(TASK, Job.of(SPEC), None)
+    record.append(done[0].segments[0])
+    assert Journal(tmp_path).open(TASK, Job.of(make_spec(rate=1)), None).step == 0
