@@ -98,7 +98,7 @@ class RelayClient:
     """Both seams of the peer network: a ``Dialer`` of the scheme ``relay`` and an ``Acceptor``.
 
     ``make_identity`` returns the node's current identity; it is asked before each handshake with a relay.
-    ``dial`` works while ``run`` does, whether or not there are relays to reserve at.
+    ``dial`` waits for ``run`` to start, and works while it runs, whether or not there are relays to reserve at.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class RelayClient:
         self._reservations: dict[Endpoint, Reservation] = {}
         self._changed = trio.Event()
         self._incoming = 0
+        self._started = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._acceptance: Acceptance | None = None
 
@@ -142,6 +143,7 @@ class RelayClient:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._started.set()
                 for endpoint in self._relays:
                     nursery.start_soon(self._keep, endpoint)
                 await trio.sleep_forever()
@@ -157,6 +159,7 @@ class RelayClient:
         """
         if endpoint.relay is None or target is None:
             raise RelayUnreachable("a relay and the address behind it are needed")
+        await self._started.wait()
         link = await self._link(endpoint)
         answer = await link.ask(lambda request: Connect(request, target))
         match answer:
@@ -280,7 +283,7 @@ class RelayClient:
         link = self._links.get(endpoint)
         if link is None or link.error is not None:
             if self._nursery is None:
-                raise RelayUnreachable("the relay client does not run")
+                raise RelayUnreachable("the relay client has ended")
             if len(self._links) >= self._options.links_max and not ours:
                 raise RelayUnreachable("connected to as many relays as allowed")
             link = self._links[endpoint] = _Link(self, self._make_identity(), endpoint, self._options)
