@@ -245,7 +245,7 @@ class Chain:
             return self.runtime.base_fee(self._parent(block_hash).state)
 
     def next_nonces(self, block_hash: bytes) -> Mapping[bytes, int]:
-        """Return the next nonce of each sender in the blocks from the tip up to ``block_hash``, for the mempool."""
+        """Return the next nonce of each sender in the blocks above the tip up to ``block_hash``."""
         with self._lock:
             branch = self._branch(block_hash)
             if len(branch) == 1:
