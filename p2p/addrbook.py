@@ -116,7 +116,7 @@ class AddressBook:
         entries = [(address, entry) for address, entry in self._entries.items() if address not in excluded]
         random.shuffle(entries)
         taken = [0] * BUCKETS
-        ranked = []
+        ranked: list[tuple[int, int, bool, int, bytes]] = []
         for address, entry in entries:
             ranked.append((entry.failures, taken[entry.bucket], not entry.is_tried, len(ranked), address))
             taken[entry.bucket] += 1
