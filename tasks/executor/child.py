@@ -1,4 +1,4 @@
-"""The job's process: ``python -m tasks.executor.child FD SCRATCH ENGINE MEMORY_MIB CPU_S``.
+"""The job's process: ``python -m tasks.executor.child FD SCRATCH ENGINE MEMORY_MIB CPU_S NICENESS``.
 
 Order matters: leave the network, fix the environment, import what will be needed, give up files, user and
 privileges, and only then read the job. It ends when its work is done, when it is told to, or when the supervisor
@@ -12,7 +12,6 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tasks.executor import sandbox
@@ -82,7 +81,8 @@ class _Link:
 
 def main(arguments: list[str]) -> int:
     """Run one job over the socket with the given file descriptor; return the exit status."""
-    descriptor, scratch, engine, memory_mib, cpu_s = arguments
+    descriptor, scratch, engine, memory_mib, cpu_s, niceness = arguments
+    os.nice(int(niceness))
     os.environ.update(THREADS)
     isolation = sandbox.leave_network()
     from tasks.executor.job import Failed, Hello
@@ -154,7 +154,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
     from tasks.engine.state import TrainingState
     from tasks.engine.training import Trainer, initial_state
-    from tasks.executor.job import Finished, Progress, Segment
+    from tasks.executor.job import Finished, Segment
 
     job = order.job
     dataset = Dataset.decode(order.dataset)
@@ -169,11 +169,11 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     if not state.step <= order.step_to <= job.total_steps or state.step % job.segment_steps:
         raise UnsupportedJob(f"cannot go from step {state.step} to {order.step_to}")
     trainer = Trainer(job.plan, dataset, arrays, state)
-    heard = _pulse(link, lambda step: link.send(Progress(step)))
+    pulse = _Pulse(link)
     while trainer.step < order.step_to:
-        started = time.perf_counter_ns()
-        result = trainer.run_segment(job.segment_end(trainer.step) - trainer.step, heard)
-        compute_ms = max(1, (time.perf_counter_ns() - started) // 1_000_000)
+        started, pulse.spent_ns = time.perf_counter_ns(), 0
+        result = trainer.run_segment(job.segment_end(trainer.step) - trainer.step, pulse)
+        compute_ns = time.perf_counter_ns() - started - pulse.spent_ns
         link.send(
             Segment(
                 result.step_from,
@@ -183,7 +183,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
                 result.batch_root,
                 result.probe_root,
                 result.loss_bits,
-                compute_ms,
+                max(1, compute_ns // 1_000_000),
                 trainer.state().encode(),
             )
         )
@@ -195,19 +195,21 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
         link.send(Finished(0, 0))
 
 
-def _pulse(link: _Link, tell: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a listener of steps that reports and listens at most once in PROGRESS_INTERVAL_S."""
-    due = 0.0
+class _Pulse:
+    """Reports steps and listens, at most once in PROGRESS_INTERVAL_S; ``spent_ns`` is not metered as work."""
 
-    def heard(step: int) -> None:
-        nonlocal due
-        now = time.monotonic()
-        if now >= due:
-            due = now + PROGRESS_INTERVAL_S
-            link.check()
-            tell(step)
+    def __init__(self, link: _Link) -> None:
+        self._link, self._due_ns, self.spent_ns = link, 0, 0
 
-    return heard
+    def __call__(self, step: int) -> None:
+        from tasks.executor.job import Progress
+
+        now = time.perf_counter_ns()
+        if now >= self._due_ns:
+            self._due_ns = now + int(PROGRESS_INTERVAL_S * 1e9)
+            self._link.check()
+            self._link.send(Progress(step))
+            self.spent_ns += time.perf_counter_ns() - now
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tasks.executor.errors import JobFailed, JobStalled
 from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, Train
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
 from tasks.executor.results import TaskResult, Verdict, WindowResult
-from tasks.executor.supervisor import Backend, ProcessBackend, ProcessOptions
+from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions
 from tasks.proofs import Code, Meter, SegmentLeaf
 from tasks.spec import JobSpec
 
@@ -65,6 +65,10 @@ class Executor:
     def status(self) -> Mapping[bytes, JobStatus]:
         """The jobs that run now, by task id."""
         return self._status
+
+    async def probe(self) -> Capabilities:
+        """Tell what jobs get on this machine: a device and isolation. Raises what running a job raises."""
+        return await self._backend.probe()
 
     async def unfinished(self) -> tuple[JournalEntry, ...]:
         """Return the tasks that the journal knows: call ``run_task`` or ``forget`` for each after a restart."""

@@ -53,8 +53,8 @@ Listener: TypeAlias = Callable[[ChildFrame], Awaitable[None]]
 class ProcessOptions:
     """How jobs run as processes of this machine.
 
-    ``isolation_required`` names those of the sandbox's measures without which no job may run; the others are taken
-    where the machine grants them.
+    ``niceness`` lets a validator of the same machine go first. ``isolation_required`` names those of the sandbox's
+    measures without which no job may run; the others are taken where the machine grants them.
     """
 
     engine: str = "numpy"
@@ -63,6 +63,7 @@ class ProcessOptions:
     no_progress_s: float = 300.0
     wall_s: float = 24 * 3600.0
     log_bytes_max: int = 64 * 1024
+    niceness: int = 10
     isolation_required: frozenset[str] = frozenset()
 
 
@@ -109,7 +110,7 @@ class ProcessBackend:
         """See Backend."""
         if self._scratch is not None:
             os.makedirs(self._scratch, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix="dekube-job-", dir=self._scratch)
+        scratch = os.path.abspath(tempfile.mkdtemp(prefix="dekube-job-", dir=self._scratch))
         os.chmod(scratch, 0o755)  # noqa: S103 - it stays empty; the job's user may look into it and no more
         ours, theirs = socket.socketpair()
         try:
@@ -132,7 +133,7 @@ class ProcessBackend:
             [
                 options.python, "-P", "-s", "-B", "-m", "tasks.executor.child",
                 str(descriptor), scratch, options.engine,
-                str(options.memory_mib), str(int(options.wall_s) + 1),
+                str(options.memory_mib), str(int(options.wall_s) + 1), str(options.niceness),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,0 +1,96 @@
+"""``dekube bench train``: what the exact profile costs, against the same training in plain float32 NumPy.
+
+Both train the same classifier of handwritten digits on the same batches with AdamW on one thread's worth of work;
+figures are processor time, so other work on the machine matters little. Needs the extra ``datasets``.
+"""
+
+from __future__ import annotations
+
+import struct
+from time import process_time
+
+import numpy as np
+
+from tasks.datasets import Dataset, make_dataset
+from tasks.engine.arrays import NumpyArrays
+from tasks.engine.order import DataOrder
+from tasks.engine.plan import NANO, TrainingPlan
+from tasks.engine.training import Trainer, initial_state
+
+__all__ = ["run"]
+
+_SEED = b"\x07" * 32
+
+
+def run(*, steps: int = 200, batch: int = 64, widths: tuple[int, ...] = (64, 256, 128, 10)) -> dict[str, float]:
+    """Measure and return the figures; ``loss_gap`` is the relative difference of the mean loss at the end."""
+    plan = TrainingPlan(widths, "relu", batch, _SEED, 2_000_000, weight_decay_nano=10_000_000)
+    dataset = make_dataset("digits")
+    trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
+    tail = min(50, steps // 2)
+    trainer.run_segment(1)  # imports and first touches
+    started = process_time()
+    trainer.run_segment(steps - 1 - tail)
+    last = trainer.run_segment(tail)
+    exact_s = process_time() - started
+    (exact_loss,) = struct.unpack(">d", last.loss_bits.to_bytes(8, "big"))
+    found = trainer.evaluate()
+    started = process_time()
+    losses = _plain(plan, dataset, steps)
+    plain_s = process_time() - started
+    plain_loss = float(np.mean(losses[-tail:]))
+    return {
+        "steps_per_s": (steps - 1) / exact_s,
+        "exact_ms_per_step": 1e3 * exact_s / (steps - 1),
+        "plain_float32_ms_per_step": 1e3 * plain_s / steps,
+        "slowdown_ratio": exact_s / (steps - 1) / (plain_s / steps),
+        "loss_gap": abs(exact_loss - plain_loss) / plain_loss,
+        "accuracy_percent": 100 * found.right / found.samples,
+        "parameters": float(plan.parameters),
+    }
+
+
+def _plain(plan: TrainingPlan, dataset: Dataset, steps: int) -> list[float]:
+    """Train in float32 with NumPy's own operations and return the loss of each step."""
+    rows = np.frombuffer(dataset.features, dtype=np.uint8).reshape(dataset.rows, dataset.columns)
+    labels, order = (
+        np.frombuffer(dataset.labels, dtype=np.uint8),
+        DataOrder(plan.seed, dataset.train_rows, plan.batch),
+    )
+    start = initial_state(plan)
+    tensors = {
+        name: np.frombuffer(start.tensors[name], dtype="<f4").reshape(shape).copy()
+        for name, shape in plan.tensors().items()
+    }
+    depth, rate = len(plan.layers), np.float32(plan.learning_rate_nano / NANO)
+    beta1, beta2 = np.float32(plan.beta1_nano / NANO), np.float32(plan.beta2_nano / NANO)
+    epsilon, decay = np.float32(plan.epsilon_nano / NANO), np.float32(plan.weight_decay_nano / NANO)
+    scale, losses = np.float32(0.5**dataset.shift), []
+    for step in range(steps):
+        picked = order.batch(step)
+        inputs, target = [rows[picked] * scale], labels[picked]
+        for at in range(depth):
+            sums = inputs[-1] @ tensors[f"parameter/{at}/weight"] + tensors[f"parameter/{at}/bias"]
+            inputs.append(np.maximum(sums, 0) if at < depth - 1 else sums)
+        shifted = inputs[-1] - inputs[-1].max(1, keepdims=True)
+        powers = np.exp(shifted)
+        norms = powers.sum(1, keepdims=True)
+        everyone = np.arange(plan.batch)
+        losses.append(float((np.log(norms[:, 0]) - shifted[everyone, target]).mean()))
+        gradient = powers / norms
+        gradient[everyone, target] -= 1
+        gradient *= np.float32(1 / plan.batch)
+        unbias1, unbias2 = 1 / (1 - beta1 ** (step + 1)), 1 / (1 - beta2 ** (step + 1))
+        for at in range(depth - 1, -1, -1):
+            found = {"weight": inputs[at].T @ gradient, "bias": gradient.sum(0, keepdims=True)}
+            if at:
+                gradient = (gradient @ tensors[f"parameter/{at}/weight"].T) * (inputs[at] > 0)
+            for part, slope in found.items():
+                name = f"{at}/{part}"
+                values, m, v = (tensors[f"{group}/{name}"] for group in ("parameter", "adam_m", "adam_v"))
+                m += (1 - beta1) * (slope - m)
+                v += (1 - beta2) * (slope * slope - v)
+                if part == "weight":
+                    values *= 1 - rate * decay
+                values -= rate * (m * unbias1) / (np.sqrt(v * unbias2) + epsilon)
+    return losses
