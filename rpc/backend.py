@@ -88,7 +88,7 @@ class _Connection:
         self._unsent_bytes = 0
         self._wake = trio.Event()
         self._drained = trio.Event()
-        self.in_flight = trio.CapacityLimiter(backend.options.in_flight_max)
+        self.in_flight = trio.Semaphore(backend.options.in_flight_max)
         self.watching = False
 
     def put(self, frame: bytes) -> None:
@@ -226,8 +226,8 @@ class Backend:
                         waiting.append(request)
                 pause = self._share.spend(start, perf_counter())
                 for request in waiting:
-                    # The limiter is taken here: a gateway that asks too much at once is no longer read.
-                    await connection.in_flight.acquire_on_behalf_of(request)
+                    # The semaphore is taken here: a gateway that asks too much at once is no longer read.
+                    await connection.in_flight.acquire()
                     nursery.start_soon(self._answer_later, connection, request, nursery)
                 await trio.sleep(pause)  # 0 is a checkpoint: the rest of the node takes its turn
                 await connection.wait_room()
@@ -236,7 +236,7 @@ class Backend:
         try:
             connection.put(await self._frame_of(connection, request, nursery))
         finally:
-            connection.in_flight.release_on_behalf_of(request)
+            connection.in_flight.release()
 
     async def _frame_of(self, connection: _Connection, request: Request, nursery: trio.Nursery) -> bytes:
         try:

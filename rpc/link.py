@@ -106,7 +106,7 @@ class _Session(asyncio.Protocol):
         self._frames.append(frame)
 
     def _flush(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(self._frames))
         self._frames = []
 
@@ -207,9 +207,9 @@ class Link:
             self._forget()
         self._description = hello
         self._kinds = {item.kind: item.name for item in hello.kinds}
-        await self.request("serving", *self.serving)
         self._new_head(read_record(Head, await self.request("head")))
         await self.request("watch")
+        await self.request("serving", *self.serving)
 
     def _forget(self) -> None:
         self._state.clear()

@@ -421,7 +421,7 @@ async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
 
 
 async def _certified_headers(node: Node, first: LoadedBlock) -> list[str]:
-    """Return the headers from ``first`` to the one that its certificate names: a later one may finalise several."""
+    """Return the headers from ``first`` to the one that its certificate names: one may finalise several blocks."""
     named = decode_certificate(first.certificate).block_hash
     headers, loaded = [hexed(encode_header(first.block.header))], first
     while loaded.hash != named and len(headers) < HEADERS_MAX:

@@ -188,7 +188,7 @@ class StoreView:
     def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
         """Return places of transactions that touch ``address``."""
         place = None if before is None else Place(*before)
-        return [(found.height, found.index) for found in self._store.history(address, before=place, limit=limit)]
+        return [(height, index) for height, index in self._store.history(address, before=place, limit=limit)]
 
     def prove(self, key: bytes, height: int) -> bytes:
         """Return the encoded proof of ``key``."""
@@ -227,8 +227,8 @@ class StoreView:
             state = self._store.at(tip.height)
         base_fee = runtime.base_fee(state)
         transaction = Transaction(
-            b"", NATIVE_FORM, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind, payload,
-            b"", b"",
+            b"", NATIVE_FORM, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind,
+            payload, b"", b"",
         )  # fmt: skip
         transaction.sender = sender
         header = decode_header(tip.header) if tip.header else None

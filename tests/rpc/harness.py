@@ -1,0 +1,209 @@
+"""A node without network or consensus, but with what RPC shows: store, runtime, mempool, certificates."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+
+from consensus.committee import Committee as VotingCommittee
+from consensus.committee import Seat as VotingSeat
+from consensus.votes import Candidate, Certificate, Vote, vote_digest
+from consensus.wire import encode_certificate
+from node.chain import Chain
+from node.mempool import Mempool, MempoolOptions
+from rpc.backend import Backend, BackendOptions
+from rpc.gateway import GatewayOptions, gateway_command, options_to_json
+from rpc.store_view import StoreView, describe, show_committee
+from rpc.view import Committee, Peer, Sync
+from state.primitives.blocks import encode_block
+from state.primitives.codec import Value
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction, sign_transaction
+from state.store import Store
+from state.transition.runtime import Runtime
+from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
+from state.view.accounts import Account, load_account
+
+CHAIN_ID = 7
+COIN = 10**18
+FEE = 2 * 10**9
+START_MS = 1_700_000_000_000
+KEYS = tuple(SecretKey(bytes([i + 1]) * 32) for i in range(6))
+VALIDATORS = KEYS[:2]
+ALICE, BOB, CAROL, DAVE = KEYS[2:]
+FINALIZE = 3
+
+
+def genesis(**parameters: int) -> Genesis:
+    return Genesis(
+        CHAIN_ID,
+        "rpc test",
+        START_MS,
+        True,
+        tuple((key.address, 10_000 * COIN) for key in (ALICE, BOB, CAROL)),
+        tuple(GenesisValidator(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS),
+        tuple(sorted((f"chain.{name}", number) for name, number in parameters.items())),
+    )
+
+
+class Node:
+    """Makes blocks when told to."""
+
+    def __init__(self, path: Path, **parameters: int) -> None:
+        self.genesis = genesis(**parameters)
+        self.runtime = Runtime(self.genesis)
+        self.store = Store.open(path, self.genesis, self.runtime.genesis_changes)
+        self.chain = Chain(self.store, self.runtime)
+        self.voting = VotingCommittee(VotingSeat(v.address, v.vote_key, v.stake) for v in self.genesis.validators)
+        self.pool = Mempool(MempoolOptions(), self._account)
+        self.highest = 0
+        self.peer_list = [Peer(DAVE.address, "tcp:192.0.2.1:30303", 1, "direct", ("validate",), 1_500, "dekube/0")]
+        description = describe(
+            self.runtime,
+            address=VALIDATORS[0].address,
+            roles=("validate",),
+            version="dekube/test",
+            parameters={"chain": self.runtime.chain},
+        )
+        self.view = StoreView(self.store, self.runtime, self.pool, description, self)
+
+    def _account(self, address: bytes) -> Account:
+        return load_account(self.store, address)
+
+    # Live
+
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        transaction = decode_transaction(raw)
+        assert transaction.recover_sender() == sender
+        self.pool.add(self.runtime.check(transaction))
+        return transaction.hash
+
+    def peers(self) -> list[Peer]:
+        return self.peer_list
+
+    def sync(self) -> Sync:
+        height = self.store.tip.height
+        return Sync(int(self.highest > height), max(self.highest, height), len(self.peer_list), height + 1, 0)
+
+    def committee(self) -> Committee:
+        return show_committee(0, self.voting)
+
+    # Blocks
+
+    def mint(self, blocks: int = 1) -> bytes:
+        """Make blocks of what the pool holds; return the last one's hash."""
+        block_hash = b""
+        for _ in range(blocks):
+            tip = self.store.tip
+            block, checked = self.chain.build(
+                tip.block_hash,
+                epoch=0,
+                view=tip.height + 1,
+                seat=0,
+                time_ms=tip.time_ms + 1_000,
+                voters_bitmap=b"\3",
+                committee_hash=self.voting.hash,
+                transactions=self.pool.take(1_000),
+            )
+            block_hash = block.hash
+            executed = self.chain.execute(block, checked, raw=encode_block(block))
+            self.chain.commit(block_hash, self.certificate(block_hash, tip.height + 1))
+            self.pool.on_block(block.header.height, executed.senders)
+        self.view.notify_head()
+        return block_hash
+
+    def certificate(self, block_hash: bytes, view: int) -> bytes:
+        candidate = Candidate(0, view, view - 1, block_hash)
+        digest = vote_digest(self.runtime.genesis_hash, FINALIZE, candidate)
+        votes = [Vote(FINALIZE, *candidate, seat, key.sign_vote(digest)) for seat, key in enumerate(VALIDATORS)]
+        return encode_certificate(Certificate.of(self.voting, votes))
+
+
+def transfer(
+    key: SecretKey, nonce: int, to: bytes, value: int, *, fee: int = FEE, gas_limit: int = TRANSFER_GAS,
+    chain_id: int = CHAIN_ID, kind: int = TRANSFER_KIND, payload: list[Value] | None = None, tip: int = 0,
+) -> bytes:  # fmt: skip
+    return sign_transaction(
+        key, chain_id=chain_id, nonce=nonce, kind=kind, payload=[to, value] if payload is None else payload,
+        gas_limit=gas_limit, max_fee_per_gas=fee, max_priority_fee_per_gas=tip,
+    )  # fmt: skip
+
+
+def hexed(data: bytes) -> str:
+    return "0x" + data.hex()
+
+
+class Gateway:
+    """A running gateway process and a client of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], host: str, port: int, http: httpx.AsyncClient) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://{host}:{port}"
+        self.websocket_url = f"ws://{host}:{port}/ws"
+        self.http = http
+
+    async def post(self, body: bytes | str, **headers: str) -> httpx.Response:
+        return await self.http.post(self.url + "/", content=body, headers=headers)
+
+    async def raw(self, request: Any) -> Any:
+        response = await self.http.post(self.url + "/", json=request)
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "application/json"
+        return response.json()
+
+    async def call(self, method: str, *params: Any, **named: Any) -> Any:
+        answer = await self.raw({"jsonrpc": "2.0", "id": 1, "method": method, "params": named or list(params)})
+        assert answer["jsonrpc"] == "2.0"
+        assert answer["id"] == 1
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    async def error(self, method: str, *params: Any, **named: Any) -> Any:
+        answer = await self.raw({"jsonrpc": "2.0", "id": 1, "method": method, "params": named or list(params)})
+        assert "error" in answer, answer
+        return answer["error"]
+
+
+def spawn(options: GatewayOptions) -> subprocess.Popen[bytes]:
+    read_end, write_end = os.pipe()
+    process = subprocess.Popen(gateway_command(read_end), pass_fds=(read_end,), stdin=subprocess.DEVNULL)
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as stream:
+        stream.write(options_to_json(options))
+    return process
+
+
+@asynccontextmanager
+async def served(node: Node, path: Path, options: BackendOptions | None = None) -> AsyncIterator[Backend]:
+    """Run the node's backend at ``path``."""
+    backend = Backend(node.view, path, options)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(backend.run)
+        yield backend
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def gateway(backend: Backend, path: Path, options: GatewayOptions | None = None) -> AsyncIterator[Gateway]:
+    """Run a gateway process for the backend at ``path``."""
+    options = replace(options or GatewayOptions(str(path)), socket=str(path), port=0, log_level="warning")
+    process = spawn(options)
+    try:
+        with trio.fail_after(30):
+            host, port = await backend.wait_gateway()
+        async with httpx.AsyncClient(timeout=30) as http:
+            yield Gateway(process, host, port, http)
+    finally:
+        process.terminate()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(process.wait)
