@@ -108,10 +108,7 @@ class ProcessBackend:
 
     async def run(self, order: Train, listener: Listener) -> None:
         """See Backend."""
-        if self._scratch is not None:
-            os.makedirs(self._scratch, exist_ok=True)
-        scratch = os.path.abspath(tempfile.mkdtemp(prefix="dekube-job-", dir=self._scratch))
-        os.chmod(scratch, 0o755)  # noqa: S103 - it stays empty; the job's user may look into it and no more
+        scratch = _make_scratch(self._scratch)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -272,6 +269,15 @@ class _Watch:
 def _resident_pages(pid: int) -> int:
     with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1])
+
+
+def _make_scratch(parent: Path | None) -> str:
+    """Make the empty directory that becomes the job's root; its user may look into it and no more."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    scratch = os.path.abspath(tempfile.mkdtemp(prefix="dekube-job-", dir=parent))
+    os.chmod(scratch, 0o755)  # noqa: S103 - nothing is ever in it
+    return scratch
 
 
 async def _end(process: trio.Process) -> None:
