@@ -111,7 +111,7 @@ TIMEOUTS: Final = {
     Phase.DEGRADED: Event.PAUSE,
     Phase.PAUSED: Event.WIND_UP,
 }
-"""What a passed deadline does. OUTPUT and VERIFYING, and RUNNING with all windows open, end by those of windows."""
+"""What a passed deadline does. OUTPUT, VERIFYING and RUNNING with all windows open wait for those of windows."""
 
 
 class WindowPhase(IntEnum):
@@ -147,7 +147,7 @@ class WindowEvent(IntEnum):
     """It stands on a window that does not count, or nobody could check it."""
 
 
-NEXT_WINDOW_PHASE: Final = {
+NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.PROVED, WindowEvent.DRAW): WindowPhase.SEALING,
     (WindowPhase.PROVED, WindowEvent.REDRAW): WindowPhase.PROVED,
     (WindowPhase.SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.REVEALING,

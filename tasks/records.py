@@ -55,9 +55,9 @@ _HISTORY_PART: Final = b"\x02"
 class TaskRecord(NamedTuple):
     """A task. ``worker`` is empty while there is none; ``deadline_ms`` and ``match_at_ms`` are 0 while unset.
 
-    ``target`` is the number of windows to be run: fewer than the job's after a cancellation. ``next_window`` is due
-    next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say how the
-    task will end once its windows are settled. ``excluded`` workers are not matched again.
+    ``target`` is the number of windows to be run: fewer than the job's after a cancellation. ``next_window`` is
+    due next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say
+    how the task will end once its windows are settled. ``excluded`` workers are not matched again.
     """
 
     id: bytes

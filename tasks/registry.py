@@ -102,8 +102,8 @@ class NodeProfile(NamedTuple):
     """What a node says of itself.
 
     ``operator`` is the account behind it; nodes of one operator never check each other. ``price_per_gpu_s`` is
-    what it asks for a GPU-second (of a node without GPUs: for a second of its processors). ``score`` is its speed in
-    steps of the reference job a second, times 1000. ``notice_ms`` is how long before leaving it says so.
+    what it asks for a GPU-second (of a node without GPUs: for a second of its processors). ``score`` is its speed
+    in steps of the reference job a second, times 1000. ``notice_ms`` is how long before leaving it says so.
     """
 
     operator: bytes

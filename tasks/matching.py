@@ -1,0 +1,116 @@
+"""Who runs a task and who checks it: integer filters and scores, draws from the beacon (MARKET.md 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from state.primitives.hashing import digest
+from state.view import Reader
+from state.view.accounts import balance_of
+from tasks.parameters import TaskParameters
+from tasks.records import TaskRecord
+from tasks.registry import NodeRecord, NodeRole, candidates, is_available, is_limited, load_node, reputation_milli
+from tasks.spec import JobSpec
+
+__all__ = ["SCORE_WEIGHTS", "draw_seed", "draw_segments", "draw_weighted", "eligible_verifiers", "match_worker"]
+
+SCORE_WEIGHTS: Final = (5, 2, 2)
+"""Weights of price, speed and reputation. Locality (1) joins when latencies between nodes are measured."""
+
+
+def draw_seed(purpose: bytes, beacon: bytes, task: bytes, *numbers: int) -> bytes:
+    """Return the 32 bytes that decide a draw."""
+    return digest(purpose, beacon + task + b"".join(number.to_bytes(8, "big") for number in numbers))
+
+
+def _stream(seed: bytes, index: int, below: int) -> int:
+    """Return number ``index`` of the seed's stream, below ``below``; its bias is under 2**-128."""
+    return int.from_bytes(digest(b"draw", seed + index.to_bytes(8, "big")), "big") % below
+
+
+def draw_weighted(seed: bytes, weights: Sequence[int], count: int) -> list[int]:
+    """Return ``count`` different positions, or all, each drawn with a chance that follows its weight."""
+    left = list(range(len(weights)))
+    drawn: list[int] = []
+    while left and len(drawn) < count:
+        point = _stream(seed, len(drawn), sum(weights[at] for at in left))
+        for at in left:
+            point -= weights[at]
+            if point < 0:
+                drawn.append(at)
+                left.remove(at)
+                break
+    return drawn
+
+
+def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
+    """Return ``count`` different segments of ``segments``, or all, ascending; each as likely as any other."""
+    return tuple(sorted(draw_weighted(digest(b"draw-segments", seed), [1] * segments, count)))
+
+
+def eligible_verifiers(
+    state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
+    parameters: TaskParameters,
+) -> list[NodeRecord]:  # fmt: skip
+    """Return nodes that may check ``worker``: of another operator, not the requester's, not yet used."""
+    worker_node = load_node(state, worker)
+    barred = {worker, task.requester}
+    if worker_node is not None:
+        barred.add(worker_node.profile.operator)
+    return [
+        node
+        for node in candidates(state, NodeRole.VERIFY, seed, parameters.candidates_max)
+        if node.address not in barred
+        and node.profile.operator not in barred
+        and node.address not in used
+        and is_available(node, now_ms, parameters)
+    ]
+
+
+def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    wanted, profile = spec.requirements, node.profile
+    return (
+        is_available(node, now_ms, parameters)
+        and node.address not in task.excluded
+        and profile.price_per_gpu_s <= spec.price.max_price_per_gpu_s
+        and node.busy_slots < min(profile.slots, parameters.slots_max)
+        and len(profile.gpus) >= wanted.gpus
+        and profile.memory_mib >= wanted.memory_mib
+        and profile.score >= wanted.score_min
+        and not (wanted.gpus > 1 and is_limited(profile))
+    )
+
+
+def match_worker(
+    state: Reader, task: TaskRecord, spec: JobSpec, seed: bytes, now_ms: int, bond_at: Callable[[int], int],
+    parameters: TaskParameters,
+) -> NodeRecord | None:  # fmt: skip
+    """Return the worker to assign, or None when no node fits that somebody could check.
+
+    ``bond_at`` tells the bond at a price for a GPU-second; a node that cannot lock it is passed over.
+    """
+    fitting = [
+        node
+        for node in candidates(state, NodeRole.COMPUTE, seed, parameters.candidates_max)
+        if _fits(node, spec, task, now_ms, parameters)
+        and balance_of(state, node.address) >= bond_at(node.profile.price_per_gpu_s)
+    ]
+    if not fitting:
+        return None
+    fastest = max([1, *(node.profile.score for node in fitting)])
+
+    def rank(node: NodeRecord) -> tuple[int, bytes]:
+        limit = spec.price.max_price_per_gpu_s
+        parts = (
+            1000 * (limit - node.profile.price_per_gpu_s) // limit,
+            1000 * node.profile.score // fastest,
+            reputation_milli(node),
+        )
+        score = sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
+        return -score, digest(b"match-tie", seed + node.address)
+
+    for node in sorted(fitting, key=rank):
+        if eligible_verifiers(state, task, node.address, (), seed, now_ms, parameters):
+            return node
+    return None

@@ -1,0 +1,201 @@
+"""How a task moves on: matching, the loss of a worker, winding up, the end; and what its deadlines do."""
+
+from __future__ import annotations
+
+from billing.escrow import Pool
+from tasks import registry
+from tasks.case import WORKER_ASSIGNED, Case
+from tasks.lifecycle import ENDED, SEARCHING, Event, Phase, Reason
+from tasks.matching import draw_seed, match_worker
+from tasks.records import by_duty_key, by_task_of_worker_key
+from tasks.settlement import (
+    bond_at,
+    close_escrow,
+    fine_worker,
+    fund_check,
+    pay_kill_fee,
+    release_bond,
+    release_idle_bonds,
+)
+
+__all__ = [
+    "arm_running",
+    "finish",
+    "free_slot",
+    "give_up_idle",
+    "lose_worker",
+    "on_match_due",
+    "on_task_due",
+    "search",
+    "try_match",
+    "wind_up",
+]
+
+_END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
+
+
+def search(case: Case) -> None:
+    """Set the deadlines of a task that has just begun to look for a worker."""
+    record = case.record
+    if record.phase == Phase.MATCHING:
+        deadline_ms = max(record.match_by_ms, case.now + 1)
+    else:
+        deadline_ms = case.now + case.parameters.replace_ms
+    case.change(deadline_ms=deadline_ms, match_at_ms=case.now)
+
+
+def on_match_due(case: Case, time_ms: int) -> None:
+    """Look for a worker; without one, look again later."""
+    if case.record.phase in SEARCHING and case.record.match_at_ms == time_ms:
+        try_match(case)
+
+
+def try_match(case: Case) -> None:
+    """Assign the best worker there is, or wait; a task that cannot pay its checkers pauses."""
+    record, parameters, scope = case.record, case.parameters, case.scope
+    if not fund_check(case):
+        if record.phase == Phase.MATCHING:
+            raise AssertionError("a new task covers its first window")
+        _pause(case, Reason.FUNDS_LOW)
+        return
+    seed = draw_seed(b"worker-match", scope.block.beacon, record.id, record.attempts)
+    node = match_worker(
+        case.state, record, case.spec, seed, case.now,
+        lambda price: bond_at(case.spec, price, record.next_window, parameters), parameters,
+    )  # fmt: skip
+    if node is None:
+        case.change(match_at_ms=case.now + parameters.match_retry_ms)
+        return
+    registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
+    case.advance(Event.ASSIGN, Reason.MATCHED)
+    case.change(
+        worker=node.address, price_per_gpu_s=node.profile.price_per_gpu_s, busy=1, attempts=record.attempts + 1,
+        deadline_ms=case.now + parameters.accept_ms,
+    )  # fmt: skip
+    case.state.put(by_task_of_worker_key(node.address, record.created_ms, record.id), b"\x01")
+    case.state.put(by_duty_key(node.address, record.id), b"\x01")
+    scope.emit(WORKER_ASSIGNED(record.id, node.address, node.profile.price_per_gpu_s))
+
+
+def free_slot(case: Case) -> None:
+    """Count the worker's machine as free again."""
+    if not case.record.busy:
+        return
+    node = registry.load_node(case.state, case.record.worker)
+    if node is not None:
+        registry.save_node(case.state, node._replace(busy_slots=node.busy_slots - 1))
+    case.change(busy=0)
+
+
+def give_up_idle(case: Case) -> None:
+    """Let go of workers that have left and have nothing open: bonds return, duties end."""
+    for worker in release_idle_bonds(case):
+        case.state.delete(by_duty_key(worker, case.record.id))
+
+
+def _vacate(case: Case) -> None:
+    worker = case.record.worker
+    if not worker:
+        return
+    free_slot(case)
+    case.change(worker=b"")
+    if all(window.worker != worker for window in case.open_windows()):
+        case.state.delete(by_duty_key(worker, case.record.id))
+    give_up_idle(case)
+
+
+def lose_worker(
+    case: Case, reason: Reason, *, fine: bool = False, fault: bool = False, exclude: bool = False
+) -> None:
+    """Part with the worker and look for another, or wind up where the task was ending or has had its tries.
+
+    ``fine`` burns part of its bond, ``fault`` counts against its reputation, ``exclude`` bars it from this task.
+    """
+    worker, parameters = case.record.worker, case.parameters
+    if fine:
+        fine_worker(case, worker)
+    if fault:
+        registry.mark_failure(case.state, worker, case.now, case.scope.emit, parameters)
+    if exclude and worker not in case.record.excluded:
+        case.change(excluded=(*case.record.excluded, worker))
+    _vacate(case)
+    record = case.record
+    if record.ending:
+        wind_up(case, Phase(record.ending), Reason(record.ending_reason))
+    elif record.diverged > 1:
+        wind_up(case, Phase.FAILED, Reason.JOB_DIVERGED)
+    elif record.attempts >= parameters.attempts_max:
+        wind_up(case, Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED)
+    else:
+        case.advance(Event.LOSE if record.started_ms else Event.SEARCH, reason)
+        search(case)
+
+
+def _pause(case: Case, reason: Reason) -> None:
+    case.advance(Event.PAUSE, reason)
+    case.change(deadline_ms=case.now + case.parameters.pause_ms)
+
+
+def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
+    """Have no more work done; the task ends as ``ending`` once the windows that are proved are settled."""
+    _vacate(case)
+    case.change(ending=int(ending), ending_reason=int(reason), target=case.record.next_window)
+    if case.record.phase != Phase.VERIFYING:
+        case.advance(Event.WIND_UP, reason)
+    finish(case)
+
+
+def finish(case: Case) -> None:
+    """End the task if all its windows are settled."""
+    record = case.record
+    if record.phase != Phase.VERIFYING or record.open_windows:
+        return
+    if record.ending:
+        ending, reason = Phase(record.ending), Reason(record.ending_reason)
+    elif record.final_windows == record.target:
+        ending, reason = Phase.SETTLED, Reason.ALL_WINDOWS_FINAL
+    else:
+        return
+    if ending == Phase.CANCELLED and record.worker:
+        pay_kill_fee(case, record.worker)
+    close_escrow(case)
+    if record.worker:
+        free_slot(case)
+        case.state.delete(by_duty_key(record.worker, record.id))
+    case.advance(_END_EVENTS[ending], reason)
+    if case.vault.owners(Pool.BOND):
+        case.change(deadline_ms=case.now + case.parameters.bond_release_ms)
+
+
+def arm_running(case: Case) -> None:
+    """Set the deadline of the window under way; there is none while the worker must wait for open windows."""
+    record, parameters, spec = case.record, case.parameters, case.spec
+    if len(record.open_windows) >= parameters.open_windows_max:
+        case.change(deadline_ms=0)
+        return
+    span_ms = parameters.window_slack * spec.gpu_ms_max(record.next_window) + parameters.window_grace_ms
+    case.change(deadline_ms=case.now + span_ms)
+
+
+def on_task_due(case: Case) -> None:
+    """Do what the passed deadline of the task's phase demands."""
+    case.change(deadline_ms=0)
+    match case.record.phase:
+        case Phase.MATCHING:
+            case.advance(Event.EXPIRE, Reason.NO_MATCH)
+            close_escrow(case)
+        case Phase.ASSIGNED:
+            lose_worker(case, Reason.ACCEPT_TIMEOUT, fault=True)
+        case Phase.PREPARING:
+            lose_worker(case, Reason.PREPARE_TIMEOUT, fine=True, fault=True, exclude=True)
+        case Phase.RUNNING:
+            lose_worker(case, Reason.WINDOW_TIMEOUT, fine=True, fault=True, exclude=True)
+        case Phase.DEGRADED:
+            _pause(case, Reason.NO_REPLACEMENT)
+        case Phase.PAUSED:
+            wind_up(case, Phase.FAILED, Reason.GRACE_OVER)
+        case phase if phase in ENDED:
+            for worker in case.vault.owners(Pool.BOND):
+                release_bond(case, worker)
+        case phase:
+            raise AssertionError(f"{phase.name} has no deadline of its own")

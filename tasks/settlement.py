@@ -1,0 +1,178 @@
+"""What moves in a task's escrow, and when: bonds, pay by window, checkers' fees, fines, the end (MARKET.md 6).
+
+Every amount is bounded by the pool it comes from. Only final windows are paid, each for at most its share of the
+price, so the price pool covers them all however often a window is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from billing.escrow import NOBODY, Pool, Purpose
+from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price
+from tasks.case import Case
+from tasks.parameters import TaskParameters
+from tasks.records import WindowRecord
+from tasks.spec import JobSpec
+
+__all__ = [
+    "bond_at",
+    "budget_of",
+    "charge_of",
+    "close_escrow",
+    "fine_worker",
+    "forfeit_hold",
+    "fund_check",
+    "pay_final_window",
+    "pay_jurors",
+    "pay_kill_fee",
+    "pay_void_checkers",
+    "release_bond",
+    "release_idle_bonds",
+]
+
+CHECKERS_SHARE_BPS_MAX: Final = 5_000
+"""Of a newcomer's pay that its additional verifiers may take."""
+_Source = tuple[Pool, bytes]
+
+
+def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
+    """Return what the requester of ``spec`` locks."""
+    gpu_ms = spec.schedule.total_steps * spec.price.gpu_ms_per_step_max
+    price = -(-gpu_ms * spec.price.max_price_per_gpu_s // 1000)
+    return Budget.of(price, verification_bps=parameters.verification_bps, fee_bps=parameters.fee_bps)
+
+
+def bond_at(spec: JobSpec, price_per_gpu_s: int, window: int, parameters: TaskParameters) -> int:
+    """Return the bond of a worker that starts at ``window``: twice the pay of the windows it may have open."""
+    ahead = range(window, min(spec.windows, window + parameters.open_windows_max))
+    gpu_ms = sum(spec.gpu_ms_max(number) for number in ahead)
+    return share_up(work_price(gpu_ms, price_per_gpu_s), parameters.bond_windows_bps)
+
+
+def charge_of(case: Case, window: int, gpu_ms: int) -> int:
+    """Return the price of a window: its metered time, but no more than passed, and no more than the job allows."""
+    spec, record = case.spec, case.record
+    passed_ms = (case.now - record.window_started_ms) * max(1, spec.requirements.gpus)
+    return work_price(min(gpu_ms, passed_ms, spec.gpu_ms_max(window)), record.price_per_gpu_s)
+
+
+def fund_check(case: Case) -> bool:
+    """Tell whether the verification pool covers the checks of the next window."""
+    spec, record = case.spec, case.record
+    price = work_price(spec.gpu_ms_max(record.next_window), spec.price.max_price_per_gpu_s)
+    return case.vault.held(Pool.VERIFICATION) >= share(price, case.parameters.verification_bps)
+
+
+def _draw(case: Case, sources: Sequence[_Source], to: bytes, amount: int, purpose: Purpose, subject: int) -> None:
+    for pool, owner in sources:
+        part = min(amount, case.vault.held(pool, owner))
+        case.vault.pay(pool, to, part, purpose, Role.VERIFY, owner=owner, subject=subject)
+        amount -= part
+
+
+def _available(case: Case, sources: Sequence[_Source]) -> int:
+    return sum(case.vault.held(pool, owner) for pool, owner in sources)
+
+
+def _pay_evenly(
+    case: Case, sources: Sequence[_Source], addresses: Sequence[bytes], amount: int, purpose: Purpose, subject: int
+) -> None:
+    if not addresses:
+        return
+    parts = split(min(amount, _available(case, sources)), [1] * len(addresses))
+    for address, part in zip(addresses, parts, strict=True):
+        _draw(case, sources, address, part, purpose, subject)
+
+
+def pay_final_window(case: Case, window: WindowRecord) -> None:
+    """Pay a final window: its checkers, its worker (a part of that is held), the protocol's fee, which is burned.
+
+    One verifier's fee comes from the verification budget; further ones, drawn because the worker is new, are paid
+    out of the worker's own pay.
+    """
+    vault, parameters = case.vault, case.parameters
+    addresses = [seat.address for seat in window.verifiers]
+    from_budget = min(window.fee, vault.held(Pool.VERIFICATION)) if addresses else 0
+    from_pay = min(
+        window.fee * (len(addresses) - 1) if addresses else 0, share(window.charge, CHECKERS_SHARE_BPS_MAX)
+    )
+    pay = window.charge - from_pay
+    if addresses:
+        parts = split(from_budget + from_pay, [1] * len(addresses))
+        for address, part in zip(addresses, parts, strict=True):
+            budget_part = min(part, from_budget)
+            from_budget -= budget_part
+            _draw(case, [(Pool.VERIFICATION, NOBODY)], address, budget_part, Purpose.VERIFIER_FEE, window.number)
+            _draw(case, [(Pool.PRICE, NOBODY)], address, part - budget_part, Purpose.VERIFIER_FEE, window.number)
+    held = share(pay, parameters.hold_bps)
+    for role, address, part in split_roles(pay - held, {Role.COMPUTE: {window.worker: window.proof.meter.steps}}):
+        vault.pay(Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
+    vault.hold(Pool.PRICE, Pool.HOLD, held, Purpose.WINDOW_HOLD, target_owner=window.worker, subject=window.number)
+    fee = min(share(window.charge, parameters.fee_bps), vault.held(Pool.FEE))
+    vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
+
+
+def _void_sources(window: WindowRecord, *, at_fault: bool) -> list[_Source]:
+    budget = (Pool.VERIFICATION, NOBODY)
+    return [(Pool.HOLD, window.worker), budget] if at_fault else [budget]
+
+
+def pay_void_checkers(case: Case, window: WindowRecord, *, at_fault: bool) -> None:
+    """Pay the verifiers whose verdicts on a void window stood: first from what its worker forfeits."""
+    addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
+    amount = window.fee * len(addresses)
+    sources = _void_sources(window, at_fault=at_fault)
+    _pay_evenly(case, sources, addresses, amount, Purpose.VERIFIER_FEE, window.number)
+
+
+def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], *, at_fault: bool) -> None:
+    """Pay jurors for the one segment that they re-ran."""
+    amount = window.fee // max(1, len(window.sampled)) * len(addresses)
+    sources = _void_sources(window, at_fault=at_fault)
+    _pay_evenly(case, sources, addresses, amount, Purpose.JUROR_FEE, window.number)
+
+
+def forfeit_hold(case: Case, worker: bytes) -> None:
+    """Give what was held of a worker's pay back to the price pool: its work was found wrong."""
+    held = case.vault.held(Pool.HOLD, worker)
+    case.vault.hold(Pool.HOLD, Pool.PRICE, held, Purpose.HOLD_FORFEIT, owner=worker)
+
+
+def fine_worker(case: Case, worker: bytes) -> None:
+    """Burn the fine for a lost or abandoned task; nobody gains, so nobody has a reason to cause one."""
+    bond = case.vault.held(Pool.BOND, worker)
+    amount = share_up(bond, case.parameters.late_fine_bps)
+    case.vault.burn(Pool.BOND, amount, Purpose.WORKER_FINE, owner=worker)
+
+
+def pay_kill_fee(case: Case, worker: bytes) -> None:
+    """Pay a worker whose task was cancelled under way its share of the price that it could not earn."""
+    amount = share(case.vault.held(Pool.PRICE), case.parameters.kill_fee_bps)
+    case.vault.pay(Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+
+
+def release_bond(case: Case, worker: bytes) -> None:
+    """Give a worker its bond back."""
+    case.vault.refund(Pool.BOND, worker, case.vault.held(Pool.BOND, worker), Purpose.BOND_RETURN, owner=worker)
+
+
+def release_idle_bonds(case: Case) -> list[bytes]:
+    """Give back the bonds of workers that left and have no window open; returns their addresses."""
+    busy = {window.worker for window in case.open_windows()} | {case.record.worker}
+    idle = [worker for worker in case.vault.owners(Pool.BOND) if worker not in busy]
+    for worker in idle:
+        release_bond(case, worker)
+    return idle
+
+
+def close_escrow(case: Case) -> None:
+    """Pay out what was held and give the rest back to the requester; only bonds stay, for their time."""
+    vault = case.vault
+    for worker in vault.owners(Pool.HOLD):
+        vault.pay(
+            Pool.HOLD, worker, vault.held(Pool.HOLD, worker), Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker
+        )
+    for pool in (Pool.PRICE, Pool.VERIFICATION, Pool.FEE):
+        vault.refund(pool, vault.payer, vault.held(pool), Purpose.UNSPENT)

@@ -1,0 +1,544 @@
+"""The kinds of transactions of the compute market, and what happens at the end of each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from billing.errors import PaymentMissing
+from billing.escrow import HOLDING, Pool, Purpose, Vault, check_escrows
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.receipts import Event as LogEvent
+from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
+from state.view import Overlay
+from tasks import registry
+from tasks.case import TASK_CREATED, Case, Scope
+from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
+from tasks.lifecycle import Event, Phase, Reason
+from tasks.parameters import TaskParameters
+from tasks.progress import arm_running, free_slot, lose_worker, on_match_due, on_task_due, search, wind_up
+from tasks.proofs import (
+    SAMPLED_MAX,
+    Finding,
+    Opening,
+    WindowProof,
+    findings_from_value,
+    opening_from_value,
+    window_proof_from_value,
+)
+from tasks.queue import MATCH_SLOT, NODE_SLOT, TASK_SLOT, due_before
+from tasks.queue import cancel as take_due
+from tasks.records import TaskRecord, by_requester_key, save_spec
+from tasks.registry import NodeProfile, profile_from_value, profile_to_value
+from tasks.settlement import bond_at, budget_of, close_escrow, pay_kill_fee
+from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
+from tasks.verification import on_window_due, open_window, prove, reveal, seal
+
+__all__ = [
+    "ACCEPT_TASK",
+    "CANCEL_TASK",
+    "CREATE_TASK",
+    "GIVE_UP_TASK",
+    "HOLDINGS",
+    "INVARIANTS",
+    "OPEN_WINDOW",
+    "POKE",
+    "REGISTER_NODE",
+    "RESUME_TASK",
+    "RETIRE_NODE",
+    "REVEAL_VERDICT",
+    "SEAL_VERDICT",
+    "START_TASK",
+    "SUBMIT_WINDOW",
+    "TOP_UP_TASK",
+    "UPDATE_NODE",
+    "hooks",
+    "node_payload",
+    "rules",
+    "task_id_of",
+]
+
+REGISTER_NODE: Final = 0x10
+UPDATE_NODE: Final = 0x11
+RETIRE_NODE: Final = 0x12
+CREATE_TASK: Final = 0x20
+CANCEL_TASK: Final = 0x21
+ACCEPT_TASK: Final = 0x22
+START_TASK: Final = 0x23
+SUBMIT_WINDOW: Final = 0x24
+SEAL_VERDICT: Final = 0x25
+REVEAL_VERDICT: Final = 0x26
+OPEN_WINDOW: Final = 0x27
+POKE: Final = 0x28
+TOP_UP_TASK: Final = 0x29
+RESUME_TASK: Final = 0x2A
+GIVE_UP_TASK: Final = 0x2B
+
+AMOUNT_LIMIT: Final = 1 << 127
+WINDOW_LIMIT: Final = 1 << 32
+
+HOLDINGS: Final[tuple[Holding, ...]] = (HOLDING,)
+INVARIANTS: Final[tuple[Invariant, ...]] = (check_escrows,)
+
+
+class NodeOffer(NamedTuple):
+    """A node's profile and what it adds to its bond."""
+
+    profile: NodeProfile
+    bond: int
+
+
+class NewTask(NamedTuple):
+    """A job and its specification as it was sent."""
+
+    spec: JobSpec
+    raw: bytes
+
+
+class TaskAmount(NamedTuple):
+    """A task and an amount for it: the worker's bond, or the requester's top-up."""
+
+    task: bytes
+    amount: int
+
+
+class TaskReason(NamedTuple):
+    """A task that its worker gives up, and why."""
+
+    task: bytes
+    reason: Reason
+
+
+class Attestation(NamedTuple):
+    """What the worker runs the task on, as a hash of its description; recorded with the start."""
+
+    task: bytes
+    machine: bytes
+
+
+class SealedVerdict(NamedTuple):
+    """A verifier's sealed findings on a window."""
+
+    task: bytes
+    window: int
+    seal: bytes
+
+
+class RevealedVerdict(NamedTuple):
+    """A verifier's findings, and the nonce that its seal was made with."""
+
+    task: bytes
+    window: int
+    findings: tuple[Finding, ...]
+    nonce: bytes
+
+
+class OpenedWindow(NamedTuple):
+    """The worker's openings of the sampled segments, in order."""
+
+    task: bytes
+    window: int
+    openings: tuple[Opening, ...]
+
+
+def task_id_of(sender: bytes, nonce: int) -> bytes:
+    """Return the id of the task that ``sender`` creates with its transaction ``nonce``."""
+    return digest(b"task", sender + nonce.to_bytes(8, "big"))
+
+
+def node_payload(profile: NodeProfile, bond: int) -> list[Value]:
+    """Return the payload of REGISTER_NODE and UPDATE_NODE."""
+    return [profile_to_value(profile), bond]
+
+
+# Payloads
+
+
+def _is_task(value: bytes) -> bool:
+    return len(value) == HASH_BYTES
+
+
+def _decode_offer(payload: list[Any]) -> NodeOffer:
+    match payload:
+        case [list(profile), int(bond)] if 0 <= bond < AMOUNT_LIMIT:
+            return NodeOffer(profile_from_value(profile), bond)
+        case _:
+            raise DecodeError("[profile, bond] expected")
+
+
+def _decode_nothing(payload: list[Any]) -> None:
+    if payload:
+        raise DecodeError("no payload expected")
+
+
+def _decode_create(payload: list[Any]) -> NewTask:
+    match payload:
+        case [bytes(raw)] if len(raw) <= SPEC_LIMIT_BYTES:
+            return NewTask(decode_spec(raw), raw)
+        case _:
+            raise DecodeError("[specification bytes] expected")
+
+
+def _decode_task(payload: list[Any]) -> bytes:
+    match payload:
+        case [bytes(task)] if _is_task(task):
+            return task
+        case _:
+            raise DecodeError("[task] expected")
+
+
+def _decode_amount(payload: list[Any]) -> TaskAmount:
+    match payload:
+        case [bytes(task), int(amount)] if _is_task(task) and 0 <= amount < AMOUNT_LIMIT:
+            return TaskAmount(task, amount)
+        case _:
+            raise DecodeError("[task, amount] expected")
+
+
+def _decode_start(payload: list[Any]) -> Attestation:
+    match payload:
+        case [bytes(task), bytes(machine)] if _is_task(task) and len(machine) == HASH_BYTES:
+            return Attestation(task, machine)
+        case _:
+            raise DecodeError("[task, machine hash] expected")
+
+
+_GIVE_UP_REASONS: Final = (Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_DIVERGED)
+
+
+def _decode_give_up(payload: list[Any]) -> TaskReason:
+    match payload:
+        case [bytes(task), int(reason)] if _is_task(task) and reason in _GIVE_UP_REASONS:
+            return TaskReason(task, Reason(reason))
+        case _:
+            raise DecodeError(f"[task, reason] expected, reason one of {[int(r) for r in _GIVE_UP_REASONS]}")
+
+
+def _decode_proof(payload: list[Any]) -> WindowProof:
+    match payload:
+        case [list(proof)]:
+            return window_proof_from_value(proof)
+        case _:
+            raise DecodeError("[window proof] expected")
+
+
+def _decode_seal(payload: list[Any]) -> SealedVerdict:
+    match payload:
+        case [bytes(task), int(window), bytes(sealed)] if (
+            _is_task(task) and 0 <= window < WINDOW_LIMIT and len(sealed) == HASH_BYTES
+        ):
+            return SealedVerdict(task, window, sealed)
+        case _:
+            raise DecodeError("[task, window, seal] expected")
+
+
+def _decode_reveal(payload: list[Any]) -> RevealedVerdict:
+    match payload:
+        case [bytes(task), int(window), list(findings), bytes(nonce)] if (
+            _is_task(task) and 0 <= window < WINDOW_LIMIT and len(nonce) == HASH_BYTES
+        ):
+            return RevealedVerdict(task, window, findings_from_value(findings), nonce)
+        case _:
+            raise DecodeError("[task, window, findings, nonce] expected")
+
+
+def _decode_open(payload: list[Any]) -> OpenedWindow:
+    match payload:
+        case [bytes(task), int(window), list(openings)] if (
+            _is_task(task) and 0 <= window < WINDOW_LIMIT and 0 < len(openings) <= SAMPLED_MAX
+        ):
+            return OpenedWindow(task, window, tuple(opening_from_value(opening) for opening in openings))
+        case _:
+            raise DecodeError("[task, window, openings] expected")
+
+
+def _free(_payload: Any) -> int:
+    return 0
+
+
+# Rules
+
+
+class _Market:
+    """The rules, bound to the chain's parameters."""
+
+    def __init__(self, parameters: TaskParameters) -> None:
+        self._parameters = parameters
+
+    def _scope(self, state: Overlay, context: Context, evidence: bytes | None = None) -> Scope:
+        return Scope(
+            state, context.block, context.emit, self._parameters, actor=context.sender,
+            evidence=context.transaction_hash if evidence is None else evidence,
+        )  # fmt: skip
+
+    def _case(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
+        return Case.load(self._scope(state, context, evidence), task_id)
+
+    # Registry
+
+    def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
+        if offer.bond < self._parameters.node_bond_min:
+            raise PaymentMissing(due=self._parameters.node_bond_min, got=offer.bond)
+        registry.register(state, context.sender, offer.profile, offer.bond, context.block, context.emit)
+
+    def update(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
+        registry.update(state, context.sender, offer.profile, offer.bond, context.block, context.emit)
+
+    def retire(self, state: Overlay, _payload: None, context: Context) -> None:
+        registry.retire(state, context.sender, context.block, context.emit, self._parameters)
+
+    # Requester
+
+    def budget(self, task: NewTask) -> int:
+        return budget_of(task.spec, self._parameters).total
+
+    def create(self, state: Overlay, task: NewTask, context: Context) -> None:
+        spec, now = task.spec, context.block.time_ms
+        task_id = task_id_of(context.sender, context.nonce)
+        budget = budget_of(spec, self._parameters)
+        scope = self._scope(state, context)
+        vault = Vault.create(state, task_id, context.sender, context.emit, context.block.height)
+        vault.lock(Pool.PRICE, context.sender, budget.price, Purpose.PRICE)
+        vault.lock(Pool.VERIFICATION, context.sender, budget.verification, Purpose.VERIFICATION)
+        vault.lock(Pool.FEE, context.sender, budget.fee, Purpose.PROTOCOL_FEE)
+        record = TaskRecord(
+            id=task_id,
+            requester=context.sender,
+            phase=Phase.CREATED,
+            reason=Reason.CREATED,
+            created_height=context.block.height,
+            created_ms=now,
+            changed_height=context.block.height,
+            changed_ms=now,
+            deadline_ms=0,
+            match_at_ms=0,
+            match_by_ms=now + spec.match_ms,
+            worker=b"",
+            price_per_gpu_s=0,
+            busy=0,
+            attempts=0,
+            diverged=0,
+            excluded=(),
+            started_ms=0,
+            window_started_ms=0,
+            next_window=0,
+            final_windows=0,
+            target=spec.windows,
+            state_root=spec.init_root,
+            final_root=spec.init_root,
+            ending=0,
+            ending_reason=0,
+            history=0,
+        )
+        case = Case(scope, record, is_new=True)
+        case.vault = vault
+        save_spec(state, task_id, task.raw)
+        state.put(by_requester_key(context.sender, now, task_id), b"\x01")
+        context.emit(TASK_CREATED(task_id, context.sender, spec_hash(task.raw), budget.total))
+        case.begin()
+        case.advance(Event.ADMIT, Reason.ADMITTED)  # the specification was checked whole when it was decoded
+        search(case)
+        case.save()
+
+    def _as_requester(self, state: Overlay, context: Context, task_id: bytes) -> Case:
+        case = self._case(state, context, task_id)
+        if context.sender != case.record.requester:
+            raise NotYours("the sender is not the requester")
+        return case
+
+    def cancel(self, state: Overlay, task_id: bytes, context: Context) -> None:
+        case = self._as_requester(state, context, task_id)
+        record, reason = case.record, Reason.REQUESTER_CANCELLED
+        if record.ending:
+            raise WrongPhase("ending")
+        match record.phase:
+            case Phase.MATCHING:
+                case.advance(Event.CANCEL, reason)
+                close_escrow(case)
+            case Phase.PREPARING:
+                pay_kill_fee(case, record.worker)
+                wind_up(case, Phase.CANCELLED, reason)
+            case Phase.ASSIGNED | Phase.DEGRADED | Phase.PAUSED:
+                wind_up(case, Phase.CANCELLED, reason)
+            case Phase.RUNNING:
+                # The window under way is still done and paid, so that no work in good faith is lost.
+                if record.next_window + 1 == record.target:
+                    raise WrongPhase("in its last window")
+                case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason), target=record.next_window + 1)
+            case phase:
+                raise WrongPhase(phase.name.lower())
+        case.save()
+
+    def top_up(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
+        case = self._as_requester(state, context, payload.task)
+        if case.record.phase in (Phase.SETTLED, Phase.FAILED, Phase.CANCELLED, Phase.EXPIRED):
+            raise WrongPhase(case.record.phase.name.lower())
+        case.vault.lock(Pool.VERIFICATION, context.sender, payload.amount, Purpose.TOP_UP)
+        case.save()
+
+    def resume(self, state: Overlay, task_id: bytes, context: Context) -> None:
+        case = self._as_requester(state, context, task_id)
+        if case.record.attempts >= self._parameters.attempts_max:
+            raise WrongPhase("out of attempts")
+        case.advance(Event.RESUME, Reason.REQUESTER_RESUMED)
+        case.change(attempts=case.record.attempts + 1)
+        search(case)
+        case.save()
+
+    # Worker
+
+    def _as_worker(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
+        case = self._case(state, context, task_id, evidence)
+        if context.sender != case.record.worker:
+            raise NotYours("the sender is not the task's worker")
+        registry.touch(state, context.sender, context.block.time_ms)
+        return case
+
+    def accept(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
+        case = self._as_worker(state, context, payload.task)
+        record = case.record
+        if record.phase != Phase.ASSIGNED:
+            raise WrongPhase(record.phase.name.lower())
+        bond = bond_at(case.spec, record.price_per_gpu_s, record.next_window, self._parameters)
+        due = max(0, bond - case.vault.held(Pool.BOND, context.sender))
+        if payload.amount != due:
+            raise PaymentMissing(due=due, got=payload.amount)
+        case.vault.lock(Pool.BOND, context.sender, due, Purpose.WORKER_BOND, owner=context.sender)
+        case.advance(Event.ACCEPT, Reason.ACCEPTED)
+        case.change(deadline_ms=case.now + self._parameters.prepare_ms)
+        case.save()
+
+    def start(self, state: Overlay, payload: Attestation, context: Context) -> None:
+        case = self._as_worker(state, context, payload.task, payload.machine)
+        case.advance(Event.START, Reason.STARTED)
+        case.change(started_ms=case.record.started_ms or case.now, window_started_ms=case.now)
+        arm_running(case)
+        case.save()
+
+    def give_up(self, state: Overlay, payload: TaskReason, context: Context) -> None:
+        case = self._as_worker(state, context, payload.task)
+        match case.record.phase:
+            case Phase.ASSIGNED:
+                lose_worker(case, Reason.WORKER_DECLINED, exclude=True)
+            case Phase.PREPARING:
+                lose_worker(case, payload.reason, exclude=True)
+            case Phase.RUNNING:
+                # Divergence is the job's fault, and the same for everybody: a second worker that says so ends it.
+                diverged = payload.reason == Reason.JOB_DIVERGED
+                case.change(diverged=case.record.diverged + diverged)
+                lose_worker(case, payload.reason, fine=not diverged, fault=not diverged, exclude=True)
+            case phase:
+                raise WrongPhase(phase.name.lower())
+        case.save()
+
+    def submit(self, state: Overlay, proof: WindowProof, context: Context) -> None:
+        case = self._as_worker(state, context, proof.task)
+        record, spec = case.record, case.spec
+        if record.phase != Phase.RUNNING:
+            raise WrongPhase(record.phase.name.lower())
+        if proof.window != record.next_window:
+            raise ProofMismatch(f"window {record.next_window} is due, not {proof.window}")
+        if len(record.open_windows) >= self._parameters.open_windows_max:
+            raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open")
+        step_from, step_to = spec.window_range(proof.window)
+        steps = step_to - step_from
+        if (proof.step_from, proof.step_to) != (step_from, step_to):
+            raise ProofMismatch(f"the window covers steps {step_from} to {step_to}")
+        if proof.state_root_in != record.state_root:
+            raise ProofMismatch("the window does not start at the state that the one before ended in")
+        if proof.segments != spec.window_segments(proof.window):
+            raise ProofMismatch(f"the window has {spec.window_segments(proof.window)} segments")
+        if (proof.meter.steps, proof.meter.samples) != (steps, steps * spec.batch):
+            raise ProofMismatch("the meter counts other steps or samples than the window has")
+        prove(case, proof)
+        case.change(next_window=proof.window + 1, state_root=proof.state_root_out, window_started_ms=case.now)
+        if proof.window + 1 == record.target:
+            free_slot(case)
+            case.advance(Event.LAST_WINDOW, Reason.ALL_WINDOWS_PROVED)
+        else:
+            arm_running(case)
+        case.save()
+
+    def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        open_window(case, payload.window, context.sender, payload.openings)
+        registry.touch(state, context.sender, context.block.time_ms)
+        case.save()
+
+    # Verifier
+
+    def seal(self, state: Overlay, payload: SealedVerdict, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        seal(case, payload.window, context.sender, payload.seal)
+        registry.touch(state, context.sender, context.block.time_ms)
+        case.save()
+
+    def reveal(self, state: Overlay, payload: RevealedVerdict, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        reveal(case, payload.window, context.sender, payload.findings, payload.nonce)
+        registry.touch(state, context.sender, context.block.time_ms)
+        case.save()
+
+    # Anybody, and the chain itself
+
+    def poke(self, state: Overlay, task_id: bytes, context: Context) -> None:
+        case = self._case(state, context, task_id)
+        due_window = next((window for window in case.open_windows() if 0 < window.deadline_ms <= case.now), None)
+        if 0 < case.record.deadline_ms <= case.now:
+            on_task_due(case)
+        elif due_window is not None:
+            on_window_due(case, due_window.number)
+        elif 0 < case.record.match_at_ms <= case.now:
+            on_match_due(case, case.record.match_at_ms)
+        else:
+            raise NothingDue(task_id.hex())
+        case.save()
+
+    def fire(self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None]) -> None:
+        """Fire what is due, the earliest first, as many as the parameters allow in a block; the rest waits."""
+        parameters = self._parameters
+        for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
+            take_due(state, due)
+            if due.slot == NODE_SLOT:
+                registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, emit, parameters)
+                continue
+            case = Case.load(Scope(state, block, emit, parameters), due.subject)
+            # A deadline that was moved or met by what fired before it in this block no longer stands.
+            if due.slot == TASK_SLOT:
+                if case.record.deadline_ms == due.time_ms:
+                    on_task_due(case)
+            elif due.slot == MATCH_SLOT:
+                on_match_due(case, due.time_ms)
+            elif case.window(due.slot - 1).deadline_ms == due.time_ms:
+                on_window_due(case, due.slot - 1)
+            case.save()
+
+
+def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
+    """Return the market's kinds of transactions."""
+    market = _Market(parameters)
+    return (
+        Rule(REGISTER_NODE, "register_node", 150_000, _decode_offer, lambda p: p.bond, market.register),
+        Rule(UPDATE_NODE, "update_node", 120_000, _decode_offer, lambda p: p.bond, market.update),
+        Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
+        Rule(CREATE_TASK, "create_task", 300_000, _decode_create, market.budget, market.create),
+        Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
+        Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
+        Rule(START_TASK, "start_task", 100_000, _decode_start, _free, market.start),
+        Rule(SUBMIT_WINDOW, "submit_window", 200_000, _decode_proof, _free, market.submit),
+        Rule(SEAL_VERDICT, "seal_verdict", 120_000, _decode_seal, _free, market.seal),
+        Rule(REVEAL_VERDICT, "reveal_verdict", 150_000, _decode_reveal, _free, market.reveal),
+        Rule(OPEN_WINDOW, "open_window", 300_000, _decode_open, _free, market.open),
+        Rule(POKE, "poke", 200_000, _decode_task, _free, market.poke),
+        Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
+        Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
+        Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
+    )
+
+
+def hooks(parameters: TaskParameters) -> tuple[BlockHook, ...]:
+    """Return what the market does at the end of each block."""
+    return (_Market(parameters).fire,)
