@@ -549,6 +549,16 @@ class Core:
         """Return the signed own votes that are held above the final view."""
         return tuple(vote for _, own in sorted(self._own.items()) for vote in own if vote is not None)
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many views of votes, proposals, blocks and requests are kept."""
+        return {
+            "votes": len(self._votes),
+            "proposals": len(self._proposals),
+            "headers": len(self._headers),
+            "fetching": len(self._fetching),
+            "certificates": len(self._notarized) + len(self._nullified) + len(self._finalized),
+        }
+
     # The one way in.
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:

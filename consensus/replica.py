@@ -308,6 +308,10 @@ class Replica:
         found = self._blocks.get(block_hash)
         return found[0] if found is not None else None
 
+    def sizes(self) -> dict[str, int]:
+        """Return how much is kept of what, to hold it against the bounds of R8."""
+        return {**self.core.sizes(), "blocks": len(self._blocks)}
+
     # Messages.
 
     def receive(self, sender: bytes, decoded: Decoded) -> Inbound | None:

@@ -333,6 +333,12 @@ class Cluster:
         except Crash:
             self.crash(node)
 
+    def tell_mempool(self, number: int, has_transactions: bool) -> None:
+        """Fill or empty a node's mempool."""
+        node = self.nodes[number]
+        if node.replica is not None:
+            self.perform(node, node.replica.step(c.MempoolChanged(has_transactions), self._clock(node)))
+
     def start_all(self) -> None:
         """Start every node."""
         for node in self.nodes:
