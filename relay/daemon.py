@@ -77,7 +77,8 @@ def run_relay(
 ) -> None:
     """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
 
-    ``make_identity`` returns the relay's identity with a fresh certificate; it is called again every day.
+    ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret: vouchers
+    are signed with it. It is called again every day.
     Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
     """
 

@@ -31,7 +31,11 @@ def account_of(name: str) -> SecretKey:
 
 def identity_of(name: str, roles: Role = Role.WORKER) -> Identity:
     return Identity.create(
-        account_of(name), genesis_hash=GENESIS_HASH, now_ms=time.time_ns() // 1_000_000, roles=roles
+        account_of(name),
+        genesis_hash=GENESIS_HASH,
+        now_ms=time.time_ns() // 1_000_000,
+        roles=roles,
+        node_secret=digest(b"test node", name.encode()),
     )
 
 

@@ -16,12 +16,13 @@ from relay.errors import Refusal, RelayRefused, RelayUnreachable
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, Sealed, shake_hands, wait_until
 
+TIME_LIMIT_S = 20
 QUICK = RelayClientOptions(backoff_s_min=0.02, backoff_s_max=0.1, connect_s_max=5, answer_s_max=5)
 
 
 @asynccontextmanager
 async def running(*nodes: Node) -> AsyncIterator[None]:
-    with trio.fail_after(20):
+    with trio.fail_after(TIME_LIMIT_S):
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 nursery.start_soon(node.run)

@@ -1,0 +1,418 @@
+"""The relay's state without sockets: what is promised, refused, counted and forgotten."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from relay.circuit import Drop, Effect, Join, Refuse, RelayCore, Send
+from relay.errors import Refusal, RelayProtocolError
+from relay.limits import Bucket, HostTable, RelayLimits
+from relay.protocol import Connect, Decline, Incoming, Offered, Ping, Pong, Refused, Release, Reserve, Reserved
+from state.primitives.errors import ConfigError
+
+LIMITS = RelayLimits(trusted_networks=())
+ALICE, BOB, CAROL = (bytes((n,)) * 20 for n in (1, 2, 3))
+
+
+class Relay:
+    """A core with its host table, a clock and tokens that count."""
+
+    def __init__(self, limits: RelayLimits = LIMITS) -> None:
+        self.hosts = HostTable(limits)
+        tokens = itertools.count(1)
+        self.core = RelayCore(
+            limits,
+            self.hosts,
+            issue=lambda client, life_s: client,
+            random=lambda size: next(tokens).to_bytes(size, "big"),
+        )
+        self.now_ms = 0
+
+    def join(self, connection: int, address: bytes, ip: str = "192.0.2.1") -> None:
+        host = self.hosts.use(ip, self.now_ms)
+        assert host is not None
+        self.core.control_opened(connection, address, host, f"{ip}:1", self.now_ms)
+
+    def say(self, connection: int, message: object) -> list[Effect]:
+        return self.core.control_message(connection, message, self.now_ms)  # type: ignore[arg-type]
+
+    def offer(self, dialler: int, target_address: bytes) -> tuple[bytes, bytes]:
+        """Return the tokens (dialler's, target's) of a circuit that was offered."""
+        incoming, offered = self.say(dialler, Connect(9, target_address))
+        assert isinstance(incoming, Send) and isinstance(incoming.message, Incoming)
+        assert isinstance(offered, Send) and isinstance(offered.message, Offered)
+        return offered.message.token, incoming.message.token
+
+
+def refusal_of(effects: list[Effect]) -> Refusal:
+    (effect,) = effects
+    match effect:
+        case Send(_, Refused(_, refusal, _)) | Refuse(_, refusal):
+            return refusal
+        case _:
+            raise AssertionError(effect)
+
+
+@pytest.fixture
+def relay() -> Relay:
+    relay = Relay()
+    relay.join(1, ALICE)
+    relay.join(2, BOB)
+    relay.say(2, Reserve(1, 60))
+    return relay
+
+
+def test_a_circuit_is_joined_when_both_ends_have_shown_their_tokens(relay: Relay) -> None:
+    mine, theirs = relay.offer(1, BOB)
+    assert mine != theirs
+    assert relay.core.data_opened(11, mine) == []
+    assert relay.core.data_opened(12, theirs) == [Join(1, 11, 12, ALICE, BOB)]
+    assert (relay.core.pending, relay.core.circuits) == (0, 1)
+    relay.core.circuit_closed(1)
+    assert relay.core.circuits == 0
+
+
+def test_a_token_serves_once_and_for_nobody_else(relay: Relay) -> None:
+    mine, theirs = relay.offer(1, BOB)
+    assert refusal_of(relay.core.data_opened(10, bytes(32))) is Refusal.BAD_TOKEN
+    assert relay.core.data_opened(11, mine) == []
+    assert refusal_of(relay.core.data_opened(12, mine)) is Refusal.BAD_TOKEN
+    relay.core.data_opened(13, theirs)
+    assert refusal_of(relay.core.data_opened(14, theirs)) is Refusal.BAD_TOKEN
+    assert relay.core.refusals[Refusal.BAD_TOKEN] == 3
+
+
+def test_a_reservation_expires_unless_renewed(relay: Relay) -> None:
+    relay.now_ms = 40_000
+    (reply,) = relay.say(2, Reserve(2, 60))
+    assert reply == Send(2, Reserved(2, 60, BOB, "192.0.2.1:1"))
+    relay.now_ms = 99_999
+    relay.say(1, Ping(0))
+    relay.core.tick(relay.now_ms)
+    relay.offer(1, BOB)
+    relay.now_ms = 100_000
+    assert refusal_of(relay.say(1, Connect(1, BOB))) is Refusal.NO_RESERVATION  # even before the next tick
+    relay.core.tick(relay.now_ms)
+    assert relay.core.reservations == 0
+
+
+def test_life_is_at_most_what_the_relay_gives(relay: Relay) -> None:
+    (reply,) = relay.say(1, Reserve(1, 2**32 - 1))
+    assert isinstance(reply, Send) and isinstance(reply.message, Reserved)
+    assert reply.message.life_s == LIMITS.reservation_s_max
+    (reply,) = relay.say(1, Reserve(1, 0))
+    assert isinstance(reply, Send) and isinstance(reply.message, Reserved)
+    assert reply.message.life_s == 1
+
+
+def test_who_releases_or_goes_can_be_reached_no_more(relay: Relay) -> None:
+    relay.say(2, Release())
+    relay.say(2, Release())
+    assert refusal_of(relay.say(1, Connect(1, BOB))) is Refusal.NO_RESERVATION
+    relay.say(2, Reserve(1, 60))
+    mine, _ = relay.offer(1, BOB)
+    relay.core.data_opened(11, mine)
+    assert relay.core.control_closed(2) == [Refuse(11, Refusal.NO_RESERVATION)]
+    assert refusal_of(relay.say(1, Connect(1, BOB))) is Refusal.NO_RESERVATION
+
+
+def test_a_running_circuit_outlives_its_control_connections(relay: Relay) -> None:
+    mine, theirs = relay.offer(1, BOB)
+    relay.core.data_opened(11, mine)
+    relay.core.data_opened(12, theirs)
+    assert relay.core.control_closed(1) == relay.core.control_closed(2) == []
+    assert relay.core.circuits == 1
+    relay.core.circuit_closed(1)
+
+
+def test_a_wait_ends_at_its_deadline(relay: Relay) -> None:
+    mine, theirs = relay.offer(1, BOB)
+    relay.core.data_opened(11, mine)
+    relay.now_ms = LIMITS.pending_ms_max
+    assert relay.core.tick(relay.now_ms) == [Refuse(11, Refusal.TARGET_TIMEOUT)]
+    assert refusal_of(relay.core.data_opened(12, theirs)) is Refusal.BAD_TOKEN
+
+
+def test_a_target_may_decline_and_nobody_for_it(relay: Relay) -> None:
+    mine, theirs = relay.offer(1, BOB)
+    relay.core.data_opened(11, mine)
+    assert relay.say(1, Decline(theirs)) == []
+    assert relay.say(2, Decline(bytes(32))) == []
+    assert relay.say(2, Decline(theirs)) == [Refuse(11, Refusal.DECLINED)]
+
+
+def test_the_newest_connection_holds_the_reservation(relay: Relay) -> None:
+    relay.join(3, BOB)
+    first, second = relay.say(3, Reserve(5, 60))
+    assert first == Drop(2, "superseded")
+    assert isinstance(second, Send) and second.connection == 3
+    assert relay.core.reservations == 1
+    incoming, _ = relay.say(1, Connect(1, BOB))
+    assert isinstance(incoming, Send) and incoming.connection == 3
+
+
+def test_the_silent_are_dropped_and_the_talking_kept(relay: Relay) -> None:
+    relay.now_ms = LIMITS.control_idle_ms_max - 1
+    assert relay.say(1, Ping(7)) == [Send(1, Pong(7))]
+    relay.now_ms += 1
+    assert relay.core.tick(relay.now_ms) == [Drop(2, "silent")]
+    assert relay.core.controls == 1
+
+
+@pytest.mark.parametrize(
+    "message", [Offered(1, bytes(32), 1), Incoming(bytes(32), ALICE, 1), Refused(1, Refusal(1), 0)]
+)
+def test_a_client_may_not_speak_as_a_relay(relay: Relay, message: object) -> None:
+    with pytest.raises(RelayProtocolError):
+        relay.say(1, message)
+
+
+def test_a_flood_of_messages_breaks_the_rules(relay: Relay) -> None:
+    with pytest.raises(RelayProtocolError, match="more messages"):
+        for _ in range(LIMITS.messages_burst + 1):
+            relay.say(1, Ping(0))
+
+
+class TestQuotas:
+    def test_reservations_of_a_host_and_a_network(self) -> None:
+        limits = replace(LIMITS, reservations_per_host_max=2, reservations_per_network_max=3)
+        relay = Relay(limits)
+        for n, ip in enumerate(("192.0.2.1", "192.0.2.1", "192.0.2.2")):
+            relay.join(n, bytes((n + 10,)) * 20, ip)
+            assert isinstance(relay.say(n, Reserve(1, 60))[0], Send)
+        assert relay.core.reservations == 3
+        relay.join(5, ALICE, "192.0.2.1")
+        assert refusal_of(relay.say(5, Reserve(1, 60))) is Refusal.HOST_LIMIT
+        relay.join(6, BOB, "192.0.2.77")
+        assert refusal_of(relay.say(6, Reserve(1, 60))) is Refusal.HOST_LIMIT
+        relay.join(7, CAROL, "192.0.3.1")
+        relay.say(7, Reserve(1, 60))
+        assert relay.core.reservations == 4
+        relay.core.control_closed(0)  # what ends makes room
+        relay.say(6, Reserve(1, 60))
+        assert relay.core.reservations == 4
+
+    def test_one_customers_many_v6_addresses_are_one_host(self) -> None:
+        relay = Relay(replace(LIMITS, reservations_per_host_max=1))
+        relay.join(1, ALICE, "2001:db8:1:2::1")
+        relay.join(2, BOB, "2001:db8:1:2:ffff::9")
+        relay.join(3, CAROL, "2001:db8:1:3::1")
+        relay.say(1, Reserve(1, 60))
+        assert refusal_of(relay.say(2, Reserve(1, 60))) is Refusal.HOST_LIMIT
+        relay.say(3, Reserve(1, 60))
+        assert relay.core.reservations == 2
+
+    def test_a_mapped_v4_address_is_that_host(self) -> None:
+        hosts = HostTable(LIMITS)
+        assert hosts.use("::ffff:192.0.2.1", 0) is hosts.use("192.0.2.1", 0)
+
+    def test_reservations_in_sum(self) -> None:
+        relay = Relay(replace(LIMITS, reservations_max=1))
+        relay.join(1, ALICE)
+        relay.join(2, BOB)
+        relay.say(1, Reserve(1, 60))
+        assert relay.say(2, Reserve(1, 60)) == [Send(2, Refused(1, Refusal.RELAY_FULL, 5_000))]
+        relay.say(1, Reserve(2, 60))  # its own may be renewed all the same
+        assert relay.core.reservations == 1
+
+    @pytest.mark.parametrize(
+        ("limits", "refusal"),
+        [
+            (replace(LIMITS, pending_max=2), Refusal.RELAY_FULL),
+            (replace(LIMITS, circuits_max=2), Refusal.RELAY_FULL),
+            (replace(LIMITS, pending_per_client_max=2), Refusal.CLIENT_LIMIT),
+            (replace(LIMITS, circuits_per_client_max=2), Refusal.CLIENT_LIMIT),
+            (replace(LIMITS, circuits_per_host_max=2), Refusal.HOST_LIMIT),
+            (replace(LIMITS, connects_per_host_burst=2), Refusal.TOO_FAST),
+        ],
+    )
+    def test_circuits(self, limits: RelayLimits, refusal: Refusal) -> None:
+        relay = Relay(limits)
+        relay.join(1, ALICE)
+        for n, address in ((2, BOB), (3, CAROL)):
+            relay.join(n, address, "198.51.100.9")
+            relay.say(n, Reserve(1, 60))
+        relay.offer(1, BOB)
+        relay.offer(1, CAROL)
+        assert refusal_of(relay.say(1, Connect(1, BOB))) is refusal
+
+    def test_a_targets_circuits(self) -> None:
+        relay = Relay(replace(LIMITS, circuits_per_client_max=1))
+        for n, address in ((1, ALICE), (2, BOB), (3, CAROL)):
+            relay.join(n, address)
+        relay.say(3, Reserve(1, 60))
+        relay.offer(1, CAROL)
+        assert refusal_of(relay.say(2, Connect(1, CAROL))) is Refusal.TARGET_LIMIT
+
+    def test_hosts_are_forgotten_when_idle_and_never_more_than_allowed(self) -> None:
+        hosts = HostTable(replace(LIMITS, hosts_max=2))
+        first, second = hosts.use("192.0.2.1", 0), hosts.use("192.0.2.2", 0)
+        assert first is not None and second is not None
+        first.connections = second.connections = 1
+        assert hosts.use("192.0.2.3", 0) is None
+        second.connections = 0
+        assert hosts.use("192.0.2.3", 0) is not None
+        assert len(hosts) == 2
+
+    def test_trusted_networks_are_exempt_and_must_be_networks(self) -> None:
+        hosts = HostTable(RelayLimits())
+        local, stranger = hosts.use("127.0.0.1", 0), hosts.use("192.0.2.1", 0)
+        assert local is not None and local.is_trusted
+        assert stranger is not None and not stranger.is_trusted
+        with pytest.raises(ConfigError):
+            HostTable(replace(LIMITS, trusted_networks=("not a network",)))
+
+
+def test_a_bucket_gives_its_rate_and_no_more() -> None:
+    bucket = Bucket(10, 5, 0)
+    assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
+    assert not bucket.take(99)
+    assert bucket.take(100)
+    assert sum(bucket.take(ms) for ms in range(100, 10_101)) == 100
+    assert not bucket.is_full(10_101)
+    assert bucket.is_full(20_000)
+
+
+class RelayMachine(RuleBasedStateMachine):
+    """Anything clients may do, in any order: the counts hold, and nothing is left when all are gone."""
+
+    controls: Bundle[int] = Bundle("controls")
+    tokens: Bundle[bytes] = Bundle("tokens")
+
+    @initialize()
+    def start(self) -> None:
+        self.limits = replace(
+            LIMITS, pending_max=6, pending_per_client_max=3, circuits_max=8, circuits_per_client_max=4,
+            reservations_per_host_max=3, reservations_max=5, messages_burst=10_000, connects_per_host_burst=10_000,
+        )  # fmt: skip
+        self.relay = Relay(self.limits)
+        self.numbers = itertools.count(1)
+        self.open_controls: set[int] = set()
+        self.waiting: set[int] = set()
+        self.running: dict[int, tuple[int, int]] = {}
+
+    def do(self, effects: Iterable[Effect]) -> list[bytes]:
+        found = []
+        for effect in effects:
+            match effect:
+                case Send(connection, message):
+                    assert connection in self.open_controls
+                    if isinstance(message, Offered | Incoming):
+                        found.append(message.token)
+                case Drop(connection, _):
+                    self.open_controls.remove(connection)
+                case Refuse(connection, _):
+                    self.waiting.remove(connection)
+                case Join(circuit, dialler, target):
+                    self.waiting -= {dialler, target}
+                    self.running[circuit] = (dialler, target)
+                case _:
+                    raise AssertionError(effect)
+        return found
+
+    @rule(target=controls, who=st.integers(1, 4), host=st.integers(1, 3))
+    def open(self, who: int, host: int) -> int:
+        number = next(self.numbers)
+        self.relay.join(number, bytes((who,)) * 20, f"192.0.{host}.1")
+        self.open_controls.add(number)
+        return number
+
+    @rule(control=consumes(controls))
+    def close(self, control: int) -> None:
+        self.open_controls.discard(control)
+        self.do(self.relay.core.control_closed(control))
+
+    @rule(control=controls, life_s=st.integers(0, 100))
+    def reserve(self, control: int, life_s: int) -> None:
+        if control in self.open_controls:
+            self.do(self.relay.say(control, Reserve(1, life_s)))
+
+    @rule(control=controls)
+    def release(self, control: int) -> None:
+        if control in self.open_controls:
+            self.do(self.relay.say(control, Release()))
+
+    @rule(target=tokens, control=controls, who=st.integers(1, 4))
+    def connect(self, control: int, who: int) -> MultipleResults[bytes]:
+        if control in self.open_controls:
+            return multiple(*self.do(self.relay.say(control, Connect(1, bytes((who,)) * 20))))
+        return multiple()
+
+    @rule(control=controls, token=tokens)
+    def decline(self, control: int, token: bytes) -> None:
+        if control in self.open_controls:
+            self.do(self.relay.say(control, Decline(token)))
+
+    @rule(token=tokens)
+    def show(self, token: bytes) -> None:
+        number = next(self.numbers)
+        self.waiting.add(number)
+        self.do(self.relay.core.data_opened(number, token))
+
+    @rule(pick=st.integers(0, 100))
+    def close_waiting(self, pick: int) -> None:
+        if self.waiting:
+            number = sorted(self.waiting)[pick % len(self.waiting)]
+            self.waiting.remove(number)
+            self.do(self.relay.core.data_closed(number))
+
+    @rule(pick=st.integers(0, 100))
+    def close_circuit(self, pick: int) -> None:
+        if self.running:
+            circuit = sorted(self.running)[pick % len(self.running)]
+            del self.running[circuit]
+            self.relay.core.circuit_closed(circuit)
+
+    @rule(ms=st.integers(1, 40_000))
+    def pass_time(self, ms: int) -> None:
+        self.relay.now_ms += ms
+        self.do(self.relay.core.tick(self.relay.now_ms))
+
+    @invariant()
+    def counts_hold(self) -> None:
+        core, limits = self.relay.core, self.limits
+        assert core.controls == len(self.open_controls)
+        assert core.circuits == len(self.running) <= limits.circuits_max
+        assert core.pending <= limits.pending_max
+        assert core.reservations <= limits.reservations_max
+        assert len(self.waiting) <= core.pending
+        hosts = self.relay.hosts._hosts.values()
+        assert sum(host.reservations for host in hosts) == core.reservations
+        assert sum(host.circuits for host in hosts) == core.circuits + core.pending
+        assert all(host.reservations <= limits.reservations_per_host_max for host in hosts)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "relay"):
+            return
+        core = self.relay.core
+        for number in list(self.open_controls):
+            self.open_controls.discard(number)
+            self.do(core.control_closed(number))
+        for circuit in list(self.running):
+            core.circuit_closed(circuit)
+        assert not self.waiting
+        assert (core.controls, core.pending, core.circuits, core.reservations) == (0, 0, 0, 0)
+        assert not core._clients and not core._tokens and not core._waiting and not core._reserved
+        self.relay.hosts.forget_idle(self.relay.now_ms + 10**9)
+        assert len(self.relay.hosts) == 0
+        assert not self.relay.hosts._reservations_by_network
+
+
+TestRelayMachine = RelayMachine.TestCase
+TestRelayMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

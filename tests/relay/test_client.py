@@ -1,0 +1,296 @@
+"""The client against relays that lie, stall or talk nonsense."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+
+from p2p.handshake import Handshake
+from p2p.identity import Purpose, Role
+from p2p.transport import Endpoint
+from relay.client import RelayClient, RelayClientOptions
+from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
+from relay.protocol import (
+    ControlChannel,
+    Incoming,
+    Message,
+    Offered,
+    Ping,
+    Pong,
+    Refused,
+    Reserve,
+    Reserved,
+    Voucher,
+    encode_message,
+)
+from state.primitives.errors import ConfigError
+from tests.relay.daemon_process import account_of, identity_of
+from tests.relay.nodes import Node, wait_until
+from tests.relay.test_circuits import running
+
+RELAY = account_of("relay").address
+BOB = account_of("bob").address
+SOON = RelayClientOptions(connect_s_max=0.3, answer_s_max=0.3, ping_s=0.1, backoff_s_min=0.01, backoff_s_max=0.05)
+
+
+class FakeRelay:
+    """Shakes hands as the relay; what it says then is the test's ``script``."""
+
+    def __init__(self, script: Callable[[FakeRelay], Awaitable[None]], data_status: bytes = b"\0") -> None:
+        self.script = script
+        self.data_status = data_status
+        self.connections = 0
+        self.endpoint = Endpoint("127.0.0.1", 1, RELAY)
+        self._heard: list[Message] = []
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        try:
+            await self._serve(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        async with stream:
+            begin = bytes(await stream.receive_some(4))
+            if begin == b"DKRD":
+                await stream.receive_some()
+                await stream.send_all(self.data_status)
+                await trio.sleep_forever()
+            handshake = Handshake(
+                identity_of("relay", Role.RELAY),
+                Purpose.RELAY_CONTROL,
+                is_initiator=False,
+                now_ms=time.time_ns() // 1_000_000,
+            )
+            while handshake.session is None:
+                data = bytes(await stream.receive_some())
+                if not data:
+                    return
+                await stream.send_all(handshake.receive(data))
+            self.stream, self.channel = stream, ControlChannel(handshake.session)
+            await self.script(self)
+
+    async def say(self, message: Message) -> None:
+        await self.stream.send_all(self.channel.seal(message))
+
+    async def hear(self) -> Message:
+        data = b""
+        while True:
+            self._heard += self.channel.receive(data)
+            if self._heard:
+                return self._heard.pop(0)
+            data = bytes(await self.stream.receive_some())
+            if not data:
+                raise trio.BrokenResourceError
+
+
+@asynccontextmanager
+async def serving(relay: FakeRelay, *nodes: Node) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, relay.serve, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        relay.endpoint = Endpoint("127.0.0.1", port, RELAY)
+        async with running(*nodes):
+            yield
+        nursery.cancel_scope.cancel()
+
+
+async def silence(relay: FakeRelay) -> None:
+    await trio.sleep_forever()
+
+
+async def answer_wrongly(relay: FakeRelay) -> None:
+    await relay.hear()
+    await relay.say(Reserved(1, 60, b"", ""))
+    await trio.sleep_forever()
+
+
+async def speak_as_a_client(relay: FakeRelay) -> None:
+    await relay.say(Reserve(1, 60))
+    await trio.sleep_forever()
+
+
+async def send_nonsense(relay: FakeRelay) -> None:
+    await relay.stream.send_all(b"\x00\x30" + bytes(48))
+    await trio.sleep_forever()
+
+
+async def hang_up(relay: FakeRelay) -> None:
+    return
+
+
+@pytest.mark.parametrize("script", [silence, answer_wrongly, speak_as_a_client, send_nonsense, hang_up])
+async def test_a_faulty_relay_is_an_error_of_its_own_soon(script: Callable[[FakeRelay], Awaitable[None]]) -> None:
+    alice = Node("alice", options=SOON)
+    relay = FakeRelay(script)
+    async with serving(relay, alice):
+        with pytest.raises((RelayUnreachable, RelayProtocolError)):
+            await alice.client.dial(relay.endpoint, BOB)
+
+
+async def test_a_port_where_nobody_shakes_hands_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    async def swallow(stream: trio.SocketStream) -> None:
+        async with stream:
+            while await stream.receive_some():
+                pass
+
+    alice = Node("alice", options=RelayClientOptions(connect_s_max=1))
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, swallow, 0, host="127.0.0.1"))
+        endpoint = Endpoint("127.0.0.1", listeners[0].socket.getsockname()[1], RELAY)
+        async with running(alice):
+            with pytest.raises(RelayUnreachable, match="too slow"):
+                await alice.client.dial(endpoint, BOB)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("forge", ["signature", "client", "relay"])
+async def test_a_voucher_that_is_not_the_relays_is_not_shown_to_anybody(forge: str) -> None:
+    signer = identity_of("another relay" if forge == "relay" else "relay", Role.RELAY)
+    client = account_of("somebody else").address if forge == "client" else BOB
+    voucher = Voucher.issue(signer, client=client, not_after_ms=2**50).encode()
+    if forge == "signature":
+        voucher = voucher[:-1] + bytes((voucher[-1] ^ 1,))
+
+    async def script(relay: FakeRelay) -> None:
+        message = await relay.hear()
+        assert isinstance(message, Reserve)
+        await relay.say(Reserved(message.request, 60, voucher, ""))
+        await trio.sleep_forever()
+
+    relay = FakeRelay(script)
+    async with serving(relay):
+        bob = Node("bob", relay.endpoint, options=SOON)
+        async with running(bob):
+            await wait_until(lambda: relay.connections >= 3)  # it tries again, and believes it no more
+            assert bob.client.reservations == () and bob.advertised == {}
+
+
+async def test_a_relay_that_falls_silent_is_left_and_tried_again() -> None:
+    async def script(relay: FakeRelay) -> None:
+        message = await relay.hear()
+        assert isinstance(message, Reserve)
+        await relay.say(Reserved(message.request, 60, voucher, "192.0.2.1:5"))
+        await trio.sleep_forever()
+
+    voucher = Voucher.issue(identity_of("relay", Role.RELAY), client=BOB, not_after_ms=2**50).encode()
+    relay = FakeRelay(script)
+    async with serving(relay):
+        bob = Node("bob", relay.endpoint, options=SOON)
+        async with running(bob):
+            await bob.client.wait_reserved()
+            assert bob.client.reservations[0].observed == "192.0.2.1:5"
+            await wait_until(lambda: relay.connections >= 2)
+            assert str(relay.endpoint) in bob.advertised
+
+
+async def test_a_relay_that_pings_is_answered() -> None:
+    pongs: list[Message] = []
+
+    async def script(relay: FakeRelay) -> None:
+        await relay.say(Ping(77))
+        while not pongs:
+            message = await relay.hear()
+            if isinstance(message, Pong):
+                pongs.append(message)
+
+    relay = FakeRelay(script)
+    async with serving(relay):
+        bob = Node("bob", relay.endpoint, options=SOON)
+        async with running(bob):
+            await wait_until(lambda: bool(pongs))
+    assert pongs == [Pong(77)]
+
+
+async def test_announcements_beyond_the_bound_are_declined() -> None:
+    declined: list[Message] = []
+
+    async def script(relay: FakeRelay) -> None:
+        for n in range(40):
+            await relay.say(Incoming(bytes((n,)) * 32, account_of("alice").address, 5_000))
+        while True:
+            message = await relay.hear()
+            if not isinstance(message, Reserve | Ping):
+                declined.append(message)
+
+    relay = FakeRelay(script, data_status=b"")
+    options = RelayClientOptions(incoming_max=30, connect_s_max=20)
+    async with serving(relay):
+        bob = Node("bob", relay.endpoint, options=options)
+        async with running(bob):
+            await wait_until(lambda: len(declined) == 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (bytes((Refusal.DECLINED,)), RelayRefused),
+        (b"\xfe", RelayProtocolError),
+    ],
+)
+async def test_the_status_of_a_data_connection_is_an_error_unless_joined(
+    status: bytes, error: type[Exception]
+) -> None:
+    async def script(relay: FakeRelay) -> None:
+        await relay.hear()
+        await relay.say(Offered(1, bytes(32), 1000))
+        await trio.sleep_forever()
+
+    alice = Node("alice", options=SOON)
+    relay = FakeRelay(script, data_status=status)
+    async with serving(relay, alice):
+        with pytest.raises(error):
+            await alice.client.dial(relay.endpoint, BOB)
+
+
+async def test_a_dial_that_is_cancelled_leaves_the_link_usable() -> None:
+    async def script(relay: FakeRelay) -> None:
+        await relay.hear()
+        while True:  # the first question is left open, the second answered
+            message = await relay.hear()
+            if not isinstance(message, Ping):
+                await relay.say(Refused(2, Refusal.NO_RESERVATION, 0))
+
+    alice = Node("alice")
+    relay = FakeRelay(script)
+    async with serving(relay, alice):
+        with trio.move_on_after(0.2) as scope:
+            await alice.client.dial(relay.endpoint, BOB)
+        assert scope.cancelled_caught
+        with pytest.raises(RelayRefused):
+            await alice.client.dial(relay.endpoint, BOB)
+        assert relay.connections == 1
+
+
+async def test_what_is_no_relay_endpoint_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        RelayClient(lambda: identity_of("alice"), [Endpoint("127.0.0.1", 5)])
+    alice = Node("alice")
+    async with running(alice):
+        for endpoint, target in (
+            (Endpoint("127.0.0.1", 5), BOB),
+            (Endpoint("127.0.0.1", 5, RELAY), None),
+            (Endpoint("127.0.0.1", 1, RELAY), BOB),
+            (Endpoint("no..such..host", 1, RELAY), BOB),
+        ):
+            with pytest.raises(RelayUnreachable):
+                await alice.client.dial(endpoint, target)
+
+
+def test_links_are_bounded_messages_fit() -> None:
+    voucher = Voucher.issue(identity_of("relay", Role.RELAY), client=BOB, not_after_ms=2**52).encode()
+    longest = Reserved(2**32 - 1, 2**32 - 1, voucher, "[" + "f" * 61 + "]")
+    assert len(encode_message(longest)) <= 512
+
+
+async def test_no_more_relays_are_joined_than_allowed() -> None:
+    alice = Node("alice", options=RelayClientOptions(links_max=0))
+    async with running(alice):
+        with pytest.raises(RelayUnreachable, match="as many relays"):
+            await alice.client.dial(Endpoint("127.0.0.1", 9, RELAY), BOB)
