@@ -33,13 +33,13 @@ class AdamW:
     def update(self, arrays: Arrays, slot: Slot, gradient: Array, step: int, *, decays: bool) -> Slot:
         """Return the slot after step ``step`` (the first is 1). Biases do not decay."""
         # Factors, not divisors: dividing by a plain number, some engines multiply by its reciprocal on their own.
-        unbias1 = 1.0 / (1.0 - _power(self._beta1, step))
+        size = self._rate * (1.0 / (1.0 - _power(self._beta1, step)))
         unbias2 = 1.0 / (1.0 - _power(self._beta2, step))
         m = exact.storable(arrays, slot.m * self._beta1 + gradient * self._other1)
         v = exact.storable(arrays, slot.v * self._beta2 + gradient * gradient * self._other2)
-        direction = (m * unbias1) / (arrays.sqrt(v * unbias2) + self._epsilon)
-        kept = slot.parameter * self._keep if decays else slot.parameter
-        return Slot(exact.storable(arrays, kept - direction * self._rate), m, v)
+        change = m * size / (arrays.sqrt(v * unbias2) + self._epsilon)
+        kept = slot.parameter * self._keep if decays and self._keep != 1.0 else slot.parameter
+        return Slot(exact.storable(arrays, kept - change), m, v)
 
 
 def _power(base: float, exponent: int) -> float:

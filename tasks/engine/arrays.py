@@ -70,8 +70,8 @@ class Arrays(Protocol):
     def to_integers(self, values: Array) -> Array:
         """Return integral float64 values as an integer array."""
 
-    def round_to_single(self, values: Array) -> Array:
-        """Round to float32, halves to even, and return as float64."""
+    def round_to_single(self, values: Array, smallest: float) -> Array:
+        """Round to float32, halves to even; what is then below ``smallest`` in magnitude is +0. Return float64."""
 
 
 class NumpyArrays:
@@ -136,6 +136,8 @@ class NumpyArrays:
         """See Arrays."""
         return values.astype(np.int64)
 
-    def round_to_single(self, values: Array) -> Array:
+    def round_to_single(self, values: Array, smallest: float) -> Array:
         """See Arrays."""
-        return values.astype(np.float32).astype(np.float64)
+        rounded = values.astype(np.float32)
+        kept = np.where(np.abs(rounded) < np.float32(smallest), np.float32(0), rounded)  # NaN is not below
+        return kept.astype(np.float64)

@@ -125,5 +125,4 @@ def sigmoid(arrays: Arrays, values: Array) -> Array:
 
 def storable(arrays: Arrays, values: Array) -> Array:
     """Round to what a state may hold: float32, no magnitude below 2**-100, no negative zero."""
-    kept = arrays.where(arrays.abs(values) < 2.0**TINY_EXPONENT, 0.0, values)
-    return arrays.round_to_single(kept) + 0.0
+    return arrays.round_to_single(values, 2.0**TINY_EXPONENT)

@@ -96,6 +96,9 @@ class TorchArrays:
         """See Arrays."""
         return values.to(self._torch.int64)
 
-    def round_to_single(self, values: Array) -> Array:
+    def round_to_single(self, values: Array, smallest: float) -> Array:
         """See Arrays."""
-        return values.to(self._torch.float32).to(self._torch.float64)
+        torch = self._torch
+        rounded = values.to(torch.float32)
+        kept = torch.where(torch.abs(rounded) < smallest, torch.zeros_like(rounded), rounded)
+        return kept.to(torch.float64)
