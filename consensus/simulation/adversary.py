@@ -59,12 +59,14 @@ class Adversary:
         match message:
             case Votes(votes):
                 for vote in votes:
-                    self._view = max(self._view, vote.view)
+                    if vote.view <= self._view + 3:  # another faulty seat's may be absurd
+                        self._view = max(self._view, vote.view)
                     if vote.kind != NULLIFY:
                         self._learn(vote.candidate)
             case Proposal(candidate, _, justify, nulls, block):
                 self._learn(candidate)
-                self._view = max(self._view, candidate.view)
+                if candidate.view <= self._view + 3:
+                    self._view = max(self._view, candidate.view)
                 header = decoded.blocks[0][1].header
                 self._headers[candidate.block_hash] = header
                 self._blocks[candidate.block_hash] = block
@@ -213,7 +215,7 @@ class Adversary:
             return
         if rng.random() < 0.15:
             header = block.header._replace(
-                **rng.choice(  # type: ignore[arg-type]
+                **rng.choice(
                     (
                         {"height": block.header.height + 1},
                         {"state_root": bytes(32)},
@@ -230,7 +232,7 @@ class Adversary:
         vote = self._cluster.sign(self._seat, Vote(NOTARIZE, *candidate, self._seat, b""))
         nulls = [
             self._certificates[NULLIFY, skipped]
-            for skipped in range(view - 1, parent_view, -1)
+            for skipped in range(view - 1, max(parent_view, view - 100), -1)
             if (NULLIFY, skipped) in self._certificates
         ]
         self._tell(Proposal(candidate, vote.signature, justify, tuple(nulls[:64]), encode_block(block)), share)

@@ -1,8 +1,9 @@
-"""Scenarios from one number: who is faulty, what the network does, when power fails; then it heals, and must live."""
+"""Scenarios from one number: who is faulty, what the network does, when power fails; then it heals, and lives on."""
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Final, NamedTuple
 
 from consensus.core import Core
@@ -65,7 +66,7 @@ def _plan(rng: random.Random, kind: str) -> _Plan:
 def run_scenario(
     seed: int, *, kind: str | None = None, core_type: type[Core] = Core, guard_type: type[Guard] = Guard
 ) -> Outcome:
-    """Run one scenario. Raises Violation when an invariant breaks or the network does not live on after it healed."""
+    """Run one scenario. Raises Violation when an invariant breaks or the healed network does not live on."""
     rng = random.Random(seed)
     kind = KINDS[rng.randrange(len(KINDS))] if kind is None else kind
     plan = _plan(rng, kind)
@@ -145,7 +146,7 @@ def _partitions(cluster: Cluster, rng: random.Random) -> None:
         choice = rng.random()
         if choice < 0.65:
             sides = tuple(rng.randrange(2) for _ in range(count))
-            cluster.call_at(at_ms, lambda sides=sides, one_way=rng.random() < 0.25: split(sides, one_way))  # type: ignore[misc]
+            cluster.call_at(at_ms, partial(split, sides, rng.random() < 0.25))
         elif choice < 0.75:
             cluster.call_at(at_ms, ring)
         else:
@@ -169,7 +170,7 @@ def _crashes(cluster: Cluster, rng: random.Random, *, is_whole: bool) -> None:
 
     for _ in range(rng.randrange(1, 8)):
         number = rng.randrange(len(cluster.nodes))
-        cluster.call_at(rng.randrange(1, CHAOS_MS), lambda number=number: arm(number))  # type: ignore[misc]
+        cluster.call_at(rng.randrange(1, CHAOS_MS), partial(arm, number))
     if is_whole:
         for _ in range(rng.randrange(1, 4)):
             cluster.call_at(rng.randrange(100, CHAOS_MS), all_at_once)
@@ -178,10 +179,8 @@ def _crashes(cluster: Cluster, rng: random.Random, *, is_whole: bool) -> None:
 def _mempools(cluster: Cluster, rng: random.Random) -> None:
     for node in cluster.nodes:
         for _ in range(4):
-            cluster.call_at(
-                rng.randrange(1, CHAOS_MS),
-                lambda number=node.number, filled=rng.random() < 0.6: cluster.tell_mempool(number, filled),  # type: ignore[misc]
-            )
+            call = partial(cluster.tell_mempool, node.number, rng.random() < 0.6)
+            cluster.call_at(rng.randrange(1, CHAOS_MS), call)
 
 
 def _check_memory(cluster: Cluster) -> None:
