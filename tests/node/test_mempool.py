@@ -202,6 +202,25 @@ def test_a_block_removes_what_it_holds_and_what_it_made_impossible() -> None:
     assert (len(world.pool), world.pool.pending_nonce(BEN)) == (1, 1)
 
 
+def test_an_account_that_moved_before_its_block_was_told_is_followed() -> None:
+    world = World()
+    mine = [wish(ANN, nonce) for nonce in range(3)]
+    for checked in mine:
+        world.pool.add(checked)
+    world.accounts[ANN] = Account(2, RICH)
+    assert refusal_code(world, wish(ANN, 1)) == "nonce_too_low"
+    assert world.pool.add(wish(ANN, 3)).pending
+    assert [checked.transaction.nonce for checked in world.pool.of_sender(ANN)] == [2, 3]
+    assert world.pool.on_block(1, [ANN]) == []
+    assert (len(world.pool), world.pool.queued_count, world.pool.pending_nonce(ANN)) == (2, 0, 4)
+
+
+def refusal_code(world: World, checked: Checked) -> str:
+    with pytest.raises(InvalidTransaction) as error:
+        world.pool.add(checked)
+    return error.value.code
+
+
 def test_what_waits_too_long_leaves() -> None:
     world = World(expiry_heights=3)
     old, young = wish(ANN, 0), wish(ANN, 1)
@@ -284,6 +303,18 @@ class Model(RuleBasedStateMachine):
             del self.inside[key]
         for checked in dropped:
             self.forget(checked)
+
+    @rule(sender=st.sampled_from([ANN, BEN]), how_many=st.integers(1, 3), data=st.data())
+    def block_from_elsewhere(self, sender: bytes, how_many: int, data: st.DataObject) -> None:
+        """Include transactions that the pool never saw, past gaps of its own queue."""
+        nonce = self.world.account(sender).nonce
+        value = data.draw(st.sampled_from([0, RICH // 5]))
+        if self.world.account(sender).balance > RICH * 3 // 4:
+            dropped = self.world.include(*(wish(sender, nonce + i, value=value) for i in range(how_many)))
+            for key in [key for key in self.inside if key[1] < self.world.account(key[0]).nonce]:
+                del self.inside[key]
+            for checked in dropped:
+                self.forget(checked)
 
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
