@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import Lock
-from typing import Final
 
 __all__ = ["Cache"]
-
-_ABSENT: Final = object()
 
 
 class Cache:
@@ -19,9 +16,10 @@ class Cache:
     it read with the ``version`` it saw before; a commit in between makes the offer void, so nothing stale enters.
     """
 
-    __slots__ = ("_limit", "_lock", "old", "version", "young")
+    __slots__ = ("_limit", "_lock", "entries_max", "old", "version", "young")
 
     def __init__(self, entries_max: int) -> None:
+        self.entries_max = entries_max
         self._limit = max(1, entries_max // 2)
         self._lock = Lock()
         self.young: dict[bytes, bytes | None] = {}

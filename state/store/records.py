@@ -18,6 +18,7 @@ FORMAT_VERSION: Final = 1
 # First byte of each database key. Heights are 8 bytes big endian, so that ranges are in their order.
 STATE: Final = b"s"
 NODE: Final = b"n"
+FLUSHED: Final = b"N"
 TIP: Final = b"T"
 FORMAT: Final = b"F"
 HEIGHT: Final = b"h"

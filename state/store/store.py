@@ -6,6 +6,7 @@ each read sees the state before it or after it, never a mixture.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -29,11 +30,13 @@ from state.store.errors import (
     reported,
     typed,
 )
+from state.store.nodes import PARTS, SnapshotNodes, StoredNodes, decode_flushed, encode_flushed
 from state.store.records import (
     ADDRESS,
     BLOCK,
     BLOCK_HASH,
     CERTIFICATE,
+    FLUSHED,
     FORMAT,
     FORMAT_VERSION,
     HEIGHT,
@@ -56,7 +59,7 @@ from state.store.records import (
     height_key,
 )
 from state.trie import Trie, entry_of, prove
-from state.trie.trie import node_hash
+from state.trie.trie import key_hash, node_hash
 
 __all__ = ["StateProof", "Store", "StoreOptions", "StoredReader"]
 
@@ -75,6 +78,10 @@ class StoreOptions:
     """Keep the history of each address."""
     value_cache_entries: int = 400_000
     node_cache_entries: int = 160_000
+    node_period_blocks: int = 64
+    """A changed trie node is written at most so many blocks late; after a crash it is made again."""
+    late_nodes_max: int = 150_000
+    """With more trie nodes to write than that, they are written faster."""
     undo_cache_entries: int = 200_000
     proof_versions_max: int = 4
     """How many earlier heights whose trie a proof needed are kept at hand."""
@@ -102,7 +109,14 @@ class Store:
         self._options = options
         self._history_heights = history_heights
         self._values = Cache(options.value_cache_entries)
-        self.nodes = _Nodes(db, Cache(options.node_cache_entries))
+        self._write_lock = Lock()
+        self.nodes = StoredNodes(
+            db,
+            decode_flushed(db.get(FLUSHED)),
+            cache_entries=options.node_cache_entries,
+            period=min(options.node_period_blocks, history_heights),
+            late_max=options.late_nodes_max,
+        )
         """The finalised trie's nodes, as a NodeReader."""
         self._undos: OrderedDict[int, Undo] = OrderedDict()
         self._undo_entries = 0
@@ -150,10 +164,12 @@ class Store:
         try:
             with reported():
                 tip = cls._check_or_create(db, genesis, chain, chain_hash, changes)
+                store = cls(db, tip, chain.history_heights, options, chain_hash)
+                store._catch_up()
         except BaseException:
             db.close()
             raise
-        return cls(db, tip, chain.history_heights, options, chain_hash)
+        return store
 
     @staticmethod
     def _check_or_create(
@@ -185,8 +201,30 @@ class Store:
             raise StoreDamaged(f"the record of height {tip.height} is not the tip's")
         return tip
 
+    def _catch_up(self) -> None:
+        def changed_keys(height: int) -> list[bytes]:
+            data = self._read(height_key(UNDO, height))
+            if data is None:
+                raise StoreDamaged(f"the undo record of height {height} is absent")
+            return Undo.decode(data).keys
+
+        def entry(key: bytes) -> bytes:
+            value = self._read(STATE + key)
+            return key_hash(key) if value is None else entry_of(key, value)
+
+        self.nodes.catch_up(self.tip.height, changed_keys, key_hash, entry)
+
     def close(self) -> None:
-        """Close the files; later reads raise StoreClosed."""
+        """Write what is late and close the files; later reads raise StoreClosed."""
+        if self._db.closed:
+            return
+        flush = self.nodes.plan_all({})
+        if flush.writes:
+            batch = self._db.write_batch(sync=True)
+            _put_nodes(batch, flush.writes)
+            batch.put(FLUSHED, self.nodes.flushed_after(flush, self.tip.height))
+            with contextlib.suppress(*_LIBRARY_ERRORS):  # the next opening makes it again
+                batch.write()
         self._proof_versions.clear()
         self._db.close()
 
@@ -253,11 +291,9 @@ class Store:
                 delete(STATE + key)
             else:
                 put(STATE + key, value)
-        for path, node in block.nodes.items():
-            if node is None:
-                delete(NODE + path)
-            else:
-                put(NODE + path, node)
+        flush = self.nodes.plan(block.nodes)
+        _put_nodes(batch, flush.writes)
+        put(FLUSHED, self.nodes.flushed_after(flush, height))
         at_height = height.to_bytes(8, "big")
         for index, transaction_hash in enumerate(block.transaction_hashes):
             put(TRANSACTION + transaction_hash, at_height + index.to_bytes(4, "big"))
@@ -280,14 +316,15 @@ class Store:
         if 0 < self._options.block_heights < height:
             delete(height_key(BLOCK, height - self._options.block_heights))
             delete(height_key(RECEIPTS, height - self._options.block_heights))
-        try:
-            batch.write()
-        except _LIBRARY_ERRORS as error:
-            raise typed(error) from None
-        self._values.replace(state)
-        self.nodes.cache.replace(block.nodes)
-        self._keep_undo(height, undo)
-        self.tip = tip
+        with self._write_lock:
+            try:
+                batch.write()
+            except _LIBRARY_ERRORS as error:
+                raise typed(error) from None
+            self._values.replace(state)
+            self.nodes.written(block.nodes, flush, height)
+            self._keep_undo(height, undo)
+            self.tip = tip
         for stale in [kept for kept in tuple(self._proof_versions) if kept < self.oldest_state]:
             self._proof_versions.pop(stale, None)
 
@@ -330,9 +367,11 @@ class Store:
             return StateProof(height, trie.root, key, reader.get(key), prove(trie, key))
 
     def _trie_at(self, height: int) -> Trie:
-        snapshot, tip = self._snapshot()
+        with self._write_lock:
+            snapshot, tip = self._snapshot()
+            late = self.nodes.late_nodes()
         undos = self._undos_above(snapshot, tip, height)
-        trie = Trie(tip.state_root, _Nodes(snapshot, None))
+        trie = Trie(tip.state_root, SnapshotNodes(snapshot, late))
         if not undos:
             return trie
         back: dict[bytes, bytes | None] = {}
@@ -452,7 +491,9 @@ class Store:
         For an operator who doubts a disk: reads everything; takes some 200 bytes of memory for each key.
         ``progress`` is called with the number of entries read. Raises StoreDamaged.
         """
-        snapshot, tip = self._snapshot()
+        with self._write_lock:
+            snapshot, tip = self._snapshot()
+            late = self.nodes.late_nodes()
         entries: list[bytes] = []
         with reported():
             for key, value in _entries(snapshot, STATE):
@@ -464,13 +505,15 @@ class Store:
                 raise StoreDamaged(
                     f"height {tip.height} has root {tip.state_root.hex()}, its state {fresh.root.hex()}"
                 )
-            stored = 0
+            left = fresh.nodes
             for path, node in _entries(snapshot, NODE):
-                if fresh.nodes.get(path) != node:
+                if path not in late:
+                    late[path] = node
+            for path, late_node in late.items():
+                if left.pop(path, None) != late_node:
                     raise StoreDamaged(f"the trie's node at '{path.decode(errors='replace')}' is not the state's")
-                stored += 1
-            if stored != len(fresh.nodes):
-                raise StoreDamaged(f"{len(fresh.nodes) - stored} nodes of the trie are absent")
+            if left:
+                raise StoreDamaged(f"{len(left)} nodes of the trie are absent")
         return len(entries)
 
 
@@ -510,33 +553,13 @@ class StoredReader:
         return sorted(merged.items())[:limit]
 
 
-class _Nodes:
-    """Trie nodes of the database or of a snapshot of it."""
-
-    __slots__ = ("_source", "cache")
-
-    def __init__(self, source: Any, cache: Cache | None) -> None:
-        self._source = source
-        self.cache = cache if cache is not None else Cache(1)
-
-    def get(self, path: bytes) -> bytes | None:
-        """Return the node at ``path``, or None."""
-        cache = self.cache
-        try:
-            return cache.young[path]
-        except KeyError:
-            pass
-        version = cache.version
-        node: bytes | None
-        try:
-            node = cache.old[path]
-        except KeyError:
-            try:
-                node = self._source.get(NODE + path, verify_checksums=True)
-            except _LIBRARY_ERRORS as error:
-                raise typed(error) from None
-        cache.offer(path, node, version)
-        return node
+def _put_nodes(batch: Any, nodes: Mapping[bytes, bytes | None]) -> None:
+    put, delete = batch.put, batch.delete
+    for path, node in nodes.items():
+        if node is None:
+            delete(NODE + path)
+        else:
+            put(NODE + path, node)
 
 
 def _create(
@@ -560,6 +583,7 @@ def _create(
     record = encode_tip(tip)
     with db.write_batch(sync=True) as batch:
         batch.put(height_key(HEIGHT, 0), record)
+        batch.put(FLUSHED, encode_flushed(dict.fromkeys(PARTS, 0)))
         batch.put(TIP, record)
     return tip
 

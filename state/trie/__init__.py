@@ -12,6 +12,7 @@ from state.trie.trie import (
     TrieUpdate,
     entry_of,
     root_of_entries,
+    update_below,
 )
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "entry_of",
     "prove",
     "root_of_entries",
+    "update_below",
     "verify_proof",
 ]

@@ -34,6 +34,7 @@ __all__ = [
     "TrieUpdate",
     "entry_of",
     "root_of_entries",
+    "update_below",
 ]
 
 EMPTY_ROOT: Final = ZERO_HASH
@@ -257,6 +258,21 @@ def root_of_entries(entries: Iterable[bytes]) -> bytes:
     """Return the root over ``entries`` (see ``entry_of``), computed from nothing, keeping no node."""
     batch = _Batch(NO_NODES, keep=False)
     return batch.build(b"", 0, sorted(entries))
+
+
+def update_below(nodes: NodeReader, path: bytes, items: list[bytes]) -> dict[bytes, bytes | None]:
+    """Apply ``items`` (see ``Trie.update_entries``) to the subtree at ``path`` alone; return its changed nodes.
+
+    All of ``items`` must lie below ``path``, and what lies below it must be the same map before and after in any
+    trie that holds it, so that the node at ``path`` may be whatever its content makes it.
+    """
+    batch = _Batch(nodes)
+    top = nodes.get(path)
+    if top is not None and is_inner(top):
+        batch.change_inner(path, len(path), top, count_of(top), items, 0, len(items))
+    else:
+        batch.change_bucket(path, len(path), top or _BUCKET_TAG, items)
+    return batch.nodes
 
 
 class _Batch:
