@@ -107,8 +107,11 @@ def decode_body(
 ) -> Body:
     """Decode the raw transactions of a block; ``known`` finds those whose signature was checked before.
 
-    Raises BodyInvalid.
+    Raises BodyInvalid, and InvalidBlock when the body is above the limits of a block, before any is decoded.
     """
+    chain = runtime.chain
+    if len(transactions) > chain.transactions_max or sum(map(len, transactions)) > chain.body_bytes_max:
+        raise InvalidBlock(f"a body of {len(transactions)} transactions, {sum(map(len, transactions))} bytes")
     decoded: list[Transaction] = []
     found: dict[int, Checked] = {}
     for index, raw in enumerate(transactions):

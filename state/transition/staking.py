@@ -204,8 +204,16 @@ def save_committee(state: Overlay, epoch: int, members: tuple[Member, ...]) -> N
 
 
 def load_committee(state: Reader, epoch: int) -> tuple[Member, ...]:
-    """Return the committee of ``epoch`` in the order of its seats; empty when the state does not know it."""
-    data = state.get(_COMMITTEE + epoch.to_bytes(4, "big"))
+    """Return the committee of ``epoch`` in the order of its seats.
+
+    An epoch for which none was written has that of the epoch before it.
+    """
+    key = _COMMITTEE + epoch.to_bytes(4, "big")
+    data = state.get(key)
+    if data is None:
+        start = _COMMITTEE
+        while page := state.scan(start, key, _PAGE):
+            data, start = page[-1][1], page[-1][0] + b"\0"
     if data is None:
         return ()
     return tuple(Member(*member) for member in decode(data, limit_bytes=COMMITTEE_LIMIT_BYTES))

@@ -154,7 +154,6 @@ HEADER_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"genesis_hash": b"g" * 32}, "invalid_block"),
     ({"height": 2}, "invalid_block"),
     ({"proposer_seat": 2}, "invalid_block"),
-    ({"epoch": 1}, "invalid_block"),
     ({"parent_hash": b"p" * 32}, "block_unknown"),
     ({"time_ms": START_MS}, "block_time_wrong"),
     ({"time_ms": START_MS + 2_002}, "block_time_wrong"),
@@ -223,6 +222,13 @@ def test_a_wrong_body_is_refused_with_the_reason(node: Node) -> None:
             node.receive(forged(node, lambda raws=raws: raws))  # type: ignore[misc]
         assert (error.value.code, getattr(error.value, "reason", None)) == ("block_body_invalid", reason)
     assert node.chain.tip.height == 0
+
+
+def test_a_body_above_the_limits_is_not_even_decoded(node: Node) -> None:
+    for raws in ((b"\0",) * 7_001, (bytes(2**20), b"\0")):
+        with pytest.raises(InvalidBlock) as error:
+            decode_body(node.runtime, raws)
+        assert error.value.code == "invalid_block"
 
 
 def test_known_transactions_are_not_recovered_again(node: Node) -> None:

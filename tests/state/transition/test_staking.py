@@ -26,11 +26,13 @@ from state.transition.staking import (
     list_stakes,
     load_committee,
     load_stake,
+    save_committee,
     stake_payload,
     unbondings_of,
     unstake_payload,
     vote_key_owner,
 )
+from state.view import EMPTY, Overlay
 from state.view.accounts import balance_of
 from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, Ledger, genesis, signed
 
@@ -156,7 +158,11 @@ def test_the_first_committee_is_that_of_the_genesis(ledger: Ledger) -> None:
     assert load_committee(ledger.state, 0) == tuple(
         Member(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS
     )
-    assert load_committee(ledger.state, 1) == ()
+    assert load_committee(ledger.state, 7) == load_committee(ledger.state, 0)
+    changed = Overlay(ledger.state)
+    save_committee(changed, 5, (Member(ALICE.address, VOTE.vote_key, 1),))
+    assert [len(load_committee(changed, epoch)) for epoch in (0, 4, 5, 6, 2**32 - 1)] == [2, 2, 1, 1, 1]
+    assert load_committee(Overlay(EMPTY), 0) == ()
 
 
 def test_the_largest_stakes_make_the_committee(ledger: Ledger) -> None:
