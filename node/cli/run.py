@@ -1,0 +1,40 @@
+"""``dekube node``: run a node, look into its home."""
+
+from __future__ import annotations
+
+import click
+
+from node.cli.options import home_option
+from node.home import Home
+
+__all__ = ["node"]
+
+
+@click.group()
+def node() -> None:
+    """Run a node, or check what it keeps."""
+
+
+@node.command()
+@home_option
+def run(home: Home) -> None:
+    """Run the node in --home until SIGTERM or Ctrl-C."""
+    from node.logs import configure_logs
+    from node.service import run_node
+
+    configure_logs(home.load_options().log)
+    run_node(home, lambda: str(click.prompt("Passphrase", hide_input=True, err=True)))
+
+
+@node.command()
+@home_option
+def verify(home: Home) -> None:
+    """Recompute the state root of a stopped node's database and check each trie node."""
+    from node.runtime import make_runtime
+    from state.store import Store
+
+    genesis = home.load_genesis()
+    runtime = make_runtime(genesis)
+    with Store.open(home.chain, genesis, runtime.genesis_changes) as store:
+        keys = store.verify(lambda count: click.echo(f"\r{count:,} entries", nl=False, err=True))
+        click.echo(f"height {store.tip.height}: {keys:,} keys, root 0x{store.tip.state_root.hex()} is theirs")

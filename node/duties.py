@@ -1,0 +1,465 @@
+"""What the chain asks of this node as a worker and as a verifier, done as it is asked.
+
+The chain is the queue: each new head is read for duties, and whatever is not done yet is started, so a restart,
+a lost transaction or a failed fetch needs no other memory than the journal of the executor and the few files
+written here before anything is promised on chain.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from node.config import NodeOptions
+from node.home import Home
+from node.ledger import NodeLedger
+from node.machine import describe_machine, measure_score
+from node.wallet import TransactionFailed, TransactionLost, Wallet
+from p2p.service import Network
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError, DekubeError, InvalidTransaction, ProtocolError
+from state.primitives.genesis import read_parameters
+from state.primitives.hashing import HASH_BYTES, digest
+from tasks.datasets import Dataset
+from tasks.errors import TaskUnknown
+from tasks.executor.results import Verdict, WindowResult, make_leaves, make_window_proof, segment_salts
+from tasks.executor.service import Executor, ExecutorOptions
+from tasks.executor.supervisor import ProcessOptions
+from tasks.lifecycle import ENDED, Reason
+from tasks.parameters import TaskParameters
+from tasks.proofs import (
+    Finding,
+    SegmentLeaf,
+    check_leaves,
+    decode_leaves,
+    encode_leaves,
+    findings_from_value,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    verdict_seal,
+    window_proof_to_value,
+)
+from tasks.queries import Action, CheckDuty, WorkDuty, verification_duties, work_duties
+from tasks.records import WindowRecord, load_spec, load_task, load_window
+from tasks.registry import NodeProfile, load_node, profile_to_value
+from tasks.spec import JobSpec
+from tasks.transitions import (
+    ACCEPT_TASK,
+    GIVE_UP_TASK,
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    START_TASK,
+    SUBMIT_WINDOW,
+    UPDATE_NODE,
+    node_payload,
+)
+
+__all__ = ["Duties"]
+
+_log = structlog.get_logger("duties")
+
+RETRY_S: Final = 5.0
+"""Pause before a duty that failed is tried again."""
+FETCH_TIMEOUT_S: Final = 60.0
+FETCH_TRIES_MAX: Final = 3
+RECORD_LIMIT_BYTES: Final = 256 * 1024
+DATASETS_HELD_MAX: Final = 2
+"""Data sets kept decoded in memory."""
+MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
+"""Refusals that say that the chain needs nothing of us any more."""
+
+
+class InputUnavailable(DekubeError):
+    """A blob that a duty needs could not be fetched from anybody, or is not what its root says."""
+
+    code = "input_unavailable"
+
+
+class _Abandoned(Exception):
+    pass
+
+
+class Duties:
+    """The node's work for the market."""
+
+    def __init__(
+        self, ledger: NodeLedger, wallet: Wallet, network: Network, options: NodeOptions, *, home: Home,
+        secret: bytes, is_synced: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._ledger = ledger
+        self._wallet = wallet
+        self._network = network
+        self._options = options
+        self._secret = digest(b"duty-secret", secret)
+        self._is_synced = is_synced
+        self._parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
+        engine = "numpy" if options.executor.engine == "auto" else options.executor.engine
+        self._executor = Executor(
+            ExecutorOptions(
+                process=ProcessOptions(engine=engine),
+                jobs_max=options.executor.jobs_max,
+                verifications_max=options.executor.verifications_max,
+            ),
+            home.jobs,
+        )
+        self._promises = home.jobs.parent / "promises"
+        self._running: set[Hashable] = set()
+        self._rests: dict[Hashable, float] = {}
+        self._known_tasks: set[bytes] = set()
+        self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
+
+    @property
+    def address(self) -> bytes:
+        """The node's account."""
+        return self._wallet.address
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs that run now, for people."""
+        return [
+            {
+                "task": task.hex(),
+                "step": s.step,
+                "total_steps": s.total_steps,
+                "starts": s.starts,
+                "device": s.device,
+            }
+            for task, s in self._executor.status.items()
+        ]
+
+    async def run(self) -> None:
+        """Do what is asked until cancelled."""
+        if not {"compute", "verify"} & set(self._options.roles):
+            return
+        self._promises.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._known_tasks = {entry.task for entry in await self._executor.unfinished()}
+        profile = None
+        if self._options.registry.auto_register:
+            score = await trio.to_thread.run_sync(measure_score)
+            profile = await trio.to_thread.run_sync(describe_machine, self.address, self._options, score)
+        async with trio.open_nursery() as nursery:
+            height = -1
+            while True:
+                height = (await self._ledger.wait_head(height)).height
+                if not self._is_synced():
+                    continue
+                if profile is not None:
+                    self._start(nursery, "register", self._register, profile)
+                self._look(nursery)
+
+    # Finding work
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        state = self._ledger.store
+        for duty in work_duties(state, self.address, self._parameters):
+            if duty.action is Action.OPEN:
+                self._start(nursery, ("open", duty.task, duty.window), self._open, duty)
+            else:
+                self._start(nursery, ("work", duty.task), self._work, duty.task)
+        for check in verification_duties(state, self.address):
+            key = (check.action, check.task, check.window, check.is_jury)
+            self._start(nursery, key, self._seal if check.action is Action.SEAL else self._reveal, check)
+        for task in list(self._known_tasks):
+            self._start_forgetting(nursery, task)
+
+    def _start(self, nursery: trio.Nursery, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        if key in self._running or self._rests.get(key, 0.0) > trio.current_time():
+            return
+        self._running.add(key)
+        nursery.start_soon(self._guarded, key, function, *arguments)
+
+    async def _guarded(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        """Do a duty; what fails for a reason outside this node is tried again, for the duty stays on chain."""
+        try:
+            await function(*arguments)
+            self._rests.pop(key, None)
+        except _Abandoned:
+            _log.info("the chain moved on", duty=str(key))
+        except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
+            level = _log.info if error.code in MOVED_ON else _log.warning
+            level("a transaction of a duty was refused", duty=str(key), code=error.code)
+            self._rests[key] = trio.current_time() + RETRY_S
+        except DekubeError as error:
+            _log.warning("a duty failed and is tried again", duty=str(key), code=error.code, error=str(error))
+            self._rests[key] = trio.current_time() + RETRY_S
+        finally:
+            self._running.discard(key)
+
+    # The registry
+
+    async def _register(self, profile: NodeProfile) -> None:
+        node = load_node(self._ledger.store, self.address)
+        bond = max(self._options.registry.stake, self._parameters.node_bond_min)
+        if node is None:
+            await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
+            _log.info("registered", bond=bond, score=profile.score)
+            return
+        # The score is measured anew at each start and never twice the same: it is no reason to write.
+        same = node.profile._replace(score=profile.score) == profile
+        seen_ms = self._ledger.head().time_ms - node.seen_ms
+        if not same or seen_ms > self._parameters.registration_valid_ms // 2:
+            await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
+            _log.info("registration renewed")
+
+    # The worker
+
+    def _work_duty(self, task: bytes) -> WorkDuty | None:
+        for duty in work_duties(self._ledger.store, self.address, self._parameters):
+            if duty.task == task and duty.action is not Action.OPEN:
+                return duty
+        return None
+
+    async def _work(self, task: bytes) -> None:
+        spec = load_spec(self._ledger.store, task)
+        while (duty := self._work_duty(task)) is not None:
+            match duty.action:
+                case Action.ACCEPT:
+                    await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
+                    _log.info("accepted", task=task)
+                case Action.START:
+                    try:
+                        await self._dataset(spec, self._peers())
+                    except InputUnavailable:
+                        await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.INPUT_UNAVAILABLE)])
+                        raise
+                    await self._wallet.send(START_TASK, [task, self._machine()])
+                    _log.info("started", task=task)
+                case Action.COMPUTE:
+                    await self._compute(task, spec, duty)
+                    return
+                case _:
+                    return
+
+    def _machine(self) -> bytes:
+        node = load_node(self._ledger.store, self.address)
+        return digest(b"machine", encode(profile_to_value(node.profile)) if node is not None else b"")
+
+    async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        dataset = await self._dataset(spec, self._peers())
+        start: bytes | None = None
+        if duty.window and task not in self._known_tasks:
+            start = await self._fetch(duty.state_blob, self._peers())
+        self._known_tasks.add(task)
+        outcome: list[BaseException | None] = [None]
+
+        async def hand_on(result: WindowResult) -> None:
+            try:
+                await self._submit_window(task, spec, result)
+            except _Abandoned as stop:
+                outcome[0] = stop
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+
+        with trio.CancelScope() as scope:
+            done = await self._executor.run_task(task, spec, dataset, hand_on, start=start)
+            _log.info("job done", task=task, steps=done.steps, right=done.accuracy[0], samples=done.accuracy[1])
+        if outcome[0] is not None:
+            raise _Abandoned
+
+    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
+        """Publish a window's blobs, keep what opening it will need, and put its proof on chain."""
+        blobs = self._network.blobs
+        assert blobs is not None
+        salts = segment_salts(self._secret, task, result.window, len(result.segments))
+        contents = (*result.states, result.output)
+        names = [await trio.to_thread.run_sync(blobs.add, content) for content in contents]
+        leaves = make_leaves(result, salts, names[:-1])
+        leaves_blob = await trio.to_thread.run_sync(blobs.add, encode_leaves(leaves))
+        for name in (*names, leaves_blob):
+            blobs.pin(name)
+        probes = encode([segment.probe_root for segment in result.segments])
+        await trio.to_thread.run_sync(_write, self._promise(b"window", task, result.window), probes)
+        proof = make_window_proof(task, result, leaves, leaves_blob=leaves_blob, output_blob=names[-1])
+        height = -1
+        while True:
+            height = (await self._ledger.wait_head(height)).height
+            duty = self._work_duty(task)
+            if duty is None or duty.action is not Action.COMPUTE:
+                raise _Abandoned
+            if duty.window > result.window:
+                return  # an earlier run of this node has submitted it
+            if not duty.blocked and duty.window == result.window:
+                break
+        await self._wallet.send(SUBMIT_WINDOW, [window_proof_to_value(proof)])
+        _log.info(
+            "window proved", task=task, window=result.window, gpu_ms=result.meter.gpu_ms, device=result.device
+        )
+
+    async def _open(self, duty: WorkDuty) -> None:
+        blobs = self._network.blobs
+        assert blobs is not None
+        leaves = decode_leaves(await trio.to_thread.run_sync(blobs.read, duty.state_blob))
+        probes = _read_hashes(self._promise(b"window", duty.task, duty.window))
+        salts = segment_salts(self._secret, duty.task, duty.window, len(leaves))
+        openings = [make_opening(leaves, i, probes[i], salts[i]) for i in duty.segments]
+        await self._wallet.send(OPEN_WINDOW, [duty.task, duty.window, [opening_to_value(o) for o in openings]])
+        _log.info("window opened", task=duty.task, window=duty.window)
+
+    # The verifier
+
+    async def _seal(self, duty: CheckDuty) -> None:
+        findings = await self._find(duty)
+        await trio.to_thread.run_sync(
+            _write,
+            self._promise(b"verdict", duty.task, duty.window, duty.is_jury),
+            encode(findings_to_value(findings)),
+        )
+        seal = verdict_seal(duty.task, duty.window, self.address, findings, self._nonce(duty))
+        await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
+        _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
+
+    async def _reveal(self, duty: CheckDuty) -> None:
+        path = self._promise(b"verdict", duty.task, duty.window, duty.is_jury)
+        findings = findings_from_value(decode(path.read_bytes(), limit_bytes=RECORD_LIMIT_BYTES))
+        await self._wallet.send(
+            REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), self._nonce(duty)]
+        )
+        path.unlink(missing_ok=True)
+        _log.info("verdict revealed", task=duty.task, window=duty.window)
+
+    async def _find(self, duty: CheckDuty) -> tuple[Finding, ...]:
+        """Re-run the drawn segments; what cannot be fetched from anybody is a finding too."""
+        spec = load_spec(self._ledger.store, duty.task)
+        window = load_window(self._ledger.store, duty.task, duty.window)
+        sources = self._peers(window.worker)
+        try:
+            leaves = await self._leaves(spec, window, sources)
+            dataset = await self._dataset(spec, sources)
+        except InputUnavailable as error:
+            return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)
+        found = []
+        for segment in duty.segments:
+            try:
+                state = await self._fetch(leaves[segment].state_blob, sources)
+            except InputUnavailable as error:
+                verdict = Verdict.unavailable(segment, str(error))
+            else:
+                verdict = await self._executor.verify_segment(spec, dataset, leaves[segment], state)
+            if not verdict.ok:
+                _log.warning(
+                    "a segment does not agree", task=duty.task, window=duty.window, segment=segment,
+                    code=verdict.code.name, mismatches=list(verdict.mismatches),
+                )  # fmt: skip
+            found.append(verdict.finding)
+        return tuple(found)
+
+    async def _leaves(
+        self, spec: JobSpec, window: WindowRecord, sources: Sequence[bytes]
+    ) -> tuple[SegmentLeaf, ...]:
+        data = await self._fetch(window.proof.leaves_blob, sources)
+        try:
+            leaves = decode_leaves(data)
+            check_leaves(spec, window.proof, leaves)
+        except ProtocolError as error:
+            raise InputUnavailable(f"leaves: {error}") from None
+        return leaves
+
+    def _nonce(self, duty: CheckDuty) -> bytes:
+        """Return the nonce of a seal: derived, so that a restarted verifier can still reveal."""
+        value = encode([duty.task, duty.window, int(duty.is_jury)])
+        return digest(b"verdict-nonce", self._secret + value)
+
+    # Inputs
+
+    def _peers(self, first: bytes = b"") -> list[bytes]:
+        """Return whom to ask for a blob: the one that made it, then whoever is connected."""
+        connected = [peer.address for peer in self._network.peers()]
+        return list(dict.fromkeys([*([first] if first and first != self.address else []), *connected]))
+
+    async def _dataset(self, spec: JobSpec, sources: Sequence[bytes]) -> bytes:
+        """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
+        known = self._datasets.get(spec.dataset.blob)
+        if known is not None and known[0] == spec.dataset.root:
+            return known[1]
+        data = await self._fetch(spec.dataset.blob, sources)
+        try:
+            root = await trio.to_thread.run_sync(lambda: Dataset.decode(data).root())
+        except DekubeError as error:
+            raise InputUnavailable(f"data set: {error}") from None
+        if root != spec.dataset.root:
+            raise InputUnavailable("the data set is not the one of its root")
+        while len(self._datasets) >= DATASETS_HELD_MAX:
+            self._datasets.pop(next(iter(self._datasets)))
+        self._datasets[spec.dataset.blob] = (root, data)
+        return data
+
+    async def _fetch(self, name: bytes, sources: Sequence[bytes]) -> bytes:
+        """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
+        blobs = self._network.blobs
+        assert blobs is not None
+        error: DekubeError | None = None
+        for _ in range(FETCH_TRIES_MAX):
+            try:
+                if not blobs.is_complete(name):
+                    with trio.move_on_after(FETCH_TIMEOUT_S):
+                        await self._network.fetch_blob(name, sources)
+                if blobs.is_complete(name):
+                    return await trio.to_thread.run_sync(blobs.read, name)
+            except DekubeError as failure:
+                error = failure
+            await trio.sleep(RETRY_S / FETCH_TRIES_MAX)
+        raise InputUnavailable(f"blob {name.hex()}: {error}")
+
+    # What outlives a restart
+
+    def _promise(self, kind: bytes, task: bytes, window: int, is_jury: bool = False) -> Path:
+        return self._promises / f"{task.hex()}-{window}-{kind.decode()}{'-jury' if is_jury else ''}"
+
+    def _start_forgetting(self, nursery: trio.Nursery, task: bytes) -> None:
+        try:
+            ended = load_task(self._ledger.store, task).phase in ENDED
+        except TaskUnknown:
+            ended = True  # of a state that never became final
+        if ended and ("work", task) not in self._running:
+            self._start(nursery, ("forget", task), self._forget, task)
+
+    async def _forget(self, task: bytes) -> None:
+        """Drop the journal and the promises of a task that has ended; its blobs become ordinary, prunable ones."""
+        blobs = self._network.blobs
+        assert blobs is not None
+        await self._executor.forget(task)
+        for path in self._promises.glob(f"{task.hex()}-*"):
+            path.unlink(missing_ok=True)
+        self._known_tasks.discard(task)
+        try:
+            record = load_task(self._ledger.store, task)
+            for number in range(record.next_window):
+                proof = load_window(self._ledger.store, task, number).proof
+                blobs.unpin(proof.leaves_blob)
+        except DekubeError:
+            pass
+        _log.info("task ended", task=task)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole and durably."""
+    temporary = path.with_suffix(".new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _read_hashes(path: Path) -> list[bytes]:
+    try:
+        match decode(path.read_bytes(), limit_bytes=RECORD_LIMIT_BYTES):
+            case list(items) if all(type(item) is bytes and len(item) == HASH_BYTES for item in items):
+                return items
+            case _:
+                raise DecodeError("not a list of hashes")
+    except (OSError, DecodeError) as error:
+        raise InputUnavailable(f"{path.name}: {error}") from None

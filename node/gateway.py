@@ -1,0 +1,67 @@
+"""Keeps the RPC gateway process: starts it, and starts it again when it ends (docs/operations.md)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from node.children import Child
+from node.config import RpcOptions, parse_host_port
+from rpc.gateway import GatewayOptions, gateway_command, options_to_json
+
+__all__ = ["keep_gateway"]
+
+_log = structlog.get_logger("gateway")
+
+STEADY_S: Final = 60.0
+"""A gateway that ran for so long is started again at once; one that ended sooner waits."""
+DELAY_S_MIN: Final = 0.5
+DELAY_S_MAX: Final = 30.0
+STOP_GRACE_S: Final = 5.0
+
+
+async def keep_gateway(options: RpcOptions, node_socket: Path, log_level: str) -> None:
+    """Run the gateway until cancelled.
+
+    It holds no state, so its death loses connections and nothing else: the node goes on and starts another.
+    """
+    host, port = parse_host_port(options.listen)
+    document = options_to_json(
+        GatewayOptions(
+            socket=str(node_socket),
+            host=host,
+            port=port,
+            cors=options.cors,
+            hosts=options.hosts,
+            log_level=log_level,
+        )
+    )
+    delay_s = DELAY_S_MIN
+    while True:
+        started = trio.current_time()
+        child = _start(document)
+        try:
+            status = await child.wait()
+        finally:
+            await child.stop(STOP_GRACE_S)
+        ran_s = trio.current_time() - started
+        delay_s = DELAY_S_MIN if ran_s > STEADY_S else min(2 * delay_s, DELAY_S_MAX)
+        _log.error(
+            "the rpc gateway ended and is started again", status=status, ran_s=round(ran_s), delay_s=delay_s
+        )
+        await trio.sleep(delay_s)
+
+
+def _start(document: str) -> Child:
+    handle = os.memfd_create(f"gateway-{time.monotonic_ns()}")
+    try:
+        os.write(handle, document.encode())
+        os.lseek(handle, 0, os.SEEK_SET)
+        return Child(gateway_command(handle), pass_fds=(handle,))
+    finally:
+        os.close(handle)

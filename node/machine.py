@@ -1,0 +1,108 @@
+"""What this machine has and how fast it is, for its entry in the registry.
+
+``python -m node.machine`` prints the score: it runs in a process of its own, so that the node never loads NumPy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from node.config import NodeOptions
+from tasks.registry import Gpu, NodeProfile, NodeRole
+
+__all__ = ["describe_machine", "measure_score"]
+
+SCORE_S: Final = 0.5
+SCORE_STEPS: Final = 5
+SCORE_MILLI: Final = 1000
+PROBE_TIMEOUT_S: Final = 60
+REFERENCE_WIDTHS: Final = (64, 256, 128, 10)
+
+
+def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodeProfile:
+    """Return the profile of this machine; blocks for a moment where it asks the driver for its cards."""
+    roles = NodeRole(0)
+    if "compute" in options.roles:
+        roles |= NodeRole.COMPUTE
+    if "verify" in options.roles:
+        roles |= NodeRole.VERIFY
+    return NodeProfile(
+        operator=address,
+        roles=roles,
+        gpus=_gpus() if "compute" in options.roles else (),
+        cores=len(os.sched_getaffinity(0)),
+        memory_mib=_memory_mib(),
+        pcie_lanes=0,
+        price_per_gpu_s=options.registry.price_per_gpu_s,
+        score=score,
+        slots=options.executor.jobs_max,
+        notice_ms=0,
+        endpoints=options.p2p.advertise,
+        version=version("dekube-node"),
+    )
+
+
+def measure_score() -> int:
+    """Return the speed of this machine in steps of the reference job a second, times 1000; 0 if unknown."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "node.machine"], capture_output=True, timeout=PROBE_TIMEOUT_S, check=True
+        )
+        return int(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True,
+        )  # fmt: skip
+        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
+        return tuple(Gpu(name.strip(), int(memory)) for name, memory in rows)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+
+
+def _memory_mib() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def _score() -> int:
+    from tasks.datasets import Dataset
+    from tasks.engine.arrays import NumpyArrays
+    from tasks.engine.plan import TrainingPlan
+    from tasks.engine.training import Trainer, initial_state
+
+    rows, columns = 256, REFERENCE_WIDTHS[0]
+    features = bytes((7 * i) % 17 for i in range(rows * columns))
+    labels = bytes(i % REFERENCE_WIDTHS[-1] for i in range(rows))
+    dataset = Dataset("score", rows, columns, REFERENCE_WIDTHS[-1], 4, rows, features, labels)
+    plan = TrainingPlan(
+        widths=REFERENCE_WIDTHS, activation="relu", batch=64, seed=bytes(32), learning_rate_nano=1_000_000,
+        beta1_nano=900_000_000, beta2_nano=999_000_000, epsilon_nano=10, weight_decay_nano=0,
+    )  # fmt: skip
+    trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
+    trainer.run_segment(SCORE_STEPS)
+    steps, started = 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < SCORE_S:
+        trainer.run_segment(SCORE_STEPS)
+        steps += SCORE_STEPS
+    return int(SCORE_MILLI * steps / passed)
+
+
+if __name__ == "__main__":
+    print(_score())

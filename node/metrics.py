@@ -1,0 +1,159 @@
+"""Prometheus metrics of a node: the names of SDBFT.md 6 and the node's own; /healthz and /readyz beside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import trio
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+
+from state.primitives.errors import ConfigError
+
+if TYPE_CHECKING:
+    from node.service import Node
+
+__all__ = ["NodeMetrics", "serve_metrics"]
+
+FAST_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+ROUND_BUCKETS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+REQUEST_TIMEOUT_S: Final = 5
+
+
+class NodeMetrics:
+    """The registry and everything in it; the consensus service sets the ``sdbft_`` ones."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.epoch = Gauge("sdbft_epoch", "Epoch of the committee", registry=r)
+        self.view = Gauge("sdbft_view", "Current view", registry=r)
+        self.finalized_height = Gauge("sdbft_finalized_height", "Height of the newest final block", registry=r)
+        self.finalized_view_lag = Gauge("sdbft_finalized_view_lag", "Views since the last final one", registry=r)
+        self.backoff_exponent = Gauge("sdbft_backoff_exponent", "Exponent of the time-outs' back-off", registry=r)
+        self.notarization_latency = Histogram(
+            "sdbft_notarization_latency_seconds", "Entering a view to its NOTARIZE certificate",
+            buckets=ROUND_BUCKETS, registry=r,
+        )  # fmt: skip
+        self.finalization_latency = Histogram(
+            "sdbft_finalization_latency_seconds", "Entering a view to its FINALIZE certificate",
+            buckets=ROUND_BUCKETS, registry=r,
+        )  # fmt: skip
+        self.proposal_build = Histogram(
+            "sdbft_proposal_build_seconds", "Building an own block", buckets=FAST_BUCKETS, registry=r
+        )
+        self.block_execute = Histogram(
+            "sdbft_block_execute_seconds",
+            "Executing a block, its trie update included",
+            buckets=FAST_BUCKETS,
+            registry=r,
+        )
+        self.guard_fsync = Histogram(
+            "sdbft_vote_guard_fsync_seconds",
+            "Making a vote durable before it leaves",
+            buckets=FAST_BUCKETS,
+            registry=r,
+        )
+        self.view_timeouts = Counter(
+            "sdbft_view_timeouts", "Views this seat voted to skip, by reason", ["reason"], registry=r
+        )
+        self.nullifications = Counter("sdbft_nullifications", "Views that were skipped", ["leader"], registry=r)
+        self.votes = Counter("sdbft_votes", "Votes received", ["kind", "result"], registry=r)
+        self.seat_last_vote_view = Gauge(
+            "sdbft_seat_last_vote_view", "Newest view a seat has voted in", ["seat"], registry=r
+        )
+        self.equivocations = Counter("sdbft_equivocations", "Equivocations found", ["type"], registry=r)
+        self.guard_refusals = Counter("sdbft_guard_refusals", "Votes the guard refused", ["rule"], registry=r)
+        self.certificates = Counter(
+            "sdbft_certificates", "Certificates formed or taken", ["kind", "source"], registry=r
+        )
+        self.retransmits = Counter("sdbft_retransmits", "Retransmissions", registry=r)
+        self.blocksync_lag = Gauge(
+            "sdbft_blocksync_lag_blocks", "Blocks behind the best certified height", registry=r
+        )
+        self.state_divergence = Gauge(
+            "sdbft_state_divergence",
+            "1 when a certified block led to another state here: page at once",
+            registry=r,
+        )
+        self._node: Node | None = None
+        r.register(self)
+
+    def watch(self, node: Node) -> None:
+        """Take the node's own numbers at each scrape."""
+        self._node = node
+
+    def collect(self) -> Iterable[Any]:
+        """Return the numbers that are read rather than counted."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        node = self._node
+        if node is None:
+            return
+        head = node.ledger.head()
+        for name, text, value in (
+            ("dekube_block_height", "Height of the newest final block", head.height),
+            ("dekube_block_time_seconds", "Chain time of the newest final block", head.time_ms / 1000),
+            ("dekube_base_fee", "Base fee of the next block", head.base_fee_next),
+            ("dekube_mempool_transactions", "Transactions in the mempool", len(node.ledger.mempool)),
+            ("dekube_mempool_bytes", "Bytes of the mempool", node.ledger.mempool.size_bytes),
+            ("dekube_peers", "Connected peers", len(node.network.peers())),
+            ("dekube_relay_reservations", "Reservations at relays that stand", len(node.relays.reservations)),
+            ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
+        ):
+            yield GaugeMetricFamily(name, text, value=float(value))
+        events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
+        for event, count in list(node.network.counters.items()):
+            events.add_metric([event], count)
+        yield events
+
+    def is_ready(self) -> bool:
+        """Tell whether the node follows the chain."""
+        return self._node is not None and not self._node.view.sync().syncing
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: a scrape every few seconds is no event."""
+
+
+async def serve_metrics(
+    metrics: NodeMetrics, host: str, port: int, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer /metrics, /healthz and /readyz until cancelled. Raises ConfigError when the port is taken.
+
+    The library's server lives in threads of its own; it only reads.
+    """
+    exposition = make_wsgi_app(metrics.registry)
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        match environ.get("PATH_INFO"):
+            case "/metrics":
+                return exposition(environ, start_response)
+            case "/healthz":
+                status, body = "200 OK", b"ok\n"
+            case "/readyz":
+                ready = metrics.is_ready()
+                status, body = ("200 OK", b"ready\n") if ready else ("503 Service Unavailable", b"syncing\n")
+            case _:
+                status, body = "404 Not Found", b"not found\n"
+        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+        return [body]
+
+    try:
+        server = make_server(host, port, application, ThreadingWSGIServer, _QuietHandler)
+    except OSError as error:
+        raise ConfigError(f"metrics: cannot listen on {host}:{port}: {error}") from None
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+    thread.start()
+    try:
+        task_status.started()
+        await trio.sleep_forever()
+    finally:
+        server.shutdown()
+        server.server_close()

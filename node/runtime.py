@@ -1,0 +1,39 @@
+"""The runtime table: the rules, hooks and invariants of all packages, joined."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from consensus.core import ConsensusParameters
+from state.primitives.errors import ConfigError
+from state.primitives.genesis import ChainParameters, Genesis, read_parameters
+from state.transition.runtime import Runtime
+from tasks.parameters import TaskParameters
+from tasks.transitions import HOLDINGS, INVARIANTS, hooks, rules
+
+__all__ = ["PARAMETER_TABLES", "make_runtime"]
+
+PARAMETER_TABLES: Final[dict[str, type[Any]]] = {
+    "chain": ChainParameters,
+    "consensus": ConsensusParameters,
+    "tasks": TaskParameters,
+}
+"""The prefixes of a genesis's parameters and the dataclass that each fills."""
+
+
+def make_runtime(genesis: Genesis, *, check_invariants: bool = False) -> Runtime:
+    """Return the runtime of the chain that ``genesis`` founds. Raises ConfigError for unknown parameters."""
+    for name, _ in genesis.parameters:
+        if name.partition(".")[0] not in PARAMETER_TABLES:
+            raise ConfigError(f"genesis: unknown parameter {name}")
+    for prefix, cls in PARAMETER_TABLES.items():
+        read_parameters(cls, prefix, genesis)
+    parameters = read_parameters(TaskParameters, "tasks", genesis)
+    return Runtime(
+        genesis,
+        rules=rules(parameters),
+        hooks=hooks(parameters),
+        invariants=INVARIANTS,
+        holdings=HOLDINGS,
+        check_invariants=check_invariants,
+    )

@@ -1,0 +1,314 @@
+"""The composition root: the parts of a node, wired, started in order, ended together.
+
+A part that fails ends the node with one line that names it; what is restarted instead (the gateway, signature
+workers, jobs) restarts inside its own part by the rules in docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from node.agreement import Agreement
+from node.chain import Chain
+from node.config import NodeOptions, parse_host_port, parse_peer
+from node.control import ControlServer
+from node.duties import Duties
+from node.gateway import keep_gateway
+from node.home import Home, load_key, read_passphrase
+from node.ledger import NodeLedger
+from node.mempool import MempoolOptions
+from node.metrics import NodeMetrics, serve_metrics
+from node.runtime import make_runtime
+from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
+from node.verifier import SignatureVerifier, VerifierOptions
+from node.view import ServedView
+from node.wallet import Wallet
+from p2p.identity import Identity, Role
+from p2p.limits import NetworkLimits
+from p2p.service import Network, NetworkConfig
+from p2p.transport import Endpoint
+from relay.client import RelayClient
+from rpc.backend import Backend
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.genesis import Genesis, genesis_hash
+from state.primitives.keys import SecretKey
+from state.store import Store
+
+__all__ = ["Node", "PartFailed", "run_node"]
+
+_log = structlog.get_logger("node")
+
+TOPIC_TRANSACTIONS: Final = "tx"
+CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
+ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
+
+
+class PartFailed(DekubeError):
+    """A part of the node failed and took the node with it."""
+
+    code = "part_failed"
+
+    def __init__(self, part: str, error: BaseException) -> None:
+        super().__init__(f"{part} failed: {type(error).__name__}: {error}")
+        self.part = part
+
+
+class Node:
+    """One node: ``run`` lives until it is cancelled, told to stop, or a part fails."""
+
+    def __init__(
+        self, home: Home, options: NodeOptions, genesis: Genesis, account: SecretKey, vote: SecretKey | None
+    ) -> None:
+        self.home = home
+        self.options = options
+        self.genesis = genesis
+        self.account = account
+        self.vote = vote
+        self.chain_hash = genesis_hash(genesis)
+        self.metrics = NodeMetrics()
+        self._stop = trio.Event()
+
+    def stop(self) -> None:
+        """Ask the node to end in order."""
+        self._stop.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run all parts; tells ``task_status`` when the node answers. Raises PartFailed or a typed error."""
+        with ExitStack() as stack:
+            runtime = make_runtime(self.genesis, check_invariants=self.options.check_invariants)
+            store = stack.enter_context(Store.open(self.home.chain, self.genesis, runtime.genesis_changes))
+            verifier = stack.enter_context(
+                SignatureVerifier(VerifierOptions(workers=self.options.processes.signature_workers))
+            )
+            pool = MempoolOptions(
+                transactions_max=self.options.mempool.transactions_max, bytes_max=self.options.mempool.bytes_max
+            )
+            self.store = store
+            self.ledger = NodeLedger(store, Chain(store, runtime), runtime, pool)
+            self.network, self.relays = self._make_network()
+            gossip = TransactionGossip(
+                self.ledger, verifier, lambda payload: self.network.publish(TOPIC_TRANSACTIONS, payload)
+            )
+            self.ledger.on_admitted = gossip.enqueue
+            self.network.on_gossip(TOPIC_TRANSACTIONS, gossip.validate, payload_bytes_max=BATCH_LIMIT_BYTES)
+            self.agreement = Agreement(
+                self.ledger, verifier, self.network, self.metrics, home=self.home, vote=self.vote
+            )
+            self.wallet = Wallet(self.account, self.ledger)
+            self.duties = Duties(
+                self.ledger,
+                self.wallet,
+                self.network,
+                self.options,
+                home=self.home,
+                is_synced=self.agreement.is_synced,
+            )
+            self.view = ServedView(self)
+            backend = Backend(self.view, self.home.socket)
+            control = ControlServer(self.home.control, self._verbs())
+            self.metrics.watch(self)
+
+            async with trio.open_nursery() as nursery:
+                await self._start(nursery, "network", self.network.run)
+                await self._start(nursery, "consensus", self.agreement.run)
+                await self._start(nursery, "rpc backend", backend.run)
+                await self._start(nursery, "control", control.run)
+                nursery.start_soon(self._part, "transaction gossip", gossip.run)
+                nursery.start_soon(self._part, "duties", self.duties.run)
+                nursery.start_soon(self._part, "certificate", self._renew_certificate)
+                if self.options.rpc.listen:
+                    nursery.start_soon(
+                        self._part,
+                        "gateway",
+                        keep_gateway,
+                        self.options.rpc,
+                        self.home.socket,
+                        self.options.log.level,
+                    )
+                if self.options.metrics.listen:
+                    host, port = parse_host_port(self.options.metrics.listen)
+                    await self._start(nursery, "metrics", serve_metrics, self.metrics, host, port)
+                self._write_ready()
+                task_status.started()
+                try:
+                    await self._stop.wait()
+                finally:
+                    self.home.ready.unlink(missing_ok=True)
+                nursery.cancel_scope.cancel()
+
+    # Parts
+
+    async def _part(self, name: str, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        try:
+            await function(*arguments)
+        except Exception as error:
+            _raise_part(name, error)
+
+    async def _start(
+        self, nursery: trio.Nursery, name: str, function: Callable[..., Awaitable[Any]], *arguments: Any
+    ) -> None:
+        async def run(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            try:
+                await function(*arguments, task_status=task_status)
+            except Exception as error:
+                _raise_part(name, error)
+
+        await nursery.start(run)
+
+    def _make_network(self) -> tuple[Network, RelayClient]:
+        options = self.options.p2p
+        self._identity = self._make_identity()
+        relays = []
+        for text in options.relays:
+            peer = parse_peer(text)
+            host, port = parse_host_port(peer.endpoint.removeprefix("tcp:"))
+            relays.append(Endpoint(host, port, peer.address))
+        client = RelayClient(lambda: self._identity, relays)
+        config = NetworkConfig(
+            listen=(parse_host_port(options.listen),) if options.listen else (),
+            advertise=options.advertise,
+            bootstrap=options.bootstrap,
+            data_dir=self.home.peers,
+            blob_dir=self.home.blobs,
+            blob_budget_bytes=options.blob_store_bytes_max,
+            limits=NetworkLimits(),
+        )
+        network = Network(
+            config,
+            self._identity,
+            dialers={"relay": client},
+            acceptors=(client,),
+            log=structlog.get_logger("p2p").debug,
+        )
+        return network, client
+
+    def _make_identity(self) -> Identity:
+        roles = Role(0)
+        for role in self.options.roles:
+            roles |= ROLES.get(role, Role(0))
+        return Identity.create(
+            self.account, genesis_hash=self.chain_hash, now_ms=time.time_ns() // 1_000_000, roles=roles
+        )
+
+    async def _renew_certificate(self) -> None:
+        while True:
+            await trio.sleep(CERTIFICATE_RENEWAL_S)
+            self._identity = self._make_identity()
+            self.network.renew(self._identity)
+
+    def _write_ready(self) -> None:
+        host, port = self.network.bound[0] if self.network.bound else ("", 0)
+        document = {
+            "pid": os.getpid(),
+            "address": format_address(self.account.address),
+            "p2p": f"{host}:{port}" if host else None,
+            "rpc": self.options.rpc.listen or None,
+            "metrics": self.options.metrics.listen or None,
+            "version": version("dekube-node"),
+        }
+        self.home.ready.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.home.ready.with_suffix(".new")
+        temporary.write_text(json.dumps(document) + "\n")
+        temporary.replace(self.home.ready)
+
+    # The owner's verbs
+
+    def _verbs(self) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
+        return {
+            "add_blob": self._add_blob,
+            "fetch_blob": self._fetch_blob,
+            "status": self._status,
+            "stop": self._stop_verb,
+        }
+
+    async def _add_blob(self, request: Mapping[str, Any]) -> Any:
+        assert self.network.blobs is not None
+        name = await trio.to_thread.run_sync(self.network.blobs.add_file, Path(str(request["path"])))
+        self.network.blobs.pin(name)
+        return {"blob": name.hex()}
+
+    async def _fetch_blob(self, request: Mapping[str, Any]) -> Any:
+        name = bytes.fromhex(request["blob"])
+        sources = [bytes.fromhex(source) for source in request["sources"]]
+        path = await self.network.fetch_blob(name, sources)
+        target = Path(str(request["path"]))
+        data = await trio.to_thread.run_sync(path.read_bytes)
+        await trio.to_thread.run_sync(target.write_bytes, data)
+        return {"bytes": len(data)}
+
+    async def _status(self, _request: Mapping[str, Any]) -> Any:
+        head, sync = self.ledger.head(), self.view.sync()
+        return {
+            "address": format_address(self.account.address),
+            "chain": self.genesis.name,
+            "chain_id": self.genesis.chain_id,
+            "height": head.height,
+            "block": head.hash.hex(),
+            "state_root": head.state_root.hex(),
+            "block_time_ms": head.time_ms,
+            "behind_ms": max(0, time.time_ns() // 1_000_000 - head.time_ms),
+            "syncing": bool(sync.syncing),
+            "highest": sync.highest,
+            "epoch": sync.epoch,
+            "view": sync.view,
+            "peers": sync.peers,
+            "mempool": len(self.ledger.mempool),
+            "relays": len(self.relays.reservations),
+            "jobs": self.duties.jobs(),
+            "roles": list(self.options.roles),
+            "version": version("dekube-node"),
+        }
+
+    async def _stop_verb(self, _request: Mapping[str, Any]) -> Any:
+        self.stop()
+        return {}
+
+
+def _raise_part(name: str, error: Exception) -> None:
+    if isinstance(error, DekubeError | ExceptionGroup):
+        raise error
+    raise PartFailed(name, error) from error
+
+
+def run_node(home: Home, ask_passphrase: Callable[[], str]) -> None:
+    """Run the node in ``home`` until SIGTERM or SIGINT. Raises ConfigError, KeystoreError or PartFailed."""
+    options, genesis = home.load_options(), home.load_genesis()
+    file = home.path(options.keys.passphrase_file)
+    passphrase = read_passphrase(file) if options.keys.passphrase_file and file.exists() else ask_passphrase()
+    account = load_key(home.path(options.keys.account), passphrase)
+    vote = None
+    if "validator" in options.roles:
+        vote = load_key(home.path(options.keys.vote), passphrase)
+        if vote.address == account.address:
+            raise ConfigError("keys: the vote key must not be the account's key")
+    node = Node(home, options, genesis, account, vote)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                    task_status.started()
+                    async for _ in signals:
+                        _log.info("told to stop")
+                        node.stop()
+
+            await nursery.start(listen)
+            _log.info("starting", address=account.address, chain=genesis.name, roles=list(options.roles))
+            await node.run()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    _log.info("stopped")
