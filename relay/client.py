@@ -20,6 +20,7 @@ import trio
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.sockets import tune
 from p2p.transport import Acceptance, Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol import (
@@ -39,7 +40,6 @@ from relay.protocol import (
     Reserved,
     Voucher,
 )
-from relay.sockets import tune
 from state.primitives.errors import ConfigError, DecodeError
 
 __all__ = ["RelayClient", "RelayClientOptions", "Reservation"]

@@ -26,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.sockets import tune
 from relay.circuit import Drop, Effect, Join, Refuse, RelayCore, Send
 from relay.errors import Refusal, RelayProtocolError
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits
@@ -39,8 +40,7 @@ from relay.protocol import (
     Message,
     Voucher,
 )
-from relay.sockets import set_pace, tune
-from relay.splice import Circuit
+from relay.splice import Circuit, set_pace
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 
@@ -77,8 +77,8 @@ def run_relay(
 ) -> None:
     """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
 
-    ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret: vouchers
-    are signed with it. It is called again every day.
+    ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
+    vouchers are signed with it. It is called again every day.
     Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
     """
 
@@ -405,7 +405,7 @@ class _Opening(asyncio.Protocol):
             self._daemon.drop(self.transport, f"refused_{host}", self.peer[0])
             return
         self.host = host
-        self._daemon.has_bbr = tune(self.socket())
+        self._daemon.has_bbr = tune(cast(Any, self.socket())).congestion == "bbr"
         self._timer = asyncio.get_running_loop().call_later(
             self._daemon.limits.handshake_ms_max / 1000, self._too_slow
         )

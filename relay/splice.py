@@ -7,11 +7,24 @@ number of bytes here and never drops any.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from typing import Final
 
 from relay.limits import RelayLimits
 
-__all__ = ["Circuit"]
+__all__ = ["Circuit", "set_pace"]
+
+_SO_MAX_PACING_RATE: Final = 47
+_PACE_MAX: Final = 2**31 - 1
+
+
+def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
+    """Let the kernel send at most ``bytes_per_s``; without support for it, do nothing."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(bytes_per_s, _PACE_MAX))
+    except OSError:
+        return
 
 
 class _Half(asyncio.Protocol):

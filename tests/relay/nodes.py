@@ -69,7 +69,7 @@ async def shake_hands(node: Node, stream: trio.abc.Stream, expected: bytes | Non
     """Do the peer handshake inside a circuit; ``expected`` None: as the side that was dialled."""
     handshake = Handshake(
         node.identity,
-        Purpose.PEER,
+        Purpose.CIRCUIT,
         is_initiator=expected is not None,
         now_ms=time.time_ns() // 1_000_000,
         expected=expected,
