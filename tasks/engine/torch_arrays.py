@@ -9,11 +9,20 @@ import numpy as np
 from tasks.engine.arrays import Array
 from tasks.engine.errors import EngineMissing
 
-__all__ = ["TorchArrays"]
+__all__ = ["TorchArrays", "has_gpu"]
 
 _EXPONENT_SHIFT: Final = 52
 _EXPONENT_MASK: Final = 0x7FF
 _EXPONENT_BIAS: Final = 1023
+
+
+def has_gpu() -> bool:
+    """Tell whether torch is installed and finds a CUDA device."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
 
 
 class TorchArrays:

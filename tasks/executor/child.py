@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
             link.send(Failed(getattr(error, "code", "engine_broken"), str(error)))
             return 1
         _warm_up(arrays)
-        late_loading = engine != "numpy"
+        late_loading = arrays.device != "cpu:numpy"
         isolation |= sandbox.close_in(
             scratch,
             memory_bytes=int(memory_mib) << 20,
@@ -110,13 +110,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _engine(name: str) -> Arrays:
-    if name == "numpy":
-        from tasks.engine.arrays import NumpyArrays
+    """Return the engine ``name`` (supervisor.ENGINES). Raises EngineMissing."""
+    from tasks.engine.arrays import NumpyArrays
+    from tasks.engine.torch_arrays import TorchArrays, has_gpu
 
-        return NumpyArrays()
-    from tasks.engine.torch_arrays import TorchArrays
-
-    return TorchArrays("cuda" if name == "torch-cuda" else "cpu")
+    match name:
+        case "numpy":
+            return NumpyArrays()
+        case "torch":
+            return TorchArrays("cuda" if has_gpu() else "cpu")
+        case _:
+            return TorchArrays("cuda") if has_gpu() else NumpyArrays()
 
 
 def _warm_up(arrays: Arrays) -> None:

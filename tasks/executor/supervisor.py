@@ -40,7 +40,8 @@ from tasks.executor.job import (
 
 __all__ = ["ENGINES", "Backend", "Capabilities", "Listener", "ProcessBackend", "ProcessOptions"]
 
-ENGINES: Final = ("numpy", "torch", "torch-cuda")
+ENGINES: Final = ("auto", "numpy", "torch")
+"""auto: torch where it is installed and finds a GPU, else NumPy. torch: on the GPU where there is one."""
 _RECEIVE_BYTES: Final = 1 << 16
 _MEMORY_POLL_S: Final = 1.0
 _EXIT_GRACE_S: Final = 5.0
@@ -57,7 +58,7 @@ class ProcessOptions:
     measures without which no job may run; the others are taken where the machine grants them.
     """
 
-    engine: str = "numpy"
+    engine: str = "auto"
     python: str = sys.executable
     memory_mib: int = 4096
     no_progress_s: float = 300.0

@@ -25,7 +25,7 @@ from tests.tasks.executor.helpers import BLOB, DATA, TASK, impostor, job_process
 
 SPEC = make_spec()
 SECRET = b"\x22" * 32
-OPTIONS = ExecutorOptions()
+OPTIONS = ExecutorOptions(process=ProcessOptions(engine="numpy"))
 
 
 class Windows:

@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import trio
 
+from tasks.engine.errors import EngineMissing
 from tasks.executor import sandbox
 from tasks.executor.errors import IsolationMissing, JobFailed, JobStalled
 from tasks.executor.job import ChildFrame, Finished, Hello, Progress, Segment
@@ -62,7 +63,7 @@ async def test_the_process_is_shut_in_as_it_says(tmp_path: Path, monkeypatch: py
                 pass
 
     with trio.CancelScope() as scope:
-        await ProcessBackend(ProcessOptions(), tmp_path).run(endless_order(), listen)
+        await ProcessBackend(ProcessOptions(engine="numpy"), tmp_path).run(endless_order(), listen)
     os.close(leaked)
     assert len(looked) == 1
     assert sandbox.LIMITS in granted[0]
@@ -132,7 +133,8 @@ async def test_a_job_does_not_run_without_the_isolation_that_is_required() -> No
 
 async def test_probing_tells_what_a_job_gets() -> None:
     found = await ProcessBackend(ProcessOptions()).probe()
-    assert found.device == "cpu:numpy"
+    assert found.device in {"cpu:numpy", "cuda:torch"}
+    assert (await ProcessBackend(ProcessOptions(engine="numpy")).probe()).device == "cpu:numpy"
     assert sandbox.LIMITS in found.isolation
 
 
@@ -281,12 +283,10 @@ def test_a_job_ends_when_its_node_is_killed() -> None:
     assert not is_alive(pid)
 
 
-async def test_an_engine_that_is_missing_is_named() -> None:
-    from importlib.util import find_spec
-
-    from tasks.engine.errors import EngineMissing
-
+async def test_torch_runs_jobs_or_is_named_as_missing() -> None:
+    backend = ProcessBackend(ProcessOptions(engine="torch"))
     if find_spec("torch") is not None:
-        pytest.skip("torch is installed")
-    with pytest.raises(EngineMissing, match="ml"):
-        await ProcessBackend(replace(ProcessOptions(), engine="torch")).run(make_order(), ignore)
+        assert (await backend.probe()).device in {"cpu:torch", "cuda:torch"}
+    else:
+        with pytest.raises(EngineMissing, match="ml"):
+            await backend.run(make_order(), ignore)

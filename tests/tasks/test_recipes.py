@@ -1,0 +1,15 @@
+from tasks.datasets import make_dataset
+from tasks.engine.training import initial_state
+from tasks.executor.job import Job
+from tasks.recipes import digits_spec
+from tasks.spec import Price, decode_spec, encode_spec
+
+
+def test_the_digits_can_be_posted_as_they_are() -> None:
+    dataset = make_dataset("digits")
+    spec = digits_spec(dataset, dataset_blob=b"\x01" * 32, seed=b"\x02" * 32, price=Price(10**14, 100))
+    assert decode_spec(encode_spec(spec)) == spec
+    assert (spec.windows, spec.window_segments(0), spec.window_segments(2)) == (3, 8, 8)
+    assert spec.dataset.root == dataset.root()
+    assert spec.init_root == initial_state(spec.plan()).root(spec.plan())
+    assert Job.of(spec).segments == 24
