@@ -166,7 +166,7 @@ class Network:
         self._ip_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)
         self._accept_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
         self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
-        self._exchange_rate = RateLimiter(per_s=1 / limits.exchange_interval_s, burst=1)
+        self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
         self._nursery: trio.Nursery | None = None
         for text in config.bootstrap:
             address, endpoint = parse_bootstrap(text)
@@ -370,10 +370,11 @@ class Network:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, carry; until cancelled. Raises ConfigError when a listening address cannot be had."""
         await self._load_book()
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                for listener in await self._open_listeners():
+        listeners = await self._open_listeners()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for listener in listeners:
                     nursery.start_soon(self._accept_from, listener)
                 self._publish_record()
                 for topic in self._validators:
@@ -386,10 +387,15 @@ class Network:
                 self.started.set()
                 task_status.started()
                 await trio.sleep_forever()
-            finally:
-                self._nursery = None
-                with trio.CancelScope(shield=True), trio.move_on_after(2):
-                    await self._save_book()
+        finally:
+            self._nursery = None
+            with trio.CancelScope(shield=True), trio.move_on_after(2):
+                await self._save_book()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether streams can be accepted and peers dialled."""
+        return self._nursery is not None
 
     async def _open_listeners(self) -> list[trio.SocketListener]:
         listeners: list[trio.SocketListener] = []
@@ -788,14 +794,17 @@ class Network:
     async def _keep_records(self) -> None:
         """Ask peers for others, sign our own record again in time, keep the book on disk."""
         asked: set[Peer] = set()
-        signed_at = saved_at = trio.current_time()
+        signed_at = saved_at = asked_at = trio.current_time()
         while True:
             asked &= set(self._peers.values())
             for peer in list(self._peers.values()):
-                if peer not in asked and peer.is_outbound:
+                if peer not in asked:
                     asked.add(peer)
                     await self._exchange(peer)
             now = trio.current_time()
+            if self._peers and now - asked_at >= self.limits.exchange_interval_s:
+                asked_at = now
+                await self._exchange(self._random.choice(list(self._peers.values())))
             if now - signed_at >= _RECORD_INTERVAL_S:
                 signed_at = now
                 self._publish_record()
@@ -817,7 +826,8 @@ class Network:
                 if not isinstance(item, bytes):
                     raise DecodeError("not a record")
                 record = verify_record(item, genesis_hash=self.identity.genesis_hash, now_ms=self._now_ms())
-                self._note(record, peer.address)
+                if self._note(record, peer.address):
+                    self.publish(TOPIC_RECORD, item)  # what is news to us may be to others
         except (RequestFailed, PeerUnreachable):
             return
         except ProtocolError:
