@@ -86,8 +86,8 @@ class WorkDuty(NamedTuple):
     """What a task asks of its worker.
 
     ACCEPT: lock ``bond``. START: fetch the inputs, then say so. COMPUTE: run ``window`` from ``state_root``, whose
-    state lies in ``state_blob`` (zero: the job's own beginning) and submit its proof; not while ``blocked``. OPEN: open
-    ``segments`` of ``window``.
+    state lies in ``state_blob`` (zero: the job's own beginning) and submit its proof; not while ``blocked``. OPEN:
+    open ``segments`` of ``window``.
     """
 
     task: bytes
@@ -189,7 +189,7 @@ def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
 
 
 def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> list[WorkDuty]:
-    """Return what is asked of ``worker`` now, task by task; openings first, for they have the shortest deadlines."""
+    """Return what is asked of ``worker`` now, openings first, for they have the shortest deadlines."""
     prefix = by_duty_key(worker)
     duties: list[WorkDuty] = []
     for key, _ in state.scan(prefix, prefix + b"\xff" * (HASH_BYTES + 1), DUTIES_MAX):

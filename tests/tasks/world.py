@@ -1,0 +1,304 @@
+"""A market without a network: the real rules and hooks over a real overlay, and machines that act on their duties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from billing.escrow import HOLDING, check_escrows
+from state.primitives.codec import Value
+from state.primitives.errors import ProtocolError
+from state.primitives.genesis import ChainParameters
+from state.primitives.hashing import digest
+from state.primitives.receipts import Event
+from state.transition.rules import BlockContext, Context
+from state.view import EMPTY, Overlay, Table
+from state.view.accounts import balance_of, burned, credit
+from tasks import queries
+from tasks.lifecycle import Phase
+from tasks.parameters import TaskParameters
+from tasks.proofs import (
+    Code,
+    Finding,
+    Meter,
+    SegmentLeaf,
+    WindowProof,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    probe_seal,
+    segment_root,
+    verdict_seal,
+    window_proof_to_value,
+)
+from tasks.queries import Action, CheckDuty, WorkDuty
+from tasks.records import TaskRecord
+from tasks.registry import Gpu, NodeProfile, NodeRole
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
+from tasks.transitions import (
+    ACCEPT_TASK,
+    CREATE_TASK,
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    START_TASK,
+    SUBMIT_WINDOW,
+    hooks,
+    node_payload,
+    rules,
+    task_id_of,
+)
+
+DKB: Final = 10**18
+REQUESTER: Final = b"R" * 20
+START_MS: Final = 1_700_000_000_000
+QUICK: Final = TaskParameters(
+    registration_valid_ms=10**12, samples=2, verifiers=1, verifiers_new=1, new_windows=0, accept_ms=5_000,
+    prepare_ms=10_000, window_grace_ms=20_000, replace_ms=30_000, pause_ms=60_000, draw_retry_ms=2_000,
+    seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,
+    cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000,
+)  # fmt: skip
+
+
+def spec(
+    *, total: int = 60, segment: int = 5, window: int = 20, price: int = DKB // 1000, match_ms: int = 60_000,
+    gpus: int = 0,
+) -> JobSpec:  # fmt: skip
+    return JobSpec(
+        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=32,
+        optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,
+        init_root=b"i" * 32, schedule=Schedule(total, segment, window),
+        price=Price(price, 100), requirements=Requirements(gpus, 0, 0), match_ms=match_ms,
+    )  # fmt: skip
+
+
+def state_after(before: bytes, step: int, *, lie: bool = False) -> bytes:
+    """Stands for the state that training from ``before`` up to ``step`` leads to; a lie for another one."""
+    return digest(b"test-lie" if lie else b"test-state", before + step.to_bytes(8, "big"))
+
+
+def probe(step: int) -> bytes:
+    return digest(b"test-probe", step.to_bytes(8, "big"))
+
+
+def salt(step: int) -> bytes:
+    return digest(b"test-salt", step.to_bytes(8, "big"))
+
+
+def leaves_of(job: JobSpec, window: int, root_in: bytes, *, lie: bool = False) -> list[SegmentLeaf]:
+    """The leaves of a window; each state of a liar's is wrong."""
+    leaves, before = [], root_in
+    for segment in range(job.window_segments(window)):
+        step_from, step_to = job.segment_range(window, segment)
+        after = state_after(before, step_to, lie=lie)
+        leaves.append(
+            SegmentLeaf(
+                segment, step_from, step_to, before, after, b"b" * 32, 0,
+                probe_seal(probe(step_from), salt(step_from)), b"B" * 32,
+            )
+        )  # fmt: skip
+        before = after
+    return leaves
+
+
+def proof_of(
+    job: JobSpec, task: bytes, window: int, leaves: Sequence[SegmentLeaf], *, gpu_ms: int = 1_500
+) -> WindowProof:
+    step_from, step_to = job.window_range(window)
+    return WindowProof(
+        task, window, step_from, step_to, leaves[0].state_root_before, leaves[-1].state_root_after, segment_root(leaves), len(leaves),
+        b"L" * 32, b"O" * 32, Meter(gpu_ms, step_to - step_from, (step_to - step_from) * job.batch),
+    )  # fmt: skip
+
+
+@dataclass
+class Manners:
+    """What a machine does wrong."""
+
+    silent: frozenset[Action] = frozenset()
+    """Actions it never takes."""
+    lies: bool = False
+    """As a worker its states are wrong; as a verifier it reports something else than it found."""
+    blind: bool = False
+    """As a verifier it reports everything as unavailable."""
+
+
+HONEST: Final = Manners()
+
+
+@dataclass
+class World:
+    parameters: TaskParameters = QUICK
+    seed: int = 0
+    state: Overlay = field(default_factory=lambda: Overlay(EMPTY))
+    height: int = 1
+    time_ms: int = START_MS
+    issued: int = 0
+    nonces: dict[bytes, int] = field(default_factory=dict)
+    machines: dict[bytes, Manners] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    published: dict[tuple[bytes, int], list[SegmentLeaf]] = field(default_factory=dict)
+    """What workers put into blobs."""
+    sealed: dict[tuple[bytes, bytes, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
+    """What verifiers keep until they reveal it."""
+    nonce_of_verdict: Final = b"n" * 32
+
+    def __post_init__(self) -> None:
+        self._rules = {rule.kind: rule for rule in rules(self.parameters)}
+        self._hooks = hooks(self.parameters)
+        self.fund(REQUESTER, 1_000_000 * DKB)
+
+    def fund(self, address: bytes, amount: int) -> None:
+        credit(self.state, address, amount)
+        self.issued += amount
+
+    def context(self) -> BlockContext:
+        beacon = digest(b"test-beacon", self.seed.to_bytes(8, "big") + self.height.to_bytes(8, "big"))
+        return BlockContext(
+            self.height, self.time_ms, 1, b"\xee" * 20, beacon, ChainParameters(), 7, b"g" * 32
+        )  # fmt: skip
+
+    def send(self, sender: bytes, kind: int, payload: list[Value]) -> str | None:
+        """Apply a transaction as the runtime would; returns the code of the refusal, or None."""
+        rule = self._rules[kind]
+        nonce = self.nonces.get(sender, 0)
+        self.nonces[sender] = nonce + 1
+        emitted: list[Event] = []
+        transaction_hash = digest(b"test-tx", sender + nonce.to_bytes(8, "big"))
+        value = rule.decode([_received(item) for item in payload])
+        before = balance_of(self.state, sender)
+        self.state.mark()
+        try:
+            rule.apply(self.state, value, Context(self.context(), sender, nonce, transaction_hash, emitted.append))
+        except ProtocolError as error:
+            self.state.revert()
+            return error.code
+        self.state.keep()
+        self.events += emitted
+        assert before - balance_of(self.state, sender) <= rule.moves(value)
+        return None
+
+    def block(self, milliseconds: int = 1_000) -> None:
+        """End the block and begin the next."""
+        for hook in self._hooks:
+            hook(self.state, self.context(), self.events.append)
+        self.check_money()
+        self.height += 1
+        self.time_ms += milliseconds
+
+    def check_money(self) -> None:
+        check_escrows(self.state)
+        free = sum(
+            int.from_bytes(value, "big") & (1 << 128) - 1
+            for _, value in self.state.scan(bytes([Table.ACCOUNT]), bytes([Table.ACCOUNT + 1]), 10_000)
+        )
+        locked = sum(
+            HOLDING.amount_of(value)
+            for _, value in self.state.scan(bytes([Table.ESCROW]), bytes([Table.ESCROW + 1]), 10_000)
+        )
+        assert free + locked + burned(self.state) == self.issued
+
+    # Actors
+
+    def add_machine(
+        self, name: int, *, roles: NodeRole = NodeRole.COMPUTE | NodeRole.VERIFY, manners: Manners = HONEST,
+        price: int = DKB // 2000, score: int = 100, operator: bytes | None = None, gpus: int = 0, slots: int = 1,
+    ) -> bytes:  # fmt: skip
+        address = bytes([name]) * 20
+        self.fund(address, 1_000 * DKB)
+        profile = NodeProfile(
+            operator or address, roles, tuple(Gpu("card", 1_000) for _ in range(gpus)), 64, 64_000, 64, price,
+            score, slots, 0, (), "test",
+        )  # fmt: skip
+        assert self.send(address, REGISTER_NODE, node_payload(profile, self.parameters.node_bond_min)) is None
+        self.machines[address] = manners
+        return address
+
+    def create(self, job: JobSpec | None = None) -> bytes:
+        nonce = self.nonces.get(REQUESTER, 0)
+        assert self.send(REQUESTER, CREATE_TASK, [encode_spec(job or spec())]) is None
+        return task_id_of(REQUESTER, nonce)
+
+    def task(self, task_id: bytes) -> TaskRecord:
+        return queries.find_task(self.state, task_id)
+
+    def act(self, order: Callable[[Sequence[bytes]], Sequence[bytes]] = sorted) -> None:
+        """Let every machine do what is asked of it, once."""
+        for address in order(list(self.machines)):
+            manners = self.machines[address]
+            for work in queries.work_duties(self.state, address, self.parameters):
+                if work.action not in manners.silent:
+                    self.work(address, work, manners)
+            for check in queries.verification_duties(self.state, address):
+                if check.action not in manners.silent:
+                    self.check(address, check, manners)
+
+    def work(self, address: bytes, duty: WorkDuty, manners: Manners) -> None:
+        job = queries.task_spec(self.state, duty.task)
+        match duty.action:
+            case Action.ACCEPT:
+                refusal = self.send(address, ACCEPT_TASK, [duty.task, duty.bond])
+            case Action.START:
+                refusal = self.send(address, START_TASK, [duty.task, b"m" * 32])
+            case Action.COMPUTE:
+                if duty.blocked:
+                    return
+                leaves = leaves_of(job, duty.window, duty.state_root, lie=manners.lies)
+                self.published[duty.task, duty.window] = leaves
+                proof = proof_of(job, duty.task, duty.window, leaves)
+                refusal = self.send(address, SUBMIT_WINDOW, [window_proof_to_value(proof)])
+            case _:
+                leaves = self.published[duty.task, duty.window]
+                openings: list[Value] = [
+                    opening_to_value(
+                        make_opening(leaves, at, probe(leaves[at].step_from), salt(leaves[at].step_from))
+                    )
+                    for at in duty.segments
+                ]
+                refusal = self.send(address, OPEN_WINDOW, [duty.task, duty.window, openings])
+        # What was asked a moment ago may be over by what the machine did since, but only then is it refused.
+        assert refusal is None or duty not in queries.work_duties(self.state, address, self.parameters), refusal
+
+    def findings(self, duty: CheckDuty, manners: Manners) -> tuple[Finding, ...]:
+        if manners.blind:
+            return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32)) for at in duty.segments)
+        leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
+        return tuple(
+            Finding(
+                leaf.segment, Code.COMPUTED, probe(leaf.step_from),
+                state_after(leaf.state_root_before, leaf.step_to, lie=manners.lies),
+            )
+            for leaf in leaves
+        )  # fmt: skip
+
+    def check(self, address: bytes, duty: CheckDuty, manners: Manners) -> None:
+        kept = (address, duty.task, duty.window, duty.is_jury)
+        if duty.action == Action.SEAL:
+            findings = self.sealed[kept] = self.findings(duty, manners)
+            sealed = verdict_seal(duty.task, duty.window, address, findings, self.nonce_of_verdict)
+            refusal = self.send(address, SEAL_VERDICT, [duty.task, duty.window, sealed])
+        else:
+            payload: list[Value] = [
+                duty.task, duty.window, findings_to_value(self.sealed[kept]), self.nonce_of_verdict,
+            ]  # fmt: skip
+            refusal = self.send(address, REVEAL_VERDICT, payload)
+        assert refusal is None or duty not in queries.verification_duties(self.state, address), refusal
+
+    def run(self, task_id: bytes, *, until: Callable[[TaskRecord], bool], blocks: int = 400) -> TaskRecord:
+        """Let the market run until ``until`` holds of the task."""
+        for _ in range(blocks):
+            self.block()
+            if until(self.task(task_id)):
+                return self.task(task_id)
+            self.act()
+        raise AssertionError(f"not within {blocks} blocks: {self.task(task_id)}")
+
+    def run_to(self, task_id: bytes, *phases: Phase, blocks: int = 400) -> TaskRecord:
+        return self.run(task_id, until=lambda task: task.phase in phases, blocks=blocks)
+
+
+def _received(value: Value) -> Value:
+    return [_received(item) for item in value] if isinstance(value, (list, tuple)) else value
