@@ -1,27 +1,24 @@
 """What the node knows of the chain, as its parts ask for it: finalised data, the mempool, and waiting for more.
 
-Implements the RPC backend's ``NodeView`` (but for peers and consensus, which the node adds) and the wallet's
-``Ledger``. All methods run on the event loop unless they are marked as safe in threads.
+Implements the wallet's ``Ledger``. All methods run on the event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import trio
 
 from node.chain import Chain, Executed
 from node.mempool import AlreadyKnown, Mempool, MempoolOptions
-from rpc.view import BlockRecord, Head, PoolStatus
+from rpc.view import Head
 from state.primitives.blocks import decode_header
-from state.primitives.receipts import Receipt, decode_receipt, encode_receipt
-from state.primitives.transactions import NATIVE_FORM, Transaction, decode_transaction
+from state.primitives.receipts import Receipt, decode_receipt
+from state.primitives.transactions import Transaction, decode_transaction
 from state.store import Store
-from state.store.records import Place
 from state.transition.errors import UnknownKind
-from state.transition.runtime import BlockInput, Checked, Runtime
-from state.view import Reader
+from state.transition.runtime import Checked, Runtime
 from state.view.accounts import Account, load_account
 
 __all__ = ["NodeLedger"]
@@ -91,60 +88,11 @@ class NodeLedger:
             oldest_block=self.store.oldest_block,
         )
 
-    # Finalised data
-
-    def reader(self, height: int) -> Reader:
-        """Return the state after the block at ``height``. Raises Pruned or HeightUnknown."""
-        return self.store if height == self.store.tip.height else self.store.at(height)
-
-    def block(self, height: int) -> BlockRecord | None:
-        """Return the block at ``height``; safe in threads. Raises Pruned."""
-        raw, receipts = self.store.block(height), self.store.receipts(height)
-        record = self.store.height(height)
-        if raw is None or receipts is None or record is None:
-            return None
-        return BlockRecord(record.block_hash, raw, self.store.certificate(height) or b"", receipts[0], receipts[1])
-
-    def block_hash(self, height: int) -> bytes | None:
-        """Return the hash of the block at ``height``, None above the newest."""
-        record = self.store.height(height)
-        return None if record is None else record.block_hash
-
-    def height_of(self, block_hash: bytes) -> int | None:
-        """Return the height of a finalised block."""
-        return self.store.height_of(block_hash)
-
-    def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
-        """Return height and index of a finalised transaction."""
-        return self.store.transaction_place(transaction_hash)
-
-    def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
-        """Return places of transactions that touch ``address``, newest first; safe in threads."""
-        return list(self.store.history(address, before=Place(*before) if before else None, limit=limit))
-
-    def prove(self, key: bytes, height: int) -> bytes:
-        """Return the encoded proof of ``key`` in the state after ``height``; safe in threads. Raises Pruned."""
-        return self.store.prove(key, height).proof
-
     # The mempool
 
     def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction."""
         return self.mempool.pending_nonce(address)
-
-    def pool_status(self) -> PoolStatus:
-        """Return the mempool in numbers."""
-        return PoolStatus(self.mempool.pending_count, self.mempool.queued_count, self.mempool.size_bytes)
-
-    def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
-        """Return raw transactions in the order in which a leader would take them."""
-        taken = self.mempool.take(skip + limit, base_fee=self._head.base_fee_next)
-        return [checked.transaction.raw for checked in taken[skip:]]
-
-    def pool_get(self, transaction_hash: bytes) -> bytes | None:
-        """Return the bytes of a transaction that waits."""
-        checked = self.mempool.get(transaction_hash)
-        return None if checked is None else checked.transaction.raw
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction of the node's own gateway and pass it on; return its hash.
@@ -179,26 +127,6 @@ class NodeLedger:
         except AlreadyKnown:
             return False
         return True
-
-    def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
-        """Return the encoded receipt that a transaction would have on the newest state; safe in threads.
-
-        Raises InvalidTransaction for a kind or payload that no block may carry.
-        """
-        rule = self.runtime.rules.get(kind)
-        if rule is None:
-            raise UnknownKind(kind)
-        height = self.store.tip.height
-        state = self.store.at(height)
-        base_fee = self.runtime.base_fee(state)
-        transaction = Transaction(
-            b"", NATIVE_FORM, self.chain_id, load_account(state, sender).nonce, 0, base_fee, rule.gas, kind,
-            payload, b"", b"",
-        )  # fmt: skip
-        transaction.sender = sender
-        block = BlockInput(height + 1, 0, 0, self.store.tip.time_ms + 1, base_fee, self.store.tip.block_hash)
-        receipt: Receipt = self.runtime.dry_run(state, block, self.runtime.check(transaction))
-        return encode_receipt(receipt)
 
     # The wallet
 

@@ -32,7 +32,7 @@ from node.metrics import NodeMetrics, serve_metrics
 from node.runtime import make_runtime
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
 from node.verifier import SignatureVerifier, VerifierOptions
-from node.view import ServedView
+from node.view import LiveNode, make_view
 from node.wallet import Wallet
 from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits
@@ -115,8 +115,8 @@ class Node:
                 home=self.home,
                 is_synced=self.agreement.is_synced,
             )
-            self.view = ServedView(self)
-            backend = Backend(self.view, self.home.socket)
+            self.view = LiveNode(self)
+            backend = Backend(make_view(self), self.home.socket)
             control = ControlServer(self.home.control, self._verbs())
             self.metrics.watch(self)
 
