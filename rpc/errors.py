@@ -44,6 +44,8 @@ _NUMBERS: Final[Mapping[str, int]] = {
     "pruned": RESOURCE_NOT_FOUND,
     "height_unknown": RESOURCE_NOT_FOUND,
     "not_found": RESOURCE_NOT_FOUND,
+    "task_unknown": RESOURCE_NOT_FOUND,
+    "escrow_unknown": RESOURCE_NOT_FOUND,
     "node_unavailable": RESOURCE_UNAVAILABLE,
     "height_not_reached": RESOURCE_UNAVAILABLE,
     "limit_exceeded": LIMIT_EXCEEDED,

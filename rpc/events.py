@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Final
 
+from billing import escrow
 from state.primitives.receipts import EventType
 from state.transition import staking
+from tasks import case, registry
 
 __all__ = ["EVENTS", "collect"]
 
-_MODULES: Final[tuple[ModuleType, ...]] = (staking,)
+_MODULES: Final[tuple[ModuleType, ...]] = (staking, case, registry, escrow)
 
 
 def collect(modules: tuple[ModuleType, ...]) -> Mapping[tuple[bytes, bytes], EventType]:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import orjson
 import structlog
 
+from billing.escrow import BILLING_ADDRESS
 from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import Pruned, RpcError
@@ -25,6 +26,7 @@ from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choi
 from rpc.table import Json, Method
 from state.primitives.errors import DekubeError
 from state.primitives.receipts import Event
+from tasks.case import LEDGER_ADDRESS
 
 __all__ = ["CATCH_UP_MAX", "SESSION_METHODS", "SLOW_READER", "Hub", "Session", "SessionOptions"]
 
@@ -36,8 +38,6 @@ GAP: Final = 4009
 """Close code: the gateway itself missed more blocks than it replays."""
 CATCH_UP_MAX: Final = 1_000
 """Blocks that a subscription replays."""
-TASK_LEDGER: Final = bytes(18) + b"\x07\x02"
-BILLING: Final = bytes(18) + b"\x07\x03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ async def _subscribe(
     elif kind == "events":
         select = Events(frozenset((address,) if address else ()), (topic,) if topic else ())
     else:
-        select = Events(frozenset((TASK_LEDGER, BILLING)), (None, task) if task else ())
+        select = Events(frozenset((LEDGER_ADDRESS, BILLING_ADDRESS)), (None, task) if task else ())
     return await session.subscribe(select, from_height)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from rpc.market import MARKET_COMPONENTS
 from rpc.methods import METHODS
 from rpc.render import COMPONENTS
 from rpc.subscriptions import NOTIFICATIONS, SESSION_METHODS
@@ -66,7 +67,7 @@ def describe(table: Mapping[str, Method]) -> Json:
             for method in table.values()
         ],
         "components": {
-            "schemas": COMPONENTS | NOTIFICATIONS,
+            "schemas": COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS,
             "errors": {
                 str(code): {"code": code, "message": message, "data": {"reason": reason}}
                 for code, message, reason in _ERRORS

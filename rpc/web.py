@@ -40,6 +40,8 @@ STATUS_OF_REASON: Final = {
     "decode_error": 400,
     "not_found": 404,
     "height_unknown": 404,
+    "task_unknown": 404,
+    "escrow_unknown": 404,
     "pruned": 410,
     "limit_exceeded": 429,
     "internal_error": 500,
@@ -328,6 +330,15 @@ ROUTES: Final[tuple[tuple[str, str], ...]] = (
     ("/v1/validators", "dekube_getValidators"),
     ("/v1/committee", "dekube_getCommittee"),
     ("/v1/peers", "dekube_getPeers"),
+    ("/v1/nodes", "dekube_getNodes"),
+    ("/v1/nodes/{address}", "dekube_getNode"),
+    ("/v1/nodes/{address}/duties", "dekube_getDuties"),
+    ("/v1/tasks", "dekube_getTasks"),
+    ("/v1/tasks/{task}", "dekube_getTask"),
+    ("/v1/tasks/{task}/history", "dekube_getTaskHistory"),
+    ("/v1/tasks/{task}/windows", "dekube_getTaskWindows"),
+    ("/v1/tasks/{task}/bill", "dekube_getBill"),
+    ("/v1/accounts/{address}/earnings", "dekube_getEarnings"),
 )
 """GET paths and the methods that answer them; path and query parameters are those of the method."""
 
