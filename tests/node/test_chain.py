@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from node.chain import BlockUnknown, Chain, Executed, StateDiverged, decode_body
 from node.mempool import Mempool, MempoolOptions
 from state.primitives.blocks import Block, decode_block, encode_block
 from state.primitives.errors import InvalidBlock
-from state.primitives.keys import recover_addresses
+from state.primitives.keys import SecretKey, recover_addresses
 from state.primitives.transactions import Transaction, decode_transaction
 from state.store import Store
 from state.transition.runtime import Checked, Runtime
+from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 from state.trie import verify_proof
 from state.view.accounts import account_key, balance_of, load_account, nonce_of
 from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, genesis, signed, transfer
@@ -35,7 +38,9 @@ class Node:
         self.store = Store.open(path, GENESIS, self.runtime.genesis_changes)
         self.chain = Chain(self.store, self.runtime)
 
-    def checked(self, *transactions: Transaction) -> list[Checked]:
+    def checked(self, *transactions: Transaction, known: SecretKey | None = None) -> list[Checked]:
+        for transaction in transactions if known else ():
+            transaction.sender = known.address if known else b""
         return [self.runtime.check(transaction) for transaction in transactions]
 
     def build(self, parent: bytes, *transactions: Transaction, view: int = 1, seat: int = 0) -> Block:
@@ -324,6 +329,55 @@ def test_two_nodes_agree_whatever_else_they_executed(node: Node, other: Node) ->
     for member in (node, other):
         member.chain.commit(second.block_hash, b"final")
     assert node.chain.tip == other.chain.tip
+
+
+VECTORS = Path(__file__).parents[1] / "vectors/chain.json"
+
+
+def test_roots_stand_as_in_the_vectors(node: Node) -> None:
+    """The same blocks give the same roots on every Python and platform, and after every change of the code."""
+    vote = SecretKey(b"v" * 32)
+    stake = stake_payload(2_000 * COIN, vote, genesis_hash=node.runtime.genesis_hash, address=CAROL.address)
+    bodies: tuple[list[Transaction], ...] = (
+        [transfer(ALICE, 0, BOB.address, COIN, tip=3), signed(CAROL, 0, STAKE_KIND, stake)],
+        [],
+        [signed(CAROL, 1, UNSTAKE_KIND, [500 * COIN]), signed(CAROL, 2, UNSTAKE_KIND, [1_000 * COIN])],
+    )
+    found = [["", node.chain.tip.state_root.hex(), node.chain.tip.receipt_root.hex()]]
+    for body in bodies:
+        executed = node.grow(node.tip_hash, *body)
+        found.append([executed.block_hash.hex(), executed.state_root.hex(), executed.receipt_root.hex()])
+        node.chain.commit(executed.block_hash, b"final")
+    assert found == json.loads(VECTORS.read_text())["block_hash, state_root and receipt_root by height"]
+
+
+def test_threads_take_turns(node: Node) -> None:
+    """Whatever the order of commits and executions, a block is executed over its parent's state or not at all."""
+    first = node.grow(node.tip_hash, transfer(ALICE, 0, BOB.address, COIN))
+    blocks = [node.build(first.block_hash, transfer(ALICE, 1, BOB.address, n), view=n) for n in range(2, 10)]
+    bodies = [node.checked(*map(decode_transaction, block.transactions), known=ALICE) for block in blocks]
+
+    def execute(number: int) -> Executed | None:
+        try:
+            return node.chain.execute(blocks[number], bodies[number])
+        except BlockUnknown:
+            return None
+
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(execute, number) for number in range(8)]
+        commits = threads.submit(node.chain.commit, first.block_hash, b"final")
+        winner = futures[3].result()
+        assert winner is not None
+        commits.result()
+        node.chain.commit(winner.block_hash, b"final")
+        late = execute(4)
+        results = [future.result() for future in futures]
+    assert node.chain.tip.block_hash == winner.block_hash
+    assert node.store.verify()
+    for executed in results:
+        if executed is not None:
+            assert 0 < balance_of(executed.state, BOB.address) - 10_001 * COIN < 10
+    assert late is None or late is results[4]
 
 
 def test_a_chain_goes_on_after_reopening(tmp_path: Path) -> None:
