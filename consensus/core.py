@@ -497,6 +497,12 @@ class Core:
         """Whether the core has stopped for good."""
         return self._is_halted
 
+    @property
+    def known_height(self) -> int:
+        """The height of the newest block known to be final; more than the root's while behind."""
+        header = self._headers.get(self._final.block_hash) if self._final is not None else None
+        return self._root.height if header is None else max(self._root.height, header.height)
+
     def wants_vote(self, vote: Vote) -> bool:
         """Tell whether a vote could change anything (R8), before its signature is paid for."""
         if vote.epoch != self._epoch or vote.view < self._view - EVIDENCE_VIEWS:
@@ -1295,6 +1301,9 @@ class Core:
         return tuple(certificate for certificate in newest if certificate is not None)
 
     def _resend(self) -> None:
+        if self._seat is None:  # an observer has nothing to say: it asks
+            self._out.append(AskCertificates(self._next_seat(), self._view, self._view + VIEWS_MAX - 1))
+            return
         votes = []
         for view in sorted(self._own, reverse=True)[:VIEWS_MAX]:
             own = self._own[view]

@@ -52,9 +52,8 @@ from consensus.wire import (
     encode_certificate,
     encode_message,
 )
-from state.primitives.blocks import Block, Header, decode_block, encode_block, evidence_root, header_hash
+from state.primitives.blocks import Block, Header, decode_block, encode_block, header_hash, is_body_of
 from state.primitives.errors import DecodeError
-from state.primitives.merkle import merkle_root
 
 __all__ = [
     "GUARD",
@@ -72,6 +71,7 @@ __all__ = [
     "ServeBlocks",
     "Sync",
     "decode_inbound",
+    "root_of",
 ]
 
 GUARD: Final = "guard"
@@ -166,6 +166,7 @@ Action: TypeAlias = (
     | c.Check
     | c.Execute
     | c.Commit
+    | c.DropBlocks
     | c.SetTimer
     | c.EnterView
     | c.CastVote
@@ -175,6 +176,29 @@ Action: TypeAlias = (
     | c.EpochEnded
     | c.Halt
 )
+
+
+def root_of(
+    *,
+    block_hash: bytes,
+    height: int,
+    view: int,
+    state_root: bytes,
+    receipt_root: bytes,
+    certificate: bytes | None,
+    epoch: int,
+) -> tuple[Root, tuple[Certificate, ...]]:
+    """Return the root for a stored tip, and the certificates above it that the store knows.
+
+    ``view`` is that of the tip's header, ``certificate`` the stored one. After a crash inside a commit of several
+    blocks the certificate names a block above the tip, which is then committed again.
+    """
+    known = decode_certificate(certificate) if certificate else None
+    if known is None or known.epoch != epoch:
+        return Root(block_hash, height, 0, state_root, receipt_root), ()
+    if known.block_hash == block_hash:
+        return Root(block_hash, height, known.view, state_root, receipt_root, known), ()
+    return Root(block_hash, height, view, state_root, receipt_root), (known,)
 
 
 def decode_inbound(data: bytes) -> Decoded:
@@ -206,20 +230,16 @@ def decode_inbound(data: bytes) -> Decoded:
 
 def _decode_whole_block(raw: bytes) -> tuple[bytes, Block, bytes]:
     block = decode_block(raw)
-    header = block.header
-    if (
-        header.tx_count != len(block.transactions)
-        or header.tx_root != merkle_root(block.transactions)
-        or header.evidence_root != evidence_root(block.evidence)
-    ):
+    if not is_body_of(block):
         raise DecodeError("a body that its header does not name")
-    return header_hash(header), block, raw
+    return header_hash(block.header), block, raw
 
 
 class Replica:
     """One seat's replica, or an observer's (``signer`` and ``guard`` None).
 
-    ``journal`` is what the journal's file holds: what survives of it is restored. ``verify`` is asked for the
+    ``journal`` is what the journal's file holds: what survives of it is restored. ``certificates`` above the root
+    come from the chain's own store (see ``root_of``). ``verify`` is asked for the
     journal's certificates alone; those of peers are verified by the shell between ``receive`` and ``admit``.
     """
 
@@ -236,6 +256,7 @@ class Replica:
         signer: Signer | None = None,
         guard: Guard | None = None,
         journal: bytes = b"",
+        certificates: tuple[Certificate, ...] = (),
         verify: Verifier = verify_checks,
         compact_bytes: int = COMPACT_BYTES,
         last_height: int | None = None,
@@ -260,6 +281,7 @@ class Replica:
         self._is_journal_dirty = False
         self._proposal: tuple[int, bytes] | None = None
         restored, whole = self._restore(journal, root, verify)
+        restored = restored._replace(certificates=(*restored.certificates, *certificates))
         self._torn = journal[:whole] if whole < len(journal) else None
         self.core = self.core_type(
             committee=committee,
@@ -515,10 +537,11 @@ class Replica:
                     if self._proposal is not None and self._proposal[0] == proposal_view:
                         after.append(Broadcast(self._proposal[1], True))
                 case c.DropBlocks(block_hashes):
-                    for block_hash in block_hashes:
-                        if block_hash not in self._committing:
-                            self._blocks.pop(block_hash, None)
-                            self._journalled.discard(block_hash)
+                    dropped = tuple([known for known in block_hashes if known not in self._committing])
+                    for block_hash in dropped:
+                        self._blocks.pop(block_hash, None)
+                        self._journalled.discard(block_hash)
+                    after.append(c.DropBlocks(dropped))
                 case c.Commit(_, block_hashes, _):
                     self._committing.update(block_hashes)
                     after.append(effect)

@@ -1,4 +1,4 @@
-"""Scenarios from one number: who is faulty, what the network does, when power fails; then it heals, and lives on."""
+"""Scenarios from one number: who is faulty, what the network does, when power fails; then it heals."""
 
 from __future__ import annotations
 
