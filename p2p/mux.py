@@ -68,7 +68,7 @@ class MuxLimits:
         ClassLimits(16 * MIB, 2 * MIB),
     )
     bulk_window_bytes: int = 8 * MIB
-    """Bulk received and not yet dealt with; at least four messages, so that the window never locks."""
+    """Bulk received and not yet dealt with; at least four messages, or credit given late could lock it."""
     reassembly_bytes_max: int = 32 * MIB
     """Announced size of all messages of which a part has come."""
     partial_messages_max: int = 64
@@ -115,6 +115,7 @@ class Mux:
 
     def __init__(self, session: Session, limits: MuxLimits | None = None) -> None:
         self.limits = limits or MuxLimits()
+        assert self.limits.bulk_window_bytes >= 4 * self.limits.classes[Class.BULK].message_bytes_max
         self.session = session
         self._send = session.send
         self._receive = session.receive

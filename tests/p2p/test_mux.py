@@ -95,7 +95,7 @@ def test_a_short_answer_overtakes_a_long_one() -> None:
 
 
 def test_what_votes_and_blocks_leave_is_shared_sixty_thirty_ten() -> None:
-    sender, _ = pair(MuxLimits(classes=(ClassLimits(64 * MIB, 9 * MIB),) * 5))
+    sender, _ = pair(MuxLimits(classes=(ClassLimits(64 * MIB, MIB),) * 5))
     for _ in range(2000):
         for cls in (Class.GOSSIP, Class.REQUEST, Class.BULK):
             sender.queue(cls, 1, bytes(1000))
@@ -154,9 +154,10 @@ def test_bulk_stops_at_the_window_until_the_receiver_has_dealt_with_some() -> No
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(40_000, 90_000))
+@given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(160_000, 200_000))
 def test_bulk_of_any_sizes_never_locks_at_the_window(sizes: list[int], window: int) -> None:
-    sender, receiver = pair(MuxLimits(bulk_window_bytes=window))
+    classes = (*MuxLimits().classes[:4], ClassLimits(16 * MIB, 40_000))
+    sender, receiver = pair(MuxLimits(classes=classes, bulk_window_bytes=window))
     for size in sizes:
         sender.queue(Class.BULK, 3, bytes(size))
     assert [len(m.body) for m in drain(sender, receiver)] == sizes

@@ -242,7 +242,7 @@ async def test_a_peer_that_goes_silent_or_garbles_is_dropped_alone(wires: Wires,
 
 
 async def test_who_garbles_again_and_again_is_banned(wires: Wires, autojump_clock: object) -> None:
-    alice = in_memory(0, wires)
+    alice = in_memory(0, wires, ban_s=60)
     async with running(alice, wires=wires):
         for _ in range(8):
             stream, _ = await connect_raw(alice, identity(1))

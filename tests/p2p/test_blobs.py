@@ -1,0 +1,197 @@
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.blobs import PIECE_BYTES, BlobStore, Manifest, PieceInvalid
+from p2p.errors import BlobUnavailable, PeerUnreachable, RequestRefused
+from p2p.limits import NetworkLimits
+from p2p.transfer import METHOD_PIECE, BlobTransfer
+from state.primitives.errors import DecodeError, DekubeError
+
+CONTENT = Random(5).randbytes(5 * PIECE_BYTES + 3)
+MIB = 1024 * 1024
+
+
+def store(root: Path, budget_bytes: int = 64 * MIB) -> BlobStore:
+    return BlobStore(root, budget_bytes=budget_bytes)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1])
+def test_what_is_added_is_there_under_its_content_s_name(tmp_path: Path, size: int) -> None:
+    blobs = store(tmp_path / "blobs")
+    name = blobs.add(CONTENT[:size])
+    (tmp_path / "file").write_bytes(CONTENT[:size])
+    assert blobs.add_file(tmp_path / "file") == name
+    assert blobs.read(name) == blobs.path(name).read_bytes() == CONTENT[:size]
+    again = store(tmp_path / "blobs")
+    assert again.blobs() == [name] and again.read(name) == CONTENT[:size]
+
+
+def test_only_verified_pieces_are_written_and_a_restart_resumes(tmp_path: Path) -> None:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    manifest = source.manifest(name)
+    assert manifest is not None
+    with pytest.raises(PieceInvalid):
+        target.begin(manifest.encode() + b"x", name=name)
+    target.begin(manifest.encode(), name=name)
+    for index in (0, 3):
+        piece = source.read_piece(name, index)
+        assert piece is not None
+        with pytest.raises(PieceInvalid):
+            target.write_piece(name, index, piece[:-1] + b"?")
+        with pytest.raises(PieceInvalid):
+            target.write_piece(name, index + 1, piece)
+        assert not target.write_piece(name, index, piece)
+    with pytest.raises(PieceInvalid):
+        target.write_piece(name, 99, b"")
+    # A machine that stopped: a piece noted as written whose bytes never reached the disk.
+    with (tmp_path / "target" / name.hex() / "data").open("r+b") as file:
+        file.seek(3 * PIECE_BYTES)
+        file.write(bytes(100))
+    resumed = store(tmp_path / "target")
+    assert resumed.missing(name) == [1, 2, 3, 4, 5]
+    with pytest.raises(BlobUnavailable):
+        resumed.path(name)
+    for index in resumed.missing(name):
+        piece = source.read_piece(name, index)
+        assert piece is not None
+        resumed.write_piece(name, index, piece)
+    assert resumed.read(name) == CONTENT
+
+
+def test_damage_on_disk_is_noticed_not_served(tmp_path: Path) -> None:
+    blobs = store(tmp_path)
+    name = blobs.add(CONTENT)
+    with (tmp_path / name.hex() / "data").open("r+b") as file:
+        file.seek(2 * PIECE_BYTES)
+        file.write(b"damage")
+    assert blobs.read_piece(name, 1) is not None
+    assert blobs.read_piece(name, 2) is None
+    assert not blobs.is_complete(name) and blobs.missing(name) == [2]
+    blobs.write_piece(name, 2, CONTENT[2 * PIECE_BYTES : 3 * PIECE_BYTES])
+    assert blobs.is_complete(name)
+    (tmp_path / name.hex() / "manifest").write_bytes(b"damage")
+    assert store(tmp_path).blobs() == []
+
+
+def test_the_budget_is_kept_and_the_least_recently_used_give_way(tmp_path: Path) -> None:
+    blobs = store(tmp_path, budget_bytes=4 * MIB)
+    first, second, third = (blobs.add(bytes([n]) * (MIB + n)) for n in range(3))
+    blobs.read(first)
+    blobs.pin(second)
+    fourth = blobs.add(b"4" * 2 * MIB)
+    assert set(blobs.blobs()) == {second, fourth, first} - ({first} if not blobs.is_complete(first) else set())
+    assert not blobs.is_complete(third) and blobs.is_complete(second)
+    assert blobs.used_bytes <= 4 * MIB
+    with pytest.raises(BlobUnavailable):
+        blobs.add(bytes(5 * MIB))
+    assert blobs.is_complete(second)
+    blobs.unpin(second)
+    blobs.remove(second)
+    assert sum(f.stat().st_size for f in tmp_path.rglob("data")) == blobs.used_bytes
+
+
+@given(st.binary(max_size=200))
+def test_manifests_decode_strictly(data: bytes) -> None:
+    try:
+        assert Manifest.decode(data).encode() == data
+    except DecodeError:
+        pass
+
+
+@given(st.data())
+def test_mutated_manifests_are_refused_or_another_blob(data: st.DataObject) -> None:
+    manifest = Manifest(2 * PIECE_BYTES - 5, (b"a" * 32, b"b" * 32))
+    raw = bytearray(manifest.encode())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        assert Manifest.decode(bytes(raw)).blob_id != manifest.blob_id
+    except DecodeError:
+        pass
+
+
+class Sources:
+    """Peers as the transfer sees them: functions from (method, body) to an answer."""
+
+    def __init__(self, good: BlobTransfer) -> None:
+        self.good = good.served()
+        self.behaviour: dict[bytes, str] = {}
+        self.asked: list[bytes] = []
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes:
+        await trio.lowlevel.checkpoint()
+        behaviour = self.behaviour.get(address, "good")
+        if behaviour == "gone":
+            raise PeerUnreachable("gone")
+        if method == METHOD_PIECE:
+            self.asked.append(address)
+            if behaviour == "liar":
+                return bytes(PIECE_BYTES)
+            if behaviour == "busy twice" and self.asked.count(address) <= 2:
+                raise RequestRefused("busy")
+            if behaviour == "stuck":
+                await trio.sleep_forever()
+        try:
+            return await self.good[method](b"me", body)
+        except DekubeError as error:
+            raise RequestRefused(error.code) from None
+
+
+async def fetched(tmp_path: Path, behaviours: Sequence[str]) -> tuple[Path, Sources, list[int]]:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    limits = NetworkLimits()
+    sources = Sources(BlobTransfer(source, None, limits))  # type: ignore[arg-type]
+    names = [bytes([n]) * 20 for n in range(len(behaviours))]
+    sources.behaviour = dict(zip(names, behaviours, strict=True))
+    steps: list[int] = []
+    transfer = BlobTransfer(target, sources.request, limits)
+    with trio.fail_after(20):
+        path = await transfer.fetch(name, names, lambda done, _all: steps.append(done))
+    return path, sources, steps
+
+
+@pytest.mark.parametrize(
+    "behaviours",
+    [("good",), ("gone", "good"), ("liar", "good"), ("busy twice",), ("stuck", "good"), ("good",) * 4],
+    ids="+".join,
+)
+async def test_pieces_come_from_whoever_has_them(tmp_path: Path, behaviours: Sequence[str]) -> None:
+    path, sources, steps = await fetched(tmp_path, behaviours)
+    assert path.read_bytes() == CONTENT
+    assert steps[-1] == 6 and steps == sorted(steps)
+    if "liar" in behaviours:
+        assert sources.asked.count(bytes(20)) <= 2  # as many as were under way, and never again
+
+
+async def test_without_an_honest_source_the_fetch_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BlobUnavailable):
+        await fetched(tmp_path, ("gone", "liar"))
+    with pytest.raises(BlobUnavailable):
+        await fetched(tmp_path, ())
+
+
+async def test_two_callers_share_one_fetch(tmp_path: Path) -> None:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    limits = NetworkLimits(blob_requests_per_source=1)
+    sources = Sources(BlobTransfer(source, None, limits))  # type: ignore[arg-type]
+    transfer = BlobTransfer(target, sources.request, limits)
+    paths: list[Path] = []
+
+    async def fetch() -> None:
+        paths.append(await transfer.fetch(name, [b"s" * 20], None))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetch)
+        nursery.start_soon(fetch)
+    assert len(set(paths)) == 1 and len(sources.asked) == 6
+    assert paths[0].read_bytes() == CONTENT

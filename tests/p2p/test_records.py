@@ -1,0 +1,162 @@
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.addrbook import BUCKET_ENTRIES_MAX, BUCKETS, AddressBook, group_of
+from p2p.errors import RecordInvalid
+from p2p.identity import NO_ROLES
+from p2p.records import RECORD_BYTES_MAX, RECORD_LIFE_MS, PeerRecord, sign_record, verify_record
+from p2p.transport import Endpoint
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from tests.p2p.helpers import GENESIS, NOW_MS, account, identity
+
+HOME = Endpoint("192.0.2.1", 30303)
+RELAYED = Endpoint("relay.example.net", 7001, account(9).address)
+
+
+def check(data: bytes, now_ms: int = NOW_MS) -> PeerRecord:
+    return verify_record(data, genesis_hash=GENESIS, now_ms=now_ms)
+
+
+def test_records_are_verified_back_to_the_account() -> None:
+    record = sign_record(identity(1), (HOME, RELAYED), now_ms=NOW_MS)
+    assert check(record.data) == record
+    assert record.address == account(1).address and record.endpoints == (HOME, RELAYED)
+
+
+def test_endpoints_that_do_not_fit_are_left_out() -> None:
+    long = tuple(Endpoint("h" * 60, 60000 + n, account(n).address) for n in range(8))
+    record = sign_record(identity(1), long, now_ms=NOW_MS)
+    assert len(record.data) <= RECORD_BYTES_MAX and 0 < len(record.endpoints) <= 4
+    assert check(record.data).endpoints == long[: len(record.endpoints)]
+
+
+def test_records_of_another_time_chain_or_signer_are_refused() -> None:
+    record = sign_record(identity(1), (HOME,), now_ms=NOW_MS)
+    with pytest.raises(RecordInvalid):
+        check(record.data, NOW_MS + RECORD_LIFE_MS)
+    with pytest.raises(RecordInvalid):
+        check(record.data, NOW_MS - 2 * 3_600_000)
+    with pytest.raises(RecordInvalid):
+        verify_record(record.data, genesis_hash=b"h" * 32, now_ms=NOW_MS)
+    other = replace(identity(1), signer=identity(2).signer)
+    with pytest.raises(RecordInvalid):
+        check(sign_record(other, (HOME,), now_ms=NOW_MS).data)
+    moved = decode(record.data, limit_bytes=RECORD_BYTES_MAX)
+    moved[3] = ["tcp:198.51.100.66:1"]
+    with pytest.raises(RecordInvalid):
+        check(encode(moved))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_mutated_records_are_refused_with_one_error(data: st.DataObject) -> None:
+    raw = bytearray(sign_record(identity(1), (HOME, RELAYED), now_ms=NOW_MS).data)
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = check(bytes(raw))
+    except RecordInvalid:
+        return
+    # Only a change that is none, or one that names a nobody, can pass: never another content for this account.
+    assert (
+        found.address != account(1).address
+        or bytes(raw) == sign_record(identity(1), (HOME, RELAYED), now_ms=NOW_MS).data
+    )
+
+
+@given(
+    st.one_of(
+        st.text(max_size=140),
+        st.from_regex(r"(tcp|relay:[0-9a-f]{40}):[a-z0-9.\[\]:-]{0,40}:[0-9]{1,6}", fullmatch=True),
+    )
+)
+def test_endpoints_have_one_spelling_or_none(text: str) -> None:
+    try:
+        endpoint = Endpoint.parse(text)
+    except DecodeError:
+        return
+    assert str(endpoint) == text and 0 < endpoint.port < 65536
+
+
+def book(seed: int = 0) -> AddressBook:
+    return AddressBook(key=seed.to_bytes(32, "big"), genesis_hash=GENESIS)
+
+
+def fake(number: int, endpoint: Endpoint, sequence: int = 1) -> PeerRecord:
+    """A record as the book sees it: verified elsewhere."""
+    certificate = replace(identity(0).certificate, sequence=1)
+    address = number.to_bytes(20, "big")
+    return PeerRecord(address, certificate, sequence, NOW_MS + RECORD_LIFE_MS, (endpoint,), b"")
+
+
+def test_newer_records_replace_older_ones_only() -> None:
+    addresses = book()
+    assert addresses.add(fake(1, HOME, sequence=5), source=b"")
+    assert not addresses.add(fake(1, RELAYED, sequence=5), source=b"")
+    assert not addresses.add(fake(1, RELAYED, sequence=4), source=b"")
+    assert addresses.add(fake(1, RELAYED, sequence=6), source=b"")
+    found = addresses.get(fake(1, HOME).address)
+    assert found is not None and found.endpoints == (RELAYED,)
+
+
+def test_one_corner_of_the_network_cannot_fill_the_book_or_drive_out_known_peers() -> None:
+    addresses = book()
+    known = [fake(n, Endpoint(f"10.{n}.0.1", 1)) for n in range(60)]
+    for record in known:
+        assert addresses.add(record, source=b"")
+        addresses.succeeded(record.address)
+    for number in range(1000, 2000):  # one /16, one teller
+        addresses.add(fake(number, Endpoint(f"203.0.{number % 250}.{number // 250}", 1)), source=b"sybil")
+    assert len(addresses) <= len(known) + BUCKET_ENTRIES_MAX
+    assert all(record.address in addresses for record in known)
+    random = Random(1)
+    for number in range(4000, 8_000):  # everything from everywhere: bounded all the same
+        host = ".".join(str(random.randrange(1, 255)) for _ in range(4))
+        addresses.add(fake(number, Endpoint(host, 1)), source=random.randbytes(20))
+    assert len(addresses) <= BUCKETS * BUCKET_ENTRIES_MAX
+    assert all(record.address in addresses for record in known)
+
+
+def test_peers_that_never_answer_are_forgotten_and_asked_last() -> None:
+    addresses = book()
+    for number in (1, 2):
+        addresses.add(fake(number, Endpoint(f"10.{number}.0.1", 1)), source=b"")
+    bad, good = fake(1, HOME).address, fake(2, HOME).address
+    addresses.failed(bad)
+    assert addresses.candidates(Random(1), exclude=()) == [good, bad]
+    assert addresses.candidates(Random(1), exclude=[good]) == [bad]
+    for _ in range(8):
+        addresses.failed(bad)
+    assert bad not in addresses and len(addresses) == 1
+
+
+def test_the_book_is_kept_over_a_restart_and_checked_again() -> None:
+    addresses = book()
+    records = [sign_record(identity(n), (HOME,), now_ms=NOW_MS) for n in range(5)]
+    for record in records:
+        addresses.add(record, source=b"")
+    data = addresses.encode()
+    again = book(1)
+    again.load(data, now_ms=NOW_MS)
+    assert {r.address for r in again.records()} == {r.address for r in records}
+    later = book(2)
+    later.load(data, now_ms=NOW_MS + RECORD_LIFE_MS)
+    assert len(later) == 0
+    again.expire(NOW_MS + RECORD_LIFE_MS)
+    assert len(again) == 0
+    for damaged in (b"", b"\xff", data[:-1], encode([1]), encode([[b"x", 2]])):
+        with pytest.raises(DecodeError):
+            book().load(damaged, now_ms=NOW_MS)
+
+
+def test_groups_are_networks_not_addresses() -> None:
+    assert group_of(Endpoint("192.0.2.1", 1)) == group_of(Endpoint("192.0.99.2", 5))
+    assert group_of(Endpoint("192.0.2.1", 1)) != group_of(Endpoint("192.1.2.1", 1))
+    assert group_of(Endpoint("2001:db8::1", 1)) == group_of(Endpoint("2001:db8:5::1", 1))
+    assert group_of(RELAYED) == group_of(replace(RELAYED, port=2)) != group_of(HOME)
+    assert identity(1, roles=NO_ROLES).certificate.roles == NO_ROLES
