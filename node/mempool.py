@@ -313,6 +313,8 @@ class Mempool:
         fee, tip = (-(-value * percent // _PERCENT) for value in (old.fee, old.tip))
         if new.fee < fee or new.tip < tip:
             raise ReplacementUnderpriced(needed_fee=fee, needed_tip=tip)
+        if self._bytes - old.size + new.size > self._options.bytes_max:
+            raise MempoolFull
 
     def _check_room(self, address: bytes, sender: _Sender, new: _Entry) -> bytes | None:
         """Return the sender whose last transaction ``new`` pushes out, None when there is room, or raise."""

@@ -25,11 +25,11 @@ class Reader(Protocol):
 class Empty:
     """The state before the genesis."""
 
-    def get(self, key: bytes) -> bytes | None:  # noqa: ARG002
+    def get(self, key: bytes) -> bytes | None:
         """Return None."""
         return None
 
-    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:  # noqa: ARG002
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return no entries."""
         return []
 

@@ -154,6 +154,15 @@ def test_a_tenth_more_replaces() -> None:
     assert old.transaction.hash not in world.pool
 
 
+def test_a_larger_replacement_must_find_room() -> None:
+    world = World(bytes_max=1_000)
+    world.pool.add(wish(ANN, 0, size=600))
+    world.pool.add(wish(BEN, 0, size=300))
+    assert refusal(world, wish(BEN, 0, size=401, fee=200, tip=20)).code == "mempool_full"
+    assert world.pool.add(wish(BEN, 0, size=400, fee=200, tip=20)).replaced is not None
+    assert world.pool.size_bytes == 1_000
+
+
 def test_a_full_pool_gives_room_to_who_pays_more() -> None:
     world = World(transactions_max=4)
     first, last = wish(ANN, 0, fee=300), wish(ANN, 1, fee=50)
@@ -353,4 +362,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
