@@ -471,8 +471,10 @@ class Link:
                     return None
         return found
 
-    async def _next_head(self, until: float) -> bool:
-        """Wait for a new head; return False when the time ``until`` is over first."""
+    async def _head_above(self, height: int, until: float) -> bool:
+        """Wait for a head above ``height``; return False when the time ``until`` is over first."""
+        if self._head is not None and self._head.height > height:
+            return True  # it came while the caller was waiting for something else
         if len(self._waiters) >= self._options.waiters_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests wait", retry_after_s=1)
         loop = asyncio.get_running_loop()
@@ -487,16 +489,17 @@ class Link:
     async def wait_transaction(self, transaction_hash: bytes, timeout_ms: int) -> tuple[int, int] | None:
         """Return height and index as soon as a transaction is final, None when the time is over."""
         until = asyncio.get_running_loop().time() + timeout_ms / 1000
-        while (place := await self.locate(transaction_hash)) is None:
-            if not await self._next_head(until):
-                return None
-        return place
+        while True:
+            height = self.head.height
+            place = await self.locate(transaction_hash)
+            if place is not None or not await self._head_above(height, until):
+                return place
 
     async def wait_height(self, height: int) -> None:
         """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
         until = asyncio.get_running_loop().time() + MIN_HEIGHT_WAIT_MS / 1000
         while self.head.height < height:
-            if not await self._next_head(until):
+            if not await self._head_above(self.head.height, until):
                 raise HeightNotReached(height=self.head.height, min_height=height)
 
     async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:

@@ -330,13 +330,12 @@ async def test_batches_and_malformed_requests(tmp_path: Path) -> None:
             }
             for n in range(500)
         ]
-        batch += [
+        last: list[Any] = [
             {"jsonrpc": "2.0", "method": "dekube_getBalance", "params": [address]},
             {"jsonrpc": "2.0", "id": "no", "method": "nope"},
             {"jsonrpc": "2.0", "id": "block", "method": "dekube_getBlock", "params": [1, True]},
         ]
-        batch += [5]
-        answers = await it.raw(batch)
+        answers = await it.raw([*batch, *last, 5])
         by_id = {answer["id"]: answer for answer in answers}
         assert len(answers) == 503
         assert all(by_id[n]["result"]["balance"] == "0" for n in range(500))

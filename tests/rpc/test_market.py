@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from rpc.errors import RpcError
+from rpc.errors import RpcError, number_of
 from rpc.events import EVENTS
 from rpc.market import MARKET_METHODS
 from rpc.surface import DOCUMENT, SURFACE
 from rpc.table import bind
 from rpc.view import Description, Head
+from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.receipts import EventType
 from state.view import Overlay
-from tasks.queries import Action
+from tasks.registry import NodeRole
 from tasks.spec import encode_spec
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
-from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+from tests.tasks.world import QUICK, REQUESTER, Manners, World, spec
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
 
@@ -68,3 +69,121 @@ class WorldNode:
             if cursor is None:
                 return items
             assert len(page["items"]) == limit
+
+
+async def see(node: WorldNode, task: bytes) -> Any:
+    """Ask everything about a task; return the task."""
+    name = hexed(task)
+    windows = await node.all("dekube_getTaskWindows", name)
+    for window in windows:
+        seen.add(f"window {window['phase']}")
+    bill = await node.call("dekube_getBill", name)
+    lines = await node.all("dekube_getBill", name, limit=3)
+    totals = {key: int(value) for key, value in bill["totals"].items()}
+    assert totals["deposited"] == sum(totals[key] for key in ("locked", "paid", "refunded", "burned"))
+    for key in ("paid", "refunded", "burned"):
+        assert totals[key] == sum(int(line["amount"]) for line in lines if line["movement"] == key)
+    found = (await node.call("dekube_getTask", name))["task"]
+    history = await node.all("dekube_getTaskHistory", name, limit=2)
+    assert [entry["number"] for entry in history] == list(range(found["history"]))
+    assert history[-1]["after"] == found["phase"]
+    listed = await node.call("dekube_getTasks", found["phase"])
+    assert [item["id"] for item in listed["items"]] == [found["id"]]
+    for machine in node.world.machines:
+        await node.call("dekube_getDuties", hexed(machine))
+    seen.add(found["phase"])
+    return found
+
+
+seen: set[str] = set()
+
+
+async def test_every_phase_of_a_task_is_shown() -> None:
+    # A liar works first; its window is disputed, a jury convicts it, an honest machine goes on.
+    world = World()
+    node = WorldNode(world)
+    world.add_machine(1, manners=Manners(lies=True), price=1, roles=NodeRole.COMPUTE)
+    for name in range(2, 9):
+        world.add_machine(name, operator=bytes([name]) * 20)
+    task = world.create()
+    for _ in range(400):
+        world.block()
+        found = await see(node, task)
+        if found["group"] == "ended":
+            break
+        world.act()
+    assert found["phase"] == "settled", found
+    assert {"assigned", "preparing", "running", "verifying", "settled"} <= seen
+    assert {"window final", "window void", "window jury_sealing"} <= seen
+    assert found["spec"]["raw"] == hexed(encode_spec(spec()))
+    workers = {entry["actor"] for entry in await node.all("dekube_getTaskHistory", hexed(task))}
+    assert len(workers) > 2
+    earned = 0
+    for machine in world.machines:
+        earnings = await node.call("dekube_getEarnings", hexed(machine))
+        assert int(earnings["total"]) == sum(int(value) for value in earnings["earnings"].values())
+        earned += int(earnings["total"])
+    assert earned == int((await node.call("dekube_getBill", hexed(task)))["totals"]["paid"]) > 0
+
+
+async def test_lists_are_of_one_height_and_whole() -> None:
+    world = World()
+    node = WorldNode(world)
+    for name in range(1, 6):
+        world.add_machine(name)
+    tasks = []
+    for _ in range(7):
+        tasks.append(hexed(world.create(spec(gpus=3))))
+        world.block()
+    filters: tuple[dict[str, str], ...] = ({}, {"phase": "matching"}, {"requester": hexed(REQUESTER)})
+    for named in filters:
+        for limit in (1, 2, 3, 7, 100):
+            assert [item["id"] for item in await node.all("dekube_getTasks", limit=limit, **named)] == tasks
+    assert await node.all("dekube_getTasks", worker=hexed(b"\1" * 20)) == []
+    nodes = await node.all("dekube_getNodes", limit=2)
+    assert [item["address"].lower() for item in nodes] == [hexed(bytes([n]) * 20) for n in range(1, 6)]
+    first = await node.call("dekube_getTasks", limit=2)
+    height = first["at"]["height"]
+    world.create()
+    world.block()
+    second = await node.call("dekube_getTasks", cursor=first["next"])
+    assert second["at"]["height"] == height < world.height
+
+    assert (await node.call("dekube_getNode", hexed(b"\1" * 20)))["node"]["roles"] == ["compute", "verify"]
+    assert (await node.call("dekube_getNode", hexed(b"\x77" * 20)))["node"] is None
+    assert (await node.call("dekube_getTask", hexed(bytes(32))))["task"] is None
+    budget = await node.call("dekube_quoteTask", hexed(encode_spec(spec())))
+    assert int(budget["total"]) == sum(int(budget[key]) for key in ("price", "verification", "fee"))
+
+
+async def test_unknown_tasks_and_foreign_cursors_are_refused() -> None:
+    world = World()
+    node = WorldNode(world)
+    for _ in range(3):
+        task = hexed(world.create())
+        world.block()
+    for name in ("dekube_getTaskHistory", "dekube_getTaskWindows", "dekube_getBill"):
+        with pytest.raises(ProtocolError) as caught:
+            await node.call(name, hexed(bytes(32)))
+        assert number_of(caught.value.code) == -32001
+    cursor = (await node.call("dekube_getTasks", limit=1))["next"]
+    foreign: tuple[tuple[str, dict[str, str]], ...] = (
+        ("dekube_getTasks", {"phase": "running"}),
+        ("dekube_getTasks", {"requester": hexed(REQUESTER)}),
+        ("dekube_getNodes", {}),
+        ("dekube_getTaskHistory", {"task": task}),
+    )
+    for name, named in foreign:
+        with pytest.raises(RpcError) as refused:
+            await node.call(name, cursor=cursor, **named)
+        assert refused.value.reason == "invalid_params"
+    with pytest.raises(RpcError):
+        await node.call("dekube_getTasks", phase="running", requester=hexed(REQUESTER))
+    with pytest.raises(DecodeError):
+        await node.call("dekube_quoteTask", "0x80")
+
+
+def test_all_events_of_the_market_are_known() -> None:
+    names = {kind.name for kind in EVENTS.values()}
+    assert {"Staked", "NodeRegistered", "TaskCreated", "TaskPhase", "WindowPhase", "Locked", "Paid"} <= names
+    assert {method.name for method in MARKET_METHODS} <= SURFACE.keys()
