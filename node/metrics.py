@@ -11,6 +11,7 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
+from consensus.service import METRICS
 from state.primitives.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,58 +30,37 @@ class NodeMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
-        self.epoch = Gauge("sdbft_epoch", "Epoch of the committee", registry=r)
-        self.view = Gauge("sdbft_view", "Current view", registry=r)
-        self.finalized_height = Gauge("sdbft_finalized_height", "Height of the newest final block", registry=r)
-        self.finalized_view_lag = Gauge("sdbft_finalized_view_lag", "Views since the last final one", registry=r)
-        self.backoff_exponent = Gauge("sdbft_backoff_exponent", "Exponent of the time-outs' back-off", registry=r)
-        self.notarization_latency = Histogram(
-            "sdbft_notarization_latency_seconds", "Entering a view to its NOTARIZE certificate",
-            buckets=ROUND_BUCKETS, registry=r,
-        )  # fmt: skip
-        self.finalization_latency = Histogram(
-            "sdbft_finalization_latency_seconds", "Entering a view to its FINALIZE certificate",
-            buckets=ROUND_BUCKETS, registry=r,
-        )  # fmt: skip
-        self.proposal_build = Histogram(
-            "sdbft_proposal_build_seconds", "Building an own block", buckets=FAST_BUCKETS, registry=r
-        )
-        self.block_execute = Histogram(
-            "sdbft_block_execute_seconds",
-            "Executing a block, its trie update included",
-            buckets=FAST_BUCKETS,
-            registry=r,
-        )
-        self.guard_fsync = Histogram(
-            "sdbft_vote_guard_fsync_seconds",
-            "Making a vote durable before it leaves",
-            buckets=FAST_BUCKETS,
-            registry=r,
-        )
-        self.view_timeouts = Counter(
-            "sdbft_view_timeouts", "Views this seat voted to skip, by reason", ["reason"], registry=r
-        )
-        self.nullifications = Counter("sdbft_nullifications", "Views that were skipped", ["leader"], registry=r)
-        self.votes = Counter("sdbft_votes", "Votes received", ["kind", "result"], registry=r)
-        self.seat_last_vote_view = Gauge(
-            "sdbft_seat_last_vote_view", "Newest view a seat has voted in", ["seat"], registry=r
-        )
-        self.equivocations = Counter("sdbft_equivocations", "Equivocations found", ["type"], registry=r)
-        self.guard_refusals = Counter("sdbft_guard_refusals", "Votes the guard refused", ["rule"], registry=r)
-        self.certificates = Counter(
-            "sdbft_certificates", "Certificates formed or taken", ["kind", "source"], registry=r
-        )
-        self.retransmits = Counter("sdbft_retransmits", "Retransmissions", registry=r)
-        self.blocksync_lag = Gauge(
-            "sdbft_blocksync_lag_blocks", "Blocks behind the best certified height", registry=r
-        )
-        self.state_divergence = Gauge(
-            "sdbft_state_divergence",
-            "1 when a certified block led to another state here: page at once",
-            registry=r,
-        )
+        self._consensus: dict[str, Any] = {}
+        for name, (kind, labels) in METRICS.items():
+            text = name.removesuffix("_total").replace("_", " ")
+            if kind == "histogram":
+                buckets = ROUND_BUCKETS if "latency" in name else FAST_BUCKETS
+                self._consensus[name] = Histogram(f"sdbft_{name}", text, labels, buckets=buckets, registry=r)
+            else:
+                cls = Gauge if kind == "gauge" else Counter
+                self._consensus[name] = cls(f"sdbft_{name}", text, labels, registry=r)
         self._node: Node | None = None
         r.register(self)
+
+    # What the consensus service calls (consensus.service.Metrics).
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter."""
+        self._labelled(name, labels).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._labelled(name, labels).set(value)
+
+    def observe(self, name: str, value: float) -> None:
+        """Add to a histogram, in seconds."""
+        self._consensus[name].observe(value)
+
+    def _labelled(self, name: str, labels: dict[str, str]) -> Any:
+        metric = self._consensus[name]
+        return metric.labels(**labels) if labels else metric
+
+    # The node's own.
 
     def watch(self, node: Node) -> None:
         """Take the node's own numbers at each scrape."""

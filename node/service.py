@@ -113,6 +113,7 @@ class Node:
                 self.network,
                 self.options,
                 home=self.home,
+                secret=self.account.secret,
                 is_synced=self.agreement.is_synced,
             )
             self.view = LiveNode(self)

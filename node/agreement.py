@@ -1,0 +1,272 @@
+"""Consensus in the node: its service between the chain tree, the peers and the vote key."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from consensus.committee import Committee, Seat
+from consensus.core import ConsensusParameters, Root
+from consensus.guard import Guard, GuardMissing
+from consensus.guard_log import VoteDirectory
+from consensus.service import BuildRequest, ConsensusService
+from consensus.wire import decode_certificate
+from node.chain import Body, decode_body
+from node.home import Home
+from node.ledger import NodeLedger
+from node.metrics import NodeMetrics
+from node.verifier import SignatureVerifier
+from p2p.frame import Class
+from p2p.service import Network
+from state.primitives.blocks import Block, header_hash
+from state.primitives.genesis import read_parameters
+from state.primitives.keys import SecretKey
+from state.transition.runtime import Checked
+from state.transition.staking import load_committee
+
+__all__ = ["Agreement", "Progress"]
+
+_log = structlog.get_logger("consensus")
+
+KIND_CONSENSUS: Final = 0x01
+KIND_CONSENSUS_BULK: Final = 0x02
+BODIES_MAX: Final = 16
+"""Blocks whose checked transactions are kept between check and execution."""
+LAG_BLOCKS_MAX: Final = 2
+"""A node further behind the best certified height than this is syncing."""
+EPOCH: Final = 0
+"""Committees change in a later version of the protocol; until then the founding one sits."""
+
+
+class Progress(NamedTuple):
+    """How far this node is; ``highest`` is the best height that a certificate was seen for."""
+
+    epoch: int
+    view: int
+    highest: int
+    is_syncing: bool
+
+
+class Agreement:
+    """Wires ``consensus.service`` and starts it."""
+
+    def __init__(
+        self, ledger: NodeLedger, verifier: SignatureVerifier, network: Network, metrics: NodeMetrics, *,
+        home: Home, vote: SecretKey | None,
+    ) -> None:  # fmt: skip
+        self._ledger = ledger
+        self._network = network
+        runtime = ledger.runtime
+        members = load_committee(ledger.store, EPOCH)
+        self.committee = Committee(
+            Seat(vote_key=member.vote_key, address=member.address, weight=member.weight) for member in members
+        )
+        self._directory: VoteDirectory | None = None
+        if vote is not None:
+            self._directory = _open_guard(home, runtime.genesis_hash, vote, is_fresh=ledger.store.tip.height == 0)
+        self.service = ConsensusService(
+            committee=self.committee,
+            genesis_hash=runtime.genesis_hash,
+            epoch=EPOCH,
+            root=_root(ledger),
+            parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
+            chain=_ChainPort(ledger, verifier),
+            network=_NetworkPort(network, self.committee),
+            wall_ms=wall_ms,
+            signer=vote,
+            directory=self._directory,
+            metrics=metrics,
+        )
+        network.on_message(KIND_CONSENSUS, self._receive)
+        network.on_message(KIND_CONSENSUS_BULK, self._receive)
+        network.set_persistent(seat.address for seat in self.committee.seats)
+        self._had_transactions = False
+        ledger.on_pool_changed = self._pool_changed
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the replica; see ConsensusService.run for what it raises."""
+        try:
+            await self.service.run(task_status)
+        finally:
+            if self._directory is not None:
+                self._directory.close()
+
+    def progress(self) -> Progress:
+        """Return how far this node is."""
+        status = self.service.status()
+        height = self._ledger.head().height
+        return Progress(
+            status.epoch, status.view, status.highest_height, status.highest_height > height + LAG_BLOCKS_MAX
+        )
+
+    def is_synced(self) -> bool:
+        """Tell whether the node follows the chain, as far as its peers have shown it."""
+        return not self.progress().is_syncing
+
+    async def _receive(self, peer: bytes, body: bytes) -> None:
+        self.service.receive(peer, body)
+
+    def _pool_changed(self) -> None:
+        has_transactions = self._ledger.mempool.pending_count > 0
+        if has_transactions != self._had_transactions:
+            self._had_transactions = has_transactions
+            self.service.mempool_changed(has_transactions)
+
+
+def wall_ms() -> int:
+    """Return this machine's clock, which only block times may depend on."""
+    return time.time_ns() // 1_000_000
+
+
+def _open_guard(home: Home, genesis: bytes, vote: SecretKey, *, is_fresh: bool) -> VoteDirectory:
+    """Open the vote guard. A key that may have voted before never votes without its record (SDBFT.md 3.6)."""
+    home.guard.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = VoteDirectory(home.guard)
+    try:
+        if not directory.has_guard():
+            if not is_fresh:
+                raise GuardMissing(
+                    f"{home.guard}: the record of this key's votes is gone; voting without it could get the key "
+                    "slashed. Restore it, or take a new vote key"
+                )
+            directory.create_guard(Guard(genesis, vote.vote_key))
+    except BaseException:
+        directory.close()
+        raise
+    return directory
+
+
+def _root(ledger: NodeLedger) -> Root:
+    tip = ledger.store.tip
+    stored = ledger.store.certificate(tip.height)
+    certificate = decode_certificate(stored) if stored else None
+    view = certificate.view if certificate is not None else 0
+    return Root(tip.block_hash, tip.height, view, tip.state_root, tip.receipt_root, certificate)
+
+
+class _NetworkPort:
+    """Consensus messages to peers: votes before everything, blocks before all but votes."""
+
+    def __init__(self, network: Network, committee: Committee) -> None:
+        self._network = network
+        self._seats = [seat.address for seat in committee.seats]
+
+    async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
+        """Send to one address."""
+        cls, kind = _lane(is_bulk)
+        self._network.send_now(address, cls, kind, data)
+
+    async def broadcast(self, data: bytes, is_bulk: bool) -> None:
+        """Send to every other seat and to every connected follower."""
+        cls, kind = _lane(is_bulk)
+        followers = (peer.address for peer in self._network.peers())
+        self._network.broadcast(dict.fromkeys((*self._seats, *followers)), cls, kind, data)
+
+    def blame(self, address: bytes, reason: str) -> None:
+        """Count what only a faulty node sends against it."""
+        _log.warning("a peer sent what only a faulty node sends", peer=address, reason=reason)
+        self._network.penalise(address, 10.0)
+
+
+def _lane(is_bulk: bool) -> tuple[Class, int]:
+    return (Class.BLOCK, KIND_CONSENSUS_BULK) if is_bulk else (Class.CONSENSUS, KIND_CONSENSUS)
+
+
+class _ChainPort:
+    """The chain tree, its long calls in worker threads."""
+
+    def __init__(self, ledger: NodeLedger, verifier: SignatureVerifier) -> None:
+        self._ledger = ledger
+        self._chain = ledger.chain
+        self._verifier = verifier
+        self._bodies: OrderedDict[bytes, Sequence[Checked]] = OrderedDict()
+
+    async def build(self, request: BuildRequest) -> Block | None:
+        limit = self._ledger.runtime.chain.transactions_max
+        transactions = self._ledger.take(limit, request.parent_hash)
+        block, chosen = await trio.to_thread.run_sync(lambda: self._build(request, transactions))
+        self._keep(header_hash(block.header), chosen)
+        return block
+
+    def _build(self, request: BuildRequest, transactions: Iterable[Checked]) -> tuple[Block, list[Checked]]:
+        return self._chain.build(
+            request.parent_hash,
+            epoch=request.epoch,
+            view=request.view,
+            seat=request.seat,
+            time_ms=request.time_ms,
+            voters_bitmap=request.voters_bitmap,
+            committee_hash=request.committee_hash,
+            transactions=transactions,
+        )
+
+    async def check(self, block: Block) -> None:
+        transactions = await self._body(header_hash(block.header), block)
+        await trio.to_thread.run_sync(lambda: self._chain.check(block, transactions, now_ms=wall_ms()))
+
+    async def execute(self, block_hash: bytes, block: Block) -> tuple[bytes, bytes]:
+        transactions = await self._body(block_hash, block)
+        executed = await trio.to_thread.run_sync(
+            lambda: self._chain.execute(block, transactions, block_hash=block_hash)
+        )
+        self._bodies.pop(block_hash, None)
+        return executed.state_root, executed.receipt_root
+
+    async def commit(self, block_hash: bytes, certificate: bytes) -> None:
+        blocks = await trio.to_thread.run_sync(lambda: self._chain.commit(block_hash, certificate))
+        self._ledger.on_commit(blocks)
+        for executed in blocks:
+            _log.info(
+                "final", height=executed.header.height, block=executed.block_hash, view=executed.header.view,
+                transactions=executed.header.tx_count, gas=executed.execution.gas_used,
+            )  # fmt: skip
+
+    def drop(self, block_hashes: tuple[bytes, ...]) -> None:
+        for block_hash in block_hashes:
+            self._bodies.pop(block_hash, None)
+        self._chain.drop(block_hashes)
+
+    async def block(self, block_hash: bytes) -> bytes | None:
+        height = self._ledger.store.height_of(block_hash)
+        return None if height is None else await trio.to_thread.run_sync(self._ledger.store.block, height)
+
+    async def blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
+        return await trio.to_thread.run_sync(self._blocks, from_height, count_max)
+
+    def _blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
+        store, found = self._ledger.store, []
+        for height in range(max(1, from_height), min(from_height + count_max, store.tip.height + 1)):
+            record, raw = store.height(height), store.block(height)
+            if record is None or raw is None:
+                break
+            found.append((record.block_hash, raw, store.certificate(height)))
+        return found
+
+    def time_ms(self, block_hash: bytes) -> int:
+        executed = self._chain.get(block_hash)
+        if executed is not None:
+            return executed.header.time_ms
+        return self._chain.tip.time_ms if block_hash == self._chain.tip.block_hash else 0
+
+    async def _body(self, block_hash: bytes, block: Block) -> Sequence[Checked]:
+        """Return the block's transactions, every signature checked: by the pool before, or now by the workers."""
+        known = self._bodies.get(block_hash)
+        if known is not None:
+            return known
+        body: Body = await trio.to_thread.run_sync(
+            lambda: decode_body(self._ledger.runtime, block.transactions, self._ledger.mempool.find)
+        )
+        addresses = await self._verifier.recover(body.batch) if body.batch else b""
+        checked = await trio.to_thread.run_sync(body.resolve, addresses)
+        self._keep(block_hash, checked)
+        return checked
+
+    def _keep(self, block_hash: bytes, checked: Sequence[Checked]) -> None:
+        self._bodies[block_hash] = checked
+        while len(self._bodies) > BODIES_MAX:
+            self._bodies.popitem(last=False)
