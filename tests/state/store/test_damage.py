@@ -109,8 +109,9 @@ from tests.state.store.chain import next_block, open_store, random_changes
 store = open_store(Path(sys.argv[1]))
 chance = random.Random(int(sys.argv[2]))
 print("open", store.tip.height, flush=True)
+many = {b"\\2" + bytes([a, b]): b"v" for a in range(60) for b in range(60)}  # enough for nodes to be written late
 while True:
-    store.commit(next_block(store, random_changes(chance, 60)))
+    store.commit(next_block(store, random_changes(chance, 60) if store.tip.height else many))
     print(store.tip.height, flush=True)
 """
 
