@@ -90,6 +90,8 @@ class Peer:
         self._stream = stream
         self._limits = limits
         self._wake = trio.Event()
+        self._room = trio.Event()
+        self._is_room_wanted = False
         self._scope = trio.CancelScope()
         self._heard_at = self.since
         self._asked: dict[int, _Asked] = {}
@@ -113,10 +115,19 @@ class Peer:
         self._wake.set()
         return queued
 
+    async def queue_when_room(self, cls: Class, kind: int, body: bytes) -> None:
+        """Queue a message as soon as its class has room. Raises PeerUnreachable when the connection ends first."""
+        while not self.queue(cls, kind, body):
+            if self.closed_for is not None:
+                raise PeerUnreachable(f"connection lost: {self.closed_for}")
+            self._is_room_wanted = True
+            await self._room.wait()
+
     def close(self, reason: str) -> None:
         """End the connection; ``run`` returns soon after."""
         if self.closed_for is None:
             self.closed_for = reason
+            self._room.set()
             self._scope.cancel()
 
     async def request(self, method: str, body: bytes, *, timeout_s: float, limit_bytes: int) -> bytes:
@@ -164,6 +175,7 @@ class Peer:
                     nursery.start_soon(self._read, nursery, dispatch, served)
         finally:
             self.closed_for = self.closed_for or "shutdown"
+            self._room.set()
             for asked in self._asked.values():
                 asked.done.set()
             await trio.aclose_forcefully(self._stream)
@@ -175,6 +187,10 @@ class Peer:
                     with trio.fail_after(self._limits.write_timeout_s):
                         await self._stream.send_all(record)
                     self.bytes_out += len(record)
+                    if self._is_room_wanted:
+                        self._is_room_wanted = False
+                        self._room.set()
+                        self._room = trio.Event()
                 self._wake = trio.Event()
                 await self._wake.wait()
         except trio.TooSlowError:
@@ -270,19 +286,18 @@ class Peer:
         try:
             with trio.fail_after(self._limits.serve_timeout_s):
                 answer = await served.handler(self.address, body)
+                message_bytes_max = self.mux.limits.classes[served.cls].message_bytes_max
+                if len(answer) > limit_bytes or len(answer) + _ID_BYTES > message_bytes_max:
+                    self._refuse(number, "answer_too_large")
+                else:
+                    head = number.to_bytes(_ID_BYTES, "big")
+                    await self.queue_when_room(served.cls, KIND_RESPONSE, head + answer)
         except DekubeError as error:
             self._refuse(number, error.code)
-            return
         except trio.TooSlowError:
             self._refuse(number, "busy")
-            return
         finally:
             self._serving -= 1
-        message_bytes_max = self.mux.limits.classes[served.cls].message_bytes_max
-        if len(answer) > limit_bytes or len(answer) + _ID_BYTES > message_bytes_max:
-            self._refuse(number, "answer_too_large")
-        elif not self.queue(served.cls, KIND_RESPONSE, number.to_bytes(_ID_BYTES, "big") + answer):
-            self._refuse(number, "busy")
 
     def _refuse(self, number: int, code: str) -> None:
         self.queue(Class.REQUEST, KIND_REFUSAL, number.to_bytes(_ID_BYTES, "big") + code.encode())

@@ -237,6 +237,16 @@ class Network:
         self._reach(address)
         return self._post(address, cls, kind, body)
 
+    async def send_when_room(self, address: bytes, cls: Class, kind: int, body: bytes) -> None:
+        """Queue a message for a connected peer as soon as its class has room, so that a sender of much is paced.
+
+        Raises PeerUnreachable where there is no connection, or when it ends first.
+        """
+        peer = self._peers.get(address)
+        if peer is None:
+            raise PeerUnreachable(f"0x{address.hex()} is not connected")
+        await peer.queue_when_room(cls, kind, body)
+
     def broadcast(self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes) -> int:
         """Queue a message for each of these addresses but our own; return how many took it."""
         own = self.identity.address

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -472,3 +473,65 @@ def test_renewing_keeps_the_address() -> None:
     with pytest.raises(AssertionError):
         network.renew(identity(1))
     assert StaticKey.generate().public != network.identity.static.public
+
+
+async def test_many_senders_are_paced_by_a_slow_receiver_and_votes_pass(
+    wires: Wires, autojump_clock: object
+) -> None:
+    alice, bob = in_memory(0, wires), in_memory(1, wires)
+    alice.add_endpoint(B, memory_endpoint(1))
+    taken = 0
+    votes = Inbox(bob)
+    gate = trio.Event()
+
+    async def slow(peer: bytes, body: bytes) -> bytes:
+        nonlocal taken
+        await gate.wait()
+        taken += 1
+        return b""
+
+    async def take(peer: bytes, body: bytes) -> None:
+        nonlocal taken
+        taken += 1
+
+    bob.on_message(BLOCK, take)
+    bob.on_request("slow", slow)
+    with pytest.raises(PeerUnreachable):
+        await alice.send_when_room(B, Class.BULK, BLOCK, b"")
+    async with running(alice, bob, wires=wires):
+        await alice.send(B, Class.BULK, BLOCK, b"")
+        await alice.wait_peers(1)
+        async with trio.open_nursery() as nursery:
+
+            async def pour() -> None:
+                for _ in range(20):
+                    await alice.send_when_room(B, Class.BULK, BLOCK, bytes(1024 * 1024))
+
+            for _ in range(3):
+                nursery.start_soon(pour)
+            nursery.start_soon(partial(alice.request, B, "slow", b"", timeout_s=100))
+            await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+            assert await votes.receive.receive() == (A, b"vote")
+            gate.set()
+        with trio.fail_after(60):
+            while taken < 62:
+                await trio.testing.wait_all_tasks_blocked()
+                await trio.sleep(0.1)  # noqa: ASYNC110
+
+
+async def test_waiting_for_room_ends_with_the_connection(wires: Wires, autojump_clock: object) -> None:
+    alice, bob = in_memory(0, wires), in_memory(1, wires)
+    alice.add_endpoint(B, memory_endpoint(1))
+    stuck = trio.Event()
+
+    async def hang(peer: bytes, body: bytes) -> None:
+        stuck.set()
+        await trio.sleep_forever()
+
+    bob.on_message(BLOCK, hang)
+    async with running(alice, bob, wires=wires):
+        await alice.send(B, Class.BULK, BLOCK, b"")
+        await stuck.wait()
+        with pytest.raises(PeerUnreachable):  # Bob answers no ping while his handler hangs: he is given up
+            while True:
+                await alice.send_when_room(B, Class.BULK, BLOCK, bytes(1024 * 1024))

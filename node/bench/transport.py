@@ -1,0 +1,129 @@
+"""``dekube bench transport``: what the encrypted channel between two nodes carries over loopback, each a process.
+
+Everything is the node's own: handshake, records, frames, queues, the service's handlers on both sides.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from time import perf_counter, time_ns
+from typing import Final
+
+import trio
+
+from p2p.frame import Class
+from p2p.identity import Identity
+from p2p.service import Network, NetworkConfig
+from state.primitives.keys import SecretKey
+
+__all__ = ["run"]
+
+_GENESIS_HASH: Final = bytes(32)
+_KIND: Final = 1
+_DONE: Final = b"done"
+_SMALL_BYTES: Final = 250
+_BULK_BYTES: Final = 1024 * 1024
+_PATIENCE_S: Final = 60
+_VOTES: Final = 300
+
+
+def run(*, bulk_mib: int = 512, small_messages: int = 400_000) -> dict[str, float]:
+    """Measure and return ``bulk_mbit_per_s`` (1 MiB messages), ``small_messages_per_s`` (250 bytes) and more.
+
+    ``vote_under_bulk_ms_p50`` and ``_p99`` are round trips of a consensus message beside a full bulk queue.
+    """
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=_receive, args=(there,), daemon=True)
+    child.start()
+    try:
+        if not here.poll(_PATIENCE_S):
+            raise TimeoutError("the receiving process did not start")
+        host, port = here.recv()
+        return trio.run(_send, host, port, bulk_mib, small_messages)
+    finally:
+        here.close()
+        child.terminate()
+        child.join()
+
+
+def _identity(number: int) -> Identity:
+    account = SecretKey(bytes((number,)) * 32)
+    return Identity.create(account, genesis_hash=_GENESIS_HASH, now_ms=time_ns() // 1_000_000)
+
+
+def _receive(pipe: Connection) -> None:
+    trio.run(_serve, pipe)
+
+
+async def _serve(pipe: Connection) -> None:
+    network = Network(NetworkConfig(listen=(("127.0.0.1", 0),)), _identity(2))
+
+    async def answer(peer: bytes, body: bytes) -> None:
+        if len(body) < _SMALL_BYTES:
+            network.send_now(peer, Class.CONSENSUS, _KIND, body)
+
+    network.on_message(_KIND, answer)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        pipe.send(network.bound[0])
+
+
+async def _send(host: str, port: int, bulk_mib: int, small_messages: int) -> dict[str, float]:
+    peer = _identity(2).address
+    network = Network(NetworkConfig(bootstrap=(f"0x{peer.hex()}@{host}:{port}",)), _identity(1))
+    answers, answered = trio.open_memory_channel[bytes](16)
+
+    async def note(_peer: bytes, body: bytes) -> None:
+        await answers.send(body)
+
+    async def push(cls: Class, body: bytes, count: int) -> float:
+        """Send and wait until the other side has handled the last; return the seconds it took."""
+        began = perf_counter()
+        for _ in range(count):
+            if not network.send_now(peer, cls, _KIND, body):
+                await network.send_when_room(peer, cls, _KIND, body)
+        await network.send_when_room(peer, cls, _KIND, _DONE)  # behind the others: a class keeps its order
+        while await answered.receive() != _DONE:
+            pass
+        return perf_counter() - began
+
+    network.on_message(_KIND, note)
+    figures: dict[str, float] = {}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        with trio.fail_after(_PATIENCE_S):
+            await network.wait_peers(1)
+        await push(Class.BULK, bytes(_BULK_BYTES), 16)
+        seconds = await push(Class.BULK, bytes(_BULK_BYTES), bulk_mib)
+        figures["bulk_mbit_per_s"] = round(bulk_mib * _BULK_BYTES * 8 / seconds / 1e6, 1)
+        seconds = await push(Class.BLOCK, bytes(_SMALL_BYTES), small_messages)
+        figures["small_messages_per_s"] = round(small_messages / seconds)
+        trips = await _vote_under_bulk(network, peer, answered)
+        figures["vote_under_bulk_ms_p50"] = round(trips[len(trips) // 2] * 1_000, 2)
+        figures["vote_under_bulk_ms_p99"] = round(trips[len(trips) * 99 // 100] * 1_000, 2)
+        nursery.cancel_scope.cancel()
+    return figures
+
+
+async def _vote_under_bulk(
+    network: Network, peer: bytes, answered: trio.MemoryReceiveChannel[bytes]
+) -> list[float]:
+    """Return the sorted round trips of votes while bulk is queued without a pause."""
+    trips = []
+
+    async def flood() -> None:
+        while True:
+            await network.send_when_room(peer, Class.BULK, _KIND, bytes(_BULK_BYTES))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood)
+        for _ in range(_VOTES):
+            await trio.sleep(0.005)
+            began = perf_counter()
+            network.send_now(peer, Class.CONSENSUS, _KIND, b"vote")
+            await answered.receive()
+            trips.append(perf_counter() - began)
+        nursery.cancel_scope.cancel()
+    return sorted(trips)
