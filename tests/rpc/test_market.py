@@ -114,7 +114,7 @@ async def test_every_phase_of_a_task_is_shown() -> None:
         world.act()
     assert found["phase"] == "settled", found
     assert {"assigned", "preparing", "running", "verifying", "settled"} <= seen
-    assert {"window final", "window void", "window jury_sealing"} <= seen
+    assert {"window final", "window disputed", "window jury_sealing"} <= seen
     assert found["spec"]["raw"] == hexed(encode_spec(spec()))
     workers = {entry["actor"] for entry in await node.all("dekube_getTaskHistory", hexed(task))}
     assert len(workers) > 2
