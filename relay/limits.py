@@ -10,6 +10,8 @@ from state.primitives.errors import ConfigError
 
 __all__ = ["Bucket", "HostTable", "HostUse", "RelayLimits"]
 
+FORGET_INTERVAL_MS: Final = 1_000
+"""A full table is searched for idle hosts no oftener: it is large, and strangers fill it."""
 _V4_NETWORK_BITS: Final = 24
 _V6_HOST_BITS: Final = 64
 """A home's IPv6 prefix: addresses below it are all one customer's."""
@@ -128,6 +130,7 @@ class HostTable:
         self.limits = limits
         self._hosts: dict[str, HostUse] = {}
         self._reservations_by_network: dict[str, int] = {}
+        self._forgot_at_ms = -FORGET_INTERVAL_MS
         try:
             self._trusted = [ip_network(text) for text in limits.trusted_networks]
         except ValueError as error:
@@ -140,7 +143,8 @@ class HostTable:
         found = self._hosts.get(key)
         if found is None:
             if len(self._hosts) >= self.limits.hosts_max:
-                self.forget_idle(now_ms)
+                if now_ms - self._forgot_at_ms >= FORGET_INTERVAL_MS:
+                    self.forget_idle(now_ms)
                 if len(self._hosts) >= self.limits.hosts_max:
                     return None
             limits = self.limits
@@ -154,6 +158,7 @@ class HostTable:
 
     def forget_idle(self, now_ms: int) -> None:
         """Forget the hosts that have nothing here and used up no allowance."""
+        self._forgot_at_ms = now_ms
         self._hosts = {key: use for key, use in self._hosts.items() if not use.is_idle(now_ms)}
 
     def may_reserve(self, host: HostUse) -> bool:

@@ -267,7 +267,8 @@ class TestQuotas:
         first.connections = second.connections = 1
         assert hosts.use("192.0.2.3", 0) is None
         second.connections = 0
-        assert hosts.use("192.0.2.3", 0) is not None
+        assert hosts.use("192.0.2.3", 999) is None  # searched a moment ago
+        assert hosts.use("192.0.2.3", 1_000) is not None
         assert len(hosts) == 2
 
     def test_trusted_networks_are_exempt_and_must_be_networks(self) -> None:

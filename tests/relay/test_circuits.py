@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -128,6 +130,57 @@ async def test_a_reader_that_stands_still_holds_up_its_sender_and_costs_the_rela
         received = 0
         while received < sent:
             received += len(await back.receive_some())
+
+
+async def test_a_circuit_is_held_to_its_pace_by_the_kernel(start_relay: Callable[..., DaemonProcess]) -> None:
+    daemon = start_relay(circuit_bytes_per_s_max=400_000)
+    alice, bob = Node("alice"), Node("bob", daemon.endpoint)
+    async with running(alice, bob):
+        await bob.client.wait_reserved()
+        out = await alice.client.dial(daemon.endpoint, bob.address)
+        back = await bob.arrived.receive()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(out.send_all, bytes(600_000))
+            started, received = trio.current_time(), 0
+            while received < 600_000:
+                received += len(await back.receive_some())
+        assert trio.current_time() - started > 0.75  # 1.5 s at the pace, less what the kernel lets out at once
+
+
+async def test_one_direction_may_end_before_the_other(shared_relay: DaemonProcess) -> None:
+    alice, bob = Node("alice"), Node("bob", shared_relay.endpoint)
+    async with running(alice, bob):
+        await bob.client.wait_reserved()
+        out = await alice.client.dial(shared_relay.endpoint, bob.address)
+        back = await bob.arrived.receive()
+        assert isinstance(out, trio.SocketStream) and isinstance(back, trio.SocketStream)
+        await out.send_all(b"question")
+        await out.send_eof()
+        assert await back.receive_some() == b"question"
+        assert await back.receive_some() == b""
+        await back.send_all(b"answer")
+        await back.send_eof()
+        assert await out.receive_some() == b"answer"
+        assert await out.receive_some() == b""
+
+
+async def test_who_does_not_read_what_is_left_holds_a_dead_circuit_only_so_long(
+    start_relay: Callable[..., DaemonProcess],
+) -> None:
+    # With so large a buffer the relay goes on reading from the sender, and so hears of its end at once.
+    daemon = start_relay(circuit_linger_ms_max=300, circuit_buffer_bytes_max=2**28)
+    alice, bob = Node("alice"), Node("bob", daemon.endpoint)
+    async with running(alice, bob):
+        await bob.client.wait_reserved()
+        out = await alice.client.dial(daemon.endpoint, bob.address)
+        unread = await bob.arrived.receive()
+        await out.send_all(bytes(32 * 2**20))
+        assert isinstance(out, trio.SocketStream)
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, as of a dead host
+        await out.aclose()
+        await wait_until(lambda: daemon.metrics()["dekube_relay_circuits"] == 0)
+        assert daemon.metrics()['dekube_relay_drops_total{reason="circuit_lingered"}'] == 1
+        await unread.aclose()
 
 
 async def test_an_address_without_reservation_is_refused(shared_relay: DaemonProcess) -> None:
