@@ -185,7 +185,8 @@ class Network:
     def on_message(self, kind: int, handler: MessageHandler) -> None:
         """Call ``await handler(peer address, body)`` for every message of a kind (below 0xE0).
 
-        The peer's next message waits for it. A ProtocolError that it raises drops the peer.
+        The peer's next message, its pings included, waits for it: hand long work over to a task of your own, or
+        the peer is taken for silent. A ProtocolError that it raises drops the peer.
         """
         assert 0 <= kind < RESERVED_KIND_MIN and kind not in self._handlers
         self._handlers[kind] = handler

@@ -516,7 +516,7 @@ async def test_many_senders_are_paced_by_a_slow_receiver_and_votes_pass(
         with trio.fail_after(60):
             while taken < 62:
                 await trio.testing.wait_all_tasks_blocked()
-                await trio.sleep(0.1)  # noqa: ASYNC110
+                await trio.sleep(0.1)
 
 
 async def test_waiting_for_room_ends_with_the_connection(wires: Wires, autojump_clock: object) -> None:
