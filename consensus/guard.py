@@ -1,6 +1,6 @@
 """The vote guard: what a key has signed, and what it may therefore still sign (SDBFT.md 3.6). Pure.
 
-Its record is a sequence of slots of one size. A slot never crosses a disk sector and ends in a mark that is not
+Its record is a sequence of slots of one size. A slot never crosses a disk sector and ends in a byte that is not
 zero, so the tail that a power cut leaves (short, or filled with zeros) differs from a damaged slot: a torn slot
 belongs to a vote that was never released and is cut off, damage means that a released vote may be unknown, and the
 guard refuses to open.
@@ -155,7 +155,7 @@ class Guard:
         at = 0
         while at < len(data):
             slot = data[at : at + SLOT_BYTES]
-            if len(slot) < SLOT_BYTES or slot.endswith(bytes(len(_MARK))):
+            if len(slot) < SLOT_BYTES or slot[-1] == 0:
                 if len(data) - at > SLOT_BYTES and data[at + SLOT_BYTES :].strip(b"\0"):
                     raise GuardCorrupt(f"the vote guard has a hole at byte {at}")
                 break

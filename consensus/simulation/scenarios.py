@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -64,9 +65,17 @@ def _plan(rng: random.Random, kind: str) -> _Plan:
 
 
 def run_scenario(
-    seed: int, *, kind: str | None = None, core_type: type[Core] = Core, guard_type: type[Guard] = Guard
+    seed: int,
+    *,
+    kind: str | None = None,
+    core_type: type[Core] = Core,
+    guard_type: type[Guard] = Guard,
+    mutate: Callable[[Cluster], None] | None = None,
 ) -> Outcome:
-    """Run one scenario. Raises Violation when an invariant breaks or the healed network does not live on."""
+    """Run one scenario. Raises Violation when an invariant breaks or the healed network does not live on.
+
+    ``core_type``, ``guard_type`` and ``mutate`` put a seeded bug in: the tests of this test.
+    """
     rng = random.Random(seed)
     kind = KINDS[rng.randrange(len(KINDS))] if kind is None else kind
     plan = _plan(rng, kind)
@@ -80,6 +89,8 @@ def run_scenario(
         is_real_crypto=seed % REAL_CRYPTO_EACH == 0,
         parameters=sim_parameters(idle_ms=rng.choice((0, 0, 0, 300))),
     )
+    if mutate is not None:
+        mutate(cluster)
     for node in cluster.nodes:
         node.clock_permille = rng.randrange(900, 1101)
     network = cluster.network
