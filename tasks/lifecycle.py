@@ -73,7 +73,6 @@ NEXT_PHASE: Final = {
     (Phase.MATCHING, Event.ASSIGN): Phase.ASSIGNED,
     (Phase.MATCHING, Event.EXPIRE): Phase.EXPIRED,
     (Phase.MATCHING, Event.CANCEL): Phase.CANCELLED,
-    (Phase.MATCHING, Event.WIND_UP): Phase.VERIFYING,
     (Phase.ASSIGNED, Event.ACCEPT): Phase.PREPARING,
     (Phase.ASSIGNED, Event.SEARCH): Phase.MATCHING,
     (Phase.ASSIGNED, Event.LOSE): Phase.DEGRADED,
@@ -181,10 +180,11 @@ WINDOW_TIMEOUTS: Final = {
     WindowPhase.OPENING: WindowEvent.REJECT,
     WindowPhase.DISPUTED: WindowEvent.DRAW,
     WindowPhase.JURY_SEALING: WindowEvent.CLOSE_SEALS,
-    WindowPhase.JURY_REVEALING: WindowEvent.CLOSE_REVEALS,
+    WindowPhase.JURY_REVEALING: WindowEvent.AGREE,
     WindowPhase.ACCEPTED: WindowEvent.FINALISE,
 }
-"""What a passed deadline does at best; a draw without candidates or a round without verdicts draws again."""
+"""What a passed deadline does at best: a draw without candidates or a round without verdicts draws again, and a
+jury's majority may reject."""
 
 
 class Reason(IntEnum):

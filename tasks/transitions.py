@@ -77,6 +77,8 @@ TOP_UP_TASK: Final = 0x29
 RESUME_TASK: Final = 0x2A
 GIVE_UP_TASK: Final = 0x2B
 
+EVENTS_PER_BLOCK_MAX: Final = 4096
+"""Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
 AMOUNT_LIMIT: Final = 1 << 127
 WINDOW_LIMIT: Final = 1 << 32
 
@@ -500,12 +502,21 @@ class _Market:
     def fire(self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None]) -> None:
         """Fire what is due, the earliest first, as many as the parameters allow in a block; the rest waits."""
         parameters = self._parameters
+        emitted = 0
+
+        def count(event: LogEvent) -> None:
+            nonlocal emitted
+            emitted += 1
+            emit(event)
+
         for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
+            if emitted >= EVENTS_PER_BLOCK_MAX:
+                break
             take_due(state, due)
             if due.slot == NODE_SLOT:
-                registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, emit, parameters)
+                registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
                 continue
-            case = Case.load(Scope(state, block, emit, parameters), due.subject)
+            case = Case.load(Scope(state, block, count, parameters), due.subject)
             # A deadline that was moved or met by what fired before it in this block no longer stands.
             if due.slot == TASK_SLOT:
                 if case.record.deadline_ms == due.time_ms:

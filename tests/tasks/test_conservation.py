@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -26,10 +27,10 @@ from tasks.transitions import (
     UPDATE_NODE,
     node_payload,
 )
-from tests.tasks.world import DKB, HONEST, REQUESTER, Manners, World, spec
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
 
 MANNERS: Final = (
-    HONEST, HONEST, HONEST, HONEST, Manners(lies=True), Manners(blind=True),
+    *[HONEST] * 12, Manners(lies=True), Manners(blind=True),
     *(Manners(silent=frozenset({action})) for action in Action), Manners(silent=frozenset(Action)),
 )  # fmt: skip
 GAPS_MS: Final = (500, 1_000, 1_000, 1_000, 1_000, 3_000, 7_000, 40_000, 130_000)
@@ -85,8 +86,9 @@ def settle(world: World, tasks: list[bytes]) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_markets_end_with_every_unit_accounted_for(seed: int) -> None:
     chance = random.Random(seed)
-    world = World(seed=seed)
-    for name in range(1, chance.randrange(3, 9)):
+    parameters = replace(QUICK, verifiers=chance.choice((1, 2, 3)), new_windows=chance.choice((0, 2)))
+    world = World(replace(parameters, verifiers_new=3), seed=seed)
+    for name in range(1, chance.randrange(3, 11)):
         world.add_machine(name, manners=chance.choice(MANNERS), slots=chance.randrange(1, 3))
     tasks = [world.create(spec())]
     for _ in range(120):

@@ -1,4 +1,4 @@
-"""A market without a network: the real rules and hooks over a real overlay, and machines that act on their duties."""
+"""A market without a network: the real rules and hooks over a real overlay, and machines that do their duties."""
 
 from __future__ import annotations
 
@@ -109,8 +109,9 @@ def proof_of(
 ) -> WindowProof:
     step_from, step_to = job.window_range(window)
     return WindowProof(
-        task, window, step_from, step_to, leaves[0].state_root_before, leaves[-1].state_root_after, segment_root(leaves), len(leaves),
-        b"L" * 32, b"O" * 32, Meter(gpu_ms, step_to - step_from, (step_to - step_from) * job.batch),
+        task, window, step_from, step_to, leaves[0].state_root_before, leaves[-1].state_root_after,
+        segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
+        Meter(gpu_ms, step_to - step_from, (step_to - step_from) * job.batch),
     )  # fmt: skip
 
 
@@ -144,7 +145,7 @@ class World:
     """What workers put into blobs."""
     sealed: dict[tuple[bytes, bytes, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
     """What verifiers keep until they reveal it."""
-    nonce_of_verdict: Final = b"n" * 32
+    nonce_of_verdict: bytes = b"n" * 32
 
     def __post_init__(self) -> None:
         self._rules = {rule.kind: rule for rule in rules(self.parameters)}
@@ -290,10 +291,10 @@ class World:
     def run(self, task_id: bytes, *, until: Callable[[TaskRecord], bool], blocks: int = 400) -> TaskRecord:
         """Let the market run until ``until`` holds of the task."""
         for _ in range(blocks):
-            self.block()
-            if until(self.task(task_id)):
-                return self.task(task_id)
-            self.act()
+            for step in (self.block, self.act):
+                step()
+                if until(self.task(task_id)):
+                    return self.task(task_id)
         raise AssertionError(f"not within {blocks} blocks: {self.task(task_id)}")
 
     def run_to(self, task_id: bytes, *phases: Phase, blocks: int = 400) -> TaskRecord:

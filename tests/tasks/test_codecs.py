@@ -1,0 +1,179 @@
+"""Specifications, proofs and payloads: one spelling, bounded, and nothing but DecodeError on anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from tasks.proofs import (
+    Code,
+    Finding,
+    LeavesInvalid,
+    check_leaves,
+    check_opening,
+    decode_leaves,
+    encode_leaves,
+    findings_from_value,
+    findings_to_value,
+    make_opening,
+    opening_from_value,
+    opening_to_value,
+    verdict_seal,
+    window_proof_from_value,
+    window_proof_to_value,
+)
+from tasks.registry import NodeProfile, NodeRole, profile_from_value, profile_to_value
+from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, Model, Price, Schedule, decode_spec, encode_spec, spec_hash
+from tasks.transitions import rules
+from tests.tasks.world import QUICK, leaves_of, probe, proof_of, salt, spec
+
+JOB = spec(total=55)
+LEAVES = leaves_of(JOB, 2, b"i" * 32)
+PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
+OPENING = make_opening(LEAVES, 1, probe(LEAVES[1].step_from), salt(LEAVES[1].step_from))
+PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (), 8, 16_000, 16, 10**15, 100, 1, 0, ("tcp:h:1",), "1.0")
+VALUES = st.recursive(
+    st.none() | st.integers(-(2**255), 2**255) | st.binary(max_size=40) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=12),
+    max_leaves=30,
+)
+
+
+def received(value: Any) -> Any:
+    return decode(encode(value), limit_bytes=1 << 20)
+
+
+def reader(from_value: Callable[[Any], Any]) -> Callable[[bytes], Any]:
+    return lambda data: from_value(decode(data, limit_bytes=4096))
+
+
+def test_round_trips() -> None:
+    assert decode_spec(encode_spec(JOB)) == JOB
+    assert decode_leaves(encode_leaves(LEAVES)) == tuple(LEAVES)
+    assert window_proof_from_value(received(window_proof_to_value(PROOF))) == PROOF
+    assert opening_from_value(received(opening_to_value(OPENING))) == OPENING
+    assert profile_from_value(received(profile_to_value(PROFILE))) == PROFILE
+    findings = (
+        Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32),
+        Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32)),
+    )
+    assert findings_from_value(received(findings_to_value(findings))) == findings
+
+
+def test_the_encodings_of_a_job_and_a_seal_never_change() -> None:
+    assert spec_hash(encode_spec(JOB)).hex() == SPEC_HASH
+    findings = (Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32),)
+    assert verdict_seal(b"t" * 32, 1, b"v" * 20, findings, b"n" * 32).hex() == VERDICT_SEAL
+    assert PROOF.segment_root.hex() == SEGMENT_ROOT
+
+
+SPEC_HASH = "3b2f57f494cb661d0dcab64ad55a94dd5377dacb4d1022d18636bd856962bcee"
+VERDICT_SEAL = "3bfbd04634f03617f7e982be6d6ee595f559456af1b04fb12cc99810efca0e9e"
+SEGMENT_ROOT = "52f42875a264b2c949f86de2a6363e1cb99381c6b4e497b2f5910f211fe4cf6e"
+
+
+def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
+    covered: list[int] = []
+    for window in range(JOB.windows):
+        start, stop = JOB.window_range(window)
+        ranges = [JOB.segment_range(window, segment) for segment in range(JOB.window_segments(window))]
+        assert (ranges[0][0], ranges[-1][1]) == (start, stop)
+        covered += [step for step_from, step_to in ranges for step in range(step_from, step_to)]
+    assert covered == list(range(55))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        JOB._replace(kind="infer"),
+        JOB._replace(level=2),
+        JOB._replace(profile="fp32"),
+        JOB._replace(model=Model("mlp", (64, 10), "gelu")),
+        JOB._replace(model=Model("mlp", (64, 0, 10), "relu")),
+        JOB._replace(model=Model("mlp", (64, 1 << 40, 10), "relu")),
+        JOB._replace(batch=0),
+        JOB._replace(seed=b"short"),
+        JOB._replace(schedule=Schedule(55, 0, 20)),
+        JOB._replace(schedule=Schedule(55, 6, 20)),
+        JOB._replace(schedule=Schedule(10, 5, 20)),
+        JOB._replace(schedule=Schedule(1 << 40, 5, 20)),
+        JOB._replace(schedule=Schedule(2000, 1, 1000)),
+        JOB._replace(price=Price(0, 100)),
+        JOB._replace(price=Price(1 << 120, 100)),
+        JOB._replace(match_ms=0),
+    ],
+)
+def test_a_job_that_cannot_be_run_is_refused(bad: JobSpec) -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(bad))
+
+
+@given(VALUES)
+def test_payloads_of_any_shape_give_the_typed_error_or_a_value(value: Any) -> None:
+    payload = received(value if isinstance(value, list) else [value])
+    for rule in rules(QUICK):
+        try:
+            decoded = rule.decode(payload)
+        except DecodeError:
+            continue
+        assert rule.moves(decoded) >= 0
+
+
+@given(st.integers(0, 2**32))
+def test_mutated_bytes_give_the_typed_error_or_a_value(seed: int) -> None:
+    chance = random.Random(seed)
+    originals: list[tuple[bytes, Callable[[bytes], Any]]] = [
+        (encode_spec(JOB), decode_spec),
+        (encode_leaves(LEAVES), decode_leaves),
+        (encode(window_proof_to_value(PROOF)), reader(window_proof_from_value)),
+        (encode(opening_to_value(OPENING)), reader(opening_from_value)),
+        (encode(profile_to_value(PROFILE)), reader(profile_from_value)),
+    ]
+    data, read = chance.choice(originals)
+    mutated = bytearray(data)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(mutated))
+        match chance.randrange(3):
+            case 0:
+                mutated[at] ^= 1 << chance.randrange(8)
+            case 1:
+                del mutated[at : at + chance.randrange(1, 9)]
+            case _:
+                mutated[at:at] = chance.randbytes(chance.randrange(1, 9))
+    with contextlib.suppress(DecodeError):
+        read(bytes(mutated))
+
+
+def test_a_specification_beyond_its_limit_is_not_looked_at() -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(b"\x00" * (SPEC_LIMIT_BYTES + 1))
+
+
+def test_leaves_must_chain_and_be_the_committed_ones() -> None:
+    check_leaves(JOB, PROOF, LEAVES)
+    broken = [LEAVES[0], LEAVES[1]._replace(state_root_before=b"x" * 32), *LEAVES[2:]]
+    cases = [
+        (PROOF, LEAVES[:-1]),
+        (PROOF, broken),
+        (proof_of(JOB, b"t" * 32, 2, broken), broken),
+        (PROOF._replace(state_root_out=b"x" * 32), LEAVES),
+        (PROOF._replace(window=1), LEAVES),
+    ]
+    for proof, leaves in cases:
+        with pytest.raises(LeavesInvalid):
+            check_leaves(JOB, proof, leaves)
+
+
+def test_an_opening_is_of_one_leaf_only() -> None:
+    assert check_opening(PROOF, OPENING)
+    assert not check_opening(PROOF, OPENING._replace(leaf=LEAVES[0]))
+    assert not check_opening(PROOF._replace(segments=4), OPENING)
+    assert not check_opening(PROOF, OPENING._replace(siblings=()))

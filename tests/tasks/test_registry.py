@@ -1,0 +1,201 @@
+"""Machines: registration, bonds, cool-downs, retirement, and who is matched and drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from state.primitives.hashing import digest
+from state.view.accounts import balance_of
+from tasks import queries
+from tasks.lifecycle import Phase
+from tasks.matching import draw_segments, draw_weighted
+from tasks.queries import Action
+from tasks.registry import Gpu, NodeProfile, NodeRole, candidates, is_limited, reputation_milli
+from tasks.transitions import GIVE_UP_TASK, REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
+from tests.tasks.world import DKB, HONEST, QUICK, Manners, World, spec
+
+NODE = b"n" * 20
+PROFILE = NodeProfile(NODE, NodeRole.COMPUTE, (), 8, 16_000, 16, DKB // 2000, 100, 1, 0, (), "1")
+
+
+def funded() -> World:
+    world = World()
+    world.fund(NODE, 100 * DKB)
+    return world
+
+
+def test_a_node_locks_its_bond_and_gets_it_back_after_retiring() -> None:
+    world = funded()
+    assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, QUICK.node_bond_min - 1)) == "payment_missing"
+    assert world.send(NODE, UPDATE_NODE, node_payload(PROFILE, 0)) == "node_unknown"
+    assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 101 * DKB)) == "insufficient_funds"
+    assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB)) is None
+    assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB)) == "node_known"
+    assert world.send(NODE, UPDATE_NODE, node_payload(PROFILE._replace(cores=9), 5 * DKB)) is None
+    node = queries.find_node(world.state, NODE)
+    assert node is not None and (node.bond, node.profile.cores) == (15 * DKB, 9)
+    assert balance_of(world.state, NODE) == 85 * DKB
+    assert world.send(NODE, RETIRE_NODE, []) is None
+    assert world.send(NODE, RETIRE_NODE, []) == "wrong_phase"
+    assert candidates(world.state, NodeRole.COMPUTE, bytes(8), 10) == []
+    world.block(QUICK.retire_ms - 1)
+    world.block()
+    assert queries.find_node(world.state, NODE) is not None
+    world.block()
+    assert queries.find_node(world.state, NODE) is None
+    assert balance_of(world.state, NODE) == 100 * DKB
+    assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB)) is None
+
+
+def test_a_node_with_a_task_is_not_let_go_before_it_ends() -> None:
+    world = World()
+    machines = [world.add_machine(at) for at in (1, 2)]
+    task = world.create(spec(total=2000, window=20))
+    worker = world.run_to(task, Phase.RUNNING).worker
+    assert worker in machines
+    assert world.send(worker, RETIRE_NODE, []) is None
+    for _ in range(30):
+        world.act()
+        world.block()
+    assert queries.find_node(world.state, worker) is not None
+
+
+def test_updating_ends_the_retirement() -> None:
+    world = funded()
+    world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB))
+    world.send(NODE, RETIRE_NODE, [])
+    assert world.send(NODE, UPDATE_NODE, node_payload(PROFILE, 0)) is None
+    for _ in range(3):
+        world.block(QUICK.retire_ms)
+    assert queries.find_node(world.state, NODE) is not None
+    assert len(candidates(world.state, NodeRole.COMPUTE, bytes(8), 10)) == 1
+
+
+def test_a_node_that_was_not_seen_is_not_matched_until_it_renews() -> None:
+    world = World(replace(QUICK, registration_valid_ms=60_000))
+    first, second = world.add_machine(1), world.add_machine(2)
+    world.block(61_000)
+    task = world.create()
+    for _ in range(5):
+        world.block()
+    assert world.task(task).phase == Phase.MATCHING
+    for address in (first, second):
+        node = queries.find_node(world.state, address)
+        assert node is not None
+        world.send(address, UPDATE_NODE, node_payload(node.profile, 0))
+    world.run_to(task, Phase.SETTLED)
+
+
+def test_pauses_double_and_success_ends_them() -> None:
+    world = World(replace(QUICK, cool_down_ms=1_000, cool_down_doublings_max=2))
+    node = world.add_machine(1, manners=Manners(silent=frozenset({Action.ACCEPT})))
+    world.add_machine(2, roles=NodeRole.VERIFY)
+    world.create(spec(match_ms=3_600_000))
+    pauses = []
+    seen = 0
+    for _ in range(80):
+        world.block()
+        record = queries.find_node(world.state, node)
+        assert record is not None
+        if record.failures > seen:
+            seen = record.failures
+            pauses.append(record.cool_down_until_ms - (world.time_ms - 1_000))
+    assert pauses[:5] == [1_000, 2_000, 4_000, 4_000, 4_000]
+    world.machines[node] = HONEST
+    for _ in range(30):
+        world.act()
+        world.block()
+    record = queries.find_node(world.state, node)
+    assert record is not None and record.failures == 0 and record.good >= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "limited"),
+    [
+        ({}, False),
+        ({"cores": 7}, True),
+        ({"memory_mib": 63_999}, True),
+        ({"pcie_lanes": 15}, True),
+        ({"gpus": ()}, False),
+    ],
+)
+def test_the_admission_rule(change: dict[str, object], limited: bool) -> None:
+    profile = PROFILE._replace(gpus=(Gpu("a", 16_000),) * 2, cores=8, memory_mib=64_000, pcie_lanes=16)
+    assert is_limited(profile._replace(**change)) == limited  # type: ignore[arg-type]
+
+
+def test_a_job_of_several_gpus_goes_to_a_machine_that_has_them() -> None:
+    world = World()
+    world.add_machine(1, price=10**12)
+    world.add_machine(2, gpus=1, price=10**12)
+    fit = world.add_machine(3, gpus=2)
+    task = world.create(spec(gpus=2))
+    assert world.run_to(task, Phase.ASSIGNED).worker == fit
+
+
+def test_price_speed_and_reputation_decide_and_too_dear_is_out() -> None:
+    world = World()
+    world.add_machine(1, price=DKB // 1000 + 1)
+    world.add_machine(2, price=DKB // 1100)
+    cheap = world.add_machine(3, price=DKB // 4000)
+    assert world.run_to(world.create(), Phase.ASSIGNED).worker == cheap
+    fast = world.add_machine(4, price=DKB // 2000, score=10_000)
+    assert world.run_to(world.create(), Phase.ASSIGNED).worker == fast
+
+
+def test_a_machine_gets_no_more_tasks_than_it_has_slots() -> None:
+    world = World()
+    world.add_machine(1, slots=2, roles=NodeRole.COMPUTE, manners=Manners(silent=frozenset(Action)))
+    world.add_machine(2, roles=NodeRole.VERIFY)
+    tasks = [world.create() for _ in range(3)]
+    world.block()
+    assert Counter(world.task(task).phase for task in tasks) == {Phase.ASSIGNED: 2, Phase.MATCHING: 1}
+    worker = next(world.task(task).worker for task in tasks if world.task(task).worker)
+    given = next(task for task in tasks if world.task(task).worker)
+    assert world.send(worker, GIVE_UP_TASK, [given, 14]) is None
+    world.block(2_000)
+    world.block()
+    assert world.task(tasks[2]).phase == Phase.ASSIGNED
+
+
+def test_one_transient_fault_weighs_less_than_a_record() -> None:
+    world = funded()
+    world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB))
+    node = queries.find_node(world.state, NODE)
+    assert node is not None
+    assert reputation_milli(node) == 500
+    assert (
+        reputation_milli(node._replace(good=20, bad=1))
+        > reputation_milli(node)
+        > reputation_milli(node._replace(bad=1))
+    )
+
+
+def test_the_index_is_walked_around_from_any_start() -> None:
+    world = World()
+    names = {world.add_machine(at) for at in range(1, 12)}
+    for start in range(20):
+        found = candidates(world.state, NodeRole.VERIFY, digest(b"seed", bytes([start])), 100)
+        assert {node.address for node in found} == names and len(found) == len(names)
+        assert len(candidates(world.state, NodeRole.VERIFY, digest(b"seed", bytes([start])), 4)) == 4
+
+
+def test_draws_follow_the_weights_and_repeat_with_the_seed() -> None:
+    counts: Counter[int] = Counter()
+    for at in range(2_000):
+        seed = digest(b"seed", at.to_bytes(4, "big"))
+        drawn = draw_weighted(seed, [1, 3, 6], 1)
+        assert drawn == draw_weighted(seed, [1, 3, 6], 1)
+        counts[drawn[0]] += 1
+    assert [round(counts[at] / 200) for at in range(3)] == [1, 3, 6]
+    assert sorted(draw_weighted(b"s" * 32, [5, 5, 5], 9)) == [0, 1, 2]
+    assert draw_segments(b"s" * 32, 3, 4) == (0, 1, 2)
+    picks: Counter[int] = Counter()
+    for at in range(1_000):
+        segments = draw_segments(digest(b"seed", at.to_bytes(4, "big")), 8, 2)
+        assert len(set(segments)) == 2 and segments == tuple(sorted(segments))
+        picks.update(segments)
+    assert all(200 < picks[at] < 300 for at in range(8))
