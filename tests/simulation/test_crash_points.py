@@ -37,16 +37,14 @@ def run_with_crash(at_operation: int, *, is_torn: bool) -> None:
     cluster.start_all()
     oracle = cluster.oracle
 
-    def is_done() -> bool:
-        return (
-            victim.entered > VIEWS
-            and min(oracle.height(n) for n in range(4)) >= oracle.height_max - 2 > VIEWS // 2
-        )
-
-    while not is_done():
-        assert cluster.now_ms < 30_000, f"crash at {at_operation}: heights {[oracle.height(n) for n in range(4)]}"
-        cluster.run(cluster.now_ms + 50)
-    assert victim.durable_operations > at_operation, "the crash never came"
+    while victim.durable_operations < at_operation:
+        assert cluster.now_ms < 30_000, "the crash never came"
+        cluster.run(cluster.now_ms + 10)
+    goal, crashed_ms = oracle.height_max + 4, cluster.now_ms
+    while min(oracle.height(n) for n in range(4)) < goal:
+        heights = [oracle.height(n) for n in range(4)]
+        assert cluster.now_ms < crashed_ms + 10_000, f"crash at operation {at_operation}: heights {heights}"
+        cluster.run(cluster.now_ms + 20)
 
 
 @pytest.mark.parametrize("part", range(4))

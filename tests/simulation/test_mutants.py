@@ -91,15 +91,6 @@ class AnyParent(Core):
         return True if header is not None and header.parent_hash in self._roots else None
 
 
-class AdvancesAlone(Core):
-    """Leaves a view when its time is over, without a certificate."""
-
-    def _on_timer(self, name: str) -> None:
-        super()._on_timer(name)
-        if name == c.ADVANCE:
-            self._enter(self._view + 1)
-
-
 class NeverAsks(Core):
     def _want(self, block_hash: bytes) -> None:
         return
@@ -181,8 +172,7 @@ MUTANTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "votes for every proposal": ("adversary", {"core_type": VotesForEveryProposal, "guard_type": OpenGuard}),
     "skips without nullification": ("adversary", {"core_type": SkipsWithoutNullification}),
     "any parent": ("adversary", {"core_type": AnyParent}),
-    "advances alone": (None, {"core_type": AdvancesAlone}),
-    "never asks for blocks": ("crash", {"core_type": NeverAsks}),
+    "never asks for blocks": ("blackout", {"core_type": NeverAsks}),
     "never repeats": ("crash", {"core_type": NeverRepeats}),
     "commits what is only notarized": (None, {"core_type": CommitsNotarized}),
     "guard forgets at a crash": ("crash", {"guard_type": ForgetfulGuard}),
