@@ -44,6 +44,9 @@ KEYS_MAX: Final = 256
 SCAN_MAX: Final = 1024
 HISTORY_MAX: Final = 256
 POOL_MAX: Final = 1024
+HEADS_MAX: Final = 8
+CHANGES_MAX: Final = 20_000
+"""Heads and changed keys that one piece of news tells of."""
 BURST: Final = 32
 """Requests answered between two looks at what else the loop has to do."""
 DEBT_S: Final = 0.005
@@ -256,13 +259,26 @@ class Backend:
             return encode_failure(request.identifier, error)
 
     async def _push_heads(self, connection: _Connection) -> None:
-        height = -1
+        view, known = self._view, -1
         while True:
-            head = await self._view.wait_head(height)
-            height = head.height
+            await view.wait_head(known)
             # A gateway that does not read is told the newest head when it reads again; it fills the gap itself.
             await connection.wait_room()
-            connection.put(encode_push("head", record_value(self._view.head())))
+            head = view.head()
+            connection.put(encode_push("head", [record_value(head), self._changes(known, head.height)]))
+            known = head.height
+
+    def _changes(self, known: int, height: int) -> Value:
+        """Return ``known`` and the keys changed since, None where they are too many or not at hand."""
+        if not 0 <= known < height <= known + HEADS_MAX:
+            return None
+        keys: set[bytes] = set()
+        for above in range(known + 1, height + 1):
+            changed = self._view.changed_keys(above)
+            if changed is None or len(keys) + len(changed) > CHANGES_MAX:
+                return None
+            keys.update(changed)
+        return [known, list(keys)]
 
     # Each of these reads its own parameters; the shapes are the gateway's half of rpc/link.py.
 

@@ -120,9 +120,6 @@ class _RemoteReader:
         self._height = height
 
     def get(self, key: bytes) -> bytes | None:
-        found = self._link.kept(self._height, key)
-        if found is not _ABSENT:
-            return found  # type: ignore[return-value]
         [value] = asyncio.run_coroutine_threadsafe(self._link.read(self._height, key), self._loop).result()
         return value
 
@@ -151,8 +148,11 @@ class Link:
         self._head: Head | None = None
         self._description: Description | None = None
         self._kinds: dict[int, str] = {}
+        self._newest: dict[bytes, bytes | None] = {}
+        """Values that hold at the head: a new head takes out those that it changed."""
         self._state: dict[tuple[int, bytes], bytes | None] = {}
-        self._wanted: dict[int, dict[bytes, asyncio.Future[bytes | None]]] = {}
+        """Values at heights below the head."""
+        self._wanted: dict[int, dict[bytes, list[asyncio.Future[bytes | None]]]] = {}
         self._blocks: Cache[int, LoadedBlock] = Cache(self._options.block_bytes_max)
         self._loading: dict[int, asyncio.Future[LoadedBlock | None]] = {}
         self._places: Cache[bytes, tuple[int, int]] = Cache(self._options.place_entries_max)
@@ -212,6 +212,7 @@ class Link:
         await self.request("serving", *self.serving)
 
     def _forget(self) -> None:
+        self._newest.clear()
         self._state.clear()
         self._blocks.clear()
         self._places.clear()
@@ -221,6 +222,7 @@ class Link:
     def _disconnected(self) -> None:
         self._session = None
         self._head = None
+        self._newest.clear()
         asked, self._asked = self._asked, {}
         for future, _ in asked.values():
             if not future.done():
@@ -252,14 +254,20 @@ class Link:
                 if future is not None and not future.done():
                     future.set_exception(RpcError(code, message, **fields_to_json(fields)))
                     future.exception()
-            case Push("head", value):
-                self._new_head(read_record(Head, value))
+            case Push("head", [list(record), changes]):
+                self._new_head(read_record(Head, record), changes)
             case _:
                 pass  # news of a later version
 
-    def _new_head(self, head: Head) -> None:
+    def _new_head(self, head: Head, changes: Any = None) -> None:
         if self._head is not None and head.height <= self._head.height:
             return
+        match changes:
+            case [int(known), list(keys)] if self._head is not None and known <= self._head.height:
+                for key in keys:
+                    self._newest.pop(key, None)
+            case _:
+                self._newest.clear()
         self._head = head
         self._hashes.put(head.height, head.hash)
         waiters, self._waiters = self._waiters, set()
@@ -322,19 +330,19 @@ class Link:
     # State
 
     def kept(self, height: int, key: bytes) -> object:
-        """Return a kept value of the state, or a token when it is not kept; safe in any thread."""
+        """Return a kept value of the state, or a token when it is not kept."""
+        if self._head is not None and height == self._head.height:
+            return self._newest.get(key, _ABSENT)
         return self._state.get((height, key), _ABSENT)
 
     async def read(self, height: int, *keys: bytes) -> list[bytes | None]:
         """Return values of the state after ``height``."""
-        state = self._state
-        if len(keys) == 1 and (value := state.get((height, keys[0]), _ABSENT)) is not _ABSENT:
-            return [cast("bytes | None", value)]
-        found = [state.get((height, key), _ABSENT) for key in keys]
-        # All are asked for before the first is awaited. The answers are shared, so nobody may cancel them.
+        found = [self.kept(height, key) for key in keys]
+        if _ABSENT not in found:
+            return cast("list[bytes | None]", found)
+        # All are asked for before the first is awaited.
         asked = [
-            asyncio.shield(self._want(height, key)) if value is _ABSENT else None
-            for key, value in zip(keys, found, strict=True)
+            self._want(height, key) if value is _ABSENT else None for key, value in zip(keys, found, strict=True)
         ]
         return [
             cast("bytes | None", value) if future is None else await future
@@ -342,52 +350,58 @@ class Link:
         ]
 
     def _want(self, height: int, key: bytes) -> asyncio.Future[bytes | None]:
-        wanted = self._wanted.get(height)
         loop = asyncio.get_running_loop()
+        wanted = self._wanted.get(height)
         if wanted is None:
             if not self._wanted:
                 loop.call_soon(self._send_wanted)
             wanted = self._wanted[height] = {}
-        future = wanted.get(key)
-        if future is None:
-            future = wanted[key] = loop.create_future()
+        future: asyncio.Future[bytes | None] = loop.create_future()
+        wanted.setdefault(key, []).append(future)  # each has its own, so that nobody's leaving harms another
         return future
 
     def _send_wanted(self) -> None:
         wanted, self._wanted = self._wanted, {}
         for height, futures in wanted.items():
-            keys = list(futures)
-            for first in range(0, len(keys), KEYS_OF_FRAME):
-                part = keys[first : first + KEYS_OF_FRAME]
-                asyncio.ensure_future(self._read_keys(height, part, [futures[key] for key in part]))  # noqa: RUF006
+            pairs = list(futures.items())
+            for first in range(0, len(pairs), KEYS_OF_FRAME):
+                asyncio.ensure_future(self._read_keys(height, pairs[first : first + KEYS_OF_FRAME]))  # noqa: RUF006
 
     async def _read_keys(
-        self, height: int, keys: list[bytes], futures: list[asyncio.Future[bytes | None]]
+        self, height: int, wanted: list[tuple[bytes, list[asyncio.Future[bytes | None]]]]
     ) -> None:
+        keys: list[Value] = [key for key, _ in wanted]
         try:
             # State below the head comes from undo records: more work, so the node does it in a thread.
             method = "read" if self._head is not None and height == self._head.height else "read_old"
-            values = await self.request(method, height, cast(list[Value], keys))
+            values = await self.request(method, height, keys)
             if type(values) is not list or len(values) != len(keys):
                 raise DecodeError("not the values that were asked for")
         except Exception as error:
+            for _, futures in wanted:
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
+                        future.exception()
+            return
+        for (key, futures), value in zip(wanted, values, strict=True):
+            self._keep(height, key, value)
             for future in futures:
                 if not future.done():
-                    future.set_exception(error)
-                    future.exception()
-            return
-        for key, future, value in zip(keys, futures, values, strict=True):
-            self._keep(height, key, value)
-            if not future.done():
-                future.set_result(value)
+                    future.set_result(value)
 
     def _keep(self, height: int, key: bytes, value: bytes | None) -> None:
         if value is not None and len(value) > SMALL_VALUE_BYTES:
             return
-        state = self._state
-        if len(state) >= self._options.state_entries_max:
-            state.pop(next(iter(state)))
-        state[height, key] = value
+        head, limit = self._head, self._options.state_entries_max
+        if head is not None and height == head.height:
+            if len(self._newest) >= limit:
+                del self._newest[next(iter(self._newest))]
+            self._newest[key] = value
+        elif head is not None and height < head.height:
+            if len(self._state) >= limit:
+                del self._state[next(iter(self._state))]
+            self._state[height, key] = value
 
     async def query(self, height: int, function: Callable[..., _T], *args: Any) -> _T:
         """Run ``function(reader, *args)`` in a worker thread over the state after ``height``."""

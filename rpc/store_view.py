@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -26,6 +27,10 @@ from state.view import Reader
 from state.view.accounts import nonce_of
 
 __all__ = ["Live", "Pool", "StoreView", "describe", "show_committee"]
+
+
+HEIGHTS_KEPT: Final = 16
+"""Heights whose changed keys are kept for gateways."""
 
 
 class Pool(Protocol):
@@ -125,9 +130,14 @@ class StoreView:
         self._description = description
         self._live = live
         self._news = trio.Event()
+        self._changes: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
 
-    def notify_head(self) -> None:
-        """Wake whoever waits for a new head."""
+    def notify_head(self, changes: Mapping[int, Iterable[bytes]] | None = None) -> None:
+        """Wake whoever waits for a new head; ``changes`` are the keys that each committed height changed."""
+        for height, keys in (changes or {}).items():
+            self._changes[height] = tuple(keys)
+        while len(self._changes) > HEIGHTS_KEPT:
+            self._changes.popitem(last=False)
         news, self._news = self._news, trio.Event()
         news.set()
 
@@ -156,6 +166,10 @@ class StoreView:
         while self._store.tip.height <= height:
             await self._news.wait()
         return self.head()
+
+    def changed_keys(self, height: int) -> tuple[bytes, ...] | None:
+        """Return the keys of the state that the block at ``height`` changed, None where that is not at hand."""
+        return self._changes.get(height)
 
     def reader(self, height: int) -> Reader:
         """Return the state after the block at ``height``."""

@@ -149,6 +149,13 @@ class NodeView(Protocol):
         """Return the head as soon as it is above ``height``."""
         ...
 
+    def changed_keys(self, height: int) -> tuple[bytes, ...] | None:
+        """Return the keys of the state that the block at ``height`` changed, None where that is not at hand.
+
+        With them a gateway keeps what it read over new heads.
+        """
+        ...
+
     def reader(self, height: int) -> Reader:
         """Return the state after the block at ``height``; its methods are *thread* safe.
 

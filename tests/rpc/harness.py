@@ -102,6 +102,7 @@ class Node:
     def mint(self, blocks: int = 1) -> bytes:
         """Make blocks of what the pool holds; return the last one's hash."""
         block_hash = b""
+        changes: dict[int, list[bytes]] = {}
         for _ in range(blocks):
             tip = self.store.tip
             block, checked = self.chain.build(
@@ -118,7 +119,8 @@ class Node:
             executed = self.chain.execute(block, checked, raw=encode_block(block))
             self.chain.commit(block_hash, self.certificate(block_hash, tip.height + 1))
             self.pool.on_block(block.header.height, executed.senders)
-        self.view.notify_head()
+            changes[block.header.height] = list(executed.execution.changes)
+        self.view.notify_head(changes)
         return block_hash
 
     def certificate(self, block_hash: bytes, view: int) -> bytes:

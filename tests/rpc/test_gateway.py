@@ -495,6 +495,9 @@ async def test_gateway_outlives_the_node_and_the_node_the_gateway(tmp_path: Path
         manager = gateway(backend, path, options)
         it = await manager.__aenter__()
     try:
+        with trio.fail_after(10):
+            while (await it.http.get(it.url + "/readyz")).status_code == 200:
+                pass  # until the end of the connection has reached the gateway
         error = await it.error("dekube_head")
         assert (error["code"], error["data"]["reason"]) == (-32002, "node_unavailable")
         assert (await it.http.get(it.url + "/healthz")).status_code == 200
