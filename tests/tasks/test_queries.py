@@ -1,14 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
 import pytest
 
 from billing.errors import EscrowUnknown
 from billing.escrow import Movement
+from state.view import Reader
 from tasks import queries
 from tasks.errors import TaskUnknown
 from tasks.lifecycle import Phase
+from tasks.records import TaskRecord
 from tasks.registry import bond_id
 from tests.tasks.world import REQUESTER, World, spec
+
+Item = TypeVar("Item")
+Subject = TypeVar("Subject")
+
+
+def of(
+    ask: Callable[[Reader, Subject, bytes | None, int], queries.Page[TaskRecord]],
+    state: Reader,
+    subject: Subject,
+    cursor: bytes | None,
+) -> queries.Page[TaskRecord]:
+    return ask(state, subject, cursor, 3)
 
 
 def test_lists_page_through_everything_once() -> None:
@@ -20,8 +38,9 @@ def test_lists_page_through_everything_once() -> None:
         world.block()
         world.act()
 
-    def walk(page_of):  # type: ignore[no-untyped-def]
-        cursor, found = None, []
+    def walk(page_of: Callable[[bytes | None], queries.Page[Item]]) -> list[Item]:
+        cursor: bytes | None = None
+        found: list[Item] = []
         while True:
             page = page_of(cursor)
             assert len(page.items) <= 3
@@ -33,15 +52,13 @@ def test_lists_page_through_everything_once() -> None:
     mine = walk(lambda cursor: queries.tasks_by_requester(world.state, REQUESTER, cursor, 3))
     assert [task.id for task in mine] == tasks
     by_phase = [
-        task.id
-        for phase in Phase
-        for task in walk(lambda cursor, phase=phase: queries.tasks_by_phase(world.state, phase, cursor, 3))
+        task.id for phase in Phase for task in walk(partial(of, queries.tasks_by_phase, world.state, phase))
     ]
     assert sorted(by_phase) == sorted(tasks)
     by_worker = {
         task.id
         for machine in machines
-        for task in walk(lambda cursor, machine=machine: queries.tasks_by_worker(world.state, machine, cursor, 3))
+        for task in walk(partial(of, queries.tasks_by_worker, world.state, machine))
     }
     assert by_worker == {task for task in tasks if world.task(task).attempts}
     nodes = walk(lambda cursor: queries.list_nodes(world.state, cursor, 3))
