@@ -106,20 +106,20 @@ async def _read_line(stream: trio.SocketStream) -> bytes:
     return data
 
 
-def ask_node(path: Path, verb: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:
-    """Ask the node whose control socket is ``path``; return its answer.
+def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:
+    """Ask the node whose control socket is ``control``; return its answer.
 
     Raises ControlUnavailable when no node answers, ControlRefused with the node's own code.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(short_path(path))
+            connection.connect(short_path(control))
             connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
             line = connection.makefile("rb").readline(LINE_LIMIT_BYTES)
             answer = json.loads(line)
         except (OSError, ValueError) as error:
-            raise ControlUnavailable(f"no node answers at {path} ({error})") from None
+            raise ControlUnavailable(f"no node answers at {control} ({error})") from None
     if "error" in answer:
         raise ControlRefused(answer["error"]["code"], answer["error"]["message"])
     return answer["result"]

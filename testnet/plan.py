@@ -28,7 +28,22 @@ MEMBERS_MAX: Final = 100
 CHAIN_ID: Final = 19_888
 
 # Short enough to watch on one machine, long enough for two loaded cores. Everything else keeps its default.
-TESTNET_PARAMETERS: Final[dict[str, int]] = {}
+TESTNET_PARAMETERS: Final[dict[str, int]] = {
+    "consensus.leader_ms": 1_500,
+    "consensus.advance_ms": 3_000,
+    "consensus.idle_ms": 1_000,
+    "tasks.accept_ms": 30_000,
+    "tasks.prepare_ms": 60_000,
+    "tasks.window_grace_ms": 120_000,
+    "tasks.replace_ms": 60_000,
+    "tasks.cool_down_ms": 10_000,
+    "tasks.draw_retry_ms": 2_000,
+    "tasks.seal_ms_min": 60_000,
+    "tasks.reveal_ms": 20_000,
+    "tasks.final_ms": 2_000,
+    "tasks.bond_release_ms": 5_000,
+    "tasks.retire_ms": 10_000,
+}
 
 
 @dataclass(frozen=True, slots=True)
