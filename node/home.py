@@ -11,10 +11,10 @@ from typing import Final
 from node.config import NodeOptions, dump_options, load_options
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import GENESIS_LIMIT_BYTES, Genesis, genesis_from_json, genesis_to_json
-from state.primitives.keys import SecretKey
+from state.primitives.keys import SECRET_BYTES, SecretKey
 from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_keystore, encrypt_keystore
 
-__all__ = ["Home", "create_home", "load_key", "read_passphrase", "save_key", "write_private"]
+__all__ = ["Home", "create_home", "load_key", "node_secret", "read_passphrase", "save_key", "write_private"]
 
 CONFIG_FILE: Final = "config.toml"
 GENESIS_FILE: Final = "genesis.json"
@@ -158,6 +158,24 @@ def read_keystore(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise KeystoreError(f"{path}: {error}") from None
+
+
+def node_secret(home: Home) -> bytes:
+    """Return the secret behind the node's transport keys, drawn at the first call and kept (mode 0600).
+
+    Peers know the keys from the certificate that the account signs over them, so nothing but this file and the
+    account's keystore ties them to the node. Raises ConfigError when the file is damaged.
+    """
+    path = home.root / "keys" / "node-secret"
+    if not path.exists():
+        write_private(path, secrets.token_bytes(32).hex() + "\n")
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if len(secret) != SECRET_BYTES:
+        raise ConfigError(f"{path}: not a secret of {SECRET_BYTES} bytes; remove it to draw a new one")
+    return secret
 
 
 def read_passphrase(path: Path) -> str:

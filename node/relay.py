@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
-from node.home import Home, load_key, read_passphrase, save_key, write_private
+from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private
 from node.logs import configure_logs
 from p2p.identity import Identity, Role
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
@@ -62,9 +62,11 @@ def run_relay_home(home: Home) -> None:
     chain = genesis_hash(home.load_genesis())
     account = load_key(home.path(options.keys.account), read_passphrase(home.path(options.keys.passphrase_file)))
 
+    secret = node_secret(home)
+
     def make_identity() -> Identity:
         now_ms = time.time_ns() // 1_000_000
-        return Identity.create(account, genesis_hash=chain, now_ms=now_ms, roles=Role.RELAY)
+        return Identity.create(account, genesis_hash=chain, now_ms=now_ms, roles=Role.RELAY, node_secret=secret)
 
     def tell(daemon: RelayDaemon) -> None:
         host, port = daemon.endpoint

@@ -25,7 +25,7 @@ from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.duties import Duties
 from node.gateway import keep_gateway
-from node.home import Home, load_key, read_passphrase
+from node.home import Home, load_key, node_secret, read_passphrase
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
@@ -200,7 +200,11 @@ class Node:
         for role in self.options.roles:
             roles |= ROLES.get(role, Role(0))
         return Identity.create(
-            self.account, genesis_hash=self.chain_hash, now_ms=time.time_ns() // 1_000_000, roles=roles
+            self.account,
+            genesis_hash=self.chain_hash,
+            now_ms=time.time_ns() // 1_000_000,
+            roles=roles,
+            node_secret=node_secret(self.home),
         )
 
     async def _renew_certificate(self) -> None:
