@@ -110,10 +110,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own words about starting and stopping."""
-
-
 async def serve(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when the address cannot be bound."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -142,7 +138,7 @@ async def serve(options: GatewayOptions) -> None:
         loop.time,
     )
     http, websocket = make_protocols(doors)
-    server = _Server(
+    server = uvicorn.Server(
         uvicorn.Config(
             application,
             http=http,

@@ -28,7 +28,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.trie.proof import verify_proof
-from state.view.accounts import account_key
+from state.view.accounts import account_key, load_account
 from tests.rpc.harness import (
     ALICE,
     BOB,
@@ -519,6 +519,29 @@ def backend_after(backend: Any) -> Any:
     """Forget the gateway that was killed, so that waiting means waiting for the next."""
     backend._gateway_known = trio.Event()
     return backend
+
+
+async def test_what_is_kept_never_grows_stale(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    rng = random.Random(5)
+    people = (ALICE, BOB, CAROL, DAVE)
+    nonces = dict.fromkeys(people, 0)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for _ in range(40):
+            for key in rng.sample(people[:3], rng.randrange(3)):
+                raw = transfer(key, nonces[key], rng.choice(people).address, rng.randrange(COIN))
+                nonces[key] += 1
+                node.pool.add(node.runtime.check(checked(raw)))
+            node.mint(rng.randrange(1, 12))  # more than one piece of news tells of, now and then
+            height = node.store.tip.height
+            ask = {"jsonrpc": "2.0", "method": "dekube_getBalance"}
+            batch = [
+                ask | {"id": at, "params": [hexed(key.address), None, height]} for at, key in enumerate(people)
+            ]
+            for answer in await it.raw(batch):
+                assert answer["result"]["at"]["height"] == height
+                expected = load_account(node.store, people[answer["id"]].address).balance
+                assert int(answer["result"]["balance"]) == expected
 
 
 async def test_client(tmp_path: Path) -> None:

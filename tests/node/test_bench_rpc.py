@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import trio
+
+from node.bench.rpc import run
+
+
+async def test_a_tiny_run_gives_every_figure() -> None:
+    figures = await trio.to_thread.run_sync(lambda: run(accounts=50, seconds=0.3, rate_per_s=100))
+    assert figures["cpu_us_per_get_balance"] > 0
+    assert figures["cpu_us_per_batch_of_100"] > 0
+    assert figures["submit_cpu_us_per_transaction"] > 0
+    assert figures["p99_ms_at_100_per_s"] >= figures["p50_ms_at_100_per_s"] > 0
