@@ -5,7 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from state.primitives.errors import ConfigError
+
 __all__ = ["TaskParameters"]
+
+_WHOLE_BPS: Final = 10_000
+_BOUNDS: Final = {
+    "verification_bps": (0, _WHOLE_BPS),
+    "fee_bps": (0, _WHOLE_BPS),
+    "hold_bps": (0, _WHOLE_BPS),
+    "kill_fee_bps": (0, _WHOLE_BPS),
+    "late_fine_bps": (0, _WHOLE_BPS),
+    "bond_windows_bps": (0, 100 * _WHOLE_BPS),
+    "verifier_fine_bps": (0, 100 * _WHOLE_BPS),
+    "open_windows_max": (1, 16),
+    "attempts_max": (1, 64),
+    "samples": (1, 16),
+    "verifiers": (1, 8),
+    "verifiers_new": (1, 8),
+    "jury": (1, 15),
+    "draws_max": (1, 16),
+    "cool_down_doublings_max": (0, 16),
+    "slots_max": (1, 1024),
+    "window_slack": (1, 100),
+    "seal_slack": (1, 100),
+    "match_retry_ms": (1, 3_600_000),
+    "draw_retry_ms": (1, 3_600_000),
+    "candidates_max": (1, 4096),
+    "deadlines_per_block": (1, 1024),
+}
+"""What keeps records within their limits and blocks within their time."""
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
@@ -13,7 +42,10 @@ HOUR_MS: Final = 60 * MINUTE_MS
 
 @dataclass(frozen=True, slots=True)
 class TaskParameters:
-    """Amounts in 10^-18 DKB, times in milliseconds of chain time, shares in basis points (1/10,000)."""
+    """Amounts in 10^-18 DKB, times in milliseconds of chain time, shares in basis points (1/10,000).
+
+    Raises ConfigError for numbers that the market cannot work with.
+    """
 
     # Registry
     node_bond_min: int = 10 * 10**18
@@ -77,3 +109,10 @@ class TaskParameters:
     """From the verdicts to the final window."""
     bond_release_ms: int = 24 * HOUR_MS
     deadlines_per_block: int = 256
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"genesis: tasks.{name} must be from {least} to {most}")
+        if self.jury % 2 == 0:
+            raise ConfigError("genesis: tasks.jury must be odd, or it could tie")
