@@ -26,7 +26,7 @@ KINDS: Final = (
     "twins_crash",
 )
 LIVE_BLOCKS: Final = 5
-HEAL_LIMIT_MS: Final = 60_000
+HEAL_LIMIT_MS: Final = 20_000
 """Virtual time within which five more blocks are final on every honest node after the network has healed."""
 CHAOS_MS: Final = 2_500
 REAL_CRYPTO_EACH: Final = 40
