@@ -58,7 +58,7 @@ lock: ## pin the dependencies anew (needs uv)
 
 wheels: ## wheels for building the image where the builder reaches no package index
 	mkdir -p build/wheels
-	$(PYTHON) -m pip download --quiet --disable-pip-version-check --require-hashes --only-binary :all: --python-version 3.11 \
+	$(PYTHON) -m pip download -qq --disable-pip-version-check --require-hashes --only-binary :all: --python-version 3.11 \
 	  -r requirements.lock -d build/wheels
 
 image: ## the container image

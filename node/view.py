@@ -73,5 +73,7 @@ def make_view(node: Node) -> StoreView:
         },
     )
     view = StoreView(ledger.store, ledger.runtime, ledger.mempool, description, LiveNode(node))
-    ledger.add_listener(lambda _blocks: view.notify_head())
+    ledger.add_listener(
+        lambda blocks: view.notify_head({block.header.height: block.execution.changes for block in blocks})
+    )
     return view
