@@ -14,10 +14,8 @@ __all__ = [
     "LIVE_WINDOW",
     "NEXT_PHASE",
     "NEXT_WINDOW_PHASE",
-    "SEARCHING",
     "TIMEOUTS",
     "WINDOW_TIMEOUTS",
-    "WITH_WORKER",
     "Event",
     "Phase",
     "Reason",
@@ -99,8 +97,6 @@ NEXT_PHASE: Final = {
 }
 
 ENDED: Final = frozenset({Phase.SETTLED, Phase.FAILED, Phase.CANCELLED, Phase.EXPIRED})
-SEARCHING: Final = frozenset({Phase.MATCHING, Phase.DEGRADED})
-WITH_WORKER: Final = frozenset({Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING, Phase.OUTPUT, Phase.VERIFYING})
 
 TIMEOUTS: Final = {
     Phase.MATCHING: Event.EXPIRE,

@@ -30,8 +30,10 @@ _BOUNDS: Final = {
     "window_slack": (1, 100),
     "seal_slack": (1, 100),
     "match_retry_ms": (1, 3_600_000),
+    "match_retry_ms_max": (1, 3_600_000),
     "draw_retry_ms": (1, 3_600_000),
     "candidates_max": (1, 4096),
+    "matches_per_block": (1, 256),
     "deadlines_per_block": (1, 1024),
 }
 """What keeps records within their limits and blocks within their time."""
@@ -87,8 +89,12 @@ class TaskParameters:
     attempts_max: int = 16
     """Workers of one task in a row, at most."""
     match_retry_ms: int = 5_000
-    candidates_max: int = 256
-    """Nodes looked at for one match or draw."""
+    """Least pause between two looks for a worker; it grows to half the time that the search has taken."""
+    match_retry_ms_max: int = MINUTE_MS
+    matches_per_block: int = 32
+    """Looks for a worker in a block; a task beyond them looks again later."""
+    candidates_max: int = 64
+    """Nodes looked at for one match or draw, from a place in the index that the beacon picks."""
 
     # Verification
     samples: int = 4

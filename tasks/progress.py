@@ -5,7 +5,7 @@ from __future__ import annotations
 from billing.escrow import Pool
 from tasks import registry
 from tasks.case import WORKER_ASSIGNED, Case
-from tasks.lifecycle import ENDED, SEARCHING, Event, Phase, Reason
+from tasks.lifecycle import ENDED, Event, Phase, Reason
 from tasks.matching import draw_seed, match_worker
 from tasks.records import by_duty_key, by_task_of_worker_key
 from tasks.settlement import (
@@ -24,7 +24,6 @@ __all__ = [
     "free_slot",
     "give_up_idle",
     "lose_worker",
-    "on_match_due",
     "on_task_due",
     "search",
     "try_match",
@@ -44,10 +43,11 @@ def search(case: Case) -> None:
     case.change(deadline_ms=deadline_ms, match_at_ms=case.now)
 
 
-def on_match_due(case: Case, time_ms: int) -> None:
-    """Look for a worker; without one, look again later."""
-    if case.record.phase in SEARCHING and case.record.match_at_ms == time_ms:
-        try_match(case)
+def _put_off(case: Case) -> None:
+    """Look for a worker again later: the longer the search, the rarer, so that a hopeless task costs little."""
+    least_ms, most_ms = case.parameters.match_retry_ms, case.parameters.match_retry_ms_max
+    searched_ms = case.now - case.record.changed_ms
+    case.change(match_at_ms=case.now + max(least_ms, min(most_ms, searched_ms // 2)))
 
 
 def try_match(case: Case) -> None:
@@ -64,7 +64,7 @@ def try_match(case: Case) -> None:
         lambda price: bond_at(case.spec, price, record.next_window, parameters), parameters,
     )  # fmt: skip
     if node is None:
-        case.change(match_at_ms=case.now + parameters.match_retry_ms)
+        _put_off(case)
         return
     registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
     case.advance(Event.ASSIGN, Reason.MATCHED)

@@ -64,6 +64,7 @@ REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, RETIRED, COOLED)
 GPUS_MAX: Final = 16
 ENDPOINTS_MAX: Final = 4
 TEXT_MAX: Final = 128
+PROFILE_LIMIT_BYTES: Final = 2048
 RECORD_LIMIT_BYTES: Final = 4096
 SIZE_MAX: Final = 2**40
 _NODE: Final = bytes([Table.NODE])
@@ -159,6 +160,8 @@ def profile_from_value(value: Any) -> NodeProfile:
             and len(endpoints) <= ENDPOINTS_MAX
             and all(type(item) is str and len(item) <= TEXT_MAX for item in endpoints)
         ):  # fmt: skip
+            if len(encode(value)) > PROFILE_LIMIT_BYTES:
+                raise DecodeError(f"a node's profile has at most {PROFILE_LIMIT_BYTES} bytes")
             return NodeProfile(
                 operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, score,
                 slots, notice, tuple(endpoints), version,

@@ -148,8 +148,9 @@ def fine_worker(case: Case, worker: bytes) -> None:
 
 
 def pay_kill_fee(case: Case, worker: bytes) -> None:
-    """Pay a worker whose task was cancelled under way its share of the price that it could not earn."""
-    amount = share(case.vault.held(Pool.PRICE), case.parameters.kill_fee_bps)
+    """Pay a worker whose task was cancelled under way its share of the price that nobody will earn any more."""
+    owed = sum(window.charge for window in case.open_windows())
+    amount = share(case.vault.held(Pool.PRICE) - owed, case.parameters.kill_fee_bps)
     case.vault.pay(Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 

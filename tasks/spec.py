@@ -42,6 +42,8 @@ STEPS_MAX: Final = 1 << 32
 SAMPLES_MAX: Final = 1 << 40
 PRICE_MAX: Final = 1 << 100
 GPU_MS_PER_STEP_MAX: Final = 1 << 32
+WINDOW_GPU_MS_MAX: Final = 7 * 24 * 3_600_000
+"""A week of GPU time in one window; deadlines are multiples of it, and must stay within the clock's range."""
 MATCH_MS_MAX: Final = 24 * 3_600_000
 MEMORY_MIB_MAX: Final = 1 << 32
 
@@ -225,6 +227,7 @@ def decode_spec(data: bytes) -> JobSpec:
             and window_steps % segment_steps == 0 and window_steps // segment_steps <= SEGMENTS_MAX
             and total_steps <= window_steps * WINDOWS_MAX
             and 0 < max_price <= PRICE_MAX and 0 < gpu_ms_per_step <= GPU_MS_PER_STEP_MAX
+            and window_steps * gpu_ms_per_step <= WINDOW_GPU_MS_MAX
             and 0 <= gpus <= 1024 and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= score_min < 2**48
             and 0 < match_ms <= MATCH_MS_MAX
         ):  # fmt: skip

@@ -19,7 +19,7 @@ from tasks.case import TASK_CREATED, Case, Scope
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.lifecycle import Event, Phase, Reason
 from tasks.parameters import TaskParameters
-from tasks.progress import arm_running, free_slot, lose_worker, on_match_due, on_task_due, search, wind_up
+from tasks.progress import arm_running, free_slot, lose_worker, on_task_due, search, try_match, wind_up
 from tasks.proofs import (
     SAMPLED_MAX,
     Finding,
@@ -494,7 +494,7 @@ class _Market:
         elif due_window is not None:
             on_window_due(case, due_window.number)
         elif 0 < case.record.match_at_ms <= case.now:
-            on_match_due(case, case.record.match_at_ms)
+            try_match(case)
         else:
             raise NothingDue(task_id.hex())
         case.save()
@@ -502,7 +502,7 @@ class _Market:
     def fire(self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None]) -> None:
         """Fire what is due, the earliest first, as many as the parameters allow in a block; the rest waits."""
         parameters = self._parameters
-        emitted = 0
+        emitted = matches = 0
 
         def count(event: LogEvent) -> None:
             nonlocal emitted
@@ -522,7 +522,12 @@ class _Market:
                 if case.record.deadline_ms == due.time_ms:
                     on_task_due(case)
             elif due.slot == MATCH_SLOT:
-                on_match_due(case, due.time_ms)
+                if case.record.match_at_ms == due.time_ms:
+                    if matches < parameters.matches_per_block:
+                        try_match(case)
+                    else:
+                        case.change(match_at_ms=case.now + parameters.match_retry_ms)
+                    matches += 1
             elif case.window(due.slot - 1).deadline_ms == due.time_ms:
                 on_window_due(case, due.slot - 1)
             case.save()

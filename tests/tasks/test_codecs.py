@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from tasks.lifecycle import Phase
 from tasks.proofs import (
     Code,
     Finding,
@@ -30,10 +31,10 @@ from tasks.proofs import (
     window_proof_from_value,
     window_proof_to_value,
 )
-from tasks.registry import NodeProfile, NodeRole, profile_from_value, profile_to_value
+from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, Model, Price, Schedule, decode_spec, encode_spec, spec_hash
 from tasks.transitions import rules
-from tests.tasks.world import QUICK, leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import DKB, QUICK, World, leaves_of, probe, proof_of, salt, spec
 
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
@@ -108,12 +109,41 @@ def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
         JOB._replace(schedule=Schedule(2000, 1, 1000)),
         JOB._replace(price=Price(0, 100)),
         JOB._replace(price=Price(1 << 120, 100)),
+        JOB._replace(price=Price(1, 1 << 31)),
         JOB._replace(match_ms=0),
     ],
 )
 def test_a_job_that_cannot_be_run_is_refused(bad: JobSpec) -> None:
     with pytest.raises(DecodeError):
         decode_spec(encode_spec(bad))
+
+
+def test_the_longest_profile_fits_a_record_and_a_longer_one_is_refused() -> None:
+    wide = PROFILE._replace(gpus=(Gpu("ü" * 40, 1),) * 16, endpoints=("ü" * 80,) * 3)
+    assert profile_from_value(received(profile_to_value(wide))) == wide
+    for profile in (
+        PROFILE._replace(gpus=(Gpu("ü" * 128, 1),) * 16),
+        PROFILE._replace(gpus=(Gpu("x", 1),) * 17),
+        PROFILE._replace(endpoints=("x",) * 5),
+        PROFILE._replace(version="x" * 129),
+        PROFILE._replace(price_per_gpu_s=0),
+        PROFILE._replace(slots=0),
+    ):
+        with pytest.raises(DecodeError):
+            profile_from_value(received(profile_to_value(profile)))
+
+
+def test_the_longest_job_does_not_leave_the_clocks_range() -> None:
+    week_ms = 7 * 24 * 3_600_000
+    job = JOB._replace(schedule=Schedule(1 << 32, 1 << 32, 1 << 32), price=Price(1, 1))
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(job))
+    long = JOB._replace(schedule=Schedule(week_ms, week_ms, week_ms), price=Price(1, 1))
+    assert decode_spec(encode_spec(long)) == long
+    world = World()
+    world.add_machine(1), world.add_machine(2)
+    task = world.create(long._replace(price=Price(DKB // 1000, 1)))
+    world.run_to(task, Phase.SETTLED)
 
 
 @given(VALUES)

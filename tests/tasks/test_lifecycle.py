@@ -266,6 +266,41 @@ def test_cancelling_while_the_worker_prepares_pays_the_kill_fee_at_once() -> Non
     assert escrow_totals(world.state, task).locked == 0
 
 
+def test_a_kill_fee_leaves_what_open_windows_have_earned() -> None:
+    # Two dear windows are proved and open, one step is left: the fee is a part of that step's price alone.
+    job = spec(total=41, price=DKB // 2000)
+    world, _ = market(HONEST, HONEST, HONEST, parameters=replace(QUICK, final_ms=60_000, kill_fee_bps=10_000))
+    task = world.create(job)
+    first = world.run(task, until=lambda task: task.next_window == 2).worker
+    assert world.send(first, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    world.run_to(task, Phase.PREPARING)
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    record = world.run_to(task, Phase.CANCELLED)
+    assert record.final_windows == 2
+    charges = sum(load_window(world.state, task, number).charge for number in range(2))
+    assert sum(amounts(world, task, Purpose.KILL_FEE)) + charges == budget_of(job, QUICK).price
+    world.block(world.parameters.bond_release_ms)
+    assert escrow_totals(world.state, task).locked == 0
+
+
+def test_a_hopeless_task_is_looked_at_ever_more_rarely_and_few_in_a_block() -> None:
+    world, _ = market(parameters=replace(QUICK, matches_per_block=2))
+    tasks = [world.create(spec(match_ms=3_600_000)) for _ in range(5)]
+    looks: dict[bytes, int] = dict.fromkeys(tasks, 0)
+    for _ in range(1_000):
+        before = {task: world.task(task).match_at_ms for task in tasks}
+        world.block()
+        for task in tasks:
+            looks[task] += world.task(task).match_at_ms != before[task]
+    assert all(20 < count < 50 for count in looks.values())
+    world.add_machine(1, slots=9), world.add_machine(2, slots=9)
+    assigned = []
+    for _ in range(80):
+        world.block()
+        assigned.append(sum(bool(world.task(task).attempts) for task in tasks))
+    assert assigned[-1] == 5
+
+
 @pytest.mark.parametrize("phase", [Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING])
 def test_a_worker_may_give_up_and_pays_only_once_it_runs(phase: Phase) -> None:
     world, _ = market(HONEST, HONEST, HONEST)
