@@ -296,6 +296,7 @@ def test_a_hopeless_task_is_looked_at_ever_more_rarely_and_few_in_a_block() -> N
     world.add_machine(1, slots=9), world.add_machine(2, slots=9)
     assigned = []
     for _ in range(80):
+        world.act()
         world.block()
         assigned.append(sum(bool(world.task(task).attempts) for task in tasks))
     assert assigned[-1] == 5
