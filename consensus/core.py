@@ -80,6 +80,8 @@ SYNC_GAP_BLOCKS: Final = 2
 WINDOW_TRIES_MAX: Final = 8
 """After so many silent peers the missing blocks are asked for one by one, backwards."""
 PULL_TRIES_MAX: Final = 8
+UNEXECUTED_MAX: Final = 128
+"""Final blocks fetched ahead of the last committed one."""
 RESENT_VIEWS: Final = 8
 KEPT_CANDIDATE_VIEWS: Final = 8
 BACKOFF_EXPONENT_MAX: Final = 64
@@ -455,6 +457,7 @@ class Core:
         self._fetch_armed = False
         self._window_tries = 0
         self._window_asked = 0
+        self._window_last = b""
         self._pull_armed = False
         self._pull_tries = 0
         self._hint_view = 0
@@ -1118,7 +1121,9 @@ class Core:
         height = self._root.height + len(path)
         self._out.append(Commit(certificate, tuple(path), height))
         self._root = Root(block_hash, height, view, roots[0], roots[1], certificate)
-        self._window_asked = self._window_tries = 0
+        self._window_tries = 0
+        if self._window_asked <= height:
+            self._window_asked = 0
         for table in (self._notarized, self._nullified, self._finalized):
             for old in [known for known in table if known <= view]:
                 del table[old]
@@ -1217,11 +1222,15 @@ class Core:
         """Ask for the next window of final blocks while a FINAL certificate is far above the root."""
         if self._window_asked or self._final is None or not self._is_syncing():
             return
-        header = self._headers[self._final.block_hash]
         if self._path(self._final.block_hash) is not None:
             return
-        count = min(BLOCKS_MAX, header.height - self._root.height)
-        self._window_asked = self._root.height + 1
+        header = self._headers[self._final.block_hash]
+        last = self._headers.get(self._window_last)
+        base = self._root.height if last is None else max(self._root.height, last.height)
+        if base - self._root.height > UNEXECUTED_MAX or base >= header.height:
+            return  # enough to execute for now: the next commit asks again
+        self._window_asked = base + 1
+        count = min(BLOCKS_MAX, header.height - base)
         self._out.append(AskBlocks(self._next_seat(), self._window_asked, count))
         self._arm_fetch()
 
@@ -1235,9 +1244,13 @@ class Core:
     def _on_blocks(self, certificate: Certificate, blocks: tuple[tuple[bytes, Header], ...]) -> None:
         root = self._root
         above = [(block_hash, header) for block_hash, header in blocks if header.height > root.height]
-        if not above or above[0][1].parent_hash != root.block_hash or above[-1][0] != certificate.block_hash:
+        if not above or above[-1][0] != certificate.block_hash:
+            return
+        parent_hash = above[0][1].parent_hash
+        if parent_hash != root.block_hash and parent_hash not in self._headers:
             return
         self._window_asked = self._window_tries = 0
+        self._window_last = certificate.block_hash
         for block_hash, header in above:
             self._hold(block_hash, header)
         self._absorb(certificate, is_formed=False)

@@ -14,7 +14,7 @@ __all__ = ["run"]
 def run(
     *, scenarios: int = 400, first_seed: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, float]:
-    """Run ``scenarios`` seeds on one core and return the figures; ``progress`` hears how many are done, of how many.
+    """Run ``scenarios`` seeds on one core and return the figures; ``progress`` hears how many of them are done.
 
     A violation is counted, and its seed with it in ``first_violating_seed``: it is never left out.
     """

@@ -1,0 +1,307 @@
+"""Rules of the core that the schedules of the simulator reach rarely, each driven by hand."""
+
+from __future__ import annotations
+
+from consensus import core as c
+from consensus.committee import Committee, Seat
+from consensus.core import ConsensusParameters, Core, Root
+from consensus.simulation.cluster import Cluster, sim_parameters
+from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Vote
+from state.primitives.blocks import VERSION, Header, header_hash
+from state.primitives.hashing import ZERO_HASH
+
+GENESIS = b"g" * 32
+COMMITTEE = Committee(Seat(bytes([n + 1]) * 20, bytes([n + 1]) * 32, 1) for n in range(4))
+ROOT = Root(b"0" * 32, 0, 0, b"s" * 32, ZERO_HASH)
+TIMES = ConsensusParameters(block_interval_ms=0, idle_ms=0)
+
+
+def core_of(seat: int | None, *, last_height: int | None = None, parameters: ConsensusParameters = TIMES) -> Core:
+    core = Core(
+        committee=COMMITTEE,
+        genesis_hash=GENESIS,
+        epoch=1,
+        seat=seat,
+        root=ROOT,
+        parameters=parameters,
+        last_height=last_height,
+    )
+    core.step(c.Start(), 0)
+    return core
+
+
+def header_of(view: int, height: int, parent_hash: bytes, state_root: bytes) -> tuple[bytes, Header]:
+    header = Header(
+        VERSION, GENESIS, height, 1, view, COMMITTEE.leader(view), parent_hash, height, ZERO_HASH, ZERO_HASH,
+        state_root, ZERO_HASH, b"", COMMITTEE.hash, ZERO_HASH, b"", 0, 0, 0,
+    )  # fmt: skip
+    return header_hash(header), header
+
+
+def votes(kind: int, candidate: Candidate, seats: tuple[int, ...]) -> list[Vote]:
+    return [Vote(kind, *candidate, seat, bytes(64)) for seat in seats]
+
+
+def certificate(kind: int, candidate: Candidate, seats: tuple[int, ...] = (0, 1, 2)) -> Certificate:
+    return Certificate.of(COMMITTEE, votes(kind, candidate, seats))
+
+
+def null(view: int) -> Certificate:
+    return certificate(NULLIFY, Candidate(1, view, 0, ZERO_HASH))
+
+
+def nullify(core: Core, view: int) -> list[c.Effect]:
+    return core.step(c.CertificateReceived(null(view)), 0)
+
+
+def kinds_cast(effects: list[c.Effect]) -> list[int]:
+    return [effect.kind for effect in effects if isinstance(effect, c.CastVote)]
+
+
+def timers(effects: list[c.Effect]) -> dict[str, int]:
+    return {effect.name: effect.delay_ms for effect in effects if isinstance(effect, c.SetTimer)}
+
+
+def propose(core: Core, view: int, parent_view: int, block: tuple[bytes, Header]) -> list[c.Effect]:
+    candidate = Candidate(1, view, parent_view, block[0])
+    vote = Vote(NOTARIZE, *candidate, COMMITTEE.leader(view), bytes(64))
+    effects = core.step(c.ProposalReceived(vote, block[1]), 0)
+    if any(isinstance(effect, c.Check) for effect in effects):
+        effects += core.step(c.BlockChecked(block[0], True), 0)
+    return effects
+
+
+def test_an_honest_view_takes_three_steps() -> None:
+    core = core_of(3)
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    candidate = Candidate(1, 1, 0, block[0])
+    effects = propose(core, 1, 0, block)
+    assert kinds_cast(effects) == [NOTARIZE]
+    assert c.Execute(block[0]) in effects
+    core.step(c.VoteReceived(Vote(NOTARIZE, *candidate, 3, bytes(64)), True), 0)
+    effects = core.step(c.VoteReceived(votes(NOTARIZE, candidate, (1,))[0]), 0)
+    assert kinds_cast(effects) == [FINALIZE]
+    assert core.view == 2
+    core.step(c.VoteReceived(Vote(FINALIZE, *candidate, 3, bytes(64)), True), 0)
+    for vote in votes(FINALIZE, candidate, (0, 1)):
+        effects = core.step(c.VoteReceived(vote), 0)
+    assert not any(isinstance(effect, c.Commit) for effect in effects), "it is not executed yet"
+    effects = core.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    assert [effect.height for effect in effects if isinstance(effect, c.Commit)] == [1]
+    assert core.root.block_hash == block[0]
+
+
+def test_after_nullify_there_is_neither_notarize_nor_finalize() -> None:
+    core = core_of(3)
+    assert kinds_cast(core.step(c.TimerFired(c.ADVANCE), 0)) == [NULLIFY]
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    assert kinds_cast(propose(core, 1, 0, block)) == []
+    effects = core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))), 0)
+    assert kinds_cast(effects) == []
+    assert core.view == 2
+
+
+def test_a_wrong_header_is_nullified_at_once() -> None:
+    for change in (
+        {"height": 2},
+        {"view": 2},
+        {"state_root": b"x" * 32},
+        {"proposer_seat": 3},
+        {"epoch": 2},
+        {"genesis_hash": b"h" * 32},
+        {"committee_hash": b"h" * 32},
+        {"parent_hash": b"h" * 32},
+    ):
+        _, header = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+        wrong = header._replace(**change)
+        assert kinds_cast(propose(core_of(3), 1, 0, (header_hash(wrong), wrong))) == [NULLIFY], change
+
+
+def test_a_skipped_view_needs_its_nullification() -> None:
+    core = core_of(3)
+    nullify(core, 2)
+    assert core.view == 3
+    block = header_of(3, 1, ROOT.block_hash, ROOT.state_root)
+    effects = propose(core, 3, 0, block)
+    assert kinds_cast(effects) == []
+    effects = core.step(c.TimerFired(c.PULL), 0)
+    assert [(e.from_view, e.to_view) for e in effects if isinstance(e, c.AskCertificates)] == [(1, 1)]
+    effects = nullify(core, 1)
+    assert [e for e in effects if isinstance(e, c.Check)] == [c.Check(block[0])]
+
+
+def test_back_off_grows_by_halves_to_its_cap_and_falls_with_finality_alone() -> None:
+    core = core_of(3)
+    delays = [timers(nullify(core, view))[c.LEADER] for view in range(1, 14)]
+    assert delays[:4] == [2_000, 3_000, 4_500, 6_750]
+    assert delays[-1] == 32_000
+    block = header_of(14, 1, ROOT.block_hash, ROOT.state_root)
+    candidate = Candidate(1, 14, 0, block[0])
+    assert timers(core.step(c.CertificateReceived(certificate(NOTARIZE, candidate)), 0))[c.LEADER] == 32_000
+    core.step(c.CertificateReceived(certificate(FINALIZE, candidate)), 0)
+    assert timers(nullify(core, 15))[c.LEADER] == 2_000
+
+
+def test_a_leader_with_nothing_to_say_waits_and_voters_give_it_the_time() -> None:
+    parameters = ConsensusParameters(block_interval_ms=0, idle_ms=5_000)
+    core = core_of(3, parameters=parameters)
+    core.step(c.MempoolChanged(False), 0)
+    assert timers(nullify(core, 1))[c.LEADER] == 7_000
+    assert timers(core.step(c.MempoolChanged(True), 0))[c.LEADER] == 2_000
+    leader = core_of(COMMITTEE.leader(2), parameters=parameters)
+    leader.step(c.MempoolChanged(False), 0)
+    effects = nullify(leader, 1)
+    assert timers(effects)[c.IDLE] == 5_000
+    assert not any(isinstance(effect, c.Build) for effect in effects)
+    assert any(isinstance(effect, c.Build) for effect in leader.step(c.TimerFired(c.IDLE), 5_000))
+    leader = core_of(COMMITTEE.leader(2), parameters=parameters)
+    leader.step(c.MempoolChanged(False), 0)
+    nullify(leader, 1)
+    assert any(isinstance(effect, c.Build) for effect in leader.step(c.MempoolChanged(True), 10))
+
+
+def test_a_silent_leader_is_skipped_at_once_while_a_quorum_is_heard() -> None:
+    core = core_of(3)
+    quiet = COMMITTEE.leader(2)
+    for seat in range(4):
+        if seat != quiet:
+            core.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, seat, bytes(64)), seat == 3), 11_000)
+    assert core.view == 2
+    later = core_of(3)
+    for seat in (0, 1, 2):
+        later.step(c.VoteReceived(Vote(NOTARIZE, 1, 1, 0, b"x" * 32, seat, bytes(64))), 100)
+    assert kinds_cast(later.step(c.CertificateReceived(null(2)), 200)) == [], "nobody has been quiet for long"
+    effects = core_of(3)
+    for seat in (0, 2):
+        effects.step(c.VoteReceived(Vote(NOTARIZE, 1, 1, 0, b"x" * 32, seat, bytes(64))), 12_000)
+    effects.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 3, bytes(64)), True), 12_000)
+    assert COMMITTEE.leader(2) == 1
+    cast = effects.step(c.CertificateReceived(null(1)), 12_000)
+    assert [(e.kind, e.reason) for e in cast if isinstance(e, c.CastVote)] == [(NULLIFY, "inactive")]
+
+
+def test_on_the_boundary_the_same_block_is_proposed_again_and_nothing_else_is_valid() -> None:
+    core = core_of(3, last_height=1)
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    propose(core, 1, 0, block)
+    core.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))), 0)
+    child = header_of(2, 2, block[0], b"t" * 32)
+    assert kinds_cast(propose(core, 2, 1, child)) == [NULLIFY]
+    again = core_of(3, last_height=1)
+    propose(again, 1, 0, block)
+    again.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    again.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))), 0)
+    assert kinds_cast(propose(again, 2, 1, block)) == [NOTARIZE]
+    repeated = Candidate(1, 2, 1, block[0])
+    again.step(c.CertificateReceived(certificate(NOTARIZE, repeated)), 0)
+    effects = again.step(c.CertificateReceived(certificate(FINALIZE, repeated)), 0)
+    assert [type(e) for e in effects if isinstance(e, c.Commit | c.EpochEnded)] == [c.Commit, c.EpochEnded]
+
+
+def test_a_leader_proposes_the_boundary_block_again() -> None:
+    leader = core_of(COMMITTEE.leader(2), last_height=1)
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    propose(leader, 1, 0, block)
+    leader.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    notarized = certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))
+    effects = leader.step(c.CertificateReceived(notarized), 0)
+    assert [e for e in effects if isinstance(e, c.Propose)] == [
+        c.Propose(Candidate(1, 2, 1, block[0]), notarized, ())
+    ]
+
+
+def test_certificates_that_contradict_each_other_halt() -> None:
+    one, other = Candidate(1, 1, 0, b"a" * 32), Candidate(1, 1, 0, b"b" * 32)
+    for first, second in (
+        (certificate(NOTARIZE, one), certificate(NOTARIZE, other)),
+        (certificate(NOTARIZE, one), certificate(FINALIZE, other)),
+        (null(1), certificate(FINALIZE, one)),
+    ):
+        core = core_of(3)
+        core.step(c.CertificateReceived(first), 0)
+        effects = core.step(c.CertificateReceived(second), 0)
+        assert [e.code for e in effects if isinstance(e, c.Halt)] == ["safety"]
+        assert core.step(c.TimerFired(c.ADVANCE), 0) == []
+
+
+def test_a_vote_of_the_own_seat_that_the_guard_never_made_halts() -> None:
+    core = core_of(3)
+    effects = core.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 3, bytes(64))), 0)
+    assert [e.code for e in effects if isinstance(e, c.Halt)] == ["doppelganger"]
+
+
+def test_a_divergent_root_of_a_notarized_block_halts() -> None:
+    core = core_of(3)
+    block = header_of(1, 1, ROOT.block_hash, b"x" * 32)
+    propose(core, 1, 0, block)
+    effects = core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))), 0)
+    assert [e.code for e in effects if isinstance(e, c.Halt)] == ["state_divergence"]
+
+
+def test_what_is_kept_stays_bounded_through_a_thousand_nullified_views() -> None:
+    core = core_of(3)
+    for view in range(1, 1_001):
+        for seat in range(4):
+            core.step(c.VoteReceived(Vote(NULLIFY, 1, view, 0, ZERO_HASH, seat, bytes(64)), seat == 3), view)
+    assert core.view == 1_001
+    sizes = core.sizes()
+    assert sizes["votes"] <= c.EVIDENCE_VIEWS + 3
+    assert sizes["certificates"] == 1_000
+    assert len(core.certificates(1, 10**6)) <= 64 + 3
+
+
+def test_a_vote_for_a_view_that_nobody_reached_costs_some_questions_and_no_more() -> None:
+    core = core_of(3)
+    far = Vote(NULLIFY, 1, 10**12, 0, ZERO_HASH, 1, bytes(64))
+    asked = core.step(c.VoteReceived(far), 0)
+    questions = 0
+    for _ in range(100):
+        if c.PULL not in timers(asked):
+            break
+        asked = core.step(c.TimerFired(c.PULL), 0)
+        questions += sum(isinstance(effect, c.AskCertificates) for effect in asked)
+    assert 0 < questions <= 12
+    assert core.sizes()["votes"] == 0
+
+
+def test_a_replica_far_behind_catches_up_by_windows() -> None:
+    cluster = Cluster(5, (1, 1, 1, 1), frozenset(range(4)), parameters=sim_parameters())
+    cluster.start_all()
+    cluster.crash(cluster.nodes[3], 10**9)
+    cluster.run(12_000)
+    assert cluster.oracle.height_max > cluster.oracle.height(3) + 150
+    asked = []
+    original = cluster._perform
+
+    def watch(node: object, action: object) -> None:
+        if type(action).__name__ == "ServeBlocks":
+            asked.append(action)
+        original(node, action)  # type: ignore[arg-type]
+
+    cluster._perform = watch  # type: ignore[method-assign]
+    cluster.start(cluster.nodes[3])
+    goal = cluster.oracle.height_max
+    assert cluster.run(cluster.now_ms + 2_000, lambda: cluster.oracle.height(3) >= goal)
+    assert 3 <= len(asked) < 20
+
+
+def test_the_interval_between_blocks_without_faults_is_two_delays() -> None:
+    """The promise of 3.4: a block in each two delays, with the timers never acting."""
+    cluster = Cluster(1, (1,) * 7, frozenset(range(7)), parameters=sim_parameters())
+    cluster.network.latency_ms_min = cluster.network.latency_ms_max = 40
+    cluster.start_all()
+    cluster.run(10_000)
+    assert cluster.oracle.height_max >= 10_000 / (2 * 40) * 0.9
+
+
+def test_a_dead_validator_costs_one_time_out_in_its_views_until_it_is_skipped() -> None:
+    cluster = Cluster(1, (1, 1, 1, 1), frozenset(range(4)), parameters=sim_parameters())
+    cluster.start_all()
+    cluster.run(500)
+    cluster.crash(cluster.nodes[2], 10**9)
+    cluster.run(4_500)
+    before = cluster.oracle.height_max
+    cluster.run(6_500)
+    fast = cluster.oracle.height_max - before
+    assert fast > 2_000 // 60, "a silent leader's views end in one exchange"
