@@ -34,6 +34,7 @@ __all__ = [
     "bill_lines",
     "check_escrow",
     "check_escrows",
+    "check_touched_escrows",
     "earnings_of",
     "escrow_totals",
 ]
@@ -380,6 +381,16 @@ def _escrow_ids(state: Reader) -> Iterator[bytes]:
     while entries := state.scan(start, stop, LINES_PAGE_MAX):
         yield from (key[1:] for key, _ in entries)
         start = entries[-1][0] + b"\x00"
+
+
+def check_touched_escrows(state: Overlay) -> None:
+    """The invariant at each block: every escrow that its changes touch balances and agrees with its bill.
+
+    One that no change touches is as it was checked before. Raises AssertionError.
+    """
+    for key, value in list(state.changes.items()):
+        if key[:1] == _ESCROW and value is not None:
+            check_escrow(state, key[1:])
 
 
 def check_escrows(state: Reader) -> None:

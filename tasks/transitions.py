@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
-from billing.escrow import HOLDING, Pool, Purpose, Vault, check_escrows
+from billing.escrow import HOLDING, Pool, Purpose, Vault, check_touched_escrows
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
@@ -83,7 +83,7 @@ AMOUNT_LIMIT: Final = 1 << 127
 WINDOW_LIMIT: Final = 1 << 32
 
 HOLDINGS: Final[tuple[Holding, ...]] = (HOLDING,)
-INVARIANTS: Final[tuple[Invariant, ...]] = (check_escrows,)
+INVARIANTS: Final[tuple[Invariant, ...]] = (check_touched_escrows,)
 
 
 class NodeOffer(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from state.primitives.genesis import ChainParameters
 from state.primitives.receipts import Event
-from state.view import Overlay, Reader
+from state.view import Overlay
 
 __all__ = ["BlockContext", "BlockHook", "Context", "Holding", "Invariant", "Rule"]
 
@@ -68,8 +68,8 @@ class Rule(Generic[_Payload]):
 BlockHook = Callable[[Overlay, BlockContext, Callable[[Event], None]], None]
 """Called once a block after its transactions, in the order of the runtime's table: deadlines, unbonding."""
 
-Invariant = Callable[[Reader], None]
-"""Raises AssertionError when a sum that must hold at every block does not."""
+Invariant = Callable[[Overlay], None]
+"""Raises AssertionError when a sum that must hold at every block does not; ``changes`` are the block's own."""
 
 
 class Holding(NamedTuple):

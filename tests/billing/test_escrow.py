@@ -19,10 +19,12 @@ from billing.escrow import (
     bill_lines,
     check_escrow,
     check_escrows,
+    check_touched_escrows,
     earnings_of,
     escrow_totals,
 )
 from billing.prices import Role
+from state.primitives.codec import decode, encode
 from state.primitives.receipts import Event
 from state.view import EMPTY, Overlay, Table
 from state.view.accounts import InsufficientBalance, balance_of, burned, credit
@@ -123,3 +125,16 @@ def test_a_bill_that_does_not_add_up_is_noticed() -> None:
     state.delete(bytes([Table.BILL]) + ID + (1).to_bytes(4, "big"))
     with pytest.raises(AssertionError):
         check_escrows(state)
+
+
+def test_an_escrow_that_a_block_unbalances_is_found_among_its_changes() -> None:
+    below, vault, _ = make()
+    vault.lock(Pool.PRICE, PAYER, 600, Purpose.PRICE)
+    block = Overlay(below)
+    check_touched_escrows(block)
+    key, record = next((key, value) for key, value in below.changes.items() if key[0] == Table.ESCROW)
+    fields = decode(record or b"", limit_bytes=10_000)
+    fields[2] += 1  # deposited
+    block.put(key, encode(fields))
+    with pytest.raises(AssertionError):
+        check_touched_escrows(block)
