@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 import trio
@@ -281,10 +281,24 @@ class Node:
         return {}
 
 
-def _raise_part(name: str, error: Exception) -> None:
-    if isinstance(error, DekubeError | ExceptionGroup):
+def _raise_part(name: str, error: Exception) -> NoReturn:
+    """Raise what ends the node: a typed error as it is, a bug as one line, its traceback in the log."""
+    if isinstance(error, ExceptionGroup):
+        _, unknown = error.split(DekubeError)
+        if unknown is None:
+            raise error
+        error = _first(unknown)
+    elif isinstance(error, DekubeError):
         raise error
-    raise PartFailed(name, error) from error
+    _log.critical("a part of the node failed", part=name, exc_info=error)
+    raise PartFailed(name, error) from None
+
+
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def run_node(home: Home, ask_passphrase: Callable[[], str]) -> None:
