@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -97,7 +97,7 @@ async def check_serves(daemon: DaemonProcess) -> None:
         b"X",
         b"DKRX",
         bytes(1000),
-        os.urandom(5000),
+        Random(1).randbytes(5000),
         CONTROL_PREAMBLE + b"\xff\xff",
         CONTROL_PREAMBLE + b"\x00\x20" + bytes(32),
         CONTROL_PREAMBLE + b"\x04\x00" + bytes(1024),
