@@ -30,6 +30,7 @@ __all__ = [
     "LEADER",
     "PULL",
     "RETRANSMIT",
+    "UNEXECUTED_MAX",
     "VIEWS_AHEAD",
     "AskBlock",
     "AskBlocks",

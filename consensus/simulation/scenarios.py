@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from consensus.core import Core
+from consensus.core import UNEXECUTED_MAX, Core
 from consensus.guard import Guard
 from consensus.simulation.adversary import Adversary
 from consensus.simulation.cluster import Cluster, sim_parameters
 from consensus.simulation.oracle import Violation
+from consensus.wire import BLOCKS_MAX
 
 __all__ = ["HEAL_LIMIT_MS", "KINDS", "Outcome", "run_scenario"]
 
@@ -199,7 +200,8 @@ def _check_memory(cluster: Cluster) -> None:
     for node in cluster.nodes:
         if node.replica is not None:
             sizes = node.replica.sizes()
-            limits = {"votes": 260, "proposals": 3, "headers": 60, "fetching": 64, "blocks": 80}
+            synced = UNEXECUTED_MAX + BLOCKS_MAX  # windows of final blocks on their way to execution
+            limits = {"votes": 260, "proposals": 3, "headers": synced + 60, "fetching": 64, "blocks": synced + 80}
             for name, limit in limits.items():
                 if sizes[name] > limit:
                     raise Violation(f"node {node.number} keeps {sizes[name]} {name}")
