@@ -8,7 +8,7 @@ SEED ?= 1
 JOBS ?= 2
 TESTNET_ARGS ?=
 
-.PHONY: help testnet test lint unit simulation cluster compose sim-nightly bench lock wheels image clean
+.PHONY: dev help testnet test lint unit simulation cluster compose sim-nightly bench lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,8 @@ $(VENV)/dev.stamp: requirements-dev.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+dev: $(VENV)/dev.stamp ## the virtual environment with what the tests need
 
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
