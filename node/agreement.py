@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 import trio
@@ -20,6 +20,7 @@ from node.chain import Body, decode_body
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
+from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.frame import Class
 from p2p.service import Network
@@ -32,6 +33,7 @@ from state.transition.staking import load_committee
 __all__ = ["Agreement", "Progress"]
 
 _log = structlog.get_logger("consensus")
+_T = TypeVar("_T")
 
 KIND_CONSENSUS: Final = 0x01
 KIND_CONSENSUS_BULK: Final = 0x02
@@ -57,7 +59,7 @@ class Agreement:
 
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, network: Network, metrics: NodeMetrics, *,
-        home: Home, vote: SecretKey | None,
+        home: Home, vote: SecretKey | None, stages: Stages,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._network = network
@@ -75,7 +77,7 @@ class Agreement:
             epoch=EPOCH,
             root=_root(ledger),
             parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
-            chain=_ChainPort(ledger, verifier),
+            chain=_ChainPort(ledger, verifier, stages),
             network=_NetworkPort(network, self.committee),
             wall_ms=wall_ms,
             signer=vote,
@@ -180,16 +182,18 @@ def _lane(is_bulk: bool) -> tuple[Class, int]:
 class _ChainPort:
     """The chain tree, its long calls in worker threads."""
 
-    def __init__(self, ledger: NodeLedger, verifier: SignatureVerifier) -> None:
+    def __init__(self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages) -> None:
         self._ledger = ledger
         self._chain = ledger.chain
         self._verifier = verifier
+        self._stages = stages
         self._bodies: OrderedDict[bytes, Sequence[Checked]] = OrderedDict()
 
     async def build(self, request: BuildRequest) -> Block | None:
         limit = self._ledger.runtime.chain.transactions_max
-        transactions = self._ledger.take(limit, request.parent_hash)
-        block, chosen = await trio.to_thread.run_sync(lambda: self._build(request, transactions))
+        with self._stages.measure("build"):
+            transactions = self._ledger.take(limit, request.parent_hash)
+        block, chosen = await self._in_thread("build", lambda: self._build(request, transactions))
         self._keep(header_hash(block.header), chosen)
         return block
 
@@ -207,19 +211,20 @@ class _ChainPort:
 
     async def check(self, block: Block) -> None:
         transactions = await self._body(header_hash(block.header), block)
-        await trio.to_thread.run_sync(lambda: self._chain.check(block, transactions, now_ms=wall_ms()))
+        await self._in_thread("check", lambda: self._chain.check(block, transactions, now_ms=wall_ms()))
 
     async def execute(self, block_hash: bytes, block: Block) -> tuple[bytes, bytes]:
         transactions = await self._body(block_hash, block)
-        executed = await trio.to_thread.run_sync(
-            lambda: self._chain.execute(block, transactions, block_hash=block_hash)
+        executed = await self._in_thread(
+            "execute", lambda: self._chain.execute(block, transactions, block_hash=block_hash)
         )
         self._bodies.pop(block_hash, None)
         return executed.state_root, executed.receipt_root
 
     async def commit(self, block_hash: bytes, certificate: bytes) -> None:
-        blocks = await trio.to_thread.run_sync(lambda: self._chain.commit(block_hash, certificate))
-        self._ledger.on_commit(blocks)
+        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate))
+        with self._stages.measure("commit"):
+            self._ledger.on_commit(blocks)
         for executed in blocks:
             _log.info(
                 "final", height=executed.header.height, block=executed.block_hash, view=executed.header.view,
@@ -258,13 +263,17 @@ class _ChainPort:
         known = self._bodies.get(block_hash)
         if known is not None:
             return known
-        body: Body = await trio.to_thread.run_sync(
-            lambda: decode_body(self._ledger.runtime, block.transactions, self._ledger.mempool.find)
+        body: Body = await self._in_thread(
+            "decode",
+            lambda: decode_body(self._ledger.runtime, block.transactions, self._ledger.mempool.find),
         )
         addresses = await self._verifier.recover(body.batch) if body.batch else b""
-        checked = await trio.to_thread.run_sync(body.resolve, addresses)
+        checked = await self._in_thread("decode", lambda: body.resolve(addresses))
         self._keep(block_hash, checked)
         return checked
+
+    async def _in_thread(self, stage: str, function: Callable[[], _T]) -> _T:
+        return await trio.to_thread.run_sync(self._stages.call, stage, function)
 
     def _keep(self, block_hash: bytes, checked: Sequence[Checked]) -> None:
         self._bodies[block_hash] = checked

@@ -94,7 +94,7 @@ class NodeLedger:
         """Return the nonce of the next transaction."""
         return self.mempool.pending_nonce(address)
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def admit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction of the node's own gateway and pass it on; return its hash.
 
         The gateway is a child of this node behind a socket that only its user opens, so the sender it recovered
@@ -110,7 +110,7 @@ class NodeLedger:
     async def submit_own(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction that this node signed, or find it waiting, and pass it on; return its hash."""
         try:
-            return await self.submit(raw, sender)
+            return self.admit(raw, sender)
         except AlreadyKnown:
             self.on_admitted(raw)
             return decode_transaction(raw).hash

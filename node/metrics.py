@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
 from consensus.service import METRICS
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from node.service import Node
 
 __all__ = ["NodeMetrics", "serve_metrics"]
+
+_T = TypeVar("_T")
 
 FAST_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ROUND_BUCKETS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
@@ -40,6 +43,7 @@ class NodeMetrics:
                 cls = Gauge if kind == "gauge" else Counter
                 self._consensus[name] = cls(f"sdbft_{name}", text, labels, registry=r)
         self._node: Node | None = None
+        self._loop: trio.lowlevel.TrioToken | None = None
         r.register(self)
 
     # What the consensus service calls (consensus.service.Metrics).
@@ -63,16 +67,21 @@ class NodeMetrics:
     # The node's own.
 
     def watch(self, node: Node) -> None:
-        """Take the node's own numbers at each scrape."""
-        self._node = node
+        """Take the node's own numbers at each scrape; call it on the event loop that runs the node."""
+        self._node, self._loop = node, trio.lowlevel.current_trio_token()
 
     def collect(self) -> Iterable[Any]:
         """Return the numbers that are read rather than counted."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        if self._node is None:
+            return []  # asked once when registered
+        return self._on_loop(self._read, self._node)
 
-        node = self._node
-        if node is None:
-            return
+    def _on_loop(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call from a thread of the server: what is read belongs to the loop."""
+        return trio.from_thread.run_sync(function, *arguments, trio_token=self._loop)
+
+    def _read(self, node: Node) -> list[Any]:
+        families: list[Any] = []
         head = node.ledger.head()
         for name, text, value in (
             ("dekube_block_height", "Height of the newest final block", head.height),
@@ -84,15 +93,21 @@ class NodeMetrics:
             ("dekube_relay_reservations", "Reservations at relays that stand", len(node.relays.reservations)),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
         ):
-            yield GaugeMetricFamily(name, text, value=float(value))
+            families.append(GaugeMetricFamily(name, text, value=float(value)))
         events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
-        for event, count in list(node.network.counters.items()):
+        for event, count in node.network.counters.items():
             events.add_metric([event], count)
-        yield events
+        stages = CounterMetricFamily(
+            "dekube_stage_cpu_seconds", "CPU time of the node process by stage of its work", labels=["stage"]
+        )
+        for stage, seconds in node.stages.seconds().items():
+            stages.add_metric([stage], seconds)
+        return [*families, events, stages]
 
     def is_ready(self) -> bool:
         """Tell whether the node follows the chain."""
-        return self._node is not None and not self._node.view.sync().syncing
+        node = self._node
+        return node is not None and not self._on_loop(node.view.sync).syncing
 
 
 class _QuietHandler(WSGIRequestHandler):

@@ -30,6 +30,7 @@ from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
 from node.runtime import make_runtime
+from node.stages import Stages
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
 from node.verifier import SignatureVerifier, VerifierOptions
 from node.view import LiveNode, make_view
@@ -78,6 +79,7 @@ class Node:
         self.vote = vote
         self.chain_hash = genesis_hash(genesis)
         self.metrics = NodeMetrics()
+        self.stages = Stages()
         self._stop = trio.Event()
 
     def stop(self) -> None:
@@ -99,12 +101,21 @@ class Node:
             self.ledger = NodeLedger(store, Chain(store, runtime), runtime, pool)
             self.network, self.relays = self._make_network()
             gossip = TransactionGossip(
-                self.ledger, verifier, lambda payload: self.network.publish(TOPIC_TRANSACTIONS, payload)
+                self.ledger,
+                verifier,
+                lambda payload: self.network.publish(TOPIC_TRANSACTIONS, payload),
+                self.stages,
             )
             self.ledger.on_admitted = gossip.enqueue
             self.network.on_gossip(TOPIC_TRANSACTIONS, gossip.validate, payload_bytes_max=BATCH_LIMIT_BYTES)
             self.agreement = Agreement(
-                self.ledger, verifier, self.network, self.metrics, home=self.home, vote=self.vote
+                self.ledger,
+                verifier,
+                self.network,
+                self.metrics,
+                home=self.home,
+                vote=self.vote,
+                stages=self.stages,
             )
             self.wallet = Wallet(self.account, self.ledger)
             self.duties = Duties(
@@ -126,7 +137,7 @@ class Node:
                 await self._start(nursery, "consensus", self.agreement.run)
                 await self._start(nursery, "rpc backend", backend.run)
                 await self._start(nursery, "control", control.run)
-                nursery.start_soon(self._part, "transaction gossip", gossip.run)
+                nursery.start_soon(self._part, "transaction gossip", gossip.run, name="transaction gossip")
                 nursery.start_soon(self._part, "duties", self.duties.run)
                 nursery.start_soon(self._part, "certificate", self._renew_certificate)
                 if self.options.rpc.listen:
@@ -166,7 +177,7 @@ class Node:
             except Exception as error:
                 _raise_part(name, error)
 
-        await nursery.start(run)
+        await nursery.start(run, name=name)  # the name by which CPU time is attributed
 
     def _make_network(self) -> tuple[Network, RelayClient]:
         options = self.options.p2p
@@ -329,5 +340,5 @@ def run_node(home: Home, ask_passphrase: Callable[[], str]) -> None:
             await node.run()
             nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    trio.run(main, instruments=(node.stages,))
     _log.info("stopped")

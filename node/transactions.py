@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from node.ledger import NodeLedger
+from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.gossip import Verdict
 from state.primitives.codec import decode, encode
@@ -47,7 +48,10 @@ def decode_batch(payload: bytes) -> list[bytes]:
 class TransactionGossip:
     """Passes on what the ledger admits and admits what peers bring."""
 
-    def __init__(self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None], stages: Stages
+    ) -> None:
+        self._stages = stages
         self._ledger = ledger
         self._verifier = verifier
         self._publish = publish
@@ -83,13 +87,18 @@ class TransactionGossip:
         Of a batch that is partly of use the good part goes on in a batch of our own.
         """
         try:
-            raws = decode_batch(payload)
-            unknown = [decode_transaction(raw) for raw in raws if self._ledger.mempool.find(raw) is None]
+            with self._stages.measure("admit"):
+                raws = decode_batch(payload)
+                unknown = [decode_transaction(raw) for raw in raws if self._ledger.mempool.find(raw) is None]
         except DecodeError:
             return Verdict.REJECT
         if not unknown:
             return Verdict.IGNORE
         addresses = await self._verifier.recover(b"".join([t.digest + t.signature for t in unknown]))
+        with self._stages.measure("admit"):
+            return self._admit(unknown, addresses)
+
+    def _admit(self, unknown: list[Transaction], addresses: bytes) -> Verdict:
         admitted: list[Transaction] = []
         is_rejected = False
         for i, transaction in enumerate(unknown):

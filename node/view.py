@@ -26,7 +26,8 @@ class LiveNode:
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction to the mempool and pass it on."""
-        return await self._node.ledger.submit(raw, sender)
+        with self._node.stages.measure("admit"):
+            return self._node.ledger.admit(raw, sender)
 
     def peers(self) -> list[Peer]:
         """Return the connected peers."""
