@@ -77,6 +77,7 @@ def lay_out(
     seed: int,
     base_port: int,
     parameters: dict[str, int] | None = None,
+    allocations: tuple[tuple[bytes, int], ...] = (),
 ) -> Plan:
     """Make the folder of a network: a home for each member, the genesis, the plan; return the plan.
 
@@ -100,6 +101,7 @@ def lay_out(
         time_ms=document["time_ms"],
         placements=_loopback(member_names(validators, workers), base_port),
         parameters=document["parameters"],
+        allocations=allocations,
     )
     root.mkdir(parents=True, exist_ok=True)
     for member in plan.members:

@@ -87,11 +87,12 @@ def derive_key(seed: int, purpose: str) -> SecretKey:
 
 def make_plan(
     *, validators: int, workers: int, seed: int, time_ms: int, placements: dict[str, Placement],
-    parameters: dict[str, int] | None = None,
+    parameters: dict[str, int] | None = None, allocations: tuple[tuple[bytes, int], ...] = (),
 ) -> Plan:  # fmt: skip
     """Return the plan of a network of ``validators``, one relay and ``workers`` that accept no connection.
 
-    ``placements`` has an entry for each of ``member_names``. Raises ConfigError for impossible numbers.
+    ``placements`` has an entry for each of ``member_names``; ``allocations`` are balances beside the members' own.
+    Raises ConfigError for impossible numbers.
     """
     if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
         raise ConfigError(f"testnet: 1 to {MEMBERS_MAX} validators and 0 to {MEMBERS_MAX} workers")
@@ -102,16 +103,17 @@ def make_plan(
     founding = tuple(
         GenesisValidator(accounts[name].address, votes[name].vote_key, 100_000 * COIN) for name in votes
     )
-    allocations = (
+    balances = (
         *((accounts[name].address, 10_000 * COIN) for name in names),
         (requester.address, 1_000_000 * COIN),
+        *allocations,
     )
     genesis = Genesis(
         chain_id=CHAIN_ID,
         name=f"testnet-{seed}",
         time_ms=time_ms,
         testnet=True,
-        allocations=tuple(allocations),
+        allocations=balances,
         validators=founding,
         parameters=tuple(sorted({**TESTNET_PARAMETERS, **(parameters or {})}.items())),
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import json
 import os
 import platform
 import statistics
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,12 +19,8 @@ from node.cli.output import json_option
 
 __all__ = ["bench", "machine"]
 
-_BENCHES = {
+_BENCHES: Final = {
     "replay": ("node.bench.replay", "Blocks of signed transfers through the real path, decode to synced commit."),
-    "network": (
-        "node.bench.network",
-        "Four validators as processes under transfer load: throughput and finality.",
-    ),
     "simulate": ("node.bench.simulate", "Consensus scenarios of the deterministic simulator."),
     "transport": ("node.bench.transport", "The encrypted peer channel on loopback."),
     "relay": ("node.bench.relay", "A circuit through the relay daemon on loopback."),
@@ -31,17 +29,34 @@ _BENCHES = {
 }
 
 
-@click.command(epilog="Benchmarks: " + "; ".join(f"{name}: {text}" for name, (_, text) in _BENCHES.items()))
-@click.argument("name", type=click.Choice(sorted(_BENCHES)))
+_ADDED: Final = {entry.name: entry for entry in importlib.metadata.entry_points(group="dekube.benches")}
+"""Of packages above this one."""
+
+
+def _load(name: str) -> Callable[..., Mapping[str, float]]:
+    run: Callable[..., Mapping[str, float]]
+    run = importlib.import_module(_BENCHES[name][0]).run if name in _BENCHES else _ADDED[name].load()
+    return run
+
+
+def _describe() -> str:
+    texts = {name: text for name, (_, text) in _BENCHES.items()} | {
+        "network": "Four validators as processes under transfer load: throughput and finality."
+    }
+    return "Benchmarks: " + "; ".join(f"{name}: {text}" for name, text in sorted(texts.items()))
+
+
+@click.command(epilog=_describe())
+@click.argument("name", type=click.Choice(sorted({*_BENCHES, *_ADDED})))
 @click.option("--runs", default=1, show_default=True, help="Repeat and report the median of each figure.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=NUMBER", help="Change a setting of the benchmark.")
 @json_option
 def bench(name: str, runs: int, settings: tuple[str, ...], as_json: bool) -> None:
     """Measure NAME on this machine. Machines are noisy: compare medians and ratios, not single figures."""
-    module = importlib.import_module(_BENCHES[name][0])
-    options = _settings(module.run, settings)
-    figures = [dict(module.run(**options)) for _ in range(max(runs, 1))]
-    medians = {figure: statistics.median(run[figure] for run in figures) for figure in figures[0]}
+    run = _load(name)
+    options = _settings(run, settings)
+    figures = [dict(run(**options)) for _ in range(max(runs, 1))]
+    medians = {figure: statistics.median(one[figure] for one in figures) for figure in figures[0]}
     if as_json:
         click.echo(json.dumps({"bench": name, "figures": medians, "machine": machine()}))
         return

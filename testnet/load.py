@@ -1,0 +1,238 @@
+"""The client side of ``dekube bench network``: signed transfers sent through the gateways as wallets do.
+
+A process of its own, so that its time is not the validators'. Each connection has its own senders, and so its own
+order of nonces, and an address of the loopback network of its own, since gateways ration what one address may ask.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from node.bench.transfers import secret_of
+from state.primitives.hashing import digest
+from state.primitives.transactions import decode_transaction, sign_transaction
+from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
+
+__all__ = ["BATCH", "LoadPlan", "prepare"]
+
+BATCH: Final = 100
+"""Transactions of one HTTP request."""
+FEE_CAP: Final = 10**12
+RECEIVERS: Final = 10_000
+PAUSE_S: Final = 0.02
+"""Between looks for the next block (finality is seen so much late), and before sending again what was refused."""
+DRAIN_S: Final = 30.0
+"""How long after the last submission blocks are still awaited."""
+DONE: Final = ("already_known", "nonce_too_low")
+"""Refusals of what arrived before."""
+REQUEST_TIMEOUT_S: Final = 60.0
+
+
+class LoadPlan(NamedTuple):
+    """What the load process is told, in ``load.json``; beside it ``lane-N`` hold the transactions."""
+
+    gateways: list[tuple[str, int]]
+    lanes: int
+    seconds: float
+    rate: int
+    """Submissions a second, at most."""
+    window: int
+    """Submissions that are not final yet, at most."""
+
+
+def prepare(folder: Path, *, chain_id: int, lanes: int, senders: int, count: int, processes: int) -> None:
+    """Sign ``count`` transfers, split over ``lanes`` with ``senders`` accounts each, into files of ``folder``."""
+    each = -(-count // lanes)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        jobs = [(chain_id, lane, senders, each) for lane in range(lanes)]
+        for lane, lines in enumerate(pool.map(_sign_lane, jobs)):
+            (folder / f"lane-{lane}").write_text("\n".join(lines))
+
+
+def _sign_lane(job: tuple[int, int, int, int]) -> list[str]:
+    chain_id, lane, senders, count = job
+    secrets = [secret_of(lane * senders + n) for n in range(senders)]
+    lines = []
+    for n in range(count):
+        receiver = digest(b"bench-receiver", (n * 7919 % RECEIVERS).to_bytes(4, "big"))[:20]
+        raw = sign_transaction(
+            secrets[n % senders], chain_id=chain_id, nonce=n // senders, kind=TRANSFER_KIND,
+            payload=transfer_payload(receiver, 1 + n), gas_limit=TRANSFER_GAS, max_fee_per_gas=FEE_CAP,
+        )  # fmt: skip
+        lines.append(f"{decode_transaction(raw).hash.hex()} 0x{raw.hex()}")
+    return lines
+
+
+class _Connection:
+    """A kept HTTP connection from an address of its own."""
+
+    def __init__(self, gateway: tuple[str, int], number: int) -> None:
+        source = (f"127.0.{1 + number // 250}.{1 + number % 250}", 0)
+        self._http = http.client.HTTPConnection(*gateway, timeout=REQUEST_TIMEOUT_S, source_address=source)
+
+    def ask(self, body: bytes) -> Any:
+        """Return the answer; None when there was none."""
+        try:
+            self._http.request("POST", "/", body, {"Content-Type": "application/json"})
+            return json.loads(self._http.getresponse().read())
+        except (OSError, http.client.HTTPException, ValueError):
+            self._http.close()  # the next request opens it again
+            return None
+
+
+class _Load:
+    def __init__(self, folder: Path, plan: LoadPlan) -> None:
+        self._plan = plan
+        self._lanes = [
+            deque(tuple(line.split()) for line in (folder / f"lane-{lane}").read_text().splitlines())
+            for lane in range(plan.lanes)
+        ]
+        self._lock = threading.Lock()
+        self._sent_at: dict[str, float] = {}
+        self._sent = 0
+        self._seen = 0
+        self.begun = self.end = 0.0
+        self.refused = 0
+        self.unanswered = 0
+        self.finalities: list[tuple[float, float]] = []
+        """Of each transaction that became final: when, and how long after its submission."""
+        self.blocks: list[tuple[float, int]] = []
+        self.height = 0
+        self._sending = plan.lanes
+
+    def run(self) -> None:
+        """Send for the planned time, then wait for what is on its way."""
+        watcher = _Connection(self._plan.gateways[0], 249)
+        self.height = _ask(watcher, "dekube_head", [])["at"]["height"]
+        self.begun = time.monotonic()
+        self.end = self.begun + self._plan.seconds
+        threads = [threading.Thread(target=self._send, args=(lane,)) for lane in range(self._plan.lanes)]
+        for thread in threads:
+            thread.start()
+        self._watch(watcher)
+        for thread in threads:
+            thread.join()
+
+    def _room(self, wanted: int) -> int:
+        """Take the right to send up to ``wanted`` now."""
+        with self._lock:
+            due = int((time.monotonic() - self.begun) * self._plan.rate) - self._sent
+            room = min(wanted, due, self._plan.window - (self._sent - self._seen))
+            if room < min(wanted, BATCH // 4):
+                return 0
+            self._sent += room
+            return room
+
+    def _send(self, number: int) -> None:
+        plan, lane = self._plan, self._lanes[number]
+        connection = _Connection(plan.gateways[number % len(plan.gateways)], number)
+        try:
+            while lane and time.monotonic() < self.end:
+                room = self._room(min(BATCH, len(lane)))
+                if not room:
+                    time.sleep(PAUSE_S)
+                    continue
+                batch = [lane.popleft() for _ in range(room)]
+                back = self._post(connection, batch)
+                if back:
+                    lane.extendleft(reversed(back))
+                    with self._lock:
+                        self._sent -= len(back)
+                    time.sleep(PAUSE_S)
+        finally:
+            with self._lock:
+                self._sending -= 1
+
+    def _post(self, connection: _Connection, batch: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Submit a batch; return what was refused and may be sent again."""
+        calls = (
+            f'{{"jsonrpc":"2.0","id":{i},"method":"dekube_sendTransaction","params":["{raw}"]}}'
+            for i, (_, raw) in enumerate(batch)
+        )
+        body = f"[{','.join(calls)}]".encode()
+        now = time.monotonic()
+        with self._lock:
+            for name, _ in batch:
+                self._sent_at.setdefault(name, now)
+        answers = connection.ask(body)
+        if not isinstance(answers, list):
+            # Not even one of them may have arrived; those that did are then refused as known.
+            self.unanswered += 1
+            refused = set(range(len(batch)))
+        else:
+            refused = {
+                answer["id"] for answer in answers
+                if "error" in answer and answer["error"]["data"]["reason"] not in DONE
+            }  # fmt: skip
+        back = [item for i, item in enumerate(batch) if i in refused]
+        with self._lock:
+            self.refused += len(back)
+            for name, _ in back:
+                self._sent_at.pop(name, None)
+        return back
+
+    def _watch(self, connection: _Connection) -> None:
+        """Note each block's transactions when a client can first see it."""
+        while True:
+            found = _ask(connection, "dekube_getBlock", [self.height + 1])
+            now = time.monotonic()
+            block = found and found["block"]
+            if block:
+                self.height += 1
+                with self._lock:
+                    mine = [self._sent_at.pop(name[2:], None) for name in block["transactions"]]
+                    times = [now - at for at in mine if at is not None]
+                    self._seen += len(times)
+                self.finalities += [(now, spent) for spent in times]
+                self.blocks.append((now, len(block["transactions"])))
+                continue
+            with self._lock:
+                is_done = not self._sending and not self._sent_at
+            if (is_done and now > self.end) or now > self.end + DRAIN_S:
+                return
+            time.sleep(PAUSE_S)
+
+
+def _ask(connection: _Connection, method: str, params: list[Any]) -> Any:
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    answer = connection.ask(body)
+    return answer.get("result") if isinstance(answer, dict) else None
+
+
+def _figures(load: _Load, plan: LoadPlan) -> Iterator[tuple[str, float]]:
+    inside = [spent for at, spent in load.finalities if at <= load.end]
+    latencies = sorted(spent for _, spent in load.finalities) or [0.0]
+    blocks = [size for at, size in load.blocks if at <= load.end]
+    yield "transactions_per_s", len(inside) / plan.seconds
+    yield "finality_ms_p50", latencies[len(latencies) // 2] * 1000
+    yield "finality_ms_p99", latencies[len(latencies) * 99 // 100] * 1000
+    yield "blocks_per_s", len(blocks) / plan.seconds
+    yield "transactions_per_block", sum(blocks) / max(1, len(blocks))
+    yield "transactions_final", len(load.finalities)
+    yield "transactions_lost", len(load._sent_at)
+    yield "refusals", load.refused
+    yield "requests_unanswered", load.unanswered
+    yield "load_cpu_s", time.process_time()
+
+
+def _main(folder: Path) -> None:
+    plan = LoadPlan(*json.loads((folder / "load.json").read_text()))
+    load = _Load(folder, LoadPlan([(host, port) for host, port in plan.gateways], *plan[1:]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    load.run()
+    print(json.dumps({"figures": dict(_figures(load, plan)), "height": load.height}), flush=True)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
