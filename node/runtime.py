@@ -28,6 +28,9 @@ def make_runtime(genesis: Genesis, *, check_invariants: bool = False) -> Runtime
             raise ConfigError(f"genesis: unknown parameter {name}")
     for prefix, cls in PARAMETER_TABLES.items():
         read_parameters(cls, prefix, genesis)
+    interval_ms = read_parameters(ChainParameters, "chain", genesis).block_interval_ms_min
+    if read_parameters(ConsensusParameters, "consensus", genesis).block_interval_ms != interval_ms:
+        raise ConfigError("genesis: consensus.block_interval_ms and chain.block_interval_ms_min must be equal")
     parameters = read_parameters(TaskParameters, "tasks", genesis)
     return Runtime(
         genesis,
