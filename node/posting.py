@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from node.control import ask_node
+from node.control import ControlUnavailable, ask_node
 from node.home import Home
 from rpc.client import Client
 from state.primitives.errors import DekubeError
@@ -49,18 +49,23 @@ class Job(NamedTuple):
     dataset_blob: bytes
 
 
-def make_digits_job(home: Home, *, seed: bytes, max_price_per_gpu_s: int, gpu_ms_per_step_max: int) -> Job:
+def make_digits_job(
+    home: Home, *, seed: bytes, max_price_per_gpu_s: int, gpu_ms_per_step_max: int, **sizes: Any
+) -> Job:
     """Put the digits data set into the node's blob store and return the job that trains a classifier on it.
 
-    Raises ConfigError without the extra ``datasets``, ControlUnavailable when the node does not run.
+    ``sizes`` are those of ``tasks.recipes.digits_spec``. Raises UnsupportedJob for what the engine cannot train,
+    ConfigError without the extra ``datasets``, ControlUnavailable when the node does not run.
     """
     dataset = make_dataset("digits")
+    if not home.control.exists():
+        raise ControlUnavailable(f"no node runs in {home.root}; the data set goes into its blob store")
     with tempfile.NamedTemporaryFile(dir=home.root / "run", suffix=".dataset") as file:
         file.write(dataset.encode())
         file.flush()
         blob = bytes.fromhex(ask_node(home.control, "add_blob", path=file.name)["blob"])
     price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
-    return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price), blob)
+    return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
 
 
 def task_id_after(sender: bytes, receipt: dict[str, Any], client: Client) -> str:
@@ -90,7 +95,8 @@ def follow(client: Client, task: str, say: Callable[[str], None], *, timeout_s: 
     while time.monotonic() < deadline:
         for change in list(pages(client, "dekube_getTaskHistory", task))[seen:]:
             seen += 1
-            actor = f" by {change['actor']}" if change["actor"] else ""
+            acts = change["actor"] is not None and int(change["actor"], 16)
+            actor = f" by {change['actor']}" if acts else ""
             say(f"  height {change['height']:>5}  {change['after'].upper():<10} {change['reason']}{actor}")
         for window in pages(client, "dekube_getTaskWindows", task):
             if windows.get(window["number"]) != window["phase"]:

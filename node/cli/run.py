@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from node.cli.guard import guard
 from node.cli.options import home_option
 from node.home import Home
 
@@ -13,6 +14,9 @@ __all__ = ["node"]
 @click.group()
 def node() -> None:
     """Run a node, or check what it keeps."""
+
+
+node.add_command(guard)
 
 
 @node.command()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from node.cli.options import home_option
-from node.cli.output import json_option, show_fields
+from node.cli.output import json_option, show, show_fields, show_rows
 from node.control import ask_node
 from node.home import Home
 
-__all__ = ["status"]
+__all__ = ["is_following", "status"]
 
 BEHIND_MS_MAX = 60_000
+
+
+def is_following(state: dict[str, Any]) -> bool:
+    """Tell whether a node of this status follows the chain: synced, connected, its newest block a fresh one."""
+    return not state["syncing"] and state["peers"] > 0 and state["behind_ms"] <= BEHIND_MS_MAX
 
 
 @click.command()
@@ -19,8 +26,49 @@ BEHIND_MS_MAX = 60_000
 @click.option("--check", is_flag=True, help="Exit status 1 unless the node follows the chain (for health checks).")
 @json_option
 def status(home: Home, check: bool, as_json: bool) -> None:
-    """Show height, peers, consensus and jobs of the node in --home."""
+    """Show height, peers, consensus and jobs of the node in --home.
+
+    \b
+    Examples:
+      dekube status
+      dekube status --check --json
+    """
     state = ask_node(home.control, "status", timeout_s=10)
-    show_fields(state, as_json=as_json, title=f"Node {state['address']}")
-    if check and (state["syncing"] or state["peers"] == 0 or state["behind_ms"] > BEHIND_MS_MAX):
+    if as_json:
+        show(state)
+    else:
+        _show(state)
+    if check and not is_following(state):
         raise click.exceptions.Exit(1)
+
+
+def _show(state: dict[str, Any]) -> None:
+    fields = {
+        "health": _health(state),
+        "chain": f"{state['chain']} (id {state['chain_id']})",
+        "height": f"{state['height']:,}, {state['behind_ms'] / 1000:.1f} s old",
+        "block": "0x" + state["block"],
+        "state root": "0x" + state["state_root"],
+        "consensus": f"epoch {state['epoch']}, view {state['view']:,}",
+        "peers": state["peers"],
+        "relays": f"reserved at {state['relays']}" if state["relays"] else "none",
+        "mempool": f"{state['mempool']:,} transactions",
+        "roles": state["roles"],
+        "version": state["version"],
+    }
+    show_fields(fields, as_json=False, title=f"Node {state['address']}")
+    jobs = [
+        {"task": "0x" + job["task"], "step": f"{job['step']}/{job['total_steps']}", "device": job["device"]}
+        for job in state["jobs"]
+    ]
+    show_rows(jobs, ("task", "step", "device"), as_json=False, title="Jobs")
+
+
+def _health(state: dict[str, Any]) -> str:
+    if state["syncing"]:
+        return f"catching up: {state['height']:,} of {state['highest']:,} blocks"
+    if not state["peers"]:
+        return "alone: no peer is connected (p2p.bootstrap, p2p.relays)"
+    if not is_following(state):
+        return f"no new block for {state['behind_ms'] // 1000} s"
+    return "follows the chain"

@@ -1,0 +1,244 @@
+"""Job specifications and training states in files: the forms that people write, keep and load elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from state.primitives.errors import ConfigError, DecodeError
+from tasks.engine.plan import TrainingPlan
+from tasks.engine.state import TrainingState
+from tasks.spec import (
+    SPEC_LIMIT_BYTES,
+    Dataset,
+    JobSpec,
+    Model,
+    Optimiser,
+    Price,
+    Requirements,
+    Schedule,
+    decode_spec,
+    encode_spec,
+)
+
+__all__ = ["FORMATS", "encode_state", "read_spec", "spec_from_json", "spec_to_json", "write_file"]
+
+FILE_LIMIT_BYTES: Final = 16 * SPEC_LIMIT_BYTES
+_RATES: Final = ("learning_rate_nano", "beta1_nano", "beta2_nano", "epsilon_nano", "weight_decay_nano")
+
+
+def spec_to_json(spec: JobSpec) -> dict[str, Any]:
+    """Return ``spec`` as the gateway shows it (``dekube_getTask``), without its hash and bytes."""
+    return {
+        "kind": spec.kind,
+        "level": spec.level,
+        "profile": spec.profile,
+        "model": {
+            "name": spec.model.name,
+            "widths": list(spec.model.widths),
+            "activation": spec.model.activation,
+        },
+        "dataset": {
+            "blob": "0x" + spec.dataset.blob.hex(),
+            "root": "0x" + spec.dataset.root.hex(),
+            "samples": spec.dataset.samples,
+        },
+        "batch": spec.batch,
+        "optimiser": spec.optimiser._asdict(),
+        "seed": "0x" + spec.seed.hex(),
+        "init_root": "0x" + spec.init_root.hex(),
+        "schedule": spec.schedule._asdict(),
+        "price": {
+            "max_price_per_gpu_s": str(spec.price.max_price_per_gpu_s),
+            "gpu_ms_per_step_max": spec.price.gpu_ms_per_step_max,
+        },
+        "requirements": spec.requirements._asdict(),
+        "match_ms": spec.match_ms,
+    }
+
+
+def spec_from_json(document: Any) -> JobSpec:
+    """Return the specification of its JSON form. Raises ConfigError naming what is wrong."""
+    top = _fields(document, "the specification", {
+        "kind", "level", "profile", "model", "dataset", "batch", "optimiser", "seed", "init_root", "schedule",
+        "price", "requirements", "match_ms",
+    }, optional={"hash", "raw"})  # fmt: skip
+    model = _fields(top["model"], "model", {"name", "widths", "activation"})
+    dataset = _fields(top["dataset"], "dataset", {"blob", "root", "samples"})
+    optimiser = _fields(top["optimiser"], "optimiser", {"name", *_RATES})
+    schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
+    price = _fields(top["price"], "price", set(Price._fields))
+    requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
+    if not isinstance(model["widths"], list):
+        raise ConfigError("model.widths: a list of numbers expected")
+    spec = JobSpec(
+        kind=_text(top["kind"], "kind"),
+        level=_number(top["level"], "level"),
+        profile=_text(top["profile"], "profile"),
+        model=Model(
+            _text(model["name"], "model.name"),
+            tuple(_number(width, "model.widths") for width in model["widths"]),
+            _text(model["activation"], "model.activation"),
+        ),
+        dataset=Dataset(
+            _hash(dataset["blob"], "dataset.blob"),
+            _hash(dataset["root"], "dataset.root"),
+            _number(dataset["samples"], "dataset.samples"),
+        ),
+        batch=_number(top["batch"], "batch"),
+        optimiser=Optimiser(
+            _text(optimiser["name"], "optimiser.name"),
+            *(_number(optimiser[rate], f"optimiser.{rate}") for rate in _RATES),
+        ),
+        seed=_hash(top["seed"], "seed"),
+        init_root=_hash(top["init_root"], "init_root"),
+        schedule=Schedule(*(_number(schedule[name], f"schedule.{name}") for name in Schedule._fields)),
+        price=Price(*(_number(price[name], f"price.{name}") for name in Price._fields)),
+        requirements=Requirements(
+            *(_number(requirements[name], f"requirements.{name}") for name in Requirements._fields)
+        ),
+        match_ms=_number(top["match_ms"], "match_ms"),
+    )
+    raw = _checked(encode_spec(spec))
+    if "raw" in top and top["raw"] != "0x" + raw.hex():
+        raise ConfigError("raw: these are not the bytes of the other fields; leave it out to make them anew")
+    return spec
+
+
+def read_spec(path: Path) -> bytes:
+    """Return the canonical bytes of the job in a file: those bytes themselves, or their JSON form.
+
+    Raises ConfigError.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    if len(data) > FILE_LIMIT_BYTES:
+        raise ConfigError(f"{path}: file too large for a job specification")
+    try:
+        if not data.lstrip().startswith(b"{"):
+            return _checked(data)
+        document = json.loads(data)
+        # The answer of dekube_getTask and of `dekube task show --json` may be taken as it is.
+        for outer in ("task", "spec"):
+            if isinstance(document, dict) and isinstance(document.get(outer), dict):
+                document = document[outer]
+        return encode_spec(spec_from_json(document))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _checked(raw: bytes) -> bytes:
+    try:
+        decode_spec(raw)
+    except DecodeError as error:
+        raise ConfigError(f"this job cannot be run: {error}") from None
+    return raw
+
+
+def _fields(value: Any, where: str, names: set[str], *, optional: set[str] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: an object expected")
+    missing, unknown = names - value.keys(), value.keys() - names - (optional or set())
+    if missing or unknown:
+        what = f"{sorted(missing)[0]} is missing" if missing else f"unknown field {sorted(unknown)[0]}"
+        raise ConfigError(f"{where}: {what}")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}: a text expected")
+    return value
+
+
+def _number(value: Any, where: str) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 40:
+        return int(value)  # amounts beyond what other JSON readers take as integers
+    if type(value) is not int or value < 0:
+        raise ConfigError(f"{where}: a number expected")
+    return value
+
+
+def _hash(value: Any, where: str) -> bytes:
+    try:
+        found = bytes.fromhex(_text(value, where).removeprefix("0x"))
+    except ValueError:
+        found = b""
+    if len(found) != 32:
+        raise ConfigError(f"{where}: 64 hex digits expected")
+    return found
+
+
+# Training states
+
+
+def _npz(state: TrainingState, plan: TrainingPlan) -> bytes:
+    import numpy as np
+
+    arrays: dict[str, Any] = {
+        name: np.frombuffer(state.tensors[name], dtype="<f4").reshape(shape)
+        for name, shape in plan.tensors().items()
+    }
+    with io.BytesIO() as file:
+        np.savez(file, step=np.int64(state.step), **arrays)
+        return file.getvalue()
+
+
+def _safetensors(state: TrainingState, plan: TrainingPlan) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"step": str(state.step)}}
+    at, parts = 0, []
+    for name, shape in plan.tensors().items():
+        content = state.tensors[name]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + len(content)]}
+        at += len(content)
+        parts.append(content)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def _canonical(state: TrainingState, _plan: TrainingPlan) -> bytes:
+    return state.encode()
+
+
+FORMATS: Final[Mapping[str, Callable[[TrainingState, TrainingPlan], bytes]]] = {
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".state": _canonical,
+}
+"""How a training state is written, by the suffix of the file: NumPy, safetensors, the chain's canonical bytes."""
+
+
+def encode_state(state: TrainingState, plan: TrainingPlan, suffix: str) -> bytes:
+    """Return ``state`` in the form of a file suffix. Raises ConfigError for an unknown one."""
+    encoder = FORMATS.get(suffix)
+    if encoder is None:
+        raise ConfigError(f"{suffix or 'no suffix'}: the file's name must end in {', '.join(FORMATS)}")
+    return encoder(state, plan)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Raises ConfigError."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            beside = Path(file.name)
+            try:
+                file.write(data)
+                file.flush()
+                beside.chmod(0o644)
+                os.replace(beside, path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None

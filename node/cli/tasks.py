@@ -1,0 +1,680 @@
+"""``dekube task``: post a task, follow it, fetch its result and its bill."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
+from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.session import Session, send, session_options
+from node.cli.transactions import AMOUNT
+from node.control import ask_node
+from node.posting import ENDED, TaskEnded, bill_of, follow, make_digits_job, pages, task_id_after
+from rpc.client import Client
+from state.primitives.address import parse_address
+from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.hashing import HASH_BYTES, digest
+from tasks.lifecycle import Phase
+from tasks.spec import JobSpec, decode_spec, encode_spec
+from tasks.transitions import CANCEL_TASK, CREATE_TASK, RESUME_TASK, TOP_UP_TASK
+
+__all__ = ["task"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+MAX_PRICE_DEFAULT: Final = "0.0002"
+GPU_MS_PER_STEP_DEFAULT: Final = 500
+SEGMENT_STEPS: Final = 25
+STEPS_DEFAULT: Final = 600
+WINDOWS_DEFAULT: Final = 3
+WATCH_TIMEOUT_S: Final = 24 * 3600.0
+FETCH_TIMEOUT_S: Final = 600.0
+PAGE_MAX: Final = 100
+
+
+class NoResult(DekubeError):
+    """The task has no final window yet, or nobody has its result any more."""
+
+    code = "no_result"
+
+
+class ResultMismatch(DekubeError):
+    """What was fetched is not what the proofs on chain say the job produced."""
+
+    code = "result_mismatch"
+
+
+class _TaskId(click.ParamType[str]):
+    name = "task"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        digits = str(value).strip().removeprefix("0x").lower()
+        if len(digits) != 2 * HASH_BYTES or any(digit not in "0123456789abcdef" for digit in digits):
+            self.fail(f"{value!r} is not a task's id: 0x and 64 hex digits", param, ctx)
+        return "0x" + digits
+
+
+class _Address(click.ParamType[str]):
+    name = "address"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return "0x" + parse_address(str(value)).hex()
+        except DekubeError as error:
+            self.fail(str(error), param, ctx)
+
+
+TASK: Final = _TaskId()
+ADDRESS: Final = _Address()
+
+
+@click.group()
+def task() -> None:
+    """Post a task, follow it, fetch its result and its bill.
+
+    \b
+    Try on a test network (dekube testnet up):
+      dekube task create --home .testnet/validator-0 --watch
+      dekube task list --home .testnet/validator-0
+      dekube task result --home .testnet/validator-0 TASK --out model.npz
+      dekube task bill --home .testnet/validator-0 TASK
+    """
+
+
+# The job
+
+
+class _Recipe(NamedTuple):
+    spec_file: Path | None
+    data: str
+    steps: int
+    windows: int
+    widths: str
+    max_price: int
+    gpu_ms_per_step: int
+    match_s: int
+    seed: str
+
+
+def _recipe_options(function: _Function) -> _Function:
+    def wrapped(
+        spec_file: Path | None, data: str, steps: int, windows: int, widths: str, max_price: int,
+        gpu_ms_per_step: int, match_s: int, seed: str, **arguments: Any,
+    ) -> Any:  # fmt: skip
+        recipe = _Recipe(
+            spec_file, data, steps, windows, widths, max_price, gpu_ms_per_step, match_s, seed
+        )  # fmt: skip
+        return function(recipe=recipe, **arguments)
+
+    wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("--seed", default="", metavar="TEXT",
+                     help="Fixes weights and order of the samples; the same seed trains the same bits. "
+                     "Default: random."),
+        click.option("--match-s", default=600, show_default=True, type=click.IntRange(1, 86_400),
+                     help="Seconds to look for a worker before the task expires."),
+        click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
+                     type=click.IntRange(1), help="GPU time that one step may be charged at most."),
+        click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
+                     help="Most that is paid for a GPU-second, in DKB."),
+        click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
+                     help="Units of the model's layers, features to classes."),
+        click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=click.IntRange(1, 10_000),
+                     help="Parts that are proved, checked and paid one by one."),
+        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=click.IntRange(1),
+                     help=f"Training steps in all, a multiple of {SEGMENT_STEPS} for each window."),
+        click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
+                     help="Built-in data set: handwritten digits (scikit-learn's)."),
+        click.option("--spec", "spec_file", type=click.Path(path_type=Path), metavar="FILE",
+                     help="A whole job instead: canonical bytes or JSON (see `task quote --save`)."),
+    ):  # fmt: skip
+        option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def _job(session: Session, recipe: _Recipe) -> bytes:
+    """Return the canonical bytes of the job; a built-in data set goes to the node's blob store."""
+    if recipe.spec_file is not None:
+        return read_spec(recipe.spec_file)
+    if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
+        raise click.UsageError(
+            f"{recipe.steps} steps in {recipe.windows} windows: each window must have a multiple of "
+            f"{SEGMENT_STEPS} steps"
+        )
+    try:
+        widths = tuple(int(width) for width in recipe.widths.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10") from None
+    seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
+    job = make_digits_job(
+        session.home,
+        seed=seed,
+        max_price_per_gpu_s=recipe.max_price,
+        gpu_ms_per_step_max=recipe.gpu_ms_per_step,
+        widths=widths,
+        total_steps=recipe.steps,
+        segment_steps=SEGMENT_STEPS,
+        window_steps=recipe.steps // recipe.windows,
+        match_ms=recipe.match_s * 1000,
+    )
+    raw = encode_spec(job.spec)
+    try:
+        decode_spec(raw)
+    except DekubeError as error:
+        raise ConfigError(f"this job cannot be run: {error}") from None
+    return raw
+
+
+def _quote(client: Client, raw: bytes) -> dict[str, int]:
+    answer = client.call("dekube_quoteTask", "0x" + raw.hex())
+    return {name: int(answer[name]) for name in ("price", "verification", "fee", "total")}
+
+
+@task.command()
+@session_options
+@_recipe_options
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job to FILE (JSON).")
+@json_option
+def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -> None:
+    """Show what creating a task would lock; nothing is sent.
+
+    The whole price is locked, what is not used comes back.
+
+    \b
+    Examples:
+      dekube task quote --steps 1200 --windows 6 --max-price 0.0001
+      dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
+    """
+    raw = _job(session, recipe)
+    with session.client() as client:
+        amounts = _quote(client, raw)
+    spec = spec_to_json(decode_spec(raw))
+    if save is not None:
+        import json
+
+        write_file(save, (json.dumps(spec, indent=2) + "\n").encode())
+    if as_json:
+        show({**{name: str(amount) for name, amount in amounts.items()}, "spec": spec})
+        return
+    show_fields(
+        {
+            "work, at the price limit": show_amount(amounts["price"]),
+            "verification": show_amount(amounts["verification"]),
+            "protocol fee": show_amount(amounts["fee"]),
+            "locked in all": show_amount(amounts["total"]),
+        },
+        as_json=False,
+        title="Quote",
+    )
+    if save is not None:
+        click.echo(f"The job is in {save}.")
+
+
+@task.command()
+@session_options
+@_recipe_options
+@click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
+@json_option
+def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> None:
+    """Post a task: lock its price and let the chain find a worker.
+
+    Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
+    The data set goes to the blob store of the node in --home; workers fetch it from there.
+
+    \b
+    Examples:
+      dekube task create --watch
+      dekube task create --steps 1200 --windows 6 --max-price 0.0001 --seed mine
+      dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
+    """
+    raw = _job(session, recipe)
+    key = session.key()
+    with session.client() as client:
+        total = _quote(client, raw)["total"]
+        _say(f"Locking {show_amount(total)} and waiting until the task is final ...")
+        receipt = send(client, key, CREATE_TASK, [raw])
+        made = task_id_after(key.address, receipt, client)
+        answer = {
+            "task": made,
+            "transaction": receipt["transaction_hash"],
+            "height": receipt["block"]["height"],
+            "locked": str(total),
+        }
+        if not watches:
+            if not as_json:
+                answer["locked"] = show_amount(total)
+            show_fields(answer, as_json=as_json)
+            if not as_json:
+                click.echo(f"\nFollow it: dekube task watch {made}")
+            return
+        if not as_json:
+            click.echo(f"Task {made}")
+        answer["phase"] = _watch(client, made, as_json, WATCH_TIMEOUT_S)
+    if as_json:
+        show(answer)
+    _expect_settled(made, answer["phase"])
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _watch(client: Client, task_id: str, as_json: bool, timeout_s: float) -> str:
+    phase = follow(client, task_id, _say if as_json else click.echo, timeout_s=timeout_s)
+    if not as_json:
+        _show_sums(client, task_id)
+        click.echo(f"The task has ended: {phase}.")
+    return phase
+
+
+def _expect_settled(task_id: str, phase: str) -> None:
+    if phase != "settled":
+        raise TaskEnded(f"task {task_id} ended {phase}")
+
+
+# Looking at tasks
+
+_LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
+
+
+@task.command(name="list")
+@session_options
+@click.option("--phase", type=click.Choice([phase.name.lower() for phase in Phase]), help="Only in this phase.")
+@click.option("--requester", type=ADDRESS, metavar="ADDRESS", help="Only created by this account.")
+@click.option("--worker", type=ADDRESS, metavar="ADDRESS", help="Only ever given to this machine.")
+@click.option("--mine", is_flag=True, help="Only created by the signing key.")
+@click.option("--cursor", metavar="TEXT", help="Go on after an earlier page: its `next`.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, PAGE_MAX), help="Tasks of a page.")
+@click.option("--all", "shows_all", is_flag=True, help="All pages.")
+@json_option
+def list_(
+    session: Session, phase: str | None, requester: str | None, worker: str | None, mine: bool,
+    cursor: str | None, limit: int, shows_all: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """List tasks, the oldest first; a list is of one height, whatever happens meanwhile.
+
+    \b
+    Examples:
+      dekube task list --phase running
+      dekube task list --mine --all --json
+    """
+    if sum(1 for chosen in (phase, requester, worker, mine or None) if chosen is not None) > 1:
+        raise click.UsageError("one of --phase, --requester, --worker and --mine at most")
+    if shows_all and cursor is not None:
+        raise click.UsageError("--all begins with the first page: leave --cursor out")
+    if mine:
+        requester = "0x" + session.key().address.hex()
+    following = cursor
+    with session.client() as client:
+        if shows_all:
+            items = list(pages(client, "dekube_getTasks", phase, requester, worker))
+        else:
+            page = client.call("dekube_getTasks", phase, requester, worker, cursor, limit)
+            items, following = page["items"], page["next"]
+    if as_json:
+        show({"items": items, "next": following})
+        return
+    rows = [
+        {
+            "id": item["id"],
+            "phase": item["phase"],
+            "windows": f"{item['final_windows']}/{item['windows']}",
+            "worker": item["worker"],
+            "price": show_amount(int(item["price_per_gpu_s"])) + "/s" if int(item["price_per_gpu_s"]) else None,
+            "created": f"height {item['created_height']}",
+        }
+        for item in items
+    ]
+    show_rows(rows, _LIST_COLUMNS, as_json=False, title="Tasks")
+    if following is not None:
+        click.echo(f"More: --cursor {following}")
+
+
+def _record(client: Client, task_id: str) -> dict[str, Any]:
+    record = client.call("dekube_getTask", task_id)["task"]
+    if record is None:
+        raise ConfigError(f"no task has the id {task_id}")
+    found: dict[str, Any] = record
+    return found
+
+
+@task.command(name="show")
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def show_(session: Session, task_id: str, as_json: bool) -> None:
+    """Show a task: its job, its phase, every change, its windows and what their verifiers found."""
+    with session.client() as client:
+        record = _record(client, task_id)
+        changes = list(pages(client, "dekube_getTaskHistory", task_id))
+        windows = list(pages(client, "dekube_getTaskWindows", task_id))
+    if as_json:
+        show({"task": record, "history": changes, "windows": windows})
+        return
+    spec = record["spec"]
+    schedule = spec["schedule"]
+    show_fields(
+        {
+            "phase": f"{record['phase']} ({record['reason'].replace('_', ' ')})",
+            "requester": record["requester"],
+            "worker": record["worker"],
+            "price": f"{show_amount(int(record['price_per_gpu_s']))} a GPU-second, at most "
+            f"{show_amount(int(spec['price']['max_price_per_gpu_s']))}",
+            "job": f"{spec['kind']} {spec['model']['name']} {'-'.join(map(str, spec['model']['widths']))} in "
+            f"{schedule['total_steps']} steps, batch {spec['batch']}, {spec['optimiser']['name']}, "
+            f"{spec['profile']}",
+            "data set": spec["dataset"]["blob"],
+            "windows": f"{record['final_windows']} of {record['windows']} final, "
+            f"{record['proved_windows']} proved",
+            "created": f"height {record['created_height']}",
+            "changed": f"height {record['changed_height']}",
+            "state root": record["final_root"] or record["state_root"],
+        },
+        as_json=False,
+        title=f"Task {task_id}",
+    )
+    rows = [
+        {"height": change["height"], "phase": change["after"], "why": change["reason"], "by": _actor(change)}
+        for change in changes
+    ]
+    show_rows(rows, ("height", "phase", "why", "by"), as_json=False, title="\nHistory")
+    _show_proofs(windows)
+    _show_verdicts(windows)
+
+
+def _actor(change: dict[str, Any]) -> str:
+    # The end of a block acts for nobody: a match, a draw, a deadline.
+    acts = change["actor"] is not None and int(change["actor"], 16)
+    return str(change["actor"]) if acts else "the chain"
+
+
+def _show_proofs(windows: list[dict[str, Any]]) -> None:
+    rows = [
+        {
+            "window": window["number"],
+            "phase": window["phase"],
+            "steps": f"{window['proof']['step_from']}-{window['proof']['step_to']}",
+            "state after": window["proof"]["state_root_out"],
+            "GPU ms": window["proof"]["meter"]["gpu_ms"],
+            "charge": show_amount(int(window["charge"])),
+        }
+        for window in windows
+    ]
+    columns = ("window", "phase", "steps", "state after", "GPU ms", "charge")
+    show_rows(rows, columns, as_json=False, title="\nProofs of work")
+
+
+def _show_verdicts(windows: list[dict[str, Any]]) -> None:
+    rows = [
+        {
+            "window": window["number"],
+            "verifier": seat["address"] + (" (jury)" if role == "jurors" else ""),
+            "segments": ", ".join(str(f["segment"]) for f in seat["findings"] or ()) or None,
+            "verdict": _verdict(seat),
+        }
+        for window in windows
+        for role in ("verifiers", "jurors")
+        for seat in window[role]
+    ]
+    show_rows(rows, ("window", "verifier", "segments", "verdict"), as_json=False, title="\nVerdicts")
+
+
+def _verdict(seat: dict[str, Any]) -> str:
+    if seat["findings"] is not None:
+        return ", ".join(sorted({finding["code"] for finding in seat["findings"]}))
+    return "sealed" if seat["seal"] else "awaited"
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def proof(session: Session, task_id: str, as_json: bool) -> None:
+    """Show the proofs of work of a task: one for each window, with what was drawn, re-run and opened."""
+    with session.client() as client:
+        _record(client, task_id)
+        windows = list(pages(client, "dekube_getTaskWindows", task_id))
+    if as_json:
+        show(windows)
+        return
+    if not windows:
+        click.echo("No window is proved yet.")
+    for window in windows:
+        found = window["proof"]
+        show_fields(
+            {
+                "phase": f"{window['phase']} ({window['reason'].replace('_', ' ')})",
+                "worker": window["worker"],
+                "steps": f"{found['step_from']} to {found['step_to']} in {found['segments']} segments",
+                "state before": found["state_root_in"],
+                "state after": found["state_root_out"],
+                "root of segments": found["segment_root"],
+                "blob of segments": found["leaves_blob"],
+                "blob of the state": found["output_blob"],
+                "measured": f"{found['meter']['gpu_ms']} ms, {found['meter']['samples']} samples",
+                "re-run segments": window["sampled"],
+            },
+            as_json=False,
+            title=f"\nWindow {window['number']}",
+        )
+    _show_verdicts(windows)
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.option("--timeout", "timeout_s", default=WATCH_TIMEOUT_S, show_default=True, help="Seconds to wait.")
+@json_option
+def watch(session: Session, task_id: str, timeout_s: float, as_json: bool) -> None:
+    """Follow a task until it ends; exit status 1 unless it settles.
+
+    With --json the progress goes to standard error and the outcome to standard output.
+    """
+    with session.client() as client:
+        phase = _watch(client, task_id, as_json, timeout_s)
+    if as_json:
+        show({"task": task_id, "phase": phase})
+    _expect_settled(task_id, phase)
+
+
+# The bill
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def bill(session: Session, task_id: str, as_json: bool) -> None:
+    """Show the bill line by line, and its sums: locked + paid + refunded + burned = deposited, exactly."""
+    with session.client() as client:
+        lines, totals = bill_of(client, task_id)
+        if as_json:
+            show({
+                "lines": lines,
+                "totals": {name: str(amount) for name, amount in totals.items()},
+                "exact": _is_exact(totals),
+            })  # fmt: skip
+            return
+        rows = [{**line, "amount": show_amount(int(line["amount"]))} for line in lines]
+        columns = ("height", "movement", "purpose", "window", "party", "amount")
+        show_rows(rows, columns, as_json=False, title=f"Bill of task {task_id}")
+        _show_sums(client, task_id)
+
+
+_PARTS: Final = ("locked", "paid", "refunded", "burned")
+
+
+def _is_exact(totals: dict[str, int]) -> bool:
+    return sum(totals[name] for name in _PARTS) == totals["deposited"]
+
+
+def _show_sums(client: Client, task_id: str) -> None:
+    _, totals = bill_of(client, task_id)
+    parts = " + ".join(f"{name} {show_amount(totals[name])}" for name in _PARTS)
+    exact = "exact" if _is_exact(totals) else "DOES NOT ADD UP"
+    click.echo(f"Sums: deposited {show_amount(totals['deposited'])} = {parts} ({exact})")
+
+
+# The result
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+              help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip
+@click.option("--window", type=click.IntRange(0), help="The state after this window; default: the last final one.")
+@json_option
+def result(session: Session, task_id: str, out: Path | None, window: int | None, as_json: bool) -> None:
+    """Fetch the trained state, check it against the proof on chain, and test it on data it has not seen.
+
+    The node in --home fetches it from the worker, through relays where it must.
+
+    \b
+    Example:
+      dekube task result 0x1234... --out model.npz
+    """
+    if out is not None and out.suffix not in FORMATS:
+        raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
+    with session.client() as client:
+        raw = bytes.fromhex(_record(client, task_id)["spec"]["raw"][2:])
+        found = _final_window(list(pages(client, "dekube_getTaskWindows", task_id)), window)
+        machines = [node["address"] for node in pages(client, "dekube_getNodes")]
+    spec = decode_spec(raw)
+    sources = [found["worker"], *(node for node in machines if node != found["worker"])]
+    _say(f"Fetching the state after window {found['number']} from {found['worker']} ...")
+    answer = {"task": task_id, "window": found["number"], "step": found["proof"]["step_to"]}
+    answer |= _check_result(session, spec, found, sources, out)
+    if out is not None:
+        answer["file"] = str(out)
+    if not as_json and answer["accuracy"] is not None:
+        answer["accuracy"] = f"{answer['accuracy']:.2%} ({answer['right']} of {answer['samples']} unseen samples)"
+        del answer["right"], answer["samples"]
+    show_fields(answer, as_json=as_json, title="Result")
+
+
+def _final_window(windows: list[dict[str, Any]], number: int | None) -> dict[str, Any]:
+    final = [window for window in windows if window["phase"] == "final"]
+    if number is not None:
+        final = [window for window in final if window["number"] == number]
+    if not final:
+        which = "no window" if number is None else f"window {number}"
+        raise NoResult(f"{which} of this task is final{' yet' if number is None else ''}")
+    return final[-1]
+
+
+def _check_result(
+    session: Session, spec: JobSpec, window: dict[str, Any], sources: list[str], out: Path | None
+) -> dict[str, Any]:
+    from tasks.engine.state import TrainingState
+
+    plan = spec.plan()
+    proof = window["proof"]
+    data = _fetch(session, proof["output_blob"], sources)
+    state = TrainingState.decode(data, plan)
+    if (root := "0x" + state.root(plan).hex()) != proof["state_root_out"]:
+        raise ResultMismatch(f"the state's root is {root}, the proof says {proof['state_root_out']}")
+    if out is not None:
+        write_file(out, encode_state(state, plan, out.suffix))
+    found: dict[str, Any] = {"state_root": root, "proved": True, "bytes": len(data), "accuracy": None}
+    try:
+        found |= _evaluate(spec, _fetch(session, "0x" + spec.dataset.blob.hex(), sources), data)
+    except NoResult as error:
+        _say(f"The data set could not be had, so the state is not tested: {error}")
+    return found
+
+
+def _evaluate(spec: JobSpec, dataset_bytes: bytes, state_bytes: bytes) -> dict[str, Any]:
+    from tasks.datasets import Dataset
+    from tasks.engine.arrays import NumpyArrays
+    from tasks.engine.state import TrainingState
+    from tasks.engine.training import Trainer
+
+    plan = spec.plan()
+    dataset = Dataset.decode(dataset_bytes)
+    if dataset.root() != spec.dataset.root:
+        raise ResultMismatch("the data set is not the one that the job names")
+    tested = Trainer(plan, dataset, NumpyArrays(), TrainingState.decode(state_bytes, plan)).evaluate()
+    accuracy = tested.right / tested.samples if tested.samples else None
+    return {"accuracy": accuracy, "right": tested.right, "samples": tested.samples}
+
+
+def _fetch(session: Session, blob: str, sources: list[str]) -> bytes:
+    """Return a blob that the node in --home fetches. Raises NoResult, ControlUnavailable."""
+    with tempfile.TemporaryDirectory(prefix="dekube-") as folder:
+        target = Path(folder) / "blob"
+        try:
+            ask_node(
+                session.home.control, "fetch_blob", timeout_s=FETCH_TIMEOUT_S, blob=blob[2:],
+                sources=[source[2:] for source in sources], path=str(target),
+            )  # fmt: skip
+            return target.read_bytes()
+        except DekubeError as error:
+            if error.code == "node_unavailable":
+                raise
+            raise NoResult(f"blob {blob}: {error}") from None
+        except OSError as error:
+            raise NoResult(f"blob {blob}: {error.strerror}") from None
+
+
+# What only the requester may do
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def cancel(session: Session, task_id: str, as_json: bool) -> None:
+    """End a task early; what is not earned comes back.
+
+    A window under way is still finished and paid; a worker that has begun to prepare gets a small fee.
+    """
+    _act(session, task_id, CANCEL_TASK, [bytes.fromhex(task_id[2:])], as_json)
+
+
+@task.command(name="top-up")
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.argument("amount", type=AMOUNT)
+@json_option
+def top_up(session: Session, task_id: str, amount: int, as_json: bool) -> None:
+    """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
+    if not amount:
+        raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
+    _act(session, task_id, TOP_UP_TASK, [bytes.fromhex(task_id[2:]), amount], as_json)
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def resume(session: Session, task_id: str, as_json: bool) -> None:
+    """Look for another worker for a paused task; it goes on from its last final window."""
+    _act(session, task_id, RESUME_TASK, [bytes.fromhex(task_id[2:])], as_json)
+
+
+def _act(session: Session, task_id: str, kind: int, payload: list[Any], as_json: bool) -> None:
+    key = session.key()
+    with session.client() as client:
+        record = _record(client, task_id)
+        if record["phase"] in ENDED:
+            raise TaskEnded(f"task {task_id} has ended: {record['phase']}")
+        if record["requester"].lower() != "0x" + key.address.hex():
+            raise ConfigError(f"the task is {record['requester']}'s; sign with that account's key (--key, --home)")
+        _say("Waiting until it is final ...")
+        receipt = send(client, key, kind, payload)
+        record = _record(client, task_id)
+    answer = {
+        "task": task_id,
+        "phase": record["phase"],
+        "transaction": receipt["transaction_hash"],
+        "height": receipt["block"]["height"],
+    }
+    show_fields(answer, as_json=as_json)

@@ -1,0 +1,271 @@
+"""``dekube worker``: this machine in the market's registry, and the machines of the market."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.session import Session, send, session_options
+from node.cli.tasks import ADDRESS
+from node.cli.transactions import AMOUNT
+from node.control import ask_node
+from node.posting import pages
+from rpc.client import Client
+from state.primitives.errors import ConfigError
+from tasks.registry import NodeProfile, NodeRole
+from tasks.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
+
+__all__ = ["worker"]
+
+ROLES: Final = [role.name.lower() for role in NodeRole if role.name]
+_COLUMNS: Final = ("machine", "status", "roles", "GPU", "speed", "slots", "price", "bond", "record")
+
+
+@click.group()
+def worker() -> None:
+    """Register this machine, list the machines of the market.
+
+    A running node with role compute or verify registers by itself (registry.auto_register in config.toml) and does
+    its duties alone: these commands are for looking, for a larger bond, and for leaving.
+
+    \b
+    Try on a test network (dekube testnet up):
+      dekube worker list --home .testnet/validator-0
+      dekube worker show --home .testnet/worker-0
+      dekube worker earnings --home .testnet/worker-0
+    """
+
+
+# Looking
+
+
+@worker.command(name="list")
+@session_options
+@click.option("--role", type=click.Choice(ROLES), help="Only machines that offer this.")
+@json_option
+def list_(session: Session, role: str | None, as_json: bool) -> None:
+    """List the registered machines: what they have, ask, and have locked, and their record of verified work."""
+    with session.client() as client:
+        found = [node for node in pages(client, "dekube_getNodes") if role is None or role in node["roles"]]
+    if as_json:
+        show(found)
+        return
+    rows = [
+        {
+            "machine": node["address"],
+            "status": node["status"],
+            "roles": node["roles"],
+            "GPU": _gpus(node),
+            "speed": _speed(node),
+            "slots": f"{node['busy_slots']}/{node['slots']}",
+            "price": show_amount(int(node["price_per_gpu_s"])) + "/s",
+            "bond": show_amount(int(node["bond"])),
+            "record": f"{node['good']} good, {node['bad']} bad",
+        }
+        for node in found
+    ]
+    show_rows(rows, _COLUMNS, as_json=False, title="Machines")
+
+
+def _gpus(node: dict[str, Any]) -> str:
+    return ", ".join(f"{gpu['model']} ({gpu['memory_mib']} MiB)" for gpu in node["gpus"]) or "none: processor"
+
+
+def _speed(node: dict[str, Any]) -> str:
+    return f"{node['score'] / 1000:.0f} steps/s" if node["score"] else "unknown"
+
+
+@worker.command(name="show")
+@session_options
+@click.argument("address", type=ADDRESS, required=False)
+@json_option
+def show_(session: Session, address: str | None, as_json: bool) -> None:
+    """Show the machine at ADDRESS (default: that of the signing key)."""
+    who = _who(session, address)
+    with session.client() as client:
+        node = _find(client, who)
+        if node is None:
+            raise ConfigError(f"{who} is not registered")
+        now_ms = client.call("dekube_head")["time_ms"]
+    if as_json:
+        show(node)
+        return
+    pause_s = max(0, node["cool_down_until_ms"] - now_ms) // 1000
+    show_fields(
+        {
+            "status": node["status"] + (f", pauses for {pause_s} s after a failure" if pause_s else ""),
+            "roles": node["roles"],
+            "operator": node["operator"],
+            "GPUs": _gpus(node),
+            "processor": f"{node['cores']} cores, {node['memory_mib']} MiB",
+            "speed": _speed(node),
+            "slots": f"{node['busy_slots']} of {node['slots']} busy",
+            "price": show_amount(int(node["price_per_gpu_s"])) + " a GPU-second",
+            "bond": show_amount(int(node["bond"])),
+            "record": f"{node['good']} good, {node['bad']} bad, {node['valid_streak']} in a row",
+            "reputation": f"{node['reputation_milli'] / 1000:.3f}",
+            "registered": f"height {node['registered_height']}",
+            "version": node["version"],
+        },
+        as_json=False,
+        title=f"Machine {node['address']}",
+    )
+
+
+@worker.command()
+@session_options
+@click.argument("address", type=ADDRESS, required=False)
+@json_option
+def earnings(session: Session, address: str | None, as_json: bool) -> None:
+    """Show what ADDRESS (default: the signing key) was ever paid by the market, by role."""
+    who = _who(session, address)
+    with session.client() as client:
+        answer = client.call("dekube_getEarnings", who)
+    if as_json:
+        show({"address": who, "earnings": answer["earnings"], "total": answer["total"]})
+        return
+    paid = {role: show_amount(int(amount)) for role, amount in answer["earnings"].items()}
+    show_fields(paid | {"total": show_amount(int(answer["total"]))}, as_json=False, title=f"Earnings of {who}")
+
+
+@worker.command()
+@session_options
+@click.argument("address", type=ADDRESS, required=False)
+@json_option
+def duties(session: Session, address: str | None, as_json: bool) -> None:
+    """Show what the chain asks of ADDRESS (default: the signing key) now; the node does it by itself."""
+    who = _who(session, address)
+    with session.client() as client:
+        answer = client.call("dekube_getDuties", who)
+    if as_json:
+        show({"address": who, "work": answer["work"], "checks": answer["checks"]})
+        return
+    rows = [
+        {
+            "as": "juror" if duty.get("jury") else role,
+            "action": duty["action"] + (" (waits)" if duty.get("blocked") else ""),
+            "task": duty["task"],
+            "window": duty["window"],
+            "segments": duty["segments"] or None,
+        }
+        for role, items in (("worker", answer["work"]), ("verifier", answer["checks"]))
+        for duty in items
+    ]
+    show_rows(rows, ("as", "action", "task", "window", "segments"), as_json=False, title="Duties")
+
+
+@worker.command()
+@session_options
+@json_option
+def jobs(session: Session, as_json: bool) -> None:
+    """Show the jobs that the node in --home runs now."""
+    running = ask_node(session.home.control, "status", timeout_s=10)["jobs"]
+    rows = [
+        {**job, "task": "0x" + job["task"], "done": f"{job['step']}/{job['total_steps']}"}
+        for job in running
+    ]  # fmt: skip
+    show_rows(running if as_json else rows, ("task", "done", "device", "starts"), as_json=as_json, title="Jobs")
+
+
+# Registering
+
+
+@worker.command()
+@session_options
+@click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: registry.stake of config.toml, "
+              "at least what the chain asks.")  # fmt: skip
+@json_option
+def register(session: Session, bond: int | None, as_json: bool) -> None:
+    """Register this machine by hand: its roles, cards, speed and price, and a bond that is locked.
+
+    Needed only where registry.auto_register is off. What it offers stands in config.toml: roles,
+    registry.price_per_gpu_s, executor.jobs_max. The speed is measured here (about a second).
+
+    \b
+    Example:
+      dekube worker register --bond 1000
+    """
+    key = session.key()
+    options = session.home.load_options()
+    with session.client() as client:
+        if _find(client, "0x" + key.address.hex()) is not None:
+            raise ConfigError("this machine is registered already; `dekube worker update` renews its entry")
+        least = int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
+        amount = max(options.registry.stake, least) if bond is None else bond
+        if amount < least:
+            raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
+        click.echo(f"Locking {show_amount(amount)} and waiting until it is final ...", err=True)
+        receipt = send(client, key, REGISTER_NODE, node_payload(_profile(session, key.address), amount))
+    _show_done(receipt, "0x" + key.address.hex(), as_json)
+
+
+@worker.command()
+@session_options
+@click.option("--bond", type=AMOUNT, default="0", help="Lock this much more.")
+@json_option
+def update(session: Session, bond: int, as_json: bool) -> None:
+    """Renew this machine's entry from config.toml, add to its bond, or end its retirement."""
+    key = session.key()
+    with session.client() as client:
+        if _find(client, "0x" + key.address.hex()) is None:
+            raise ConfigError("this machine is not registered; `dekube worker register` does it")
+        click.echo("Waiting until it is final ...", err=True)
+        receipt = send(client, key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
+    _show_done(receipt, "0x" + key.address.hex(), as_json)
+
+
+@worker.command()
+@session_options
+@json_option
+def retire(session: Session, as_json: bool) -> None:
+    """Take this machine off the market; its bond returns when its duties have ended.
+
+    Refused while registry.auto_register is on: the node would register again.
+    """
+    key = session.key()
+    if session.key_file is None and session.home.load_options().registry.auto_register:
+        raise ConfigError(
+            f"{session.home.config}: the node registers by itself and would do so again; "
+            "set registry.auto_register = false, restart it, then retire"
+        )
+    with session.client() as client:
+        node = _find(client, "0x" + key.address.hex())
+        if node is None:
+            raise ConfigError("this machine is not registered")
+        if node["status"] == "retiring":
+            raise ConfigError("this machine is retiring already")
+        click.echo("Waiting until it is final ...", err=True)
+        receipt = send(client, key, RETIRE_NODE, [])
+    _show_done(receipt, "0x" + key.address.hex(), as_json)
+
+
+def _profile(session: Session, address: bytes) -> NodeProfile:
+    from node.machine import describe_machine, measure_score
+
+    options = session.home.load_options()
+    if not {"compute", "verify"} & set(options.roles):
+        raise ConfigError(
+            f"{session.home.config}: roles has neither compute nor verify, so there is nothing to offer"
+        )
+    return describe_machine(address, options, measure_score())
+
+
+def _who(session: Session, address: str | None) -> str:
+    return address if address is not None else "0x" + session.key().address.hex()
+
+
+def _find(client: Client, who: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = client.call("dekube_getNode", who)["node"]
+    return found
+
+
+def _show_done(receipt: dict[str, Any], who: str, as_json: bool) -> None:
+    answer = {
+        "machine": who,
+        "did": receipt["kind_name"],
+        "transaction": receipt["transaction_hash"],
+        "height": receipt["block"]["height"],
+    }
+    show_fields(answer, as_json=as_json)
