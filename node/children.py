@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
@@ -18,9 +19,14 @@ _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when the thread that forked it ends (Linux ``prctl(2)``)."""
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process when the thread that forked it ends (Linux ``prctl(2)``).
+
+    ``parent`` is the process that forked: if it ended before the kernel was asked, nothing would end this one.
+    """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class Child:
@@ -42,7 +48,7 @@ class Child:
             cwd=cwd,
             env=environment,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # one call of prctl: takes no lock
+            preexec_fn=partial(die_with_parent, os.getpid()),  # two system calls: takes no lock
             pass_fds=tuple(pass_fds),
         )
         self.pid: int = self._process.pid

@@ -14,7 +14,17 @@ from state.primitives.genesis import GENESIS_LIMIT_BYTES, Genesis, genesis_from_
 from state.primitives.keys import SECRET_BYTES, SecretKey
 from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_keystore, encrypt_keystore
 
-__all__ = ["Home", "create_home", "load_key", "node_secret", "read_passphrase", "save_key", "write_private"]
+__all__ = [
+    "Home",
+    "create_home",
+    "load_key",
+    "node_secret",
+    "read_passphrase",
+    "save_key",
+    "sync_folder",
+    "write_private",
+    "write_whole",
+]
 
 CONFIG_FILE: Final = "config.toml"
 GENESIS_FILE: Final = "genesis.json"
@@ -114,9 +124,29 @@ def create_home(
     save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
     if vote is not None:
         save_key(home.path(options.keys.vote), vote, passphrase, scrypt_n=scrypt_n)
-    home.genesis.write_text(genesis_to_json(genesis))
-    home.config.write_text(dump_options(options))
+    write_whole(home.genesis, genesis_to_json(genesis))
+    write_whole(home.config, dump_options(options))  # last: a home without it is unfinished
     return home
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write or replace a file durably: after a crash it holds the old text or the new one, never a part."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_private(path: Path, text: str) -> None:

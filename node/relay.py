@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
-from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private
+from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private, write_whole
 from node.logs import configure_logs
 from p2p.identity import Identity, Role
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
@@ -48,8 +48,8 @@ def create_relay_home(
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_private(home.path(options.keys.passphrase_file), passphrase + "\n")
     save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
-    home.genesis.write_text(genesis_to_json(genesis))
-    home.config.write_text(dump_options(options))
+    write_whole(home.genesis, genesis_to_json(genesis))
+    write_whole(home.config, dump_options(options))
     return home
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
 import click
 import trio
 
-from node.cli.output import json_option, show_rows
+from node.cli.output import json_option, show, show_rows
 from node.home import Home
 from state.primitives.errors import ConfigError
-from testnet.cluster import Cluster, ask, lay_out, write_home
+from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, write_home
 from testnet.demonstration import run_demonstration
 from testnet.plan import Placement, derive_key, make_plan, member_names
 
@@ -23,6 +23,8 @@ __all__ = ["testnet"]
 
 DEFAULT_FOLDER: Final = ".testnet"
 BASE_PORT: Final = 26600
+SIGNALLED: Final = 128
+RUNNING: Final = "\nRunning. Ctrl-C ends it; from another terminal: dekube testnet list | kill | stop | restart"
 COLUMNS: Final = ("name", "role", "state", "pid", "address", "rpc")
 
 _folder = click.option(
@@ -47,46 +49,78 @@ def testnet() -> None:
 )
 @click.option("--exit-when-settled", is_flag=True, help="End the network once the task is settled.")
 @click.option("--parameter", "parameters", multiple=True, metavar="NAME=NUMBER", help="Change a chain parameter.")
+@click.option("--without", "absent", multiple=True, metavar="MEMBER", help="Leave MEMBER out at first.")
 def up(
     folder: Path, validators: int, workers: int, seed: int, base_port: int, demonstrate: bool,
-    exit_when_settled: bool, parameters: tuple[str, ...],
+    exit_when_settled: bool, parameters: tuple[str, ...], absent: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Start a network, run a task until its bill is settled, and go on until Ctrl-C."""
+    """Start a network, run a task until its bill is settled, and go on until Ctrl-C.
+
+    The exit status is 0 when the network ends after it did what was asked, 128 and the signal's number when a
+    signal ends it before. A second signal kills the members instead of waiting for them.
+    """
     root = folder.absolute()
-    plan = lay_out(
-        root, validators=validators, workers=workers, seed=seed, base_port=base_port,
-        parameters=_numbers(parameters),
-    )  # fmt: skip
-    cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True))
-    click.echo(f"Starting {validators} validators, a relay and {workers} workers in {root} ...")
-    trio.run(_up, cluster, demonstrate and workers > 0, exit_when_settled)
+    with hold_folder(root):
+        plan = lay_out(
+            root, validators=validators, workers=workers, seed=seed, base_port=base_port,
+            parameters=_numbers(parameters),
+        )  # fmt: skip
+        cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent)
+        click.echo(f"Starting {validators} validators, a relay and {workers} workers in {root} ...")
+        status = trio.run(_Up(cluster).run, demonstrate and workers > 0, exit_when_settled)
     click.echo("The network has ended; nothing of it runs on.")
+    raise click.exceptions.Exit(status)
 
 
-async def _up(cluster: Cluster, demonstrate: bool, exit_when_settled: bool) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, cluster)
-        await nursery.start(cluster.run)
-        _print_members(cluster)
+class _Up:
+    """One run of a network under the signals of this process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._work = trio.CancelScope()
+        self._is_done = False
+        self._status = 0
+
+    async def run(self, demonstrate: bool, exit_when_settled: bool) -> int:
+        """Return the exit status."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._stop_on_signal, received)
+                with self._work:
+                    async with trio.open_nursery() as members:
+                        await members.start(self._cluster.run)
+                        members.start_soon(self._stop_on_down)
+                        await self._do(demonstrate)
+                        if not exit_when_settled:
+                            click.echo(RUNNING)
+                            await self._cluster.wait_down()
+                        self._cluster.down()
+                nursery.cancel_scope.cancel()
+        return self._status
+
+    async def _do(self, demonstrate: bool) -> None:
+        _print_members(self._cluster)
         if demonstrate:
-            await run_demonstration(cluster.home("validator-0"), cluster.plan.requester, click.echo)
-        if exit_when_settled:
-            cluster.down()
-        else:
-            click.echo(
-                "\nRunning. Ctrl-C ends it; from another terminal: dekube testnet list | kill | stop | restart"
-            )
-            await cluster.wait_down()
-        nursery.cancel_scope.cancel()
+            await run_demonstration(self._cluster.home("validator-0"), self._cluster.plan.requester, self._say)
+        self._is_done = True
 
+    def _say(self, line: str) -> None:
+        if not self._work.cancel_called:  # its thread learns of the end later
+            click.echo(line)
 
-async def _stop_on_signal(cluster: Cluster, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
-        task_status.started()
-        async for _ in received:
+    async def _stop_on_signal(self, received: AsyncIterator[int]) -> None:
+        async for number in received:
+            if self._work.cancel_called:
+                self._cluster.kill_all()
+                continue
             click.echo("\nStopping the network ...", err=True)
-            cluster.down()
-            raise KeyboardInterrupt
+            if not self._is_done:
+                self._status = SIGNALLED + number
+            self._work.cancel()
+
+    async def _stop_on_down(self) -> None:
+        await self._cluster.wait_down()
+        self._work.cancel()
 
 
 def _print_members(cluster: Cluster) -> None:
@@ -122,8 +156,11 @@ def list_(folder: Path, as_json: bool) -> None:
 @_folder
 @json_option
 def down(folder: Path, as_json: bool) -> None:
-    """End the whole network."""
-    show_rows(ask(folder.absolute(), "down"), COLUMNS, as_json=as_json, title="Members")
+    """End the whole network; return when nothing of it runs."""
+    root = folder.absolute()
+    ask(root, "down")
+    wait_released(root)
+    show({"ended": str(root)}) if as_json else click.echo(f"The network in {root} has ended.")
 
 
 @testnet.command()
@@ -136,13 +173,13 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
     """Write homes for members that are hosts of their own, named like the members (containers)."""
     root = folder.absolute()
     names = member_names(validators, workers)
-    known = root / "validator-0" / "genesis.json"
-    if known.exists():
+    if all(Home(root / name).config.exists() for name in names):
         click.echo(f"{root}: laid out already; nothing was changed.")
         return
     placements = {name: Placement(name, "0.0.0.0", 26656, 8545, 9100) for name in names}  # noqa: S104
     plan = make_plan(
-        validators=validators, workers=workers, seed=seed, time_ms=_now_ms(), placements=placements
+        validators=validators, workers=workers, seed=seed, time_ms=_known_time_ms(root, names) or _now_ms(),
+        placements=placements,
     )  # fmt: skip
     for member in plan.members:
         write_home(root / member.name, member, plan)
@@ -168,6 +205,12 @@ def _numbers(parameters: tuple[str, ...]) -> dict[str, int]:
             raise ConfigError(f"{parameter!r}: NAME=NUMBER expected, e.g. chain.epoch_blocks=100")
         found[name] = int(number)
     return found
+
+
+def _known_time_ms(root: Path, names: list[str]) -> int | None:
+    """Return the time of the genesis that an interrupted layout has given to some of the homes."""
+    known = [home for home in (Home(root / name) for name in names) if home.config.exists()]
+    return known[0].load_genesis().time_ms if known else None
 
 
 def _now_ms() -> int:

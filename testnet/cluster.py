@@ -6,13 +6,16 @@ socket in the network's folder, so that nothing outlives it: members end with it
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,19 +25,23 @@ import trio
 from node.children import Child
 from node.config import LogOptions
 from node.control import ControlServer, ControlUnavailable, Verb, ask_node
-from node.home import Home, create_home
+from node.home import Home, create_home, write_whole
 from node.relay import RelayHomeOptions, create_relay_home
 from relay.limits import RelayLimits
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
 
-__all__ = ["Cluster", "MemberStatus", "ask", "lay_out"]
+__all__ = ["Cluster", "MemberStatus", "TestnetError", "ask", "hold_folder", "lay_out"]
 
 PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
+LOCK_FILE: Final = "lock"
 START_TIMEOUT_S: Final = 60.0
 STOP_GRACE_S: Final = 15.0
+PORTS_PATIENCE_S: Final = 3.0
+"""How long the members of a network that was killed may take to let go of their ports."""
+LOG_TAIL_LINES: Final = 5
 SCRYPT_N_TESTNET: Final = 1 << 12
 """Keys of a test network derive from its public seed: the work factor protects nothing, but costs each start."""
 
@@ -46,6 +53,8 @@ class _Running:
     started: int = 0
     last_exit: int | None = None
     wanted: bool = True
+    verbs: trio.Lock = field(default_factory=trio.Lock)
+    """One verb at a time for each member: two restarts at once would start it twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class MemberStatus:
     address: str
     pid: int | None
     state: str
-    """running, starting, stopped, killed or failed."""
+    """running, starting, stopped, killed, failed, or absent when it was never started."""
     rpc: str
     home: str
 
@@ -67,6 +76,24 @@ class TestnetError(DekubeError):
 
     code = "testnet_error"
     __test__ = False
+
+
+@contextmanager
+def hold_folder(root: Path) -> Iterator[None]:
+    """Hold the folder of a network for this process. Raises TestnetError when another process holds it."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TestnetError(f"{root}: a test network runs here already; see dekube testnet list") from None
+        yield
+
+
+def wait_released(root: Path) -> None:
+    """Wait until no process holds the folder of a network, and so until none of its members runs."""
+    with (root / LOCK_FILE).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def lay_out(
@@ -88,12 +115,16 @@ def lay_out(
     file = root / PLAN_FILE
     document: dict[str, Any] = {**wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}}
     if file.exists():
-        known = json.loads(file.read_text())
+        known = _load_plan(file)
         if any(known.get(name) != value for name, value in wanted.items()):
             raise TestnetError(
                 f"{root}: another test network lives here ({known}); name another folder or remove it"
             )
         document = known
+    else:
+        # First of all: homes that an interrupted start left must find the same genesis again.
+        root.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(document, indent=1) + "\n")
     plan = make_plan(
         validators=validators,
         workers=workers,
@@ -103,19 +134,31 @@ def lay_out(
         parameters=document["parameters"],
         allocations=allocations,
     )
-    root.mkdir(parents=True, exist_ok=True)
     for member in plan.members:
         write_home(root / member.name, member, plan)
-    if not file.exists():
-        file.write_text(json.dumps(document, indent=1) + "\n")
     return plan
 
 
+def _load_plan(file: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TestnetError(f"{file}: not the plan of a test network ({error})") from None
+    match document:
+        case {"time_ms": int(), "parameters": dict() as parameters} if all(
+            type(name) is str and type(number) is int for name, number in parameters.items()
+        ):
+            return document
+        case _:
+            raise TestnetError(f"{file}: not the plan of a test network")
+
+
 def write_home(root: Path, member: Member, plan: Plan) -> None:
-    """Write the home of ``member`` unless it is there already."""
+    """Write the home of ``member`` unless it is there already; one that was left unfinished is written anew."""
     home = Home(root)
     if home.config.exists():
         return
+    shutil.rmtree(root / "keys", ignore_errors=True)  # they derive from the seed
     if member.options is None:
         at = member.placement
         create_relay_home(
@@ -149,11 +192,19 @@ def _loopback(names: list[str], base_port: int) -> dict[str, Placement]:
 class Cluster:
     """The members of a network as children of this process."""
 
-    def __init__(self, root: Path, plan: Plan, *, report: Callable[[str], None] = lambda _line: None) -> None:
+    def __init__(
+        self, root: Path, plan: Plan, *, report: Callable[[str], None] = lambda _line: None,
+        absent: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """``absent`` members are not started until told to ``restart``."""
         self.root = root
         self.plan = plan
         self._report = report
-        self._running = {member.name: _Running(member) for member in plan.members}
+        self._running = {
+            member.name: _Running(member, wanted=member.name not in absent) for member in plan.members
+        }
+        for name in absent:
+            self._member(name)
         self._down = trio.Event()
         self._nursery: trio.Nursery | None = None
 
@@ -162,14 +213,15 @@ class Cluster:
 
         Raises TestnetError when a port is taken, or when a member fails before it is ready.
         """
-        self._check_ports()
+        await self._check_ports()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._verbs()).run)
-                for name in self._running:
+                present = [name for name, running in self._running.items() if running.wanted]
+                for name in present:
                     self._start(name)
-                await self.wait_ready(list(self._running))
+                await self.wait_ready(present)
                 task_status.started()
                 await self._down.wait()
                 nursery.cancel_scope.cancel()
@@ -204,18 +256,29 @@ class Cluster:
             running.child.signal(signal.SIGKILL)
             await running.child.wait()
 
+    def kill_all(self) -> None:
+        """End every member as a crash would."""
+        for running in self._running.values():
+            if running.child is not None:
+                running.child.signal(signal.SIGKILL)
+
     async def stop(self, name: str) -> None:
         """End a member in order (SIGTERM)."""
-        running = self._member(name)
+        async with self._member(name).verbs:
+            await self._stop(name)
+
+    async def _stop(self, name: str) -> None:
+        running = self._running[name]
         running.wanted = False
         if running.child is not None:
             await running.child.stop(STOP_GRACE_S)
 
     async def restart(self, name: str) -> None:
         """Start a member that was ended, or end and start it; return when it is ready."""
-        await self.stop(name)
-        self._start(name)
-        await self.wait_ready([name])
+        async with self._member(name).verbs:
+            await self._stop(name)
+            self._start(name)
+            await self.wait_ready([name])
 
     def down(self) -> None:
         """Make ``run`` end."""
@@ -259,7 +322,18 @@ class Cluster:
                     if running.child is not None:
                         nursery.start_soon(running.child.stop, STOP_GRACE_S)
 
-    def _check_ports(self) -> None:
+    async def _check_ports(self) -> None:
+        deadline = trio.current_time() + PORTS_PATIENCE_S
+        while True:
+            try:
+                self._probe_ports()
+                return
+            except TestnetError:
+                if trio.current_time() > deadline:
+                    raise
+            await trio.sleep(0.1)
+
+    def _probe_ports(self) -> None:
         for running in self._running.values():
             at = running.member.placement
             for port in (at.p2p_port, at.rpc_port, at.metrics_port):
@@ -281,7 +355,8 @@ class Cluster:
 
     def _log_tail(self, name: str, limit_bytes: int = 4000) -> str:
         try:
-            return (self.root / name / "log").read_bytes()[-limit_bytes:].decode(errors="replace")
+            text = (self.root / name / "log").read_bytes()[-limit_bytes:].decode(errors="replace")
+            return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
         except OSError:
             return "(no log)"
 
@@ -290,6 +365,8 @@ class Cluster:
         code = running.child.returncode if running.child is not None else None
         if running.child is not None and code is None:
             state = "running" if self._is_ready(running) else "starting"
+        elif running.child is None:
+            state = "absent"
         elif running.wanted:
             state = "failed"
         else:

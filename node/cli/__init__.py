@@ -72,9 +72,8 @@ def group() -> None:
 def main() -> None:
     """Run the command line; a known error is one line on standard error and exit status 1, never a traceback."""
     try:
-        group.main(prog_name="dekube", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        status = group.main(prog_name="dekube", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)  # a command's Exit comes back as its number
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -87,6 +86,9 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
     except BaseExceptionGroup as errors:
         known, unknown = errors.split(DekubeError)
+        if unknown is not None and unknown.split(KeyboardInterrupt)[1] is None:
+            click.echo("Aborted.", err=True)
+            sys.exit(130)
         if unknown is not None:
             raise
         assert known is not None
