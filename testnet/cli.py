@@ -78,7 +78,7 @@ class _Up:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._work = trio.CancelScope()
-        self._is_done = False
+        self._is_done = self._is_ending = False
         self._status = 0
 
     async def run(self, demonstrate: bool, exit_when_settled: bool) -> int:
@@ -105,21 +105,25 @@ class _Up:
         self._is_done = True
 
     def _say(self, line: str) -> None:
-        if not self._work.cancel_called:  # its thread learns of the end later
+        if not self._is_ending:  # its thread learns of the end later
             click.echo(line)
 
     async def _stop_on_signal(self, received: AsyncIterator[int]) -> None:
         async for number in received:
-            if self._work.cancel_called:
+            if self._is_ending:
                 self._cluster.kill_all()
                 continue
             click.echo("\nStopping the network ...", err=True)
             if not self._is_done:
                 self._status = SIGNALLED + number
-            self._work.cancel()
+            self._end()
 
     async def _stop_on_down(self) -> None:
         await self._cluster.wait_down()
+        self._end()
+
+    def _end(self) -> None:
+        self._is_ending = True
         self._work.cancel()
 
 
