@@ -1,0 +1,183 @@
+"""A test network as its user runs it: the command line in processes of this machine, nothing of it in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from node.control import ask_node
+from rpc.client import Client
+from state.primitives.errors import DekubeError
+
+PATIENCE_S = 60.0
+"""For what must happen at all; how fast it must happen is measured in times of blocks."""
+
+_T = TypeVar("_T")
+
+
+def wait_for(look: Callable[[], _T | None], what: str, *, patience_s: float = PATIENCE_S) -> _T:
+    deadline = time.monotonic() + patience_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not in {patience_s:.0f} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def dekube(*arguments: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "node", *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+class Network:
+    """``dekube testnet up`` in a folder."""
+
+    def __init__(self, root: Path, base_port: int, *options: str) -> None:
+        self.root = root
+        self.base_port = base_port
+        self.options = options
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, *more: str) -> None:
+        """Start the supervisor; members come up after it."""
+        command = ["testnet", "up", "--dir", str(self.root), "--base-port", str(self.base_port)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "node", *command, *self.options, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a Ctrl-C of the tests' own terminal goes to the tests
+        )
+
+    def wait_up(self) -> None:
+        """Wait until all members that were wanted run."""
+        wait_for(self._is_up, "all members run")
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._process.communicate()[0]
+        try:
+            rows = ask_node(self.root / "control.sock", "list", timeout_s=10, name="")
+        except DekubeError:
+            return False
+        return {row["state"] for row in rows} <= {"running", "absent"}
+
+    def family(self) -> list[int]:
+        """Return handles (pidfd) of the supervisor and of all that descends from it."""
+        assert self._process is not None
+        parents: dict[int, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+                parents.setdefault(parent, []).append(int(entry.name))
+        found, handles = [self._process.pid], []
+        for pid in found:
+            found.extend(parents.get(pid, []))
+        for pid in found:
+            try:
+                handles.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                continue
+        return handles
+
+    def end(self, number: int) -> tuple[int, str]:
+        """Send a signal to the supervisor; return its exit status and what it said. Nothing may be left."""
+        assert self._process is not None
+        family = self.family()
+        self._process.send_signal(number)
+        said, _ = self._process.communicate(timeout=PATIENCE_S)
+        status = self._process.returncode
+        self._process = None
+        # The dead supervisor's children learn it from the kernel: at once, but after it.
+        wait_for(lambda: not any(map(is_alive, family)), "no process is left", patience_s=10)
+        for handle in family:
+            os.close(handle)
+        return status, said
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None
+
+    # Members
+
+    def verb(self, *arguments: str) -> list[dict[str, Any]]:
+        """Run a verb of ``dekube testnet`` with --json."""
+        done = dekube("testnet", *arguments, "--dir", self.root, "--json")
+        assert done.returncode == 0, done.stderr
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    def state(self, name: str) -> str:
+        return str(next(row["state"] for row in self.verb("list") if row["name"] == name))
+
+    def status(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = ask_node(self.root / name / "run" / "control.sock", "status", timeout_s=10)
+        return answer
+
+    def height(self, name: str) -> int:
+        return int(self.status(name)["height"])
+
+    def wait_height(self, name: str, height: int) -> None:
+        wait_for(lambda: self.height(name) >= height, f"{name} at height {height}")
+
+    def call(self, name: str, method: str, *params: Any) -> Any:
+        """Ask the gateway of a member, which may still be coming up."""
+        members = ["relay-0", *(f"validator-{i}" for i in range(4)), "worker-0", "worker-1"]
+        port = self.base_port + 3 * members.index(name) + 1
+
+        def ask() -> list[Any] | None:
+            try:
+                with Client(f"http://127.0.0.1:{port}") as client:
+                    return [client.call(method, *params)]
+            except DekubeError:
+                return None
+
+        return wait_for(ask, f"{name} answers {method}", patience_s=30)[0]
+
+    def block(self, name: str, height: int) -> dict[str, Any]:
+        self.wait_height(name, height)
+        block: dict[str, Any] = self.call(name, "dekube_getBlock", height)["block"]
+        return block
+
+    def check_agreement(self, *names: str) -> int:
+        """Check that the newest state of the first is that of the others at the same height; return it."""
+        status = self.status(names[0])
+        height = int(status["height"])
+        for name in names:
+            assert self.block(name, height)["hash"].removeprefix("0x") == status["block"], name
+            root = self.block(name, height + 1)["parent_state_root"]
+            assert root.removeprefix("0x") == status["state_root"], name
+        return height
+
+
+def is_alive(handle: int) -> bool:
+    """Tell whether the process behind a pidfd runs; one that ended and was not waited for does not."""
+    try:
+        signal.pidfd_send_signal(handle, 0)
+        text = Path(f"/proc/self/fdinfo/{handle}").read_text()
+        pid = int(next(line.split()[1] for line in text.splitlines() if line.startswith("Pid:")))
+        return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def network(root: Path, base_port: int, *options: str) -> Iterator[Network]:
+    """A network that is ended with the block, whatever happened in it."""
+    made = Network(root, base_port, *options)
+    try:
+        yield made
+    finally:
+        if made.is_up:
+            made.end(signal.SIGKILL)

@@ -1,0 +1,109 @@
+"""Members are killed (kill -9) and started again: blocks go on, everybody agrees, work that ran is finished."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from testnet.plan import TESTNET_PARAMETERS
+from tests.cluster.network import Network, network, wait_for
+
+pytestmark = pytest.mark.cluster
+
+INTERVAL_MS = 1_000 + TESTNET_PARAMETERS["consensus.idle_ms"]
+"""Between two blocks while nothing is in the mempool."""
+STALL_MS_MAX = TESTNET_PARAMETERS["consensus.leader_ms"] + INTERVAL_MS + INTERVAL_MS + 2_000
+"""A view whose leader is dead, then that of the next one, and a margin for a busy machine."""
+VIEWS = 8
+"""Enough for each of four leaders to have its turn, the dead one too."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with network(tmp_path_factory.mktemp("crashes"), 27_100, "--no-task") as made:
+        made.start()
+        made.wait_up()
+        made.wait_height("validator-0", 2)
+        yield made
+
+
+def longest_gap_ms(running: Network, name: str, first: int, last: int) -> int:
+    times: list[int] = [running.block(name, height)["time_ms"] for height in range(first, last + 1)]
+    return max(after - before for before, after in pairwise(times))
+
+
+@pytest.mark.parametrize("victim", ["validator-1", "validator-2"])
+def test_blocks_go_on_without_a_killed_validator_and_it_catches_up(running: Network, victim: str) -> None:
+    before = running.height("validator-0")
+    running.verb("kill", victim)
+    assert running.state(victim) == "killed"
+    running.wait_height("validator-0", before + VIEWS)
+    assert longest_gap_ms(running, "validator-0", before, before + VIEWS) <= STALL_MS_MAX
+    running.verb("restart", victim)
+    assert running.state(victim) == "running"
+    running.wait_height(victim, running.height("validator-0"))
+    height = running.check_agreement(victim, "validator-0", "validator-3")
+    assert height >= before + VIEWS
+
+
+def test_workers_come_back_to_a_killed_relay(running: Network) -> None:
+    wait_for(lambda: running.status("worker-0")["relays"] == 1, "the worker reserved at the relay")
+    running.verb("kill", "relay-0")
+    wait_for(lambda: running.status("worker-0")["relays"] == 0, "the worker noticed")
+    before = running.height("worker-0")
+    running.wait_height("worker-0", before + 2)  # workers dial validators directly: they follow without a relay
+    running.verb("restart", "relay-0")
+    for worker in ("worker-0", "worker-1"):
+        wait_for(lambda name=worker: running.status(name)["relays"] == 1, f"{worker} reserved again")  # type: ignore[misc]
+
+
+def test_a_task_settles_although_its_worker_is_killed(running: Network) -> None:
+    demonstration = subprocess.Popen(
+        [sys.executable, "-m", "node", "testnet", "demonstrate", "--home", str(running.root / "validator-0")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+
+        def busy() -> tuple[str, int] | None:
+            assert demonstration.poll() is None, demonstration.communicate()[0]
+            for name in ("worker-0", "worker-1"):
+                jobs = running.status(name)["jobs"]
+                if jobs and jobs[0]["step"] > 0:
+                    return name, jobs[0]["step"]
+            return None
+
+        worker, _ = wait_for(busy, "a worker is at work")
+        running.verb("kill", worker)
+        running.verb("restart", worker)
+        said, _ = demonstration.communicate(timeout=150)
+    finally:
+        demonstration.kill()
+        demonstration.wait()
+    assert demonstration.returncode == 0, said
+    assert "is SETTLED" in said and "(exact)" in said
+    found = re.search(r"^Task (0x[0-9a-f]{64})$", said, re.MULTILINE)
+    assert found is not None
+    check_result(running, worker, found[1])
+
+
+def check_result(running: Network, worker: str, task: str) -> None:
+    """One worker did it all, and verifiers re-ran it to the same roots."""
+    address = running.status(worker)["address"]
+    record = running.call("validator-0", "dekube_getTask", task)["task"]
+    windows = running.call("validator-3", "dekube_getTaskWindows", task, None, 100)["items"]
+    assert record["phase"] == "settled"
+    assert [window["phase"] for window in windows] == ["final"] * len(windows)
+    assert {window["worker"].lower() for window in windows} == {address.lower()}
+    assert not any(window["jurors"] for window in windows)
+    for before, after in pairwise(windows):
+        assert before["proof"]["state_root_out"] == after["proof"]["state_root_in"]
+    log = (running.root / worker / "log").read_text()
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in lines].count("starting") == 2
+    assert "job done" in [line["event"] for line in lines]

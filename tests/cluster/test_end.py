@@ -1,0 +1,117 @@
+"""Ctrl-C, down and kill -9 of a network at any moment: nothing is left, and the same folder goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.network import Network, dekube, network, wait_for
+
+pytestmark = pytest.mark.cluster
+
+
+def check_free(root: Path) -> None:
+    """No lock is held and no socket left."""
+    for lock in (root / "lock", *root.glob("*/data/chain/LOCK"), *root.glob("*/data/guard/*.lock")):
+        with lock.open("r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not [path for path in root.rglob("*") if path.is_socket()]
+    assert not list(root.glob("*/run/ready.json"))
+
+
+def interrupted(net: Network, number: int = signal.SIGINT) -> int:
+    status, said = net.end(number)
+    assert "Traceback" not in said, said
+    check_free(net.root)
+    return status
+
+
+def test_a_network_ends_cleanly_at_any_moment_and_goes_on(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with network(root, 27_300) as net:
+        net.start()  # during the start: members are on their way up
+        wait_for((root / "validator-1" / "log").exists, "the first members start")
+        assert interrupted(net) == 128 + signal.SIGINT
+
+        net.start()  # during the task
+        net.wait_up()
+        wait_for(lambda: net.height("validator-0") >= 3, "blocks")
+        wait_for(lambda: any(net.status(f"worker-{i}")["jobs"] for i in (0, 1)), "the task runs")
+        height = net.height("validator-0")
+        assert interrupted(net) == 128 + signal.SIGINT
+
+        net.options = ("--no-task",)
+        net.start()  # idle
+        net.wait_up()
+        assert net.height("validator-0") >= height
+        net.wait_height("validator-0", height + 3)
+        check_second_supervisor(net)
+        check_verbs(net)
+        height = net.height("validator-0")
+        assert interrupted(net) == 0
+
+        net.start()
+        net.wait_up()
+        assert net.height("validator-0") >= height
+        assert net.end(signal.SIGKILL)[0] == -signal.SIGKILL
+
+        net.start()  # at once: what was killed may still hold its ports
+        net.wait_up()
+        net.wait_height("worker-1", height + 2)
+        net.check_agreement("validator-0", "validator-1", "worker-0")
+        done = dekube("testnet", "down", "--dir", root, "--json")
+        assert (done.returncode, json.loads(done.stdout)) == (0, {"ended": str(root)})
+        check_free(root)
+        assert net.end(0)[0] == 0
+
+
+def check_second_supervisor(net: Network) -> None:
+    done = dekube("testnet", "up", "--dir", net.root, "--base-port", net.base_port)
+    assert done.returncode == 1
+    assert "runs here already" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def check_verbs(net: Network) -> None:
+    rows = net.verb("list")
+    assert len(rows) == 7 and {row["state"] for row in rows} == {"running"}
+    rows = net.verb("stop", "worker-0")
+    stopped = next(row for row in rows if row["name"] == "worker-0")
+    assert (stopped["state"], stopped["pid"]) == ("stopped", None)
+    rows = net.verb("kill", "worker-1")
+    assert next(row for row in rows if row["name"] == "worker-1")["state"] == "killed"
+    for name in ("worker-0", "worker-1"):
+        rows = net.verb("restart", name)
+        assert next(row for row in rows if row["name"] == name)["state"] == "running"
+    done = dekube("testnet", "kill", "nobody", "--dir", net.root)
+    assert done.returncode == 1
+    assert "no member 'nobody'" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 27_404))
+        other.listen()
+        done = dekube("testnet", "up", "--dir", tmp_path / "net", "--base-port", 27_400, "--no-task")
+    assert done.returncode == 1
+    assert "port 27404 of 127.0.0.1 cannot be used" in done.stderr and len(done.stderr.splitlines()) == 1
+    check_free(tmp_path / "net")
+
+
+def test_no_network_is_one_line(tmp_path: Path) -> None:
+    for verb in (("list",), ("down",), ("kill", "validator-0")):
+        done = dekube("testnet", *verb, "--dir", tmp_path)
+        assert done.returncode == 1
+        assert "no test network runs here" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "testnet.json").write_text('{"validators": 4')
+    done = dekube("testnet", "up", "--dir", tmp_path)
+    assert done.returncode == 1
+    assert "not the plan of a test network" in done.stderr and len(done.stderr.splitlines()) == 1

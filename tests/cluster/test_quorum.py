@@ -1,0 +1,66 @@
+"""Too few validators halt without forking; enough go on; a whole network that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from testnet.plan import TESTNET_PARAMETERS
+from tests.cluster.network import dekube, network
+
+pytestmark = pytest.mark.cluster
+
+HALTED_S = 2 * (TESTNET_PARAMETERS["consensus.leader_ms"] + TESTNET_PARAMETERS["consensus.advance_ms"]) / 1_000
+ALL = [f"validator-{i}" for i in range(4)]
+
+
+def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with network(root, 27_200, "--no-task", "--workers", "0") as net:
+        net.start("--without", "validator-2", "--without", "validator-3")
+        net.wait_up()
+        assert [net.state(name) for name in ALL] == ["running", "running", "absent", "absent"]
+        time.sleep(HALTED_S)  # that nothing happens can only be seen by waiting
+        assert [net.height(name) for name in ALL[:2]] == [0, 0]
+        net.verb("restart", "validator-2")  # three of four
+        net.wait_height("validator-0", 4)
+        net.check_agreement(*ALL[:3])
+        net.verb("restart", "validator-3")  # from nothing
+        net.wait_height("validator-3", net.height("validator-0"))
+        height = net.check_agreement(*ALL)
+
+        net.verb("kill", "validator-1")
+        net.verb("kill", "validator-2")
+        halted_at = max(net.height("validator-0"), net.height("validator-3")) + 1  # votes may have been under way
+        time.sleep(HALTED_S)
+        assert max(net.height("validator-0"), net.height("validator-3")) <= halted_at
+        net.verb("restart", "validator-1")
+        net.wait_height("validator-0", halted_at + 2)
+        net.verb("restart", "validator-2")
+        height = net.check_agreement(*ALL)
+
+        known = {name: net.block(name, height)["hash"] for name in ALL}
+        status, _ = net.end(signal.SIGKILL)
+        assert status == -signal.SIGKILL
+        net.start()
+        net.wait_up()
+        assert all(net.height(name) >= height for name in ALL)
+        for name in ALL:
+            assert net.block(name, height)["hash"] == known[name]
+        net.wait_height("validator-0", height + 4)
+        last = net.check_agreement(*ALL)
+        for name in ALL:
+            log = (root / name / "log").read_text()
+            assert "faulty" not in log and "Traceback" not in log, name
+
+        net.verb("stop", "validator-3")
+        done = dekube("node", "verify", "--home", root / "validator-3")
+        assert done.returncode == 0, done.stderr
+        assert "is theirs" in done.stdout
+        assert int(done.stdout.split()[1].rstrip(":")) >= last
+        done = dekube("node", "verify", "--home", root / "validator-0")  # it runs
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2, done.stderr
