@@ -14,8 +14,9 @@ from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Root
 from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
+from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService
-from consensus.wire import decode_certificate
+from consensus.votes import Certificate
 from node.chain import Body, decode_body
 from node.home import Home
 from node.ledger import NodeLedger
@@ -24,7 +25,7 @@ from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.frame import Class
 from p2p.service import Network
-from state.primitives.blocks import Block, header_hash
+from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
 from state.transition.runtime import Checked
@@ -71,11 +72,13 @@ class Agreement:
         self._directory: VoteDirectory | None = None
         if vote is not None:
             self._directory = _open_guard(home, runtime.genesis_hash, vote, is_fresh=ledger.store.tip.height == 0)
+        root, certificates = _root(ledger)
         self.service = ConsensusService(
             committee=self.committee,
             genesis_hash=runtime.genesis_hash,
             epoch=EPOCH,
-            root=_root(ledger),
+            root=root,
+            certificates=certificates,
             parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
             chain=_ChainPort(ledger, verifier, stages),
             network=_NetworkPort(network, self.committee),
@@ -87,7 +90,9 @@ class Agreement:
         network.on_message(KIND_CONSENSUS, self._receive)
         network.on_message(KIND_CONSENSUS_BULK, self._receive)
         network.set_persistent(seat.address for seat in self.committee.seats)
-        self._had_transactions = False
+        # The replica assumes that transactions wait until it is told otherwise: an idle chain must hear it once.
+        self._had_transactions = True
+        self._pool_changed()
         ledger.on_pool_changed = self._pool_changed
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -143,12 +148,17 @@ def _open_guard(home: Home, genesis: bytes, vote: SecretKey, *, is_fresh: bool) 
     return directory
 
 
-def _root(ledger: NodeLedger) -> Root:
+def _root(ledger: NodeLedger) -> tuple[Root, tuple[Certificate, ...]]:
     tip = ledger.store.tip
-    stored = ledger.store.certificate(tip.height)
-    certificate = decode_certificate(stored) if stored else None
-    view = certificate.view if certificate is not None else 0
-    return Root(tip.block_hash, tip.height, view, tip.state_root, tip.receipt_root, certificate)
+    return root_of(
+        block_hash=tip.block_hash,
+        height=tip.height,
+        view=decode_header(tip.header).view if tip.header else 0,
+        state_root=tip.state_root,
+        receipt_root=tip.receipt_root,
+        certificate=ledger.store.certificate(tip.height),
+        epoch=EPOCH,
+    )
 
 
 class _NetworkPort:
@@ -265,7 +275,7 @@ class _ChainPort:
             return known
         body: Body = await self._in_thread(
             "decode",
-            lambda: decode_body(self._ledger.runtime, block.transactions, self._ledger.mempool.find),
+            lambda: decode_body(self._ledger.runtime, block.transactions, self._ledger.find),
         )
         addresses = await self._verifier.recover(body.batch) if body.batch else b""
         checked = await self._in_thread("decode", lambda: body.resolve(addresses))
@@ -277,5 +287,6 @@ class _ChainPort:
 
     def _keep(self, block_hash: bytes, checked: Sequence[Checked]) -> None:
         self._bodies[block_hash] = checked
+        self._ledger.remember(checked)
         while len(self._bodies) > BODIES_MAX:
             self._bodies.popitem(last=False)

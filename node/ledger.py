@@ -5,7 +5,8 @@ Implements the wallet's ``Ledger``. All methods run on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 import trio
@@ -23,6 +24,8 @@ from state.view.accounts import Account, load_account
 
 __all__ = ["NodeLedger"]
 
+RECENT_MAX: Final = 20_000
+"""Transactions of the newest blocks that are remembered, so that no signature is checked a second time."""
 GOSSIP_FEE_SHARE: Final = 2
 """Transactions of peers are kept from this part of the base fee up: it may fall to where they can be included."""
 
@@ -39,6 +42,7 @@ class NodeLedger:
         self.on_admitted: Callable[[bytes], None] = lambda _raw: None
         """Called with the bytes of each transaction that entered the mempool here and should be passed on."""
         self.on_pool_changed: Callable[[], None] = lambda: None
+        self._recent: dict[bytes, Checked] = {}
         self._head = self._make_head()
         self._moved = trio.Event()
         self._committed: list[Callable[[Sequence[Executed]], None]] = []
@@ -90,6 +94,18 @@ class NodeLedger:
 
     # The mempool
 
+    def find(self, raw: bytes) -> Checked | None:
+        """Return the transaction with those bytes if it waits or was lately in a block; from any thread."""
+        return self.mempool.find(raw) or self._recent.get(raw)
+
+    def remember(self, transactions: Iterable[Checked]) -> None:
+        """Keep the transactions of a block, which peers may still bring or another block may hold."""
+        recent = self._recent
+        for checked in transactions:
+            recent[checked.transaction.raw] = checked
+        for raw in list(islice(recent, max(0, len(recent) - RECENT_MAX))):
+            del recent[raw]
+
     def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction."""
         return self.mempool.pending_nonce(address)
@@ -120,10 +136,12 @@ class NodeLedger:
 
         Raises InvalidTransaction.
         """
+        return self.admit_checked(self.runtime.check(transaction))
+
+    def admit_checked(self, checked: Checked) -> bool:
+        """Do what ``admit_gossip`` does with a transaction that was checked before."""
         try:
-            self.mempool.add(
-                self.runtime.check(transaction), fee_floor=self._head.base_fee_next // GOSSIP_FEE_SHARE
-            )
+            self.mempool.add(checked, fee_floor=self._head.base_fee_next // GOSSIP_FEE_SHARE)
         except AlreadyKnown:
             return False
         return True

@@ -28,20 +28,23 @@ _OF_PART: Final = {
 
 
 class Stages(trio.abc.Instrument):
-    """Adds up CPU seconds by stage; give it to ``trio.run`` as an instrument."""
+    """Adds up CPU seconds by stage; give it to ``trio.run`` as an instrument.
+
+    The clock is read once a step, since that costs as much as a short step: what the loop itself does between two
+    steps counts with the second.
+    """
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._on_loop = dict.fromkeys(STAGES, 0.0)  # written by the loop's thread alone
+        self._beside = dict.fromkeys(STAGES, 0.0)
         self._lock = Lock()
         self._loop_thread = 0
-        self._begun = 0.0
-        self._elsewhere = 0.0
-        """Of the running step of a task, what was measured as another stage."""
+        self._last = 0.0
 
     def seconds(self) -> dict[str, float]:
         """Return the sums until now."""
         with self._lock:
-            return dict(self._seconds)
+            return {stage: self._on_loop[stage] + self._beside[stage] for stage in STAGES}
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -51,10 +54,12 @@ class Stages(trio.abc.Instrument):
             yield
         finally:
             spent = thread_time() - begun
-            with self._lock:
-                self._seconds[stage] += spent
             if get_ident() == self._loop_thread:
-                self._elsewhere += spent
+                self._on_loop[stage] += spent
+                self._last += spent  # not of the task's own stage
+            else:
+                with self._lock:
+                    self._beside[stage] += spent
 
     def call(self, stage: str, function: Callable[..., _T], *arguments: object) -> _T:
         """Return what ``function`` returns, its CPU time counted for ``stage``."""
@@ -66,17 +71,13 @@ class Stages(trio.abc.Instrument):
     def before_run(self) -> None:
         """Note the loop's thread."""
         self._loop_thread = get_ident()
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Begin to count."""
-        self._elsewhere = 0.0
-        self._begun = thread_time()
+        self._last = thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         """Count the step for the part whose task it was."""
-        spent = thread_time() - self._begun - self._elsewhere
-        with self._lock:
-            self._seconds[_stage_of(task.name)] += spent
+        now = thread_time()
+        self._on_loop[_stage_of(task.name)] += now - self._last
+        self._last = now
 
 
 @lru_cache(maxsize=512)

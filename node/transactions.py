@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -12,6 +12,7 @@ from node.ledger import NodeLedger
 from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.gossip import Verdict
+from p2p.service import GossipItem
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.transactions import TRANSACTION_LIMIT_BYTES, Transaction, decode_transaction
@@ -23,6 +24,8 @@ BATCH_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 64 * 1024
 """A batch is closed when it would pass this; a single larger transaction travels alone."""
 BATCH_LIMIT_BYTES: Final = BATCH_BYTES_MAX + TRANSACTION_LIMIT_BYTES
+TURN_BYTES_MAX: Final = 128 * 1024
+"""Of the batches that wait, what is checked before the rest of the node has its turn."""
 OUTGOING_MAX: Final = 50_000
 """Transactions that wait to be passed on; beyond it the oldest is left to its other holders."""
 FLUSH_S: Final = 0.02
@@ -81,38 +84,70 @@ class TransactionGossip:
             batch.append(self._outgoing.popleft())
         return batch
 
-    async def validate(self, _peer: bytes, payload: bytes) -> Verdict:
-        """Check a batch of a peer: forward it as it is when all of it is good and something is new.
+    async def validate(self, items: Sequence[GossipItem]) -> list[Verdict]:
+        """Check the batches of peers, the signatures of several at once.
 
-        Of a batch that is partly of use the good part goes on in a batch of our own.
+        A batch goes on as it is when all of it is good and something is new. Of one that is partly of use the good
+        part goes on in a batch of our own.
         """
-        try:
-            with self._stages.measure("admit"):
-                raws = decode_batch(payload)
-                unknown = [decode_transaction(raw) for raw in raws if self._ledger.mempool.find(raw) is None]
-        except DecodeError:
-            return Verdict.REJECT
-        if not unknown:
-            return Verdict.IGNORE
-        addresses = await self._verifier.recover(b"".join([t.digest + t.signature for t in unknown]))
-        with self._stages.measure("admit"):
-            return self._admit(unknown, addresses)
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(items):
+            size, end = 0, len(verdicts)
+            while end < len(items) and (not size or size + len(items[end].payload) <= TURN_BYTES_MAX):
+                size += len(items[end].payload)
+                end += 1
+            verdicts += await self._validate(items[len(verdicts) : end])
+            await trio.lowlevel.checkpoint()
+        return verdicts
 
-    def _admit(self, unknown: list[Transaction], addresses: bytes) -> Verdict:
+    async def _validate(self, items: Sequence[GossipItem]) -> list[Verdict]:
+        with self._stages.measure("admit"):
+            batches = [self._read(item.payload) for item in items]
+            fresh = {
+                transaction.raw: transaction
+                for batch in batches if batch is not None for transaction in batch if not transaction.sender
+            }  # fmt: skip
+            unknown = list(fresh.values())
+        if unknown:
+            addresses = await self._verifier.recover(b"".join([t.digest + t.signature for t in unknown]))
+            for i, transaction in enumerate(unknown):
+                transaction.sender = addresses[20 * i : 20 * i + 20]
+        with self._stages.measure("admit"):
+            verdicts = [Verdict.REJECT if batch is None else self._admit(batch, fresh) for batch in batches]
+        self._ledger.on_pool_changed()
+        return verdicts
+
+    def _read(self, payload: bytes) -> list[Transaction] | None:
+        """Return what of a batch is not in the mempool; None when it is not a batch of transactions."""
+        try:
+            transactions = []
+            for raw in decode_batch(payload):
+                if self._ledger.mempool.find(raw) is None:
+                    known = self._ledger.find(raw)
+                    transactions.append(known.transaction if known is not None else decode_transaction(raw))
+            return transactions
+        except DecodeError:
+            return None
+
+    def _admit(self, transactions: Sequence[Transaction], fresh: Mapping[bytes, Transaction]) -> Verdict:
         admitted: list[Transaction] = []
         is_rejected = False
-        for i, transaction in enumerate(unknown):
-            transaction.sender = addresses[20 * i : 20 * i + 20]
+        for transaction in transactions:
+            # Of what two batches brought at once one was recovered.
+            transaction = fresh.get(transaction.raw, transaction)
+            known = self._ledger.find(transaction.raw)
             try:
-                if self._ledger.admit_gossip(transaction):
+                if known is not None:
+                    is_new = self._ledger.admit_checked(known)
+                else:
+                    is_new = self._ledger.admit_gossip(transaction)
+                if is_new:
                     admitted.append(transaction)
             except SENDER_FAULTS:
                 is_rejected = True
             except InvalidTransaction:
                 pass  # our state or pool, not the peer's fault
-        if admitted:
-            self._ledger.on_pool_changed()
-        if is_rejected or len(admitted) < len(unknown):
+        if not admitted or is_rejected or len(admitted) < len(transactions):
             for transaction in admitted:
                 self.enqueue(transaction.raw)
             return Verdict.REJECT if is_rejected else Verdict.IGNORE

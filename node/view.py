@@ -24,7 +24,7 @@ class LiveNode:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction to the mempool and pass it on."""
         with self._node.stages.measure("admit"):
             return self._node.ledger.admit(raw, sender)

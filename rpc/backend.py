@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,7 @@ class BackendOptions:
 
     connections_max: int = 8
     in_flight_max: int = 64
-    """Requests of one connection that wait for a thread or the mempool."""
+    """Requests of one connection that wait for a thread."""
     unsent_bytes_max: int = 64 * 1024 * 1024
     """Answers waiting for a gateway that does not read; over it nothing more is read from it."""
     threads: int = 2
@@ -149,6 +149,7 @@ class Backend:
             "sync": self._sync,
             "committee": self._committee,
             "serving": self._serving,
+            "submit": self._submit,
         }
         self._threaded: dict[str, Callable[[list[Any]], Value]] = {
             "read_old": self._read,
@@ -158,7 +159,6 @@ class Backend:
             "prove": self._prove,
             "simulate": self._simulate,
         }
-        self._awaited: dict[str, Callable[[list[Any]], Awaitable[Value]]] = {"submit": self._submit}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; tells ``task_status`` when gateways may connect. Raises ConfigError."""
@@ -247,8 +247,6 @@ class Backend:
                 return await trio.to_thread.run_sync(
                     _answer, request, threaded, limiter=self._threads, abandon_on_cancel=False
                 )
-            if (awaited := self._awaited.get(request.method)) is not None:
-                return encode_answer(request.identifier, await awaited(request.params))
             if request.method == "watch":
                 if not connection.watching:
                     connection.watching = True
@@ -361,10 +359,10 @@ class Backend:
             case _:
                 raise DecodeError("simulate: a sender, a kind and a payload expected")
 
-    async def _submit(self, params: list[Any]) -> Value:
+    def _submit(self, params: list[Any]) -> Value:
         match params:
             case [bytes(raw), bytes(sender)]:
-                return await self._view.submit(raw, sender)
+                return self._view.submit(raw, sender)
             case _:
                 raise DecodeError("submit: a transaction and its sender expected")
 

@@ -67,7 +67,7 @@ class Pool(Protocol):
 class Live(Protocol):
     """What the node alone knows; called on its event loop."""
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction; see ``NodeView.submit``."""
         ...
 
@@ -226,9 +226,9 @@ class StoreView:
         found = self._pool.get(transaction_hash)
         return None if found is None else found.transaction.raw
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction."""
-        return await self._live.submit(raw, sender)
+        return self._live.submit(raw, sender)
 
     def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
         """Return the encoded receipt of a dry run in a block that would follow the newest one."""

@@ -206,7 +206,7 @@ class NodeView(Protocol):
         """Return the raw bytes of a transaction that waits in the mempool."""
         ...
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction to the mempool, pass it on to peers, and return its hash.
 
         ``sender`` is what the gateway recovered: a reason to refuse early, not to skip the own check where the

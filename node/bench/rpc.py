@@ -115,7 +115,7 @@ class _Live:
     def _account(self, address: bytes) -> Account:
         return load_account(self.store, address)
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def submit(self, raw: bytes, sender: bytes) -> bytes:
         transaction = decode_transaction(raw)
         transaction.sender = sender  # our own gateway's finding; checking it again is the signature workers' work
         self.pool.add(self.runtime.check(transaction))

@@ -81,7 +81,7 @@ class Node:
 
     # Live
 
-    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+    def submit(self, raw: bytes, sender: bytes) -> bytes:
         transaction = decode_transaction(raw)
         assert transaction.recover_sender() == sender
         self.pool.add(self.runtime.check(transaction))
