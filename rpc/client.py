@@ -34,6 +34,7 @@ class ClientError(RpcError):
         reason = fields.pop("reason", "unknown")
         message = error.get("message") if type(error) is dict else None
         super().__init__(reason if type(reason) is str else "unknown", str(message or "an error without a text"))
+        self.code = self.reason  # type: ignore[misc]  # that of the error on the other side
         self.fields = fields
 
 

@@ -12,7 +12,7 @@ import click
 
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, send, session_options
+from node.cli.session import Session, TransactionRefused, send, session_options
 from node.cli.transactions import AMOUNT
 from node.control import ask_node
 from node.posting import ENDED, TaskEnded, bill_of, follow, make_digits_job, pages, task_id_after
@@ -657,15 +657,20 @@ def top_up(session: Session, task_id: str, amount: int, as_json: bool) -> None:
 @json_option
 def resume(session: Session, task_id: str, as_json: bool) -> None:
     """Look for another worker for a paused task; it goes on from its last final window."""
-    _act(session, task_id, RESUME_TASK, [bytes.fromhex(task_id[2:])], as_json)
+    _act(session, task_id, RESUME_TASK, [bytes.fromhex(task_id[2:])], as_json, only_in="paused")
 
 
-def _act(session: Session, task_id: str, kind: int, payload: list[Any], as_json: bool) -> None:
+def _act(
+    session: Session, task_id: str, kind: int, payload: list[Any], as_json: bool, *, only_in: str | None = None
+) -> None:  # fmt: skip
     key = session.key()
     with session.client() as client:
         record = _record(client, task_id)
         if record["phase"] in ENDED:
             raise TaskEnded(f"task {task_id} has ended: {record['phase']}")
+        if only_in is not None and record["phase"] != only_in:
+            # Known beforehand: a transaction that can only fail would still cost its fee.
+            raise TransactionRefused(f"the task is {record['phase']}; this is for a task that is {only_in}")
         if record["requester"].lower() != "0x" + key.address.hex():
             raise ConfigError(f"the task is {record['requester']}'s; sign with that account's key (--key, --home)")
         _say("Waiting until it is final ...")

@@ -74,7 +74,7 @@ def _gpus(node: dict[str, Any]) -> str:
 
 
 def _speed(node: dict[str, Any]) -> str:
-    return f"{node['score'] / 1000:.0f} steps/s" if node["score"] else "unknown"
+    return f"{node['score'] / 1000:.1f} steps/s" if node["score"] else "unknown"
 
 
 @worker.command(name="show")
@@ -127,7 +127,9 @@ def earnings(session: Session, address: str | None, as_json: bool) -> None:
         show({"address": who, "earnings": answer["earnings"], "total": answer["total"]})
         return
     paid = {role: show_amount(int(amount)) for role, amount in answer["earnings"].items()}
-    show_fields(paid | {"total": show_amount(int(answer["total"]))}, as_json=False, title=f"Earnings of {who}")
+    show_fields(
+        {"address": who} | paid | {"total": show_amount(int(answer["total"]))}, as_json=False, title="Earnings"
+    )
 
 
 @worker.command()

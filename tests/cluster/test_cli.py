@@ -1,0 +1,120 @@
+"""The requester's and the owner's commands against a small network: create, watch, result, bill, cancel, list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cluster.network import Network, dekube, network, wait_for
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 29_500
+ACCURACY_MIN = 0.9
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    root = tmp_path_factory.mktemp("cli")
+    with network(root / "net", BASE_PORT, "--workers", "1", "--no-task") as made:
+        made.start()
+        made.wait_up()
+        wait_for(lambda: machines(made) == 5, "all machines are registered")
+        yield made
+
+
+def machines(net: Network) -> int:
+    return len(net.call("validator-0", "dekube_getNodes")["items"])
+
+
+def ask(net: Network, *arguments: object, member: str = "validator-0") -> Any:
+    done = dekube(*arguments, "--home", net.root / member, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refused(net: Network, *arguments: object, member: str = "validator-0") -> str:
+    done = dekube(*arguments, "--home", net.root / member)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("dekube: "), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, tmp_path: Path) -> None:
+    sizes = ("--steps", 100, "--windows", 2, "--widths", "64,32,10", "--seed", "test")
+    quote = ask(net, "task", "quote", *sizes, "--save", tmp_path / "job.json")
+    assert int(quote["total"]) == sum(int(quote[name]) for name in ("price", "verification", "fee"))
+
+    made = ask(net, "task", "create", "--spec", tmp_path / "job.json")
+    task = made["task"]
+    assert made["locked"] == quote["total"]
+    assert ask(net, "task", "watch", task, "--timeout", 120) == {"task": task, "phase": "settled"}
+
+    shown = ask(net, "task", "show", task)
+    assert shown["task"]["spec"]["schedule"] == {"total_steps": 100, "segment_steps": 25, "window_steps": 50}
+    assert [window["phase"] for window in shown["windows"]] == ["final", "final"]
+    assert shown["windows"] == ask(net, "task", "proof", task)
+
+    result = ask(net, "task", "result", task, "--out", tmp_path / "model.npz")
+    assert result["proved"]
+    assert result["state_root"] == shown["windows"][-1]["proof"]["state_root_out"]
+    assert result["accuracy"] > ACCURACY_MIN  # of samples that it was not trained on
+    with np.load(tmp_path / "model.npz", allow_pickle=False) as model:
+        assert int(model["step"]) == 100
+    halfway = ask(net, "task", "result", task, "--window", 0)
+    assert halfway["step"] == 50
+    assert halfway["state_root"] == shown["windows"][0]["proof"]["state_root_out"]
+
+    bill = ask(net, "task", "bill", task)
+    totals = {name: int(amount) for name, amount in bill["totals"].items()}
+    assert bill["exact"]
+    assert totals.pop("deposited") == sum(totals.values())
+    for movement in ("paid", "refunded", "burned"):
+        assert totals[movement] == sum(int(x["amount"]) for x in bill["lines"] if x["movement"] == movement)
+
+    worker = shown["task"]["worker"]
+    paid = sum(int(x["amount"]) for x in bill["lines"] if x["movement"] == "paid" and x["party"] == worker)
+    assert int(ask(net, "worker", "earnings", worker)["total"]) >= paid > 0
+    assert task in [item["id"] for item in ask(net, "task", "list", "--mine", "--all")["items"]]
+    assert "task_not_settled" in refused(net, "task", "cancel", task)
+
+
+def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network) -> None:
+    task = ask(net, "task", "create", "--steps", 100_000, "--windows", 100)["task"]
+    assert "config_error" in refused(net, "task", "cancel", task, member="validator-1")
+    assert "transaction_refused" in refused(net, "task", "resume", task)
+    ask(net, "task", "top-up", task, "0.25")
+    ask(net, "task", "cancel", task)
+    done = dekube("task", "watch", task, "--home", net.root / "validator-0", "--json", "--timeout", 120)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["phase"] == "cancelled"
+    bill = ask(net, "task", "bill", task)
+    assert bill["exact"]
+    assert any(x["movement"] == "refunded" for x in bill["lines"])
+    page = ask(net, "task", "list", "--limit", 1)
+    assert len(page["items"]) == 1
+    following = ask(net, "task", "list", "--limit", 1, "--cursor", page["next"])
+    assert following["items"][0]["id"] != page["items"][0]["id"]
+
+
+def test_the_owner_sees_the_machine_and_the_guard(net: Network) -> None:
+    machine = ask(net, "worker", "show", member="worker-0")
+    assert machine["roles"] == ["compute", "verify"]
+    assert ask(net, "worker", "show", machine["address"]) == machine | {
+        "seen_ms": ask(net, "worker", "show", machine["address"])["seen_ms"]
+    }
+    assert "config_error" in refused(net, "worker", "register", member="worker-0")
+    before = int(machine["bond"])
+    ask(net, "worker", "update", "--bond", "1", member="worker-0")
+    assert int(ask(net, "worker", "show", member="worker-0")["bond"]) == before + 10**18
+    status = ask(net, "status", "--check")
+    assert status["chain_id"] == 19_888
+    view = ask(net, "node", "guard", "show")["view"]
+    assert view > 0
+    assert "store_error" in refused(net, "node", "guard", "export", net.root / "mark.json")

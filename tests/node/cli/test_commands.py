@@ -1,0 +1,150 @@
+"""What the commands of tasks, workers and the status say without a network."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from node.cli import group, main
+from node.cli.status import is_following
+from node.cli.tasks import ADDRESS, TASK
+from node.home import Home
+from testnet.cluster import write_home
+from testnet.plan import Placement, make_plan, member_names
+
+TASK_ID = "0x" + "ab" * 32
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    placements = {name: Placement("127.0.0.1", "127.0.0.1", 1, 2, 3) for name in member_names(1, 1)}
+    plan = make_plan(validators=1, workers=1, seed=1, time_ms=1, placements=placements)
+    write_home(tmp_path / "home", next(member for member in plan.members if member.role == "worker"), plan)
+    return Home(tmp_path / "home")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(group, [str(argument) for argument in arguments], standalone_mode=False)
+
+
+def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from walk(inner, (*path, name))
+
+
+COMMANDS = dict(walk(group, ()))
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path[:1] in (("task",), ("worker",), ("status",))])
+def test_each_command_has_a_help_that_says_what_it_does_and_how_to_get_json(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(group, [*path, "--help"])
+    assert done.exit_code == 0
+    assert COMMANDS[path].help
+    if not isinstance(COMMANDS[path], click.Group):
+        assert "--json" in done.output
+        for parameter in COMMANDS[path].params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{path}: {parameter.name}"
+
+
+def test_the_verbs_are_those_of_the_documents() -> None:
+    verbs = {name: {path[1] for path in COMMANDS if path[0:1] == (name,) and len(path) == 2} for name in
+             ("task", "worker", "node")}  # fmt: skip
+    assert verbs["task"] >= {
+        "create", "quote", "list", "show", "watch", "cancel", "top-up", "resume", "result", "bill", "proof",
+    }  # fmt: skip
+    assert verbs["worker"] >= {"list", "show", "register", "update", "retire", "earnings", "duties", "jobs"}
+    assert verbs["node"] >= {"run", "verify", "guard"}
+
+
+@pytest.mark.parametrize("text", ["", "0x", "0x12", "g" * 64, "0x" + "ab" * 33, "ab" * 31])
+def test_what_is_no_task_id_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        TASK.convert(text, None, None)
+
+
+def test_a_task_id_is_taken_in_any_case_with_or_without_its_prefix() -> None:
+    assert TASK.convert("AB" * 32, None, None) == TASK.convert("0x" + "ab" * 32, None, None) == TASK_ID
+
+
+def test_an_address_with_a_wrong_checksum_is_refused() -> None:
+    good = "0x19855d03FB6de1Af856B89e8bd0bb0A6cD0485fF"
+    assert ADDRESS.convert(good, None, None) == good.lower()
+    with pytest.raises(click.BadParameter):
+        ADDRESS.convert("0x19855D03FB6de1Af856B89e8bd0bb0A6cD0485fF", None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("task", "create", "--steps", 100, "--windows", 3), "multiple of 25"),
+        (("task", "quote", "--widths", "64,x,10"), "numbers with commas"),
+        (("task", "list", "--mine", "--phase", "running"), "at most"),
+        (("task", "list", "--all", "--cursor", "x"), "leave --cursor out"),
+        (("task", "result", TASK_ID, "--out", "model.pickle"), ".npz"),
+        (("task", "top-up", TASK_ID, "0"), "above zero"),
+        (("task", "top-up", TASK_ID, "much"), "not an amount"),
+        (("task", "show", "0x12"), "64 hex digits"),
+        (("worker", "show", "0x12"), ""),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_sent(home: Home, arguments: tuple[object, ...], said: str) -> None:
+    done = run(*arguments, "--home", home.root)
+    assert isinstance(done.exception, click.UsageError)
+    assert said in done.exception.format_message()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("task", "create"), "node_unavailable"),
+        (("task", "list"), "gateway_unreachable"),
+        (("task", "watch", TASK_ID), "gateway_unreachable"),
+        (("task", "bill", TASK_ID, "--json"), "gateway_unreachable"),
+        (("task", "create", "--spec", "nothing.json"), "config_error"),
+        (("worker", "list"), "gateway_unreachable"),
+        (("worker", "jobs"), "node_unavailable"),
+        (("worker", "retire"), "config_error"),
+        (("status",), "node_unavailable"),
+        (("task", "list", "--rpc", "gopher://x"), "config_error"),
+    ],
+)
+def test_a_failure_is_one_line_with_its_code_and_status_1(
+    home: Home, arguments: tuple[object, ...], code: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with socket.socket() as taken:  # a port that nobody listens at
+        taken.bind(("127.0.0.1", 0))
+        text = home.config.read_text().replace("127.0.0.1:2", f"127.0.0.1:{taken.getsockname()[1]}")
+        home.config.write_text(text)
+        command = ["dekube", *map(str, arguments), "--home", str(home.root)]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.endswith(f"[{code}]\n")
+
+
+STATUS: dict[str, Any] = {"syncing": False, "peers": 3, "behind_ms": 900}
+
+
+def test_a_node_follows_the_chain_when_synced_connected_and_fresh() -> None:
+    assert is_following(STATUS)
+    assert not is_following(STATUS | {"syncing": True})
+    assert not is_following(STATUS | {"peers": 0})
+    assert not is_following(STATUS | {"behind_ms": 61_000})

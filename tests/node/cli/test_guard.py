@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from consensus.guard import FINALIZE, NOTARIZE, Guard, GuardMissing
+from consensus.guard_log import VoteDirectory
+from consensus.votes import Vote
+from node.cli import group
+from node.cli.guard import read_watermark
+from node.home import Home
+from state.primitives.errors import ConfigError, DekubeError, StoreError
+from state.primitives.genesis import genesis_hash
+from testnet.cluster import write_home
+from testnet.plan import Member, Placement, Plan, make_plan, member_names
+
+
+def _plan(seed: int) -> Plan:
+    placements = {name: Placement("127.0.0.1", "127.0.0.1", 1, 2, 3) for name in member_names(2, 1)}
+    return make_plan(validators=2, workers=1, seed=seed, time_ms=1, placements=placements)
+
+
+def _home(root: Path, plan: Plan, name: str) -> tuple[Home, Member]:
+    member = next(member for member in plan.members if member.name == name)
+    write_home(root, member, plan)
+    return Home(root), member
+
+
+def _vote(directory: VoteDirectory, guard: Guard, kind: int, view: int) -> None:
+    directory.guard.append(guard.record(Vote(kind, 1, view, view - 1, bytes(32), 0, b"\1" * 64)))
+    directory.guard.sync()
+
+
+def _voted(home: Home, member: Member, plan: Plan, views: range) -> None:
+    assert member.vote is not None
+    directory = VoteDirectory(home.guard)
+    guard = Guard(genesis_hash(plan.genesis), member.vote.vote_key)
+    directory.create_guard(guard)
+    for view in views:
+        _vote(directory, guard, NOTARIZE, view)
+    _vote(directory, guard, FINALIZE, views[-1])
+    directory.close()
+
+
+def _run(home: Home, *arguments: object) -> Result:
+    verb, *rest = map(str, arguments)
+    return CliRunner().invoke(
+        group, ["node", "guard", verb, "--home", str(home.root), *rest], standalone_mode=False
+    )  # fmt: skip
+
+
+def _json(home: Home, *arguments: object) -> Any:
+    done = _run(home, *arguments, "--json")
+    assert done.exception is None, done.exception
+    return json.loads(done.output)
+
+
+def test_a_key_that_moves_votes_only_above_its_watermark(tmp_path: Path) -> None:
+    plan = _plan(1)
+    old, member = _home(tmp_path / "old", plan, "validator-0")
+    new, _ = _home(tmp_path / "new", plan, "validator-0")
+    _voted(old, member, plan, range(1, 6))
+    file = tmp_path / "mark.json"
+    assert (_json(old, "show")["epoch"], _json(old, "show")["view"]) == (1, 5)
+    assert _json(old, "export", file)["view"] == 5
+    assert file.stat().st_mode & 0o077 == 0
+    _json(new, "import", file)
+    assert member.vote is not None
+    directory = VoteDirectory(new.guard)
+    try:
+        guard = directory.load_guard(genesis_hash(plan.genesis), member.vote.vote_key)
+    finally:
+        directory.close()
+    assert guard.floor == (1, 5)
+
+
+def test_an_import_never_lowers_what_is_here(tmp_path: Path) -> None:
+    plan = _plan(1)
+    old, member = _home(tmp_path / "old", plan, "validator-0")
+    new, _ = _home(tmp_path / "new", plan, "validator-0")
+    _voted(old, member, plan, range(1, 4))
+    _voted(new, member, plan, range(1, 10))
+    file = tmp_path / "mark.json"
+    _json(old, "export", file)
+    _json(new, "import", file)
+    shown = _json(new, "show")
+    assert (shown["epoch"], shown["view"]) == (1, 9)
+    assert shown["votes_kept"] == 7  # of views 4 to 9, two of them in view 9
+
+
+def test_the_watermark_of_another_key_or_chain_is_refused(tmp_path: Path) -> None:
+    plan, other = _plan(1), _plan(2)
+    old, member = _home(tmp_path / "old", plan, "validator-0")
+    _voted(old, member, plan, range(1, 3))
+    file = tmp_path / "mark.json"
+    _json(old, "export", file)
+    for name, its_plan, said in (
+        ("validator-1", plan, "another vote key"),
+        ("validator-0", other, "another chain"),
+    ):
+        home, _ = _home(tmp_path / f"{said}", its_plan, name)
+        refused = _run(home, "import", file).exception
+        assert isinstance(refused, ConfigError)
+        assert said in str(refused)
+        assert not (home.guard / "votes.guard").exists()
+
+
+def test_a_running_validator_is_not_exported_but_shown(tmp_path: Path) -> None:
+    plan = _plan(1)
+    home, member = _home(tmp_path / "home", plan, "validator-0")
+    _voted(home, member, plan, range(1, 3))
+    running = VoteDirectory(home.guard)
+    try:
+        assert isinstance(_run(home, "export", tmp_path / "mark.json").exception, StoreError)
+        assert _json(home, "show")["view"] == 2
+    finally:
+        running.close()
+    assert not (tmp_path / "mark.json").exists()
+
+
+def test_a_home_without_a_guard_says_so(tmp_path: Path) -> None:
+    plan = _plan(1)
+    validator, _ = _home(tmp_path / "validator", plan, "validator-0")
+    worker, _ = _home(tmp_path / "worker", plan, "worker-0")
+    for verb in (("show",), ("export", tmp_path / "mark.json")):
+        assert isinstance(_run(validator, *verb).exception, GuardMissing)
+        assert isinstance(_run(worker, *verb).exception, ConfigError)
+    assert not validator.guard.exists()
+
+
+GOOD = {"version": 1, "genesis_hash": "0x" + "11" * 32, "vote_key": "0x" + "22" * 32, "epoch": 1, "view": 7}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [], {}, "x", GOOD | {"version": 2}, GOOD | {"view": -1}, GOOD | {"view": 1 << 48}, GOOD | {"epoch": True},
+        GOOD | {"view": "7"}, GOOD | {"vote_key": "0x22"}, GOOD | {"genesis_hash": "zz" * 32}, GOOD | {"more": 1},
+        {key: value for key, value in GOOD.items() if key != "view"},
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_watermark_is_refused(tmp_path: Path, document: Any) -> None:
+    file = tmp_path / "mark.json"
+    file.write_text(json.dumps(GOOD))
+    assert read_watermark(file).view == 7
+    file.write_text(json.dumps(document))
+    with pytest.raises(ConfigError):
+        read_watermark(file)
+
+
+def test_bytes_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    for data in (b"", b"\xff\xfe", b"[" * 4000, b" " * 5000):
+        (tmp_path / "mark.json").write_bytes(data)
+        with pytest.raises(DekubeError):
+            read_watermark(tmp_path / "mark.json")
