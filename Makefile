@@ -6,9 +6,10 @@ VALIDATORS ?= 4
 WORKERS ?= 2
 SEED ?= 1
 JOBS ?= 2
+N ?= 100000
 TESTNET_ARGS ?=
 
-.PHONY: dev help testnet test lint unit simulation cluster compose sim-nightly bench lock wheels image clean
+.PHONY: dev help testnet test lint unit fuzz simulation cluster compose sim-nightly bench lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +43,9 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 
 unit: $(VENV)/dev.stamp ## unit and property tests
 	$(BIN)/pytest -q -n $(JOBS) -m "not cluster and not compose" --ignore tests/simulation
+
+fuzz: $(VENV)/dev.stamp ## N changed inputs to every decoder
+	FUZZ_INPUTS=$(N) $(BIN)/pytest -q -n $(JOBS) tests/fuzz
 
 simulation: $(VENV)/dev.stamp ## consensus simulation: at least 2,000 seeds
 	$(BIN)/pytest -q -n $(JOBS) tests/simulation

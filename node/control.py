@@ -90,6 +90,8 @@ class ControlServer:
                 }
             except OSError as error:
                 answer = {"error": {"code": "io_error", "message": str(error)}}
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return  # the asker left before it asked
             try:
                 await stream.send_all(json.dumps(answer).encode() + b"\n")
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -117,9 +119,21 @@ def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: An
             connection.connect(short_path(control))
             connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
             line = connection.makefile("rb").readline(LINE_LIMIT_BYTES)
-            answer = json.loads(line)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ControlUnavailable(f"no node answers at {control} ({error})") from None
-    if "error" in answer:
-        raise ControlRefused(answer["error"]["code"], answer["error"]["message"])
-    return answer["result"]
+    return read_answer(line, control)
+
+
+def read_answer(line: bytes, control: Path) -> Any:
+    """Return the result in a line of the node. Raises ControlRefused, or ControlUnavailable for what is none."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ControlUnavailable(f"no node answers at {control} ({error})") from None
+    match answer:
+        case {"error": {"code": str(code), "message": str(message)}}:
+            raise ControlRefused(code, message)
+        case {"result": result}:
+            return result
+        case _:
+            raise ControlUnavailable(f"what answers at {control} is no node")

@@ -104,7 +104,10 @@ def spec_from_json(document: Any) -> JobSpec:
         ),
         match_ms=_number(top["match_ms"], "match_ms"),
     )
-    raw = _checked(encode_spec(spec))
+    try:
+        raw = _checked(encode_spec(spec))
+    except UnicodeEncodeError as error:  # JSON can spell halves of characters
+        raise ConfigError(f"this job cannot be run: {error.reason}") from None
     if "raw" in top and top["raw"] != "0x" + raw.hex():
         raise ConfigError("raw: these are not the bytes of the other fields; leave it out to make them anew")
     return spec

@@ -152,13 +152,17 @@ def _from_document(document: Mapping[str, Any]) -> Genesis:
     chain_id, time_ms, testnet = document["chain_id"], document["time_ms"], document["testnet"]
     if not (type(chain_id) is int and 0 < chain_id < 2**31 and type(time_ms) is int and type(testnet) is bool):
         raise ConfigError("genesis: chain_id, time_ms or testnet has the wrong type or range")
+    if not 0 <= time_ms < 2**48 or type(document["name"]) is not str:
+        raise ConfigError("genesis: name or time_ms has the wrong type or range")
+    for text in (document["name"], *document["parameters"]):
+        text.encode()  # JSON can spell halves of characters; the hash of the genesis cannot
     if not _distinct(v.address for v in validators) or not _distinct(v.vote_key for v in validators):
         raise ConfigError("genesis: two validators share an address or a vote key")
     if not _distinct(address for address, _ in allocations):
         raise ConfigError("genesis: an address is allocated twice")
     if not validators or any(v.stake <= 0 for v in validators):
         raise ConfigError("genesis: at least one validator, each with a stake, is needed")
-    return Genesis(chain_id, str(document["name"]), time_ms, testnet, allocations, validators, parameters)
+    return Genesis(chain_id, document["name"], time_ms, testnet, allocations, validators, parameters)
 
 
 def _natural(text: Any) -> int:

@@ -17,7 +17,7 @@ from typing import Final
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, StoreError
 from state.primitives.hashing import HASH_BYTES, digest
-from tasks.engine.errors import StateInvalid
+from tasks.engine.errors import StateInvalid, UnsupportedJob
 from tasks.engine.state import TrainingState
 from tasks.executor.job import Job, Segment, child_frame_limit
 
@@ -48,7 +48,7 @@ class Journal:
         """Return the tasks that were running when the node stopped, by task id."""
         found: list[JournalEntry] = []
         for directory in sorted(self._root.iterdir()) if self._root.is_dir() else ():
-            with suppress(ValueError, DecodeError, OSError):
+            with suppress(ValueError, DecodeError, UnsupportedJob, OSError):
                 task = bytes.fromhex(directory.name)
                 job = Job.decode(_read(directory / _ORDER, 1 << 16))
                 record = TaskJournal(directory, job)

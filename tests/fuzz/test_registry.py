@@ -1,0 +1,164 @@
+"""The registry of decoders is complete: what reads foreign bytes is a target, or stands here with a reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.fuzz.decoders import TARGETS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "node", "testnet")
+NOT_PRODUCT = re.compile(r"node/bench/|consensus/simulation/|testnet/(bench|load)\.py")
+NAMED = re.compile(r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$")
+FOREIGN = {
+    "bytes",
+    "bytes | None",
+    "str",
+    "Any",
+    "object",
+    "Path",
+    "bytes | memoryview",
+    "list[Any]",
+    "bytes | str",
+}
+PARSERS = {"loads", "unpack", "unpack_from", "iter_unpack", "frombuffer", "b64decode"}
+
+OWN_STATE = "a record of the state: only the rules write it, the store's checksums guard it, damage ends the node"
+OF_A_TARGET = "hands bytes to a decoder that is a target, and passes its typed errors on"
+LATER_TESTED = "a parameter of JSON-RPC: fuzzed in tests/rpc/test_params.py and, whole bodies, in test_bodies.py"
+NO_DECODER = "called like one or calls something like one, but reads values of our own"
+OWN_FILE = "a file that this very program wrote for itself; refused by a typed error or taken as absent"
+EXEMPT = {
+    # Records of the state
+    "state.view.accounts:load_account": OWN_STATE,
+    "state.view.accounts:_load_amount": OWN_STATE,
+    "state.transition.staking:load_stake": OWN_STATE,
+    "state.transition.staking:list_stakes": OWN_STATE,
+    "state.transition.staking:load_committee": OWN_STATE,
+    "tasks.registry:_record": OWN_STATE,
+    "tasks.registry:load_node": OWN_STATE,
+    "tasks.records:load_task": OWN_STATE,
+    "tasks.records:load_spec_bytes": OWN_STATE,
+    "tasks.records:load_spec": OWN_STATE,
+    "tasks.records:load_window": OWN_STATE,
+    "tasks.records:load_history": OWN_STATE,
+    "tasks.case:Case.load": OWN_STATE,
+    "billing.escrow:Vault.load": OWN_STATE,
+    "billing.escrow:earnings_of": OWN_STATE,
+    # Callers of targets
+    "consensus.service:ConsensusService._decode_beside": OF_A_TARGET,
+    "consensus.guard_log:VoteDirectory.load_guard": OF_A_TARGET,
+    "consensus.replica:root_of": OF_A_TARGET,
+    "node.home:load_key": OF_A_TARGET,
+    "node.duties:Duties._reveal": OF_A_TARGET,
+    "p2p.blobs:BlobStore._load": OF_A_TARGET,
+    "p2p.blobs:BlobStore.read_piece": "reads a piece of a blob whose hash it checks",
+    "p2p.blobs:BlobStore.read": "reads a blob whose hash was checked when it came",
+    "p2p.identity:Identity.load": OF_A_TARGET,
+    "p2p.service:Network._load_book": OF_A_TARGET,
+    "p2p.service:Network._exchange": "a list of peer records, each of them a target; tests/p2p/test_service.py",
+    "rpc.link:Link._read_keys": OF_A_TARGET,
+    "rpc.link:_decode_all": OF_A_TARGET,
+    "rpc.methods:estimate": OF_A_TARGET,
+    "state.store.store:Store._read": "reads one entry of the database with its checksum",
+    "state.store.store:Store._read_kept": OF_A_TARGET,
+    "rpc.backend:Backend._read": "values that rpc.frames has decoded; other shapes are a DecodeError",
+    "rpc.gateway:_read": OF_A_TARGET,
+    "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
+    "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
+    "rpc.client:Client._send": "bounded, parsed by the library, refused as GatewayUnreachable",
+    "testnet.cluster:Cluster._is_ready": OWN_FILE,
+    # No decoders
+    "node.agreement:_ChainPort._in_thread": NO_DECODER,
+    "node.cli.bench:_load": NO_DECODER,
+    "node.cli.bench:_read": NO_DECODER,
+    "node.cli.jobs:_npz": NO_DECODER,
+    "rpc.render:payload": NO_DECODER,
+    "state.store.nodes:_is_spread": "a node of the trie under a hash that its parent states",
+    "state.trie.trie:_Batch.read": "a node of the trie under a hash that its parent states",
+    "state.trie.trie:count_of": "a node of the trie under a hash that its parent states",
+    "state.transition.staking:stake_payload": NO_DECODER,
+    "state.transition.transfer:transfer_payload": NO_DECODER,
+    "tasks.engine.order:DataOrder._epoch": NO_DECODER,
+    "tasks.engine.order:initial_weights": NO_DECODER,
+    "tasks.engine.training:Trainer.__init__": "sizes were checked where state and data set were decoded",
+    "tasks.engine.training:Trainer._load": "sizes were checked where the state was decoded",
+    # JSON-RPC
+    "rpc.schema:Param.read": LATER_TESTED,
+    "rpc.schema:_read_hash": LATER_TESTED,
+    "rpc.schema:_read_address": LATER_TESTED,
+    "rpc.schema:_read_boolean": LATER_TESTED,
+    "rpc.schema:_read_amount": LATER_TESTED,
+    "rpc.schema:_read_block": LATER_TESTED,
+    "rpc.schema:_read_cursor": LATER_TESTED,
+    "rpc.dispatch:Dispatcher.answer": LATER_TESTED,
+    "rpc.web:_read_headers": "headers that the HTTP library has parsed; tests/rpc/test_gateway.py",
+    # Text of our own machine
+    "relay.limits:_parse": "an address as the kernel spells it",
+}
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield every function with its qualified name."""
+
+    def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + child.name, child
+            elif isinstance(child, ast.ClassDef):
+                yield from below(child, f"{prefix}{child.name}.")
+
+    yield from below(tree, "")
+
+
+def reads_foreign(name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a function is called like a decoder of bytes, or parses any itself."""
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    kinds = {ast.unparse(argument.annotation) for argument in arguments if argument.annotation is not None}
+    if NAMED.search(name.rpartition(".")[2]) and kinds & FOREIGN:
+        return True
+    for call in ast.walk(function):
+        if not isinstance(call, ast.Call):
+            continue
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if called in PARSERS or (called == "decode" and any(k.arg == "limit_bytes" for k in call.keywords)):
+            return True
+    return False
+
+
+def decoders() -> set[str]:
+    found = set()
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            relative = file.relative_to(ROOT)
+            if NOT_PRODUCT.search(str(relative)):
+                continue
+            module = ".".join(relative.with_suffix("").parts)
+            found |= {
+                f"{module}:{name}"
+                for name, function in functions(ast.parse(file.read_text()))
+                if reads_foreign(name, function)
+            }
+    return found
+
+
+def all_functions() -> set[str]:
+    return {
+        f"{'.'.join(file.relative_to(ROOT).with_suffix('').parts)}:{name}"
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        for name, _ in functions(ast.parse(file.read_text()))
+    }
+
+
+def test_every_decoder_is_a_target_or_has_a_reason_not_to_be() -> None:
+    covered = {name for target in TARGETS.values() for name in target.covers}
+    assert decoders() - covered - set(EXEMPT) == set()
+
+
+def test_nothing_stale_is_named() -> None:
+    named = {name for target in TARGETS.values() for name in target.covers} | set(EXEMPT)
+    assert named - all_functions() == set()
