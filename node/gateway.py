@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from node.children import Child
-from node.config import RpcOptions, parse_host_port
+from node.config import LogOptions, RpcOptions, parse_host_port
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 
 __all__ = ["keep_gateway"]
@@ -25,7 +25,7 @@ DELAY_S_MAX: Final = 30.0
 STOP_GRACE_S: Final = 5.0
 
 
-async def keep_gateway(options: RpcOptions, node_socket: Path, log_level: str) -> None:
+async def keep_gateway(options: RpcOptions, node_socket: Path, log: LogOptions) -> None:
     """Run the gateway until cancelled.
 
     It holds no state, so its death loses connections and nothing else: the node goes on and starts another.
@@ -38,7 +38,8 @@ async def keep_gateway(options: RpcOptions, node_socket: Path, log_level: str) -
             port=port,
             cors=options.cors,
             hosts=options.hosts,
-            log_level=log_level,
+            log_level=log.level,
+            log_format=log.format,
         )
     )
     delay_s = DELAY_S_MIN

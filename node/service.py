@@ -149,7 +149,7 @@ class Node:
                         keep_gateway,
                         self.options.rpc,
                         self.home.socket,
-                        self.options.log.level,
+                        self.options.log,
                     )
                 if self.options.metrics.listen:
                     host, port = parse_host_port(self.options.metrics.listen)

@@ -53,6 +53,8 @@ class GatewayOptions:
     hosts: tuple[str, ...] = ()
     """Host names to accept beside the loopback ones when listening on loopback."""
     log_level: str = "info"
+    log_format: str = "auto"
+    """text, json, or auto: text on a terminal."""
     keep_alive_s: int = 30
     ready_blocks_behind_max: int = 5
     ready_peers_min: int = 0
@@ -195,7 +197,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _load(parser.parse_args(arguments))
         level = logging.getLevelNamesMapping().get(options.log_level.upper(), logging.INFO)
+        as_text = options.log_format == "text" or (options.log_format == "auto" and sys.stderr.isatty())
         structlog.configure(
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer(default=str),
+            ],
             wrapper_class=structlog.make_filtering_bound_logger(level),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
