@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from node.stages import STAGES
+from testnet.bench import run
+
+
+@pytest.mark.cluster
+def test_a_short_load_becomes_final_and_its_time_is_accounted_for() -> None:
+    figures = run(seconds=3, rate=200, window=400, base_port=28_700)
+    assert figures["transactions_final"] >= 200
+    assert figures["transactions_lost"] == 0
+    assert 0 < figures["finality_ms_p50"] <= figures["finality_ms_p99"]
+    shares = [figures[f"cpu_share_{stage}"] for stage in (*STAGES, "verify", "gateway")]
+    assert sum(shares) == pytest.approx(1)
+    assert all(figures[f"cpu_share_{stage}"] > 0 for stage in ("verify", "gateway", "admit", "execute", "commit"))
+
+
+@pytest.mark.cluster
+def test_more_than_the_network_takes_is_refused_and_nothing_ends() -> None:
+    """The validators agree at the end, or ``run`` raises."""
+    figures = run(seconds=3, rate=4_000, window=50_000, base_port=28_750)
+    assert figures["transactions_final"] > 0
