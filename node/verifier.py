@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import BoundedSemaphore, Lock
 from types import TracebackType
-from typing import IO, Final
+from typing import IO, Final, Self
 
 import trio
 
@@ -175,7 +175,7 @@ class SignatureVerifier:
             for _ in range(options.workers):
                 self._idle.put(self._start())
 
-    def __enter__(self) -> SignatureVerifier:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
