@@ -30,7 +30,10 @@ __all__ = [
 ]
 
 MESSAGE_ID_BYTES: Final = 20
-BODY_BYTES_MAX: Final = 1024 * 1024
+BODY_BYTES_MAX: Final = 256 * 1024
+"""Well above a full batch or the longest list of ids; what is longer only costs time to decode."""
+PAYLOADS_MAX: Final = 1_024
+"""Payloads in one message: each costs a hash, however short it is."""
 TOPIC_CHARACTERS_MAX: Final = 32
 PAYLOAD_BYTES_MAX: Final = BODY_BYTES_MAX - 1024
 TOPICS_MAX: Final = 32
@@ -278,7 +281,7 @@ class Gossip:
 
     def _receive(self, sender: bytes, peer: _Peer, body: bytes, now: float) -> list[Effect]:
         match decode(body, limit_bytes=BODY_BYTES_MAX):
-            case [_Op.PUBLISH, str(topic), list(payloads)]:
+            case [_Op.PUBLISH, str(topic), list(payloads)] if len(payloads) <= PAYLOADS_MAX:
                 return self._on_publish(sender, peer, topic, _all_bytes(payloads, None))
             case [_Op.SUBSCRIBE, list(topics)] if len(topics) <= TOPICS_MAX:
                 return self._on_subscribe(sender, peer, topics)
@@ -522,7 +525,7 @@ class Gossip:
     def _batches(self, topic: str, payloads: list[bytes]) -> list[bytes]:
         bodies, batch, size = [], list[Value](), 0
         for payload in payloads:
-            if batch and size + len(payload) > self.parameters.batch_bytes_max:
+            if batch and (size + len(payload) > self.parameters.batch_bytes_max or len(batch) == PAYLOADS_MAX):
                 bodies.append(encode([_Op.PUBLISH, topic, batch]))
                 batch, size = [], 0
             batch.append(payload)

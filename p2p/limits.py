@@ -44,6 +44,12 @@ class NetworkLimits:
     request_bytes_max: int = 64 * 1024
     serve_timeout_s: float = 30.0
     gossip_batch_max: int = 256
+    gossip_batch_bytes_max: int = 256 * 1024
+    """Payloads that a validator gets at once: it may work through them without giving others their turn."""
+    loop_share_percent: int = 33
+    """Most of the event loop's time that what one peer sends may take."""
+    loop_debt_s: float = 0.1
+    """Loop time that a peer may take ahead of its share before it is read no more for a while."""
     records_per_peer_per_s: float = 5.0
     records_per_peer_burst: float = 200.0
     exchange_interval_s: float = 60.0

@@ -104,7 +104,8 @@ class _Partial:
     kind: int
     size: int
     left: int
-    parts: list[bytes] = field(default_factory=list)
+    body: bytearray = field(default_factory=bytearray)
+    """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
 
 
 class Mux:
@@ -323,7 +324,11 @@ class Mux:
         """
         messages: list[Message] = []
         for plaintext in self._reader.receive(data):
+            is_rekeyed = False
             for cls, kind, stream, body in frames(plaintext):
+                if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
+                    raise FrameInvalid("a frame behind the one that ends a key")
+                is_rekeyed = kind == _REKEY and not stream
                 if stream:
                     self._take_fragment(messages, cls, kind, stream, body)
                     continue
@@ -382,11 +387,11 @@ class Mux:
         if kind != partial.kind or partial.left - size != left:
             raise FrameInvalid("a fragment that does not continue its message")
         partial.left = left
-        partial.parts.append(body[_LEFT.size :])
+        partial.body += memoryview(body)[_LEFT.size :]
         if not left:
             del self._partials[key]
             self._reassembly_bytes -= partial.size
-            messages.append(Message(cls, kind, b"".join(partial.parts)))
+            messages.append(Message(cls, kind, bytes(partial.body)))
 
     def _charge(self, size_bytes: int) -> None:
         self._unreleased_bytes += size_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -221,15 +222,21 @@ class Peer:
         served: Callable[[str], Served | None],
     ) -> None:
         data = self.session.rest
+        free_at = self.since
         try:
             while True:
+                started = time.thread_time()
                 messages = self.mux.receive(data)
                 if messages:
                     self._heard_at = trio.current_time()
                 for message in messages:
                     kind = message.kind
-                    if kind < RESERVED_KIND_MIN or kind == KIND_GOSSIP:
+                    if kind == KIND_GOSSIP:
                         await dispatch(self, message)
+                    elif kind < RESERVED_KIND_MIN:
+                        aside = time.thread_time()
+                        await dispatch(self, message)
+                        started += time.thread_time() - aside  # a handler may wait while others work
                     elif kind == KIND_RESPONSE:
                         self._on_response(message.body)
                     elif kind == KIND_REQUEST:
@@ -242,6 +249,13 @@ class Peer:
                         self.mux.release_bulk(len(message.body))
                 if self.mux.has_output:  # pongs and credit
                     self._wake.set()
+                # What is cheap to send and costly to take must not starve the other peers: who takes more than
+                # its share of the loop waits, and its own connection slows it down.
+                now = trio.current_time()
+                took_s = time.thread_time() - started
+                free_at = max(free_at, now - took_s) + took_s * 100 / self._limits.loop_share_percent
+                if free_at - now > self._limits.loop_debt_s:
+                    await trio.sleep(free_at - now)
                 data = await self._receive()
                 self.bytes_in += len(data)
         except _Gone:

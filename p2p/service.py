@@ -52,7 +52,8 @@ _MANAGE_INTERVAL_S: Final = 0.25
 _RECORD_INTERVAL_S: Final = 1_800.0
 _SIMULTANEOUS_S: Final = 5.0
 _HANDSHAKE_READ_BYTES: Final = 4_096
-_EXPECTED_ERRORS: Final = (OSError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
+_EXPECTED_ERRORS: Final = (OSError, ValueError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""ValueError: a stranger's host name that cannot be encoded."""
 
 MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
 Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
@@ -439,22 +440,23 @@ class Network:
                 await trio.sleep(0.1)
                 continue
             try:
-                ip = str(stream.socket.getpeername()[0])
+                remote = str(stream.socket.getpeername()[0])
             except OSError:
                 stream.socket.close()
                 continue
+            ip = _site_of(remote)
             if not self._may_enter(ip):
                 self.counters["accepts_refused"] += 1
                 stream.socket.close()
                 continue
             tune(stream.socket)
-            self._nursery.start_soon(self._incoming, stream, ip, ip)
+            self._nursery.start_soon(self._incoming, stream, remote, ip)
 
     def _may_enter(self, ip: str) -> bool:
         limits = self.limits
         if self._half_open >= limits.half_open_max:
             return False
-        if ipaddress.ip_address(ip.partition("%")[0]).is_loopback:
+        if ipaddress.ip_address(ip).is_loopback:
             return True  # a test network lives behind one address, and this machine can harm itself otherwise
         now = trio.current_time()
         return (
@@ -732,7 +734,13 @@ class Network:
             if not inbox:
                 self._inbox_wakes[topic] = trio.Event()
                 await self._inbox_wakes[topic].wait()
-            batch = [inbox.popleft() for _ in range(min(len(inbox), self.limits.gossip_batch_max))]
+            batch: list[Deliver] = []
+            size = 0
+            while inbox and len(batch) < self.limits.gossip_batch_max:
+                if batch and size + len(inbox[0].payload) > self.limits.gossip_batch_bytes_max:
+                    break
+                batch.append(inbox.popleft())
+                size += len(batch[-1].payload)
             verdicts = await validator([GossipItem(item.peer, item.payload) for item in batch])
             assert len(verdicts) == len(batch)
             named = [(item.message_id, verdict) for item, verdict in zip(batch, verdicts, strict=True)]
@@ -856,8 +864,12 @@ class Network:
 
     async def _save_book(self) -> None:
         path = self._book_path
-        if path is not None:
+        if path is None:
+            return
+        try:
             await trio.to_thread.run_sync(_replace_file, path, self._book.encode())
+        except OSError as error:  # a full disk costs what was learnt of peers, not the node
+            self._log("address book not written", error=str(error))
 
     @property
     def _book_path(self) -> Path | None:
@@ -866,6 +878,14 @@ class Network:
 
 _FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
 """Reasons to end a connection that speak against the peer."""
+
+
+def _site_of(remote: str) -> str:
+    """Return what the bounds for one address hold for: an IPv4 address, or the /64 that one site has of IPv6."""
+    address = ipaddress.ip_address(remote.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback:
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
 def _endpoint(text: str) -> Endpoint:
