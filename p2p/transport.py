@@ -18,7 +18,8 @@ __all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpo
 
 ENDPOINT_CHARACTERS_MAX: Final = 128
 _TEXT: Final = re.compile(
-    r"(?:tcp|relay:(?P<relay>[0-9a-f]{40})):(?P<host>[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?|\[[0-9a-f:.]{2,45}\])"
+    r"(?:tcp|relay:(?P<relay>[0-9a-f]{40})):"
+    r"(?P<host>[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?|\[(?=[0-9a-f.]*:)[0-9a-f:.]{2,45}\])"
     r":(?P<port>[1-9][0-9]{0,4})"
 )
 

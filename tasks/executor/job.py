@@ -217,7 +217,8 @@ def decode_child_frame(body: bytes, plan: TrainingPlan) -> ChildFrame:
     match decode(body, limit_bytes=child_frame_limit(plan)):
         case [1, str(device), list(isolation)] if (
             len(device) <= 64 and len(isolation) <= 16 and all(type(i) is str and len(i) <= 32 for i in isolation)
-        ):
+            and isolation == sorted(set(isolation))
+        ):  # fmt: skip
             return Hello(device, frozenset(isolation))
         case [2, int(step)] if 0 <= step < STEPS_MAX:
             return Progress(step)

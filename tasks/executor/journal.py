@@ -137,8 +137,8 @@ class TaskJournal:
     def _load_start(self) -> bytes | None:
         with suppress(DecodeError, FileNotFoundError, StateInvalid):
             start = _read(self._directory / _START, self._job.plan.state_limit_bytes)
-            TrainingState.decode(start, self._job.plan)
-            return start
+            if TrainingState.decode(start, self._job.plan).step <= self._job.total_steps:
+                return start
         return None
 
     def _load_segments(self) -> list[Segment]:
@@ -147,11 +147,7 @@ class TaskJournal:
         broken = False
         for path in sorted(self._directory.glob(f"{_SEGMENT_PREFIX}*")):
             segment = None if broken else self._load_segment(path)
-            if segment is None or (
-                chain
-                and (segment.step_from, segment.state_root_before)
-                != (chain[-1].step_to, chain[-1].state_root_after)
-            ):
+            if segment is None or not self._follows(chain, segment):
                 broken = True
                 path.unlink(missing_ok=True)
             else:
@@ -173,7 +169,7 @@ class TaskJournal:
                 case [
                     int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root),
                     bytes(probe_root), int(loss_bits), int(compute_ms), bytes(state),
-                ]:  # fmt: skip
+                ] if 0 <= step_from < step_to <= self._job.total_steps:  # fmt: skip
                     segment = Segment(
                         step_from, step_to, before, after, batch_root, probe_root, loss_bits, compute_ms, state
                     )

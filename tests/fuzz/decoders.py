@@ -672,7 +672,8 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     # Relay
     yield "relay message", Target(
-        canonical(decode_relay_message, encode_relay_message), tuple(encode_relay_message(message) for message in RELAYED),
+        canonical(decode_relay_message, encode_relay_message),
+        tuple(encode_relay_message(message) for message in RELAYED),
         ("relay.protocol:decode_message",),
     )  # fmt: skip
     yield (
