@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from consensus.guard import FINALIZE, NOTARIZE, Guard, GuardMissing
+from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
-from consensus.votes import Vote
+from consensus.votes import FINALIZE, NOTARIZE, Vote
 from node.cli import group
 from node.cli.guard import read_watermark
 from node.home import Home
