@@ -35,7 +35,7 @@ def machines(net: Network) -> int:
 
 
 def ask(net: Network, *arguments: object, member: str = "validator-0") -> Any:
-    """Run a command in this process, which spares the start of another; those that fail run in one of their own."""
+    """Run a command in this process, which spares the start of another; those that fail get one."""
     command = [*map(str, arguments), "--home", str(net.root / member), "--json"]
     done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
     return json.loads(done.stdout)
