@@ -25,7 +25,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, DekubeError, InvalidTransaction, ProtocolError
 from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
-from tasks.datasets import Dataset
+from tasks.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.errors import TaskUnknown
 from tasks.executor.results import Verdict, WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import Executor, ExecutorOptions
@@ -33,6 +33,7 @@ from tasks.executor.supervisor import ProcessOptions
 from tasks.lifecycle import ENDED, Reason
 from tasks.parameters import TaskParameters
 from tasks.proofs import (
+    LEAVES_LIMIT_BYTES,
     Finding,
     SegmentLeaf,
     check_leaves,
@@ -158,6 +159,8 @@ class Duties:
 
     def _look(self, nursery: trio.Nursery) -> None:
         state = self._ledger.store
+        now = trio.current_time()
+        self._rests = {key: until for key, until in self._rests.items() if until > now}
         for duty in work_duties(state, self.address, self._parameters):
             if duty.action is Action.OPEN:
                 self._start(nursery, ("open", duty.task, duty.window), self._open, duty)
@@ -179,15 +182,15 @@ class Duties:
         """Do a duty; what fails for a reason outside this node is tried again, for the duty stays on chain."""
         try:
             await function(*arguments)
-            self._rests.pop(key, None)
         except _Abandoned:
             _log.info("the chain moved on", duty=str(key))
         except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
             level = _log.info if error.code in MOVED_ON else _log.warning
             level("a transaction of a duty was refused", duty=str(key), code=error.code)
             self._rests[key] = trio.current_time() + RETRY_S
-        except DekubeError as error:
-            _log.warning("a duty failed and is tried again", duty=str(key), code=error.code, error=str(error))
+        except (DekubeError, OSError) as error:  # OSError: a full disk, or a file that is gone
+            code = error.code if isinstance(error, DekubeError) else "io_error"
+            _log.warning("a duty failed and is tried again", duty=str(key), code=code, error=str(error))
             self._rests[key] = trio.current_time() + RETRY_S
         finally:
             self._running.discard(key)
@@ -245,7 +248,7 @@ class Duties:
         dataset = await self._dataset(spec, self._peers())
         start: bytes | None = None
         if duty.window and task not in self._known_tasks:
-            start = await self._fetch(duty.state_blob, self._peers())
+            start = await self._fetch(duty.state_blob, self._peers(), spec.plan().state_limit_bytes)
         self._known_tasks.add(task)
         outcome: list[BaseException | None] = [None]
 
@@ -337,7 +340,7 @@ class Duties:
         found = []
         for segment in duty.segments:
             try:
-                state = await self._fetch(leaves[segment].state_blob, sources)
+                state = await self._fetch(leaves[segment].state_blob, sources, spec.plan().state_limit_bytes)
             except InputUnavailable as error:
                 verdict = Verdict.unavailable(segment, str(error))
             else:
@@ -353,7 +356,7 @@ class Duties:
     async def _leaves(
         self, spec: JobSpec, window: WindowRecord, sources: Sequence[bytes]
     ) -> tuple[SegmentLeaf, ...]:
-        data = await self._fetch(window.proof.leaves_blob, sources)
+        data = await self._fetch(window.proof.leaves_blob, sources, LEAVES_LIMIT_BYTES)
         try:
             leaves = decode_leaves(data)
             check_leaves(spec, window.proof, leaves)
@@ -378,7 +381,7 @@ class Duties:
         known = self._datasets.get(spec.dataset.blob)
         if known is not None and known[0] == spec.dataset.root:
             return known[1]
-        data = await self._fetch(spec.dataset.blob, sources)
+        data = await self._fetch(spec.dataset.blob, sources, DATASET_BYTES_MAX)
         try:
             root = await trio.to_thread.run_sync(lambda: Dataset.decode(data).root())
         except DekubeError as error:
@@ -390,8 +393,11 @@ class Duties:
         self._datasets[spec.dataset.blob] = (root, data)
         return data
 
-    async def _fetch(self, name: bytes, sources: Sequence[bytes]) -> bytes:
-        """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
+    async def _fetch(self, name: bytes, sources: Sequence[bytes], limit_bytes: int) -> bytes:
+        """Return the content of a blob, from here or from peers. Raises InputUnavailable.
+
+        The name is a stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
+        """
         blobs = self._network.blobs
         assert blobs is not None
         error: DekubeError | None = None
@@ -399,9 +405,14 @@ class Duties:
             try:
                 if not blobs.is_complete(name):
                     with trio.move_on_after(FETCH_TIMEOUT_S):
-                        await self._network.fetch_blob(name, sources)
+                        await self._network.fetch_blob(name, sources, limit_bytes=limit_bytes)
+                manifest = blobs.manifest(name)
+                if manifest is not None and manifest.size_bytes > limit_bytes:
+                    raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
                 if blobs.is_complete(name):
                     return await trio.to_thread.run_sync(blobs.read, name)
+            except InputUnavailable:
+                raise
             except DekubeError as failure:
                 error = failure
             await trio.sleep(RETRY_S / FETCH_TRIES_MAX)
@@ -431,11 +442,21 @@ class Duties:
         try:
             record = load_task(self._ledger.store, task)
             for number in range(record.next_window):
-                proof = load_window(self._ledger.store, task, number).proof
-                blobs.unpin(proof.leaves_blob)
+                await self._unpin(load_window(self._ledger.store, task, number))
         except DekubeError:
             pass
         _log.info("task ended", task=task)
+
+    async def _unpin(self, window: WindowRecord) -> None:
+        """Let go of what ``_submit_window`` pinned, or a worker's store would fill up for good."""
+        blobs = self._network.blobs
+        assert blobs is not None
+        proof = window.proof
+        if blobs.is_complete(proof.leaves_blob):
+            for leaf in decode_leaves(await trio.to_thread.run_sync(blobs.read, proof.leaves_blob)):
+                blobs.unpin(leaf.state_blob)
+        blobs.unpin(proof.output_blob)
+        blobs.unpin(proof.leaves_blob)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Manifest",
     "PieceInvalid",
     "blob_id",
+    "check_size",
     "manifest_of",
 ]
 
@@ -160,9 +161,11 @@ class BlobStore:
             return None if blob is None else blob.manifest
 
     def missing(self, name: bytes) -> list[int]:
-        """Return the numbers of the pieces that are not here yet."""
+        """Return the numbers of the pieces that are not here yet. Raises BlobUnavailable for one not begun."""
         with self._lock:
-            blob = self._blobs[name]
+            blob = self._blobs.get(name)
+            if blob is None:
+                raise BlobUnavailable("the blob was removed meanwhile")
             return [index for index in range(len(blob.manifest.hashes)) if index not in blob.have]
 
     def pin(self, name: bytes) -> None:
@@ -188,10 +191,11 @@ class BlobStore:
             source.seek(0)
             return self._add(manifest, _pieces(source))
 
-    def begin(self, data: bytes, *, name: bytes) -> Manifest:
+    def begin(self, data: bytes, *, name: bytes, limit_bytes: int | None = None) -> Manifest:
         """Make room for the blob ``name`` whose manifest a peer sent; what is already here is kept.
 
-        Raises PieceInvalid when these bytes are not its manifest, BlobUnavailable when there is no room.
+        Raises PieceInvalid when these bytes are not its manifest, BlobUnavailable when there is no room or when it
+        has more than ``limit_bytes``.
         """
         if blob_id(data) != name:
             raise PieceInvalid("not the manifest that was asked for")
@@ -199,6 +203,7 @@ class BlobStore:
             manifest = Manifest.decode(data)
         except DecodeError as error:
             raise PieceInvalid(str(error)) from None
+        check_size(manifest, limit_bytes)
         with self._lock:
             if name not in self._blobs:
                 self._make_room(manifest.size_bytes)
@@ -369,6 +374,12 @@ class BlobStore:
                     if manifest.is_piece(index, file.read(PIECE_BYTES)):
                         found.add(index)
         return found
+
+
+def check_size(manifest: Manifest, limit_bytes: int | None) -> None:
+    """Raise BlobUnavailable for a blob of more than ``limit_bytes``: its name came from a stranger."""
+    if limit_bytes is not None and manifest.size_bytes > limit_bytes:
+        raise BlobUnavailable(f"{manifest.size_bytes} bytes, limit {limit_bytes}")
 
 
 def _piece_hash(data: bytes) -> bytes:

@@ -278,15 +278,20 @@ class Network:
     # -- blobs -----------------------------------------------------------------------------------------------
 
     async def fetch_blob(
-        self, blob_id: bytes, sources: Sequence[bytes], *, progress: Callable[[int, int], None] | None = None
+        self,
+        blob_id: bytes,
+        sources: Sequence[bytes],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        limit_bytes: int | None = None,
     ) -> Path:
         """Return the file of a blob, fetched from any of the ``sources`` (addresses) that have it.
 
         What was fetched before, also by an earlier run, is kept. ``progress(pieces here, pieces in all)``.
-        Raises BlobUnavailable.
+        A blob of more than ``limit_bytes`` is not fetched. Raises BlobUnavailable, StoreError.
         """
         assert self.blobs is not None, "no blob_dir configured"
-        return await self._transfer.fetch(blob_id, sources, progress)
+        return await self._transfer.fetch(blob_id, sources, progress, limit_bytes)
 
     # -- peers -----------------------------------------------------------------------------------------------
 

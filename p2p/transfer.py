@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.blobs import MANIFEST_BYTES_MAX, PIECE_BYTES, BlobStore, Manifest, PieceInvalid
+from p2p.blobs import MANIFEST_BYTES_MAX, PIECE_BYTES, BlobStore, Manifest, PieceInvalid, check_size
 from p2p.errors import BlobUnavailable, PeerUnreachable, RequestFailed, RequestRefused
 from p2p.limits import NetworkLimits
 from p2p.peer import RequestHandler
@@ -47,21 +47,32 @@ class BlobTransfer:
         return {METHOD_MANIFEST: self._serve_manifest, METHOD_PIECE: self._serve_piece}
 
     async def fetch(
-        self, name: bytes, sources: Sequence[bytes], progress: Callable[[int, int], None] | None
+        self,
+        name: bytes,
+        sources: Sequence[bytes],
+        progress: Callable[[int, int], None] | None,
+        limit_bytes: int | None = None,
     ) -> Path:
         """Return the file of the blob once every piece is here. Raises BlobUnavailable."""
         lock = self._under_way.setdefault(name, trio.Lock())
         try:
             async with lock:  # a second caller finds what the first one fetched
                 if not self._store.is_complete(name):
-                    await self._fetch(name, list(dict.fromkeys(sources)), progress)
+                    await self._fetch(name, list(dict.fromkeys(sources)), progress, limit_bytes)
                 return self._store.path(name)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._under_way.pop(name, None)
 
-    async def _fetch(self, name: bytes, sources: list[bytes], progress: Callable[[int, int], None] | None) -> None:
-        manifest = self._store.manifest(name) or await self._fetch_manifest(name, sources)
+    async def _fetch(
+        self,
+        name: bytes,
+        sources: list[bytes],
+        progress: Callable[[int, int], None] | None,
+        limit_bytes: int | None,
+    ) -> None:
+        manifest = self._store.manifest(name) or await self._fetch_manifest(name, sources, limit_bytes)
+        check_size(manifest, limit_bytes)
         self._store.hold(name)
         try:
             fetch = _Fetch(self._store, self._request, self._limits, name, manifest, progress)
@@ -69,7 +80,7 @@ class BlobTransfer:
         finally:
             self._store.release(name)
 
-    async def _fetch_manifest(self, name: bytes, sources: list[bytes]) -> Manifest:
+    async def _fetch_manifest(self, name: bytes, sources: list[bytes], limit_bytes: int | None) -> Manifest:
         reasons = []
         for _ in range(3):
             for source in sources:
@@ -77,7 +88,8 @@ class BlobTransfer:
                     data = await self._request(
                         source, METHOD_MANIFEST, name, timeout_s=10.0, limit_bytes=MANIFEST_BYTES_MAX
                     )
-                    return await trio.to_thread.run_sync(partial(self._store.begin, data, name=name))
+                    begin = partial(self._store.begin, data, name=name, limit_bytes=limit_bytes)
+                    return await trio.to_thread.run_sync(begin)
                 except (RequestFailed, PeerUnreachable, PieceInvalid) as error:
                     reasons.append(f"0x{source.hex()}: {error}")
             await trio.sleep(_BUSY_WAIT_S)

@@ -195,3 +195,17 @@ async def test_two_callers_share_one_fetch(tmp_path: Path) -> None:
         nursery.start_soon(fetch)
     assert len(set(paths)) == 1 and len(sources.asked) == 6
     assert paths[0].read_bytes() == CONTENT
+
+
+async def test_a_blob_over_the_limit_is_not_begun(tmp_path: Path) -> None:
+    """Whoever names a blob for us to fetch must not decide how much of the disk it takes."""
+    theirs, ours = store(tmp_path / "theirs"), store(tmp_path / "ours")
+    name = theirs.add(bytes(2 * MIB))
+    sources = Sources(BlobTransfer(theirs, None, NetworkLimits()))  # type: ignore[arg-type]
+    transfer = BlobTransfer(ours, sources.request, NetworkLimits())
+    with pytest.raises(BlobUnavailable, match="limit"):
+        await transfer.fetch(name, [bytes(20)], None, 2 * MIB - 1)
+    assert ours.used_bytes == 0 and not list((tmp_path / "ours").iterdir())
+    assert (await transfer.fetch(name, [bytes(20)], None, 2 * MIB)).stat().st_size == 2 * MIB
+    with pytest.raises(BlobUnavailable):
+        ours.missing(b"\1" * 32)  # evicted between two looks at the store
