@@ -149,7 +149,7 @@ def _cpu(members: list[Member], pids: list[int]) -> dict[str, float]:
     """Return CPU seconds by stage and by child process of all validators."""
     spent = dict.fromkeys((*STAGES, "verify", "gateway"), 0.0)
     for member, pid in zip(members, pids, strict=True):
-        own, stages = _seconds_of(pid), dict(_stages(member))
+        own, stages = _seconds_of(pid, ended_children=True), dict(_stages(member))
         counted = sum(seconds for stage, seconds in stages.items() if stage != "other")
         for stage, seconds in stages.items():
             spent[stage] += own - counted if stage == "other" else seconds
@@ -173,9 +173,10 @@ def _children(pid: int) -> list[int]:
     return [one for one in known if (fields := _stat(one)) and int(fields[1]) == pid]
 
 
-def _seconds_of(pid: int) -> float:
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+def _seconds_of(pid: int, *, ended_children: bool = False) -> float:
+    """Return the CPU seconds of a process; with those of children that ended, so that no sum ever falls."""
+    fields = _stat(pid)[11 : 15 if ended_children else 13]
+    return sum(map(int, fields)) / _TICKS_PER_S
 
 
 def _stat(pid: int) -> list[str]:
