@@ -67,7 +67,7 @@ class NetworkOptions:
     relays: tuple[str, ...] = ()
     """Relays to reserve at: "0xADDRESS@host:port"."""
     inbound_max: int = 64
-    outbound_max: int = 16
+    outbound_max: int = 12
     blob_store_bytes_max: int = 64 * 1024**3
 
 
@@ -115,12 +115,6 @@ class RegistryOptions:
 
     auto_register: bool = True
     price_per_gpu_s: int = 10**14
-    gpus: int = 1
-    gpu_model: str = ""
-    """Empty: as detected, or "cpu-fallback"."""
-    vram_mib: int = 0
-    region: str = "unknown"
-    site: str = ""
     stake: int = 0
     """Stake to lock at registration, in 10^-18 DKB."""
 

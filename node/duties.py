@@ -48,7 +48,7 @@ from tasks.proofs import (
 )
 from tasks.queries import Action, CheckDuty, WorkDuty, verification_duties, work_duties
 from tasks.records import WindowRecord, load_spec, load_task, load_window
-from tasks.registry import NodeProfile, load_node, profile_to_value
+from tasks.registry import NodeProfile, NodeStatus, load_node, profile_to_value
 from tasks.spec import JobSpec
 from tasks.transitions import (
     ACCEPT_TASK,
@@ -102,10 +102,9 @@ class Duties:
         self._secret = digest(b"duty-secret", secret)
         self._is_synced = is_synced
         self._parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
-        engine = "numpy" if options.executor.engine == "auto" else options.executor.engine
         self._executor = Executor(
             ExecutorOptions(
-                process=ProcessOptions(engine=engine),
+                process=ProcessOptions(engine=options.executor.engine),
                 jobs_max=options.executor.jobs_max,
                 verifications_max=options.executor.verifications_max,
             ),
@@ -204,6 +203,8 @@ class Duties:
             await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
             _log.info("registered", bond=bond, score=profile.score)
             return
+        if node.status is NodeStatus.RETIRING:
+            return  # its owner wants out: renewing the entry would take that back
         # The score is measured anew at each start and never twice the same: it is no reason to write.
         same = node.profile._replace(score=profile.score) == profile
         seen_ms = self._ledger.head().time_ms - node.seen_ms

@@ -198,7 +198,7 @@ class Node:
             data_dir=self.home.peers,
             blob_dir=self.home.blobs,
             blob_budget_bytes=options.blob_store_bytes_max,
-            limits=NetworkLimits(),
+            limits=NetworkLimits(peers_in_max=options.inbound_max, peers_out_target=options.outbound_max),
         )
         network = Network(
             config,

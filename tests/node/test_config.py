@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.config import NetworkOptions, NodeOptions, RegistryOptions, dump_options, load_options, parse_peer
+from node.config import (
+    NetworkOptions,
+    NodeOptions,
+    RegistryOptions,
+    RpcOptions,
+    dump_options,
+    load_options,
+    parse_peer,
+)
 from state.primitives.errors import ConfigError
 
 PEER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266@tcp:example.org:26656"
@@ -28,7 +36,8 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
         NodeOptions(),
         roles=("validator", "compute"),
         p2p=NetworkOptions(listen="", bootstrap=(PEER,), relays=(PEER.replace("tcp:", ""),)),
-        registry=RegistryOptions(price_per_gpu_s=10**21, region='a "quoted" \\ name\n'),
+        registry=RegistryOptions(price_per_gpu_s=10**21),
+        rpc=RpcOptions(hosts=('a "quoted" \\ name\n',)),
     )
     assert load(tmp_path, dump_options(options)) == options
 
