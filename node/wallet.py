@@ -8,11 +8,12 @@ import structlog
 import trio
 
 from state.primitives.codec import Value
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DekubeError, InvalidTransaction
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Receipt
 from state.primitives.transactions import sign_transaction
+from state.transition.errors import NonceTooLow
 
 __all__ = ["Ledger", "TransactionFailed", "TransactionLost", "Wallet"]
 
@@ -84,17 +85,27 @@ class Wallet:
         """
         raw, nonce = b"", -1
         for attempt in range(RESENDS_MAX):
+            refusal: InvalidTransaction | None = None
             async with self._lock:  # a nonce belongs to one transaction: signing and admission are one step
                 pending = self._ledger.pending_nonce(self.address)
                 if pending <= nonce or not raw:  # never sent, or lost by the pool
                     nonce = pending
                     raw = self._sign(nonce, kind, payload)
-                await self._ledger.submit_own(raw, self.address)
-            with trio.move_on_after(RESEND_S):
+                try:
+                    await self._ledger.submit_own(raw, self.address)
+                except InvalidTransaction as error:
+                    if not attempt:
+                        raise
+                    refusal = error  # it may have become final while this waited for the lock
+            with trio.move_on_after(RESEND_S if refusal is None else 0):
                 receipt = await self._ledger.wait_receipt(keccak(raw))
                 if receipt.status != 1:
                     raise TransactionFailed(receipt.reason or "unknown")
                 return receipt
+            if isinstance(refusal, NonceTooLow):  # lost, and another took its nonce: it can never become final
+                raw = b""
+            elif refusal is not None:
+                raise refusal
             _log.warning("transaction not final yet", hash=keccak(raw), kind=kind, attempt=attempt)
         raise TransactionLost(f"kind {kind:#x} did not become final in {RESENDS_MAX} tries")
 

@@ -1,0 +1,114 @@
+"""The node's own transactions: one nonce each, offered again until final, refused in the open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from node.mempool import Mempool, MempoolOptions
+from node.wallet import RESEND_S, RESENDS_MAX, TransactionFailed, TransactionLost, Wallet
+from state.primitives.errors import InvalidTransaction
+from state.primitives.keys import SecretKey
+from state.primitives.receipts import Receipt
+from state.transition.transfer import TRANSFER_KIND, transfer_payload
+from state.view.accounts import balance_of, nonce_of
+from tasks.transitions import ACCEPT_TASK
+from tests.node.world import COIN, World
+from tests.p2p.helpers import account
+
+TO = b"t" * 20
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+def lose_everything(world: World) -> None:
+    """Forget the mempool, as a restarted node does."""
+    world.ledger.mempool = Mempool(MempoolOptions(), world.ledger._account_of)
+
+
+async def test_a_transaction_is_final_when_send_returns(world: World, autojump_clock: object) -> None:
+    passed_on: list[bytes] = []
+    world.ledger.on_admitted = passed_on.append
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.keep_minting)
+        receipt = await world.wallet(0).send(TRANSFER_KIND, transfer_payload(TO, COIN))
+        nursery.cancel_scope.cancel()
+    assert (receipt.status, balance_of(world.store, TO), len(passed_on)) == (1, COIN, 1)
+
+
+async def test_sends_at_once_take_different_nonces_in_order(world: World, autojump_clock: object) -> None:
+    wallet = world.wallet(0)
+    receipts: list[Receipt] = []
+
+    async def send() -> None:
+        receipts.append(await wallet.send(TRANSFER_KIND, transfer_payload(TO, COIN)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        world.mint()
+    assert [receipt.status for receipt in receipts] == [1] * 5
+    assert (nonce_of(world.store, wallet.address), balance_of(world.store, TO)) == (5, 5 * COIN)
+
+
+async def test_what_the_pool_lost_is_sent_again_with_the_same_nonce(world: World, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.wallet(0).send, TRANSFER_KIND, transfer_payload(TO, COIN))
+        await trio.testing.wait_all_tasks_blocked()
+        lose_everything(world)
+        world.mint()
+        assert balance_of(world.store, TO) == 0
+        await trio.sleep(RESEND_S + 1)
+        assert len(world.ledger.mempool) == 1
+        world.mint()
+    assert (nonce_of(world.store, account(0).address), balance_of(world.store, TO)) == (1, COIN)
+
+
+async def test_a_nonce_that_was_lost_with_its_transaction_is_used_once(
+    world: World, autojump_clock: object
+) -> None:
+    """A first transaction is lost and a second takes its nonce: both become final, once each."""
+    wallet = world.wallet(0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wallet.send, TRANSFER_KIND, transfer_payload(TO, COIN))
+        await trio.testing.wait_all_tasks_blocked()
+        lose_everything(world)
+        nursery.start_soon(wallet.send, TRANSFER_KIND, transfer_payload(TO, 2 * COIN))
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(RESEND_S / 2)
+        world.mint()
+        nursery.start_soon(world.keep_minting)
+        await trio.sleep(RESEND_S * 3)
+        nursery.cancel_scope.cancel()
+    assert (nonce_of(world.store, wallet.address), balance_of(world.store, TO)) == (2, 3 * COIN)
+
+
+async def test_a_pool_that_never_gets_into_a_block_is_told(world: World, autojump_clock: object) -> None:
+    started = trio.current_time()
+    with pytest.raises(TransactionLost):
+        await world.wallet(0).send(TRANSFER_KIND, transfer_payload(TO, COIN))
+    assert trio.current_time() - started >= RESEND_S * RESENDS_MAX
+    assert len(world.ledger.mempool) == 1, "offered again and again, kept once"
+
+
+async def test_a_refusal_of_the_pool_and_one_of_the_rule(world: World, autojump_clock: object) -> None:
+    with pytest.raises(InvalidTransaction) as refused:
+        await Wallet(SecretKey(b"p" * 32), world.ledger).send(TRANSFER_KIND, transfer_payload(TO, COIN))
+    assert refused.value.code == "insufficient_funds"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.keep_minting)
+        with pytest.raises(TransactionFailed) as failed:
+            await world.wallet(0).send(ACCEPT_TASK, [b"?" * 32, 5])
+        nursery.cancel_scope.cancel()
+    assert failed.value.code == "task_unknown"
+    assert nonce_of(world.store, account(0).address) == 1, "its fee was paid"

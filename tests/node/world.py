@@ -1,0 +1,137 @@
+"""A chain in one process that makes blocks when it is told to, and nodes that do their duties on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from node.chain import Chain, Executed
+from node.config import ExecutorOptions, NodeOptions, RegistryOptions
+from node.duties import Duties
+from node.home import Home
+from node.ledger import NodeLedger
+from node.machine import describe_machine
+from node.mempool import MempoolOptions
+from node.runtime import make_runtime
+from node.wallet import Wallet
+from p2p.service import Network, NetworkConfig
+from state.primitives.blocks import encode_block
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.keys import SecretKey
+from state.store import Store
+from tasks.transitions import REGISTER_NODE, node_payload
+from tests.p2p.helpers import NOW_MS, account, identity
+from tests.p2p.test_service import Wires, memory_endpoint
+
+COIN: Final = 10**18
+START_MS: Final = 1_700_000_000_000
+VALIDATOR: Final = SecretKey(b"v" * 32)
+BLOCK_MS: Final = 250
+PACE_S: Final = 0.02
+PARAMETERS: Final = {
+    "tasks.accept_ms": 3_000_000, "tasks.prepare_ms": 3_000_000, "tasks.window_grace_ms": 3_000_000,
+    "tasks.replace_ms": 3_000_000, "tasks.seal_ms_min": 3_000_000, "tasks.reveal_ms": 3_000_000,
+    "tasks.registration_valid_ms": 10**9, "tasks.final_ms": 1_000, "tasks.draw_retry_ms": 500, "tasks.samples": 1,
+    "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.jury": 1, "tasks.new_windows": 0,
+}  # fmt: skip
+"""Times that a slow machine does not miss, and short waits where nothing has to happen."""
+
+
+class World:
+    """The chain: one store, one mempool; accounts 0 to 9 of the network tests are rich."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.genesis = Genesis(
+            7, "node test", START_MS, True,
+            tuple((account(n).address, 1_000_000 * COIN) for n in range(10)),
+            (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, 1_000 * COIN),),
+            tuple(sorted(PARAMETERS.items())),
+        )  # fmt: skip
+        self.runtime = make_runtime(self.genesis, check_invariants=True)
+        self.store = Store.open(path / "chain", self.genesis, self.runtime.genesis_changes)
+        self.chain = Chain(self.store, self.runtime)
+        self.ledger = NodeLedger(self.store, self.chain, self.runtime, MempoolOptions())
+        self.wires = Wires()
+
+    def mint(self, *, after_ms: int = BLOCK_MS) -> Executed:
+        """Make, execute and commit a block of what waits."""
+        tip = self.store.tip
+        block, checked = self.chain.build(
+            tip.block_hash, epoch=0, view=tip.height + 1, seat=0, time_ms=max(tip.time_ms, START_MS) + after_ms,
+            voters_bitmap=b"\1", committee_hash=bytes(32), transactions=self.ledger.take(500, tip.block_hash),
+        )  # fmt: skip
+        executed = self.chain.execute(block, checked, raw=encode_block(block))
+        self.chain.commit(block.hash, b"certificate")
+        self.ledger.on_commit([executed])
+        return executed
+
+    async def keep_minting(self) -> None:
+        """Make blocks until cancelled."""
+        while True:
+            self.mint()
+            await trio.sleep(PACE_S)
+
+    async def mint_until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+        """Make blocks until something is true."""
+        with trio.fail_after(timeout_s):
+            while not condition():
+                self.mint()
+                await trio.sleep(PACE_S)
+
+    def wallet(self, number: int) -> Wallet:
+        """Return a wallet of an account."""
+        return Wallet(account(number), self.ledger)
+
+
+class Machine:
+    """One node of the market: a network of memory streams, blobs, a home, and duties that can be restarted."""
+
+    def __init__(
+        self, world: World, number: int, role: str, *, duties: type[Duties] = Duties, alone: bool = False
+    ) -> None:
+        self.world, self.number, self.role, self._duties = world, number, role, duties
+        self.home = Home(world.path / f"node {number}")
+        self.wallet = world.wallet(number)
+        self.options = NodeOptions(
+            roles=(role,), registry=RegistryOptions(auto_register=False), executor=ExecutorOptions(engine="numpy")
+        )
+        self.network = Network(
+            NetworkConfig(
+                bootstrap=() if alone else tuple(
+                    f"0x{account(n).address.hex()}@{memory_endpoint(n)}" for n in range(number)
+                ),
+                blob_dir=self.home.blobs,
+            ),
+            identity(number),
+            dialers={} if alone else {"relay": world.wires},
+            now_ms=lambda: NOW_MS,
+        )  # fmt: skip
+        if not alone:
+            world.wires.networks[self.network.identity.address] = self.network
+        self.duties: Duties | None = None
+        self._scope = trio.CancelScope()
+
+    async def register(self) -> None:
+        """Put the machine into the registry."""
+        profile = describe_machine(self.wallet.address, self.options, 1_000)
+        await self.wallet.send(REGISTER_NODE, node_payload(profile, 100 * COIN))
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Do duties until ``stop``; may be called again."""
+        self.home.jobs.mkdir(parents=True, exist_ok=True)
+        self._scope = trio.CancelScope()
+        self.duties = self._duties(
+            self.world.ledger, self.wallet, self.network, self.options, home=self.home, secret=b"s" * 32,
+            is_synced=lambda: True,
+        )  # fmt: skip
+        with self._scope:
+            task_status.started()
+            await self.duties.run()
+
+    def stop(self) -> None:
+        """End the duties as a node that goes down does."""
+        self._scope.cancel()
