@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ _EXPONENT_BIAS: Final = 1023
 
 def has_gpu() -> bool:
     """Tell whether torch is installed and finds a CUDA device."""
+    if not Path("/dev/nvidiactl").exists():
+        return False  # no driver: spares a machine without a card the seconds that importing torch takes
     try:
         import torch
     except ImportError:
