@@ -44,6 +44,10 @@ KEYS_MAX: Final = 256
 SCAN_MAX: Final = 1024
 HISTORY_MAX: Final = 256
 POOL_MAX: Final = 1024
+POOL_SKIP_MAX: Final = 1024
+"""The pool is walked from its best transaction on, on the event loop."""
+HEIGHT_LIMIT: Final = 2**63
+INDEX_LIMIT: Final = 2**32
 HEADS_MAX: Final = 8
 CHANGES_MAX: Final = 20_000
 """Heads and changed keys that one piece of news tells of."""
@@ -302,7 +306,9 @@ class Backend:
 
     def _read(self, params: list[Any]) -> Value:
         match params:
-            case [int(height), list(keys)] if len(keys) <= KEYS_MAX and all(map(_is_key, keys)):
+            case [int(height), list(keys)] if (
+                _is_height(height) and len(keys) <= KEYS_MAX and all(map(_is_key, keys))
+            ):
                 get = self._view.reader(height).get
                 return [get(key) for key in keys]
             case _:
@@ -310,21 +316,23 @@ class Backend:
 
     def _scan(self, params: list[Any]) -> Value:
         match params:
-            case [int(height), bytes(start), bytes(stop), int(limit)] if 0 < limit <= SCAN_MAX:
+            case [int(height), bytes(start), bytes(stop), int(limit)] if (
+                _is_height(height) and 0 < limit <= SCAN_MAX
+            ):
                 return [[key, value] for key, value in self._view.reader(height).scan(start, stop, limit)]
             case _:
                 raise DecodeError("scan: height, start, stop and limit expected")
 
     def _hash(self, params: list[Any]) -> Value:
         match params:
-            case [int(height)]:
+            case [int(height)] if _is_height(height):
                 return self._view.block_hash(height)
             case _:
                 raise DecodeError("hash: a height expected")
 
     def _block(self, params: list[Any]) -> Value:
         match params:
-            case [int(height)]:
+            case [int(height)] if _is_height(height):
                 record = self._view.block(height)
                 return None if record is None else record_value(record)
             case _:
@@ -339,15 +347,18 @@ class Backend:
 
     def _history(self, params: list[Any]) -> Value:
         match params:
-            case [bytes(address), (None | [int(), int()]) as before, int(limit)] if 0 < limit <= HISTORY_MAX:
-                place = None if before is None else (before[0], before[1])
-                return [list(found) for found in self._view.history(address, place, limit)]
+            case [bytes(address), None, int(limit)] if 0 < limit <= HISTORY_MAX:
+                return [list(found) for found in self._view.history(address, None, limit)]
+            case [bytes(address), [int(height), int(index)], int(limit)] if (
+                _is_height(height) and 0 <= index < INDEX_LIMIT and 0 < limit <= HISTORY_MAX
+            ):
+                return [list(found) for found in self._view.history(address, (height, index), limit)]
             case _:
                 raise DecodeError("history: an address, a place and a limit expected")
 
     def _prove(self, params: list[Any]) -> Value:
         match params:
-            case [int(height), bytes(key)] if _is_key(key):
+            case [int(height), bytes(key)] if _is_height(height) and _is_key(key):
                 return self._view.prove(key, height)
             case _:
                 raise DecodeError("prove: a height and a key expected")
@@ -379,7 +390,7 @@ class Backend:
 
     def _pool_list(self, params: list[Any]) -> Value:
         match params:
-            case [int(skip), int(limit)] if skip >= 0 and 0 < limit <= POOL_MAX:
+            case [int(skip), int(limit)] if 0 <= skip <= POOL_SKIP_MAX and 0 < limit <= POOL_MAX:
                 return list(self._view.pool_transactions(skip, limit))
             case _:
                 raise DecodeError("pool_list: skip and limit expected")
@@ -399,6 +410,18 @@ def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
         return encode_answer(request.identifier, handler(request.params))
     except DekubeError as error:
         return encode_failure(request.identifier, error)
+    except Exception:
+        # What the public may ask must not end the node, whatever was overlooked: only the asker gets no answer.
+        _log.exception("a request of the gateway failed", method=request.method)
+        return encode_failure(request.identifier, _Unanswered("internal error"))
+
+
+class _Unanswered(DekubeError):
+    code = "internal_error"
+
+
+def _is_height(height: int) -> bool:
+    return 0 <= height < HEIGHT_LIMIT
 
 
 def _is_key(key: object) -> bool:

@@ -39,6 +39,8 @@ class DispatchOptions:
     burst: int = 20_000
     requests_max: int = 20_000
     """Requests under way in the whole gateway."""
+    requests_per_caller_max: int = 2_000
+    """Of these, one address's: it could hold all places with requests that wait. 0: no limit, behind a proxy."""
 
 
 class HeightNode(Node, Protocol):
@@ -81,6 +83,7 @@ class Dispatcher:
         self._observe = observe
         self._budgets = Budgets(options.rate_per_s, options.burst)
         self._running = 0
+        self._running_of: dict[str, int] = {}
 
     async def answer(self, body: bytes | str, caller: Caller) -> bytes | None:
         """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
@@ -190,7 +193,11 @@ class Dispatcher:
         values = bind(method.all_params, params)
         if self._running >= self._options.requests_max:
             raise RpcError("limit_exceeded", "limit exceeded: the gateway is busy", retry_after_s=1)
+        mine = self._running_of.get(caller.key, 0)
+        if self._options.requests_per_caller_max and mine >= self._options.requests_per_caller_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
         self._running += 1
+        self._running_of[caller.key] = mine + 1
         try:
             if method.has_min_height:
                 min_height = values.pop()
@@ -207,6 +214,11 @@ class Dispatcher:
             return await method.handle(self._node, *values)
         finally:
             self._running -= 1
+            left = self._running_of[caller.key] - 1
+            if left:
+                self._running_of[caller.key] = left
+            else:
+                del self._running_of[caller.key]
 
 
 def as_rpc_error(error: DekubeError) -> RpcError:

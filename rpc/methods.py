@@ -49,7 +49,9 @@ from state.view.overlay import KEY_BYTES_MAX
 __all__ = ["METHODS", "TABLE"]
 
 WAIT_MS_MAX: Final = 60_000
-POOL_SKIP_MAX: Final = 1_000_000
+INDEX_LIMIT: Final = 2**32
+"""Indices of transactions in a block stay below."""
+POOL_SKIP_MAX: Final = 1_000
 BLOCKS_PAGE_MAX: Final = 100
 STAKES_MAX: Final = 1024
 HEADERS_MAX: Final = 64
@@ -366,7 +368,9 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
     match cursor:
         case None:
             before = None
-        case ["history", bytes(bound), int(height), int(index)] if bound == who:
+        case ["history", bytes(bound), int(height), int(index)] if (
+            bound == who and 0 <= height <= node.head.height and 0 <= index < INDEX_LIMIT
+        ):
             before = (height, index)
         case _:
             raise RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")

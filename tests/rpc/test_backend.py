@@ -1,0 +1,129 @@
+"""The node's side of the socket answers whatever a gateway asks: behind it stands the public."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import trio
+
+from rpc.backend import Backend
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions
+from rpc.errors import RpcError
+from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Reply, encode_request, read_answer
+from rpc.schema import make_cursor
+from rpc.table import Method
+from state.primitives.codec import Value
+from tests.rpc.harness import ALICE, Node, gateway, hexed, served
+
+NUMBERS = (-1, 0, 2**31, 2**32, 2**53, 2**63, 2**64, 2**255, -(2**255))
+
+
+class Asker:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
+        self._number = 0
+
+    async def ask(self, method: str, *params: Value) -> Reply:
+        self._number += 1
+        await self._stream.send_all(encode_request(self._number, method, list(params)))
+        while True:
+            data = await self._stream.receive_some(65536)
+            assert data, f"{method} {params}: the node closed the connection"
+            for value in self._buffer.feed(data):
+                return read_answer(value)
+
+
+async def test_no_question_ends_the_node(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    node.mint(3)
+    questions: list[tuple[str, list[Value]]] = []
+    odd: list[list[Value]] = [[], [None], [b""], [""], [[]], [b"", b""], [[[[]]]], [0, 0]]
+    for a, b in itertools.product(NUMBERS, NUMBERS):
+        questions += [
+            ("history", [ALICE.address, [a, b], 10]),
+            ("scan", [a, b"", b"\xff", b]),
+            ("pool_list", [a, b]),
+            ("read", [a, [b"k"]]),
+            ("read_old", [a, [b"k"]]),
+            ("prove", [a, b"k"]),
+            ("simulate", [ALICE.address, a, [b]]),
+        ]
+    for a in NUMBERS:
+        questions += [("block", [a]), ("hash", [a]), ("history", [b"", None, a]), ("pending_nonces", [a])]
+    for method in (*Backend(node.view, tmp_path / "x")._inline, "read_old", "scan", "block", "prove", "simulate"):
+        questions += [(method, params) for params in odd]
+    async with served(node, tmp_path / "s"):
+        asker = Asker(await trio.open_unix_socket(str(tmp_path / "s")))
+        codes = set()
+        with trio.fail_after(30):
+            for method, params in questions:
+                match await asker.ask(method, *params):
+                    case Failure(_, code):
+                        codes.add(code)
+                    case _:
+                        pass
+            assert isinstance(await asker.ask("head"), Answer)
+    assert "internal_error" not in codes and "decode_error" in codes
+
+
+async def test_a_bug_behind_a_question_costs_that_question_only(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend:
+        backend._threaded["history"] = lambda params: params[7]
+        backend._inline["head"] = lambda params: params[7]
+        asker = Asker(await trio.open_unix_socket(str(tmp_path / "s")))
+        for method in ("history", "head"):
+            answer = await asker.ask(method)
+            assert isinstance(answer, Failure) and answer.code == "internal_error"
+        assert isinstance(await asker.ask("pool"), Answer)
+
+
+async def test_forged_cursors_are_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    node.mint(2)
+    who = hexed(ALICE.address)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for height, index in itertools.product(NUMBERS, NUMBERS):
+            cursor = make_cursor(["history", ALICE.address, height, index])
+            if height == 0 and 0 <= index < 2**32:
+                assert (await it.call("dekube_getAccountHistory", who, cursor))["items"] == []
+            else:
+                error = await it.error("dekube_getAccountHistory", who, cursor)
+                assert error["data"]["reason"] == "invalid_params"
+        assert (await it.call("dekube_head"))["at"]["height"] == 2
+
+
+async def test_one_caller_cannot_hold_all_places_of_requests_that_wait() -> None:
+    import asyncio
+
+    def run() -> None:
+        async def main() -> None:
+            over = asyncio.Event()
+
+            async def wait(_node: object) -> str:
+                await over.wait()
+                return "done"
+
+            method = Method("wait", "Waits", wait, {"type": "string"}, (), has_min_height=False)
+            dispatcher = Dispatcher(
+                None,  # type: ignore[arg-type]
+                {"wait": method},
+                DispatchOptions(requests_per_caller_max=3),
+                asyncio.get_running_loop().time,
+            )
+            held = [asyncio.ensure_future(dispatcher.call("wait", None, Caller("greedy"))) for _ in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(RpcError, match="under way"):
+                await dispatcher.call("wait", None, Caller("greedy"))
+            other = asyncio.ensure_future(dispatcher.call("wait", None, Caller("modest")))
+            await asyncio.sleep(0)
+            over.set()
+            assert await asyncio.gather(*held, other) == ["done"] * 4
+            assert await dispatcher.call("wait", None, Caller("greedy")) == "done"
+
+        asyncio.run(main())
+
+    await trio.to_thread.run_sync(run)
