@@ -1,142 +1,175 @@
-"""Gossip of transactions: what goes on, what counts against a peer, and that no signature is checked twice."""
+"""Gossip of transactions: what is forwarded as it came, what is left, what costs its sender, what goes anew."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from node.chain import Chain
-from node.ledger import NodeLedger
-from node.mempool import MempoolOptions
 from node.stages import Stages
-from node.transactions import BATCH_MAX, TransactionGossip, decode_batch, encode_batch
+from node.transactions import (
+    BATCH_BYTES_MAX,
+    BATCH_LIMIT_BYTES,
+    BATCH_MAX,
+    TransactionGossip,
+    decode_batch,
+    encode_batch,
+)
 from node.verifier import SignatureVerifier, VerifierOptions
 from p2p.gossip import Verdict
 from p2p.service import GossipItem
-from state.primitives.genesis import Genesis, GenesisValidator
-from state.primitives.keys import SecretKey
-from state.primitives.transactions import decode_transaction, sign_transaction
-from state.store import Store
-from state.transition.runtime import Runtime
+from state.primitives.codec import encode
+from state.primitives.errors import DecodeError
+from state.primitives.transactions import TRANSACTION_LIMIT_BYTES, sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
+from tests.node.world import COIN, World
+from tests.p2p.helpers import account
 
+FEE = 10**12
 PEER = b"p" * 20
-ANN, BEN, LEADER = (SecretKey(bytes([n]) * 32) for n in (1, 2, 3))
-GENESIS = Genesis(
-    7, "gossip", 0, True, tuple((key.address, 10**24) for key in (ANN, BEN)),
-    (GenesisValidator(LEADER.address, LEADER.vote_key, 10**21),),
-)  # fmt: skip
+TO = b"t" * 20
 
 
-class CountingVerifier(SignatureVerifier):
-    """Counts the signatures that were recovered."""
+@dataclass
+class Node:
+    """A ledger with its gossip; ``published`` is what left."""
 
-    recovered = 0
+    world: World
+    gossip: TransactionGossip
+    published: list[bytes] = field(default_factory=list)
 
-    async def recover(self, batch: bytes) -> bytes:
-        self.recovered += len(batch) // 97
-        return await super().recover(batch)
-
-
-class World:
-    def __init__(self, store: Store, runtime: Runtime, verifier: CountingVerifier) -> None:
-        self.ledger = NodeLedger(store, Chain(store, runtime), runtime, MempoolOptions())
-        self.verifier = verifier
-        self.runtime = runtime
-        self.stages = Stages()
-        self.gossip = TransactionGossip(self.ledger, verifier, lambda _payload: None, self.stages)
-
-    async def bring(self, *payloads: bytes) -> list[Verdict]:
+    async def hear(self, *payloads: bytes) -> list[Verdict]:
         return await self.gossip.validate([GossipItem(PEER, payload) for payload in payloads])
 
-    @property
-    def outgoing(self) -> list[bytes]:
-        return list(self.gossip._outgoing)
+    async def passed_on(self) -> list[bytes]:
+        """Let what is queued leave; return the transactions of all that left."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.gossip.run)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        return [raw for payload in self.published for raw in decode_batch(payload)]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    runtime = Runtime(GENESIS)
-    with (
-        Store.open(tmp_path / "db", GENESIS, runtime.genesis_changes) as store,
-        CountingVerifier(VerifierOptions()) as verifier,
-    ):
-        yield World(store, runtime, verifier)
+def node(tmp_path: Path) -> Iterator[Node]:
+    world = World(tmp_path)
+    with SignatureVerifier(VerifierOptions()) as verifier:
+        made = Node(
+            world,
+            TransactionGossip(world.ledger, verifier, lambda payload: made.published.append(payload), Stages()),
+        )
+        world.ledger.on_admitted = made.gossip.enqueue
+        yield made
+    world.store.close()
 
 
-def transfer(key: SecretKey, nonce: int, *, fee: int = 10**12, chain_id: int = 7) -> bytes:
+def transfer(number: int, nonce: int = 0, *, chain_id: int = 7, gas: int = TRANSFER_GAS, fee: int = FEE) -> bytes:
     return sign_transaction(
-        key, chain_id=chain_id, nonce=nonce, kind=TRANSFER_KIND, payload=transfer_payload(BEN.address, 1),
-        gas_limit=TRANSFER_GAS, max_fee_per_gas=fee,
+        account(number), chain_id=chain_id, nonce=nonce, kind=TRANSFER_KIND, payload=transfer_payload(TO, COIN),
+        gas_limit=gas, max_fee_per_gas=fee,
     )  # fmt: skip
 
 
-async def test_batches_are_admitted_together_and_go_on_as_they_are(world: World) -> None:
-    batches = [encode_batch([transfer(ANN, 0), transfer(ANN, 1)]), encode_batch([transfer(BEN, 0)])]
-    assert await world.bring(*batches) == [Verdict.ACCEPT, Verdict.ACCEPT]
-    assert len(world.ledger.mempool) == 3
-    assert world.outgoing == []
-    assert world.stages.seconds()["admit"] > 0
+def forged(number: int) -> bytes:
+    """A transaction from whose signature nobody can be recovered."""
+    raw = transfer(number)
+    return raw[:-65] + b"\xff" * 64 + b"\0"
 
 
-async def test_what_two_batches_bring_at_once_is_recovered_and_admitted_once(world: World) -> None:
-    shared, own = transfer(ANN, 0), transfer(BEN, 0)
-    verdicts = await world.bring(encode_batch([shared]), encode_batch([shared, own]))
-    assert verdicts == [Verdict.ACCEPT, Verdict.IGNORE]
-    assert world.verifier.recovered == 2
-    assert len(world.ledger.mempool) == 2
-    assert world.outgoing == [own]  # the new part of the second batch, in a batch of our own
-    assert await world.bring(encode_batch([shared])) == [Verdict.IGNORE]
-    assert world.verifier.recovered == 2
+async def test_a_good_new_batch_goes_on_as_it_came(node: Node, autojump_clock: object) -> None:
+    batch = encode_batch([transfer(n) for n in range(4)])
+    assert await node.hear(batch) == [Verdict.ACCEPT]
+    assert len(node.world.ledger.mempool) == 4
+    assert await node.hear(batch) == [Verdict.IGNORE], "nothing in it is new"
+    assert await node.passed_on() == [], "the gossip itself forwards what was accepted"
 
 
-async def test_what_a_block_brought_first_is_not_recovered_again(world: World) -> None:
-    raw = transfer(ANN, 0)
-    transaction = decode_transaction(raw)
-    transaction.recover_sender()
-    world.ledger.remember([world.runtime.check(transaction)])
-    assert await world.bring(encode_batch([raw])) == [Verdict.ACCEPT]  # the block may still fail: it waits
-    assert world.verifier.recovered == 0
-    assert world.ledger.mempool.find(raw) is not None
+async def test_of_a_batch_partly_known_the_new_part_goes_on_alone(node: Node, autojump_clock: object) -> None:
+    assert await node.hear(encode_batch([transfer(0)])) == [Verdict.ACCEPT]
+    poor = sign_transaction(
+        account(50), chain_id=7, nonce=0, kind=TRANSFER_KIND, payload=transfer_payload(b"t" * 20, COIN),
+        gas_limit=TRANSFER_GAS, max_fee_per_gas=FEE,
+    )  # fmt: skip
+    assert await node.hear(encode_batch([poor, transfer(1), transfer(2)])) == [Verdict.IGNORE]
+    assert await node.passed_on() == [transfer(1), transfer(2)]
 
 
-async def test_only_what_the_sender_could_see_counts_against_it(world: World) -> None:
-    assert await world.bring(b"junk") == [Verdict.REJECT]
-    assert await world.bring(encode_batch([])) == [Verdict.REJECT]
-    assert await world.bring(encode_batch([transfer(ANN, 0)] * (BATCH_MAX + 1))) == [Verdict.REJECT]
-    assert await world.bring(encode_batch([transfer(ANN, 0, chain_id=8)])) == [Verdict.REJECT]
-    forged = transfer(ANN, 0)[:-65] + b"\xff" * 65
-    assert await world.bring(encode_batch([forged])) == [Verdict.REJECT]
-    assert await world.bring(encode_batch([transfer(ANN, 500)])) == [Verdict.IGNORE]  # a gap, for us
-    assert await world.bring(encode_batch([transfer(ANN, 0, fee=1)])) == [Verdict.IGNORE]
-    assert len(world.ledger.mempool) == 0
+@pytest.mark.parametrize(
+    "bad", [transfer(9, chain_id=8), forged(9), transfer(9, gas=1)], ids=["chain", "signature", "gas"]
+)
+async def test_what_any_peer_could_have_seen_costs_the_sender_and_the_rest_is_kept(
+    node: Node, bad: bytes, autojump_clock: object
+) -> None:
+    assert await node.hear(encode_batch([transfer(0), bad, transfer(1)])) == [Verdict.REJECT]
+    assert len(node.world.ledger.mempool) == 2
+    assert await node.passed_on() == [transfer(0), transfer(1)]
 
 
-async def test_a_bad_batch_does_not_spoil_the_good_ones_beside_it(world: World) -> None:
-    good, bad = encode_batch([transfer(ANN, 0)]), encode_batch([transfer(BEN, 0, chain_id=8), transfer(BEN, 0)])
-    assert await world.bring(b"\x00", good, bad) == [Verdict.REJECT, Verdict.ACCEPT, Verdict.REJECT]
-    assert len(world.ledger.mempool) == 2
-    assert world.outgoing == [transfer(BEN, 0)]
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"\xff", encode([]), encode(b"x"), encode([1]), encode([b""]), encode([b"\x02junk"]),
+        encode([transfer(0), b"junk"]), encode([transfer(n % 8, n) for n in range(BATCH_MAX + 1)]),
+        encode([bytes(TRANSACTION_LIMIT_BYTES)] * 3),
+    ],
+)  # fmt: skip
+async def test_what_is_no_batch_is_rejected_and_nothing_of_it_kept(node: Node, payload: bytes) -> None:
+    assert await node.hear(payload) == [Verdict.REJECT]
+    assert len(node.world.ledger.mempool) == 0
 
 
-async def test_more_than_one_turn_of_batches_keeps_the_order_of_verdicts(world: World) -> None:
-    many = [encode_batch([transfer(ANN, nonce)]) if nonce % 3 else b"\x01" * 70_000 for nonce in range(9)]
-    verdicts = await world.bring(*many)
-    assert [verdict is Verdict.REJECT for verdict in verdicts] == [not nonce % 3 for nonce in range(9)]
+async def test_our_own_state_is_not_the_peers_fault(node: Node) -> None:
+    """A nonce used already, a fee too low, an account without money: honest peers may see these otherwise."""
+    assert await node.hear(encode_batch([transfer(0)])) == [Verdict.ACCEPT]
+    node.world.mint()
+    old, cheap = transfer(0, fee=2 * FEE), transfer(1, fee=1)
+    assert await node.hear(encode_batch([old]), encode_batch([cheap])) == [Verdict.IGNORE, Verdict.IGNORE]
 
 
-def test_a_batch_is_what_was_encoded() -> None:
-    raws = [transfer(ANN, nonce) for nonce in range(3)]
+async def test_two_batches_at_once_with_the_same_transaction_admit_it_once(node: Node) -> None:
+    shared, other = transfer(0), transfer(1)
+    verdicts = await node.hear(
+        encode_batch([shared]), encode_batch([shared, other]), encode_batch([shared, other])
+    )
+    assert verdicts[0] is Verdict.ACCEPT and Verdict.REJECT not in verdicts
+    assert len(node.world.ledger.mempool) == 2
+
+
+async def test_a_hostile_batch_beside_good_ones_harms_only_itself(node: Node) -> None:
+    batches = [encode_batch([transfer(n)]) for n in range(5)]
+    batches.insert(2, b"\xff" * 100)
+    verdicts = await node.hear(*batches)
+    assert [verdict is Verdict.ACCEPT for verdict in verdicts] == [True, True, False, True, True, True]
+
+
+async def test_own_transactions_leave_in_batches_within_both_limits(node: Node, autojump_clock: object) -> None:
+    raws = [b"%06d" % n for n in range(2 * BATCH_MAX + 10)] + [bytes(30_000) + bytes([n]) for n in range(5)]
+    raws.append(bytes(TRANSACTION_LIMIT_BYTES))
+    for raw in raws:
+        node.gossip.enqueue(raw)
+    assert await node.passed_on() == raws
+    for payload in node.published:
+        batch = decode_batch(payload)
+        assert len(payload) <= BATCH_LIMIT_BYTES
+        assert len(batch) == 1 or (len(batch) <= BATCH_MAX and sum(map(len, batch)) <= BATCH_BYTES_MAX)
+    assert len(node.published) < 10, "they travel together"
+
+
+@given(st.lists(st.binary(max_size=100), min_size=1, max_size=BATCH_MAX))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_batches_return_as_they_were(raws: list[bytes]) -> None:
     assert decode_batch(encode_batch(raws)) == raws
 
 
-def test_what_is_remembered_of_blocks_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.ledger.RECENT_MAX", 3)
-    raws = [transfer(ANN, nonce) for nonce in range(5)]
-    for raw in raws:
-        transaction = decode_transaction(raw)
-        transaction.recover_sender()
-        world.ledger.remember([world.runtime.check(transaction)])
-    assert [world.ledger.find(raw) is not None for raw in raws] == [False, False, True, True, True]
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_a_decode_error(data: bytes) -> None:
+    try:
+        assert encode_batch(decode_batch(data)) == data
+    except DecodeError:
+        pass
