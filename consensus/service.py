@@ -7,7 +7,7 @@ chain goes on beside and comes back as an event.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -56,6 +56,8 @@ INLINE_CHECKS_MAX: Final = 8
 THREADS_MAX: Final = 2
 SERVES_MAX: Final = 8
 """Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
+SERVES_OF_ONE_MAX: Final = 2
+"""Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
 EARLY_MS_MAX: Final = 2_000
 HELD_MS_MAX: Final = 60_000
 
@@ -254,7 +256,7 @@ class ConsensusService:
         self._work_wake = trio.Event()
         self._timers: dict[str, float] = {}
         self._threads = trio.CapacityLimiter(THREADS_MAX)
-        self._serving = 0
+        self._serving: Counter[bytes] = Counter()
         self._entered_s: dict[int, float] = {}
 
     # The node's side.
@@ -448,9 +450,9 @@ class ConsensusService:
                 case c.DropBlocks(block_hashes):
                     self._chain.drop(block_hashes)
                 case r.ServeBlock(address, block_hash):
-                    self._serve(partial(self._serve_block, address, block_hash))
+                    self._serve(address, partial(self._serve_block, address, block_hash))
                 case r.ServeBlocks(address, from_height, count_max):
-                    self._serve(partial(self._serve_blocks, address, from_height, count_max))
+                    self._serve(address, partial(self._serve_blocks, address, from_height, count_max))
                 case c.Halt(code, message):
                     if code == "state_divergence":
                         self._metrics.set("state_divergence", 1)
@@ -572,18 +574,20 @@ class ConsensusService:
 
     # Serving others.
 
-    def _serve(self, serve: Callable[[], Awaitable[None]]) -> None:
-        if self._serving >= SERVES_MAX:
+    def _serve(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
+        if self._serving.total() >= SERVES_MAX or self._serving[address] >= SERVES_OF_ONE_MAX:
             self._metrics.count("messages_dropped_total", reason="serving")
             return
-        self._serving += 1
-        self._nursery.start_soon(self._serve_one, serve)
+        self._serving[address] += 1
+        self._nursery.start_soon(self._serve_one, address, serve)
 
-    async def _serve_one(self, serve: Callable[[], Awaitable[None]]) -> None:
+    async def _serve_one(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
         try:
             await serve()
         finally:
-            self._serving -= 1
+            self._serving[address] -= 1
+            if not self._serving[address]:
+                del self._serving[address]
 
     async def _serve_block(self, address: bytes, block_hash: bytes) -> None:
         raw = await self._chain.block(block_hash)

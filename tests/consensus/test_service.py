@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Root
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
 from consensus.replica import root_of
-from consensus.service import BuildRequest, ConsensusHalted, ConsensusService
+from consensus.service import SERVES_OF_ONE_MAX, BuildRequest, ConsensusHalted, ConsensusService
 from consensus.votes import Certificate
-from consensus.wire import decode_certificate
+from consensus.wire import GetBlocks, decode_certificate, encode_message
 from state.primitives.blocks import (
     VERSION,
     Block,
@@ -247,3 +248,30 @@ async def test_a_divergent_state_halts_loudly(tmp_path: Path) -> None:
         error = error.exceptions[0]
     assert isinstance(error, ConsensusHalted)
     assert error.reason == "state_divergence"
+
+
+async def test_one_asker_cannot_keep_others_from_catching_up(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """A question is a few bytes, its answer megabytes from the disk."""
+    member = Member(tmp_path, 0, Switchboard())
+    asked, release = 0, trio.Event()
+
+    async def blocks(from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
+        nonlocal asked
+        asked += 1
+        await release.wait()
+        return []
+
+    member.chain.blocks = blocks  # type: ignore[method-assign]
+    await nursery.start(member.live)
+    for number in range(20):
+        member.service.receive(b"g" * 20, encode_message(GetBlocks(1 + number, 1)))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert asked == SERVES_OF_ONE_MAX
+    member.service.receive(b"m" * 20, encode_message(GetBlocks(1, 1)))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert asked == SERVES_OF_ONE_MAX + 1
+    release.set()
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    member.service.receive(b"g" * 20, encode_message(GetBlocks(1, 1)))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert asked == SERVES_OF_ONE_MAX + 2
