@@ -31,8 +31,8 @@ FEE_CAP: Final = 10**12
 RECEIVERS: Final = 10_000
 PAUSE_S: Final = 0.02
 """Between looks for the next block (finality is seen so much late), and before sending again what was refused."""
-DRAIN_S: Final = 30.0
-"""How long after the last submission blocks are still awaited."""
+DRAIN_S: Final = 10.0
+"""How long after the end, or the last of our transactions seen, more of them are awaited."""
 DONE: Final = ("already_known", "nonce_too_low")
 """Refusals of what arrived before."""
 REQUEST_TIMEOUT_S: Final = 60.0
@@ -183,6 +183,7 @@ class _Load:
 
     def _watch(self, connection: _Connection) -> None:
         """Note each block's transactions when a client can first see it."""
+        progress = self.end
         while True:
             found = _ask(connection, "dekube_getBlock", [self.height + 1])
             now = time.monotonic()
@@ -195,10 +196,11 @@ class _Load:
                     self._seen += len(times)
                 self.finalities += [(now, spent) for spent in times]
                 self.blocks.append((now, len(block["transactions"])))
+                progress = now if times else progress
                 continue
             with self._lock:
                 is_done = not self._sending and not self._sent_at
-            if (is_done and now > self.end) or now > self.end + DRAIN_S:
+            if (is_done and now > self.end) or now > max(self.end, progress) + DRAIN_S:
                 return
             time.sleep(PAUSE_S)
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from node.config import MempoolOptions, NodeOptions
 from node.stages import STAGES
 from testnet.bench import run
 
@@ -18,7 +21,10 @@ def test_a_short_load_becomes_final_and_its_time_is_accounted_for() -> None:
 
 
 @pytest.mark.cluster
-def test_more_than_the_network_takes_is_refused_and_nothing_ends() -> None:
-    """The validators agree at the end, or ``run`` raises."""
-    figures = run(seconds=3, rate=4_000, window=50_000, base_port=28_750)
-    assert figures["transactions_final"] > 0
+def test_more_than_the_pools_hold_is_refused_and_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was refused is sent again and becomes final; the validators agree at the end, or ``run`` raises."""
+    small = MempoolOptions(transactions_max=300)
+    monkeypatch.setattr("testnet.plan.NodeOptions", partial(NodeOptions, mempool=small))
+    figures = run(seconds=4, rate=3_000, window=50_000, base_port=28_750)
+    assert figures["refusals"] > 0
+    assert figures["transactions_final"] > 300
