@@ -45,11 +45,16 @@ async def keep_gateway(options: RpcOptions, node_socket: Path, log: LogOptions) 
     delay_s = DELAY_S_MIN
     while True:
         started = trio.current_time()
-        child = _start(document)
+        status: int | str
         try:
-            status = await child.wait()
-        finally:
-            await child.stop(STOP_GRACE_S)
+            child = _start(document)
+        except OSError as error:  # too many processes or files: no reason to end the node
+            status = f"not started: {error}"
+        else:
+            try:
+                status = await child.wait()
+            finally:
+                await child.stop(STOP_GRACE_S)
         ran_s = trio.current_time() - started
         delay_s = DELAY_S_MIN if ran_s > STEADY_S else min(2 * delay_s, DELAY_S_MAX)
         _log.error(
