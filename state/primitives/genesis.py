@@ -37,7 +37,7 @@ class ChainParameters:
     body_bytes_max: int = 1024 * 1024
     transactions_max: int = 7_000
     block_gas_limit: int = 300_000_000
-    """Sum of the gas limits of a block's transactions."""
+    """Sum of the weights of a block's transactions."""
     block_gas_target: int = 150_000_000
     base_fee_initial: int = 1_000_000_000
     base_fee_min: int = 1_000

@@ -221,6 +221,9 @@ class Runtime:
     def check_body(self, state: Reader, base_fee: int, transactions: Sequence[Checked]) -> None:
         """Check a body against the state after the parent, without executing it (SDBFT.md, amendment 1).
 
+        A block is full by the weights of its kinds, which are what is paid for: counting gas limits instead, one
+        transfer with the largest limit would fill a block for the fee of a transfer.
+
         Raises InvalidBlock for a limit of the block, a subclass of InvalidTransaction for one transaction.
         """
         chain = self.chain
@@ -230,11 +233,11 @@ class Runtime:
         spent: dict[bytes, tuple[int, int]] = {}
         for checked in transactions:
             transaction = checked.transaction
-            gas += transaction.gas_limit
+            gas += checked.rule.gas
             size += len(transaction.raw)
             _claim(state, base_fee, checked, spent)
         if gas > chain.block_gas_limit:
-            raise InvalidBlock(f"gas limits of {gas} in sum, limit {chain.block_gas_limit}")
+            raise InvalidBlock(f"weights of {gas} in sum, limit {chain.block_gas_limit}")
         if size > chain.body_bytes_max:
             raise InvalidBlock(f"transactions of {size} bytes in sum, limit {chain.body_bytes_max}")
 
@@ -252,7 +255,7 @@ class Runtime:
             if len(chosen) == chain.transactions_max:
                 break
             if (
-                gas + transaction.gas_limit > chain.block_gas_limit
+                gas + checked.rule.gas > chain.block_gas_limit
                 or size + len(transaction.raw) > chain.body_bytes_max
             ):
                 continue
@@ -260,7 +263,7 @@ class Runtime:
                 _claim(state, base_fee, checked, spent)
             except InvalidTransaction:
                 continue
-            gas += transaction.gas_limit
+            gas += checked.rule.gas
             size += len(transaction.raw)
             chosen.append(checked)
         return chosen

@@ -199,6 +199,14 @@ def test_a_body_keeps_the_limits_of_the_block() -> None:
         small.step(*transactions[:3])
 
 
+def test_a_generous_gas_limit_takes_no_room_from_others() -> None:
+    ledger = Ledger(Runtime(genesis(block_gas_limit=4 * TRANSFER_GAS, block_gas_target=TRANSFER_GAS)))
+    wide = [transfer(ALICE, nonce, BOB.address, 1, gas_limit=4 * TRANSFER_GAS) for nonce in range(5)]
+    checked = [ledger.runtime.check(transaction) for transaction in wide]
+    assert ledger.runtime.select(ledger.state, FEE // 2, checked) == checked[:4]
+    assert ledger.step(*wide[:4]).gas_used == 4 * TRANSFER_GAS
+
+
 # Execution
 
 
