@@ -49,22 +49,30 @@ def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(draw_weighted(digest(b"draw-segments", seed), [1] * segments, count)))
 
 
+def _verifiers(state: Reader, seed: bytes, now_ms: int, parameters: TaskParameters) -> list[NodeRecord]:
+    return [
+        node
+        for node in candidates(state, NodeRole.VERIFY, seed, parameters.candidates_max)
+        if is_available(node, now_ms, parameters)
+    ]
+
+
+def _may_check(node: NodeRecord, task: TaskRecord, worker: bytes, operator: bytes) -> bool:
+    barred = (worker, task.requester, operator)
+    return node.address not in barred and node.profile.operator not in barred
+
+
 def eligible_verifiers(
     state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
     parameters: TaskParameters,
 ) -> list[NodeRecord]:  # fmt: skip
     """Return nodes that may check ``worker``: of another operator, not the requester's, not yet used."""
     worker_node = load_node(state, worker)
-    barred = {worker, task.requester}
-    if worker_node is not None:
-        barred.add(worker_node.profile.operator)
+    operator = worker if worker_node is None else worker_node.profile.operator
     return [
         node
-        for node in candidates(state, NodeRole.VERIFY, seed, parameters.candidates_max)
-        if node.address not in barred
-        and node.profile.operator not in barred
-        and node.address not in used
-        and is_available(node, now_ms, parameters)
+        for node in _verifiers(state, seed, now_ms, parameters)
+        if _may_check(node, task, worker, operator) and node.address not in used
     ]
 
 
@@ -110,7 +118,16 @@ def match_worker(
         score = sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
         return -score, digest(b"match-tie", seed + node.address)
 
+    # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
+    # operator with many machines make a search cost the square of them.
+    verifiers = _verifiers(state, seed, now_ms, parameters)
+    of_others: dict[bytes, list[NodeRecord]] = {}
     for node in sorted(fitting, key=rank):
-        if eligible_verifiers(state, task, node.address, (), seed, now_ms, parameters):
+        operator = node.profile.operator
+        if operator not in of_others:
+            of_others[operator] = [
+                verifier for verifier in verifiers if _may_check(verifier, task, operator, operator)
+            ]
+        if any(_may_check(verifier, task, node.address, operator) for verifier in of_others[operator]):
             return node
     return None

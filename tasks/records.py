@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from state.primitives.codec import Value, decode, encode
@@ -187,7 +188,11 @@ def load_spec_bytes(state: Reader, task_id: bytes) -> bytes:
 
 def load_spec(state: Reader, task_id: bytes) -> JobSpec:
     """Return the specification of a task. Raises TaskUnknown."""
-    return decode_spec(load_spec_bytes(state, task_id))
+    return _decoded_spec(load_spec_bytes(state, task_id))
+
+
+# Every step of a task reads its specification, and decoding costs more than most steps do.
+_decoded_spec = lru_cache(maxsize=1024)(decode_spec)
 
 
 def _seats_value(seats: tuple[Seat, ...]) -> list[Value]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Purpose, Vault
@@ -67,6 +68,8 @@ TEXT_MAX: Final = 128
 PROFILE_LIMIT_BYTES: Final = 2048
 RECORD_LIMIT_BYTES: Final = 4096
 SIZE_MAX: Final = 2**40
+DECODED_NODES_MAX: Final = 4096
+"""Decoded records that are remembered: matches and draws look at the same nodes again and again."""
 _NODE: Final = bytes([Table.NODE])
 _INDEX: Final = bytes([Table.NODE_CLASS])
 _SPREAD_BYTES: Final = 8
@@ -178,6 +181,7 @@ def _gpu(value: Any) -> Gpu:
             raise DecodeError("not a GPU: [model, memory in MiB] expected")
 
 
+@lru_cache(maxsize=DECODED_NODES_MAX)
 def _record(address: bytes, data: bytes) -> NodeRecord:
     profile, status, *numbers = decode(data, limit_bytes=RECORD_LIMIT_BYTES)
     return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *numbers)

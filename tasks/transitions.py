@@ -548,7 +548,8 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(SEAL_VERDICT, "seal_verdict", 120_000, _decode_seal, _free, market.seal),
         Rule(REVEAL_VERDICT, "reveal_verdict", 150_000, _decode_reveal, _free, market.reveal),
         Rule(OPEN_WINDOW, "open_window", 300_000, _decode_open, _free, market.open),
-        Rule(POKE, "poke", 200_000, _decode_task, _free, market.poke),
+        # A search for a worker looks at candidates_max nodes and as many verifiers.
+        Rule(POKE, "poke", 2_000_000, _decode_task, _free, market.poke),
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
         Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
         Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),

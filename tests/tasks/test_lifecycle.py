@@ -8,6 +8,7 @@ import pytest
 
 from billing.escrow import Movement, Pool, Purpose, Vault, escrow_totals
 from billing.prices import share, share_up
+from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks import queries
 from tasks.lifecycle import (
@@ -360,3 +361,24 @@ def test_a_block_fires_no_more_than_its_share_and_the_rest_in_order_later() -> N
         ended.append(sum(world.task(task).phase == Phase.EXPIRED for task in tasks))
     assert ended[-1] == 8
     assert max(after - before for before, after in zip([0, *ended], ended, strict=False)) <= 3
+
+
+class Counted(Overlay):
+    """Counts the reads."""
+
+    reads = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.reads += 1
+        return super().get(key)
+
+
+def test_a_search_costs_no_square_of_one_operators_machines() -> None:
+    world = World()
+    for name in range(1, 65):
+        world.add_machine(name, operator=b"O" * 20)
+    task = world.create()
+    state = world.state = Counted(world.state)
+    world.block()
+    assert world.task(task).phase == Phase.MATCHING  # its own operator may not check a worker
+    assert state.reads < 5 * 64
