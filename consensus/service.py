@@ -504,8 +504,9 @@ class ConsensusService:
         replica, core = self._replica, self._replica.core
         seat = replica.seat
         assert seat is not None, "only a seat is asked to build"
-        due_ms = self._chain.time_ms(action.parent_hash) + self._parameters.block_interval_ms
-        wait_ms = min(due_ms - self._wall_ms(), HELD_MS_MAX)
+        parent_ms, interval_ms = self._chain.time_ms(action.parent_hash), self._parameters.block_interval_ms
+        # No longer than the interval: a parent from a clock that is ahead must not cost this leader its view.
+        wait_ms = min(parent_ms + interval_ms - self._wall_ms(), interval_ms)
         if wait_ms > 0:
             await trio.sleep(wait_ms / 1000)
         begun_s = trio.current_time()
@@ -514,7 +515,7 @@ class ConsensusService:
             core.epoch,
             action.view,
             seat,
-            max(due_ms, self._wall_ms()),
+            max(parent_ms + 1, self._wall_ms()),
             action.justify.bitmap if action.justify is not None else b"",
             self._committee.hash,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,8 @@ class Member:
     def __init__(self, path: Path, number: int, board: Switchboard) -> None:
         self.key, self.board, self.path = KEYS[number], board, path / str(number)
         self.chain = HashChain()
+        self.parameters = PARAMETERS
+        self.ahead_ms = 0
         directory = VoteDirectory(self.path)
         directory.create_guard(Guard(GENESIS, self.key.vote_key))
         directory.close()
@@ -160,8 +163,8 @@ class Member:
         directory = VoteDirectory(self.path)
         service = ConsensusService(
             committee=COMMITTEE, genesis_hash=GENESIS, epoch=1, root=root, certificates=certificates,
-            parameters=PARAMETERS, chain=chain, network=self.board.port(self.key.address),
-            wall_ms=lambda: time.time_ns() // 1_000_000, signer=self.key, directory=directory,
+            parameters=self.parameters, chain=chain, network=self.board.port(self.key.address),
+            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, signer=self.key, directory=directory,
         )  # fmt: skip
         self.service = self.board.services[self.key.address] = service
         try:
@@ -194,6 +197,23 @@ async def test_four_services_agree_and_a_restarted_one_catches_up(tmp_path: Path
     assert certificate is not None
     assert COMMITTEE.weight_of(decode_certificate(certificate).bitmap) >= 3
     assert all(header_hash(header) == known for known, _, _, header in members[0].chain.final)
+
+
+async def test_a_clock_that_is_ahead_costs_the_next_leader_no_view(tmp_path: Path) -> None:
+    board = Switchboard()
+    members = [Member(tmp_path, number, board) for number in range(4)]
+    for member in members:
+        member.parameters = replace(PARAMETERS, leader_ms=1_500, advance_ms=3_000, block_interval_ms=100)
+    members[2].ahead_ms = 1_900
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                await nursery.start(member.live)
+            await members[0].chain.wait_height(9)
+            nursery.cancel_scope.cancel()
+    assert [header.view for *_, header in members[0].chain.final[:9]] == list(range(1, 10))
+    times = [header.time_ms for *_, header in members[0].chain.final]
+    assert times == sorted(set(times))
 
 
 async def test_garbage_is_blamed_on_its_sender_and_harms_nobody(tmp_path: Path) -> None:
