@@ -24,6 +24,7 @@ from node.metrics import NodeMetrics
 from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.frame import Class
+from p2p.limits import RateLimiter
 from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.genesis import read_parameters
@@ -42,6 +43,9 @@ BODIES_MAX: Final = 16
 """Blocks whose checked transactions are kept between check and execution."""
 LAG_BLOCKS_MAX: Final = 2
 """A node further behind the best certified height than this is syncing."""
+BLAMES_LOGGED_PER_S: Final = 0.2
+BLAMES_LOGGED_BURST: Final = 20
+"""Faults of peers that are logged one by one; the metrics count them all."""
 EPOCH: Final = 0
 """Committees change in a later version of the protocol; until then the founding one sits."""
 
@@ -167,6 +171,7 @@ class _NetworkPort:
     def __init__(self, network: Network, committee: Committee) -> None:
         self._network = network
         self._seats = [seat.address for seat in committee.seats]
+        self._blames = RateLimiter(per_s=BLAMES_LOGGED_PER_S, burst=BLAMES_LOGGED_BURST)
 
     async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
         """Send to one address."""
@@ -181,7 +186,8 @@ class _NetworkPort:
 
     def blame(self, address: bytes, reason: str) -> None:
         """Count what only a faulty node sends against it."""
-        _log.warning("a peer sent what only a faulty node sends", peer=address, reason=reason)
+        if self._blames.allows(None, trio.current_time()):  # strangers must not fill the disk with lines
+            _log.warning("a peer sent what only a faulty node sends", peer=address, reason=reason)
         self._network.penalise(address, 10.0)
 
 

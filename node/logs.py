@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from node.config import LogOptions
 
 __all__ = ["configure_logs"]
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def configure_logs(options: LogOptions) -> None:
@@ -22,7 +25,7 @@ def configure_logs(options: LogOptions) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _hex_bytes,
+            _plain,
             structlog.processors.format_exc_info,
             renderer,
         ],
@@ -33,8 +36,11 @@ def configure_logs(options: LogOptions) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
 
 
-def _hex_bytes(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _plain(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Show bytes as hex, and escape what a stranger's text could forge lines or steer a terminal with."""
     for name, value in event.items():
         if isinstance(value, bytes):
             event[name] = "0x" + value.hex()
+        elif isinstance(value, str) and not value.isprintable():
+            event[name] = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], value)
     return event
