@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final, Protocol
 
 __all__ = ["EMPTY", "KEY_BYTES_MAX", "VALUE_BYTES_MAX", "Empty", "Overlay", "Reader"]
@@ -43,12 +44,16 @@ class Overlay:
     ``mark`` and ``revert`` undo everything since the mark, so a transaction applies wholly or not at all.
     """
 
-    __slots__ = ("_journal", "base", "changes")
+    __slots__ = ("_indexed", "_journal", "_tables", "base", "changes")
 
     def __init__(self, base: Reader) -> None:
         self.base = base
         self.changes: dict[bytes, bytes | None] = {}
         self._journal: list[tuple[bytes, bool, bytes | None]] | None = None
+        # The changed keys by table, as far as scans needed them: the first ``_indexed`` of ``changes``, which
+        # keeps the order of insertion. A block changes thousands of accounts, and a scan is never of those.
+        self._tables: dict[int, dict[bytes, None]] = {}
+        self._indexed = 0
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of ``key`` through the changes, or None."""
@@ -72,9 +77,10 @@ class Overlay:
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to ``limit`` entries with ``start <= key < stop`` in order, changes merged in.
 
-        Costs a pass over the changes of this layer, so it is for hooks and queries, not for each transfer.
+        Costs a pass over the changes of the scanned tables in this layer.
         """
-        mine = {key: value for key, value in self.changes.items() if start <= key < stop}
+        changes = self.changes
+        mine = {key: changes[key] for key in self._changed(start, stop) if start <= key < stop}
         below = self.base.scan(start, stop, limit + sum(value is None for value in mine.values()))
         merged = dict(below)
         merged.update({key: value for key, value in mine.items() if value is not None})
@@ -82,6 +88,20 @@ class Overlay:
             if value is None:
                 merged.pop(key, None)
         return sorted(merged.items())[:limit]
+
+    def _changed(self, start: bytes, stop: bytes) -> list[bytes]:
+        """Return the changed keys of the tables from that of ``start`` to that of ``stop``."""
+        tables, changes = self._tables, self.changes
+        if self._indexed < len(changes):
+            for key in islice(changes, self._indexed, None):
+                table = tables.get(key[0])
+                if table is None:
+                    table = tables[key[0]] = {}
+                table[key] = None
+            self._indexed = len(changes)
+        first = start[0] if start else 0
+        last = stop[0] if stop else -1
+        return [key for number in range(first, last + 1) if number in tables for key in tuple(tables[number])]
 
     def mark(self) -> None:
         """Start to record how to undo; marks do not nest."""
@@ -102,4 +122,8 @@ class Overlay:
                 self.changes[key] = value
             else:
                 del self.changes[key]
+                table = self._tables.get(key[0])
+                if table is not None:
+                    table.pop(key, None)
+        self._indexed = min(self._indexed, len(self.changes))
         self._journal = None
