@@ -46,10 +46,10 @@ class NetworkLimits:
     gossip_batch_max: int = 256
     gossip_batch_bytes_max: int = 256 * 1024
     """Payloads that a validator gets at once: it may work through them without giving others their turn."""
-    loop_share_percent: int = 33
+    loop_share_percent: int = 75
     """Most of the event loop's time that what one peer sends may take."""
     loop_debt_s: float = 0.1
-    """Loop time that a peer may take ahead of its share before it is read no more for a while."""
+    """How far a peer may be ahead of its share, in time, before its connection is read more slowly."""
     records_per_peer_per_s: float = 5.0
     records_per_peer_burst: float = 200.0
     exchange_interval_s: float = 60.0
