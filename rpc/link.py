@@ -95,6 +95,8 @@ class _Session(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         if not self.lost.done():
             self.lost.set_result(None)
+        # At once, and not when ``run`` gets there: it may itself be waiting for an answer that will not come.
+        self._link.session_lost(self)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -218,6 +220,11 @@ class Link:
         self._places.clear()
         self._heights.clear()
         self._hashes.clear()
+
+    def session_lost(self, session: _Session) -> None:
+        """Fail whatever waits for an answer of ``session``."""
+        if session is self._session:
+            self._disconnected()
 
     def _disconnected(self) -> None:
         self._session = None
