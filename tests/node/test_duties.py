@@ -1,0 +1,196 @@
+"""Worker and verifiers on a chain driven block by block: real jobs in processes, blobs over memory streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+import node.duties
+from billing.escrow import Movement, Purpose, escrow_totals
+from node.config import RegistryOptions
+from node.duties import Duties
+from state.primitives.codec import Value
+from state.primitives.errors import DekubeError
+from tasks import queries
+from tasks.executor.results import WindowResult
+from tasks.lifecycle import Phase, Reason, WindowPhase
+from tasks.proofs import Code
+from tasks.records import TaskRecord, WindowRecord, load_task, load_window
+from tasks.registry import load_node
+from tasks.spec import Dataset, JobSpec, encode_spec
+from tasks.transitions import CREATE_TASK, task_id_of
+from tests.node.world import Machine, World
+from tests.p2p.helpers import account
+from tests.tasks.executor.helpers import BLOB, make_spec
+
+REQUESTER = 9
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.duties, "FETCH_TIMEOUT_S", 0.5)
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+class Market:
+    """Machines on a world, and one task."""
+
+    def __init__(self, world: World, *machines: Machine) -> None:
+        self.world, self.machines, self.task = world, machines, b""
+
+    async def start(self, nursery: trio.Nursery, spec: JobSpec) -> None:
+        """Start the networks, put the data set everywhere, register, post the task; nobody does duties yet."""
+        for machine in self.machines:
+            await nursery.start(machine.network.run)
+            assert machine.network.blobs is not None
+            blob = machine.network.blobs.add(BLOB)
+            machine.network.blobs.pin(blob)
+        async with trio.open_nursery() as registering:
+            for machine in self.machines:
+                registering.start_soon(machine.register)
+            spec = spec._replace(dataset=Dataset(blob, spec.dataset.root, spec.dataset.samples))
+            posting: list[Value] = [encode_spec(spec)]
+            registering.start_soon(self.world.wallet(REQUESTER).send, CREATE_TASK, posting)
+            await self.world.mint_until(lambda: not registering.child_tasks)
+        self.task = task_id_of(account(REQUESTER).address, 0)
+
+    @property
+    def record(self) -> TaskRecord:
+        return load_task(self.world.store, self.task)
+
+    def window(self, number: int) -> WindowRecord | None:
+        try:
+            return load_window(self.world.store, self.task, number)
+        except DekubeError:
+            return None
+
+    def paid(self, machine: Machine) -> list[Purpose]:
+        lines = queries.bill(self.world.store, self.task).lines
+        mine = (line for line in lines if line.movement == Movement.PAID and line.party == machine.wallet.address)
+        return [line.purpose for line in mine]
+
+
+class Liar(Duties):
+    """A worker that claims another result than its job had, in leaves that fit together."""
+
+    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
+        last = replace(result.segments[-1], state_root_after=b"?" * 32)
+        await super()._submit_window(task, spec, replace(result, segments=(*result.segments[:-1], last)))
+
+
+async def test_a_task_is_run_checked_and_paid_though_both_sides_restart_in_its_middle(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        # The worker goes down with a window proved; its last has to wait until a verifier comes.
+        worker.stop()
+        await nursery.start(verifier.run)
+
+        def is_sealed() -> bool:
+            window = market.window(0)
+            return window is not None and any(seat.seal for seat in window.verifiers)
+
+        await world.mint_until(is_sealed)
+        # So does the verifier, between its seal and its opening of it.
+        verifier.stop()
+        await nursery.start(verifier.run)
+        await nursery.start(worker.run)
+        assert worker.duties is not None
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        await world.mint_until(lambda: not list((worker.home.jobs.parent / "promises").iterdir()))
+        await world.mint_until(lambda: escrow_totals(world.store, market.task).locked == 0)
+        assert {at.name for at in worker.home.jobs.rglob("*")} <= {".scratch"}, "nothing of the job is kept"
+        nursery.cancel_scope.cancel()
+    assert [market.record.worker, market.record.final_windows] == [worker.wallet.address, 4]
+    for number in range(4):
+        window = market.window(number)
+        assert window is not None and window.phase == WindowPhase.FINAL
+        assert [f.code for seat in window.verifiers for f in seat.findings or ()] == [Code.COMPUTED]
+    assert Purpose.VERIFIER_FEE in market.paid(verifier)
+    assert len(market.paid(worker)) >= 2
+    totals = escrow_totals(world.store, market.task)
+    assert totals.locked == 0
+    assert totals.deposited == totals.paid + totals.refunded + totals.burned
+
+
+async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -> None:
+    worker = Machine(world, 1, "compute", duties=Liar)
+    checkers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+
+        def is_void() -> bool:
+            window = market.window(0)
+            return window is not None and window.phase == WindowPhase.VOID
+
+        await world.mint_until(is_void, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None and window.reason == Reason.WORK_REJECTED
+    assert {seat.address for seat in window.jurors} < {machine.wallet.address for machine in checkers}
+    assert worker.wallet.address in market.record.excluded
+    assert market.paid(worker) == []
+    known = load_node(world.store, worker.wallet.address)
+    assert known is not None and (known.bad, known.failures) == (1, 1)
+
+
+async def test_states_that_nobody_serves_are_a_finding_and_not_a_stop(world: World) -> None:
+    worker = Machine(world, 1, "compute", alone=True)
+    checkers = [Machine(world, number, "verify", alone=True) for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+
+        def findings() -> list[Code]:
+            window = market.window(0)
+            seats = () if window is None else (*window.verifiers, *window.jurors)
+            return [finding.code for seat in seats for finding in seat.findings or ()]
+
+        await world.mint_until(lambda: bool(findings()), timeout_s=120)
+        nursery.cancel_scope.cancel()
+    assert set(findings()) == {Code.UNAVAILABLE}
+    assert market.paid(worker) == []
+
+
+async def test_a_node_registers_itself_once_and_again_when_what_it_offers_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter((1_000, 1_200, 1_300))
+    monkeypatch.setattr(node.duties, "measure_score", lambda: next(scores))
+    machine = Machine(world, 1, "compute")
+    nonces = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.network.run)
+        for price in (10**14, 10**14, 2 * 10**14):
+            machine.options = replace(machine.options, registry=RegistryOptions(price_per_gpu_s=price))
+            await nursery.start(machine.run)
+            wanted = price
+
+            def is_registered(wanted: int = wanted) -> bool:
+                known = load_node(world.store, machine.wallet.address)
+                return known is not None and known.profile.price_per_gpu_s == wanted
+
+            await world.mint_until(is_registered)
+            for _ in range(10):
+                world.mint()
+                await trio.sleep(0.02)
+            machine.stop()
+            nonces.append(world.ledger.pending_nonce(machine.wallet.address))
+        nursery.cancel_scope.cancel()
+    # The score differs at each start: no reason to write.
+    assert nonces == [1, 1, 2]

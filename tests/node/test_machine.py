@@ -1,0 +1,79 @@
+"""What a node says of its machine: true, within the registry's bounds, and never a reason to fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.config import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
+from node.machine import describe_machine, measure_score
+from state.primitives.codec import decode, encode
+from tasks.registry import Gpu, NodeRole, profile_from_value, profile_to_value
+
+ADDRESS = b"a" * 20
+OPTIONS = NodeOptions(
+    roles=("compute", "verify"), registry=RegistryOptions(price_per_gpu_s=7), executor=ExecutorOptions(jobs_max=3),
+    p2p=NetworkOptions(advertise=("tcp:h:1",)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for a program that answers in the name of the cards' driver, found before any other."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "nvidia-smi"
+
+
+def answer(driver: Path, *lines: str, status: int = 0) -> None:
+    driver.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {status}\n")
+    driver.chmod(0o755)
+
+
+def test_a_profile_is_of_this_machine_and_one_that_the_registry_takes(driver: Path) -> None:
+    answer(driver, "NVIDIA H100 80GB HBM3, 81559", "NVIDIA, with a comma, 10")
+    profile = describe_machine(ADDRESS, OPTIONS, 1_234)
+    assert profile_from_value(decode(encode(profile_to_value(profile)), limit_bytes=4096)) == profile
+    assert (profile.operator, profile.roles) == (ADDRESS, NodeRole.COMPUTE | NodeRole.VERIFY)
+    assert profile.gpus == (Gpu("NVIDIA H100 80GB HBM3", 81_559), Gpu("NVIDIA, with a comma", 10))
+    assert (profile.price_per_gpu_s, profile.slots, profile.score, profile.endpoints) == (
+        7,
+        3,
+        1_234,
+        ("tcp:h:1",),
+    )
+    assert profile.cores == len(os.sched_getaffinity(0))
+    assert profile.memory_mib == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("lines", [("Card, not a number",), ("",), ("No devices were found",)])
+def test_a_driver_that_says_nothing_useful_means_no_cards(driver: Path, lines: tuple[str, ...]) -> None:
+    answer(driver, *lines)
+    assert describe_machine(ADDRESS, OPTIONS, 0).gpus == ()
+
+
+def test_a_driver_that_fails_means_no_cards(driver: Path) -> None:
+    answer(driver, "Card, 5", status=9)
+    assert describe_machine(ADDRESS, OPTIONS, 0).gpus == ()
+
+
+def test_a_verifier_offers_no_cards(driver: Path) -> None:
+    answer(driver, "Card, 5")
+    profile = describe_machine(ADDRESS, NodeOptions(roles=("verify",)), 0)
+    assert (profile.gpus, profile.roles) == ((), NodeRole.VERIFY)
+
+
+def test_the_score_is_measured_in_a_process_of_its_own() -> None:
+    assert measure_score() > 0
+    checked = "import sys, node.machine; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", checked], check=False).returncode == 0
+
+
+def test_a_score_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    assert measure_score() == 0
