@@ -169,9 +169,9 @@ def down(folder: Path, as_json: bool) -> None:
 
 @testnet.command()
 @_folder
-@click.option("--validators", default=4, show_default=True)
-@click.option("--workers", default=2, show_default=True)
-@click.option("--seed", default=1, show_default=True)
+@click.option("--validators", default=4, show_default=True, help="Validators that agree on blocks.")
+@click.option("--workers", default=2, show_default=True, help="Workers that accept no inbound connection.")
+@click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
 @click.option("--owner", type=int, default=None, help="Give the files to this user id (containers).")
 def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | None) -> None:
     """Write homes for members that are hosts of their own, named like the members (containers)."""

@@ -1,0 +1,94 @@
+"""Bodies of JSON-RPC against the real table: an answer of the protocol to each, and never "internal error"."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from random import Random
+from typing import Any, cast
+
+import orjson
+
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions, HeightNode
+from rpc.errors import NodeUnavailable
+from rpc.schema import make_cursor
+from rpc.surface import SURFACE
+from tests.fuzz.decoders import RAW
+from tests.fuzz.mutate import mutate
+
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
+HASH, ADDRESS = "0x" + "ab" * 32, "0x" + "cd" * 20
+
+
+class Away:
+    """A node that does not answer, as every node may at any moment: what is left is reading the request."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NodeUnavailable
+
+
+def dispatcher() -> Dispatcher:
+    options = DispatchOptions(rate_per_s=0, burst=0)
+    return Dispatcher(cast(HeightNode, Away()), SURFACE, options, lambda: 0.0)
+
+
+def request(method: str, params: Any, identifier: Any = 1) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": identifier, "method": method, "params": params}
+
+
+def samples() -> list[bytes]:
+    values: tuple[Any, ...] = (
+        HASH, ADDRESS, 7, "latest", True, "5", make_cursor([1, b"x"]), "0x" + RAW.hex(), None, [], {}, "validate",
+    )  # fmt: skip
+    random = Random(1)
+    found = []
+    for name, method in SURFACE.items():
+        for _ in range(4):
+            listed = [random.choice(values) for _ in method.all_params]
+            found.append(request(name, listed))
+            found.append(request(name, {p.name: v for p, v in zip(method.all_params, listed, strict=True)}))
+    return [json.dumps(item).encode() for item in found] + [json.dumps(found[:20]).encode(), b"[]", b"{}"]
+
+
+def check(answer: bytes | None, body: bytes) -> None:
+    if answer is None:
+        return
+    decoded = orjson.loads(answer)
+    for one in decoded if type(decoded) is list else [decoded]:
+        assert one["jsonrpc"] == "2.0"
+        assert one.keys() in ({"jsonrpc", "id", "result"}, {"jsonrpc", "id", "error"})
+        if "error" in one:
+            assert type(one["error"]["code"]) is int
+            assert one["error"]["data"]["reason"] != "internal_error", body
+
+
+def test_any_body_gets_an_answer_of_the_protocol() -> None:
+    known = samples()
+
+    async def run() -> None:
+        random, asked = Random("bodies"), dispatcher()
+        for body in known:
+            check(await asked.answer(body, Caller("x")), body)
+        for _ in range(INPUTS):
+            body = mutate(random, random.choice(known), known)
+            check(await asked.answer(body, Caller("x")), body)
+
+    asyncio.run(run())
+
+
+def test_depth_size_and_strange_numbers_are_answered() -> None:
+    async def run() -> None:
+        asked = dispatcher()
+        for body in (
+            b"[" * 100_000, b'{"a":' * 50_000, b"[" + b"1," * 2_000 + b"1]", b"1" * 100_000, b"NaN", b"-0", b'"x"',
+            b'{"jsonrpc":"2.0","id":1e400,"method":"dekube_head"}', b"\xff\xfe", b"\xef\xbb\xbf{}", b"",
+            b'{"jsonrpc":"2.0","id":"' + b"x" * 300 + b'","method":"dekube_head"}',
+            json.dumps(request("dekube_head", [2**70])).encode(), bytes(5 * 1024 * 1024),
+        ):  # fmt: skip
+            answer = await asked.answer(body, Caller("x"))
+            assert answer is not None
+            assert b"error" in answer
+            check(answer, body[:100])
+
+    asyncio.run(run())

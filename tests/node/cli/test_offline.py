@@ -1,0 +1,180 @@
+"""Commands that need no network: JSON parses, a mistake is one line with a code, help is everywhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import node.home
+from node.cli import group, main
+from node.home import Home
+from state.primitives.address import format_address
+from state.primitives.genesis import genesis_to_json
+from state.primitives.keys import SecretKey
+from state.primitives.keystore import encrypt_keystore
+from tests.node.cli.test_commands import COMMANDS
+from tests.state.transition.chain import genesis
+
+KEY = SecretKey(b"k" * 32)
+
+
+class Ended(NamedTuple):
+    """How the program ended and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
+        return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
+
+    monkeypatch.setattr(node.home, "encrypt_keystore", encrypt)
+
+
+@pytest.fixture
+def dekube(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The program as it is run from a shell."""
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["dekube", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        said = capsys.readouterr()
+        return Ended(status, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def passphrase(tmp_path: Path) -> Path:
+    file = tmp_path / "passphrase"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_refuses_what_it_does_not_know(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(group, [*path, "--help"])
+    assert done.exit_code == 0
+    assert COMMANDS[path].help and done.output.startswith("Usage:")
+    assert CliRunner().invoke(group, [*path, "--no-such-option"]).exit_code == 2
+    for parameter in COMMANDS[path].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{path}: {parameter.name}"
+
+
+def test_keys_are_made_listed_shown_and_used(dekube: Any, tmp_path: Path, passphrase: Path) -> None:
+    file = tmp_path / "keys" / "key.json"
+    file.parent.mkdir()
+    made = json.loads(dekube("key", "new", file, "--passphrase-file", passphrase, "--json").out)
+    assert json.loads(dekube("key", "show", file, "--json").out)["address"] == made["address"]
+    (row,) = json.loads(dekube("key", "list", file.parent, "--json").out)
+    assert row == {"file": "key.json", "address": made["address"]}
+    signed = json.loads(dekube("key", "sign", file, "hello", "--passphrase-file", passphrase, "--json").out)
+    assert signed["address"] == made["address"]
+    good = dekube("key", "verify", made["address"], signed["signature"], "hello", "--json")
+    assert (good.status, json.loads(good.out)["valid"]) == (0, True)
+    other = dekube("key", "verify", made["address"], signed["signature"], "hullo", "--json")
+    assert (other.status, json.loads(other.out)["valid"]) == (1, False)
+    again = dekube("key", "new", file, "--passphrase-file", passphrase)
+    assert again.status == 1, "a key is never overwritten"
+    assert json.loads(dekube("key", "show", file, "--json").out)["address"] == made["address"]
+
+
+def test_a_node_and_a_relay_get_their_homes_once(dekube: Any, tmp_path: Path) -> None:
+    file = tmp_path / "genesis.json"
+    file.write_text(genesis_to_json(genesis()))
+    for command, name in (("init", "node"), ("relay", "relay")):
+        arguments = ["init"] if command == "init" else ["relay", "init"]
+        extra = ["--unattended", "--role", "validator"] if command == "init" else []
+        home = tmp_path / name
+        done = dekube(*arguments, "--home", home, "--genesis", file, *extra, "--json")
+        assert done.status == 0, done.err
+        assert json.loads(done.out)["address"].startswith("0x")
+        assert Home(home).config.exists()
+        again = dekube(*arguments, "--home", home, "--genesis", file, *extra)
+        assert (again.status, again.err.count("\n")) == (1, 1)
+        assert again.err.endswith("[config_error]\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("key", "show", "nothing.json"), 1),
+        (("key", "verify", "0x12", "0x12", "m"), 1),
+        (("key", "verify", format_address(KEY.address), "0x" + "00" * 65, "m"), 1),
+        (("key", "verify", format_address(KEY.address), "0x" + "ff" * 65, "m"), 1),
+        (("key", "list", "nowhere"), 2),
+        (("node", "run", "--home", "nowhere"), 1),
+        (("node", "verify", "--home", "nowhere"), 1),
+        (("node", "guard", "show", "--home", "nowhere"), 1),
+        (("relay", "run", "--home", "nowhere"), 1),
+        (("status", "--home", "nowhere"), 1),
+        (("tx", "balance", "--home", "nowhere"), 1),
+        (("tx", "transfer", "0x12", "1", "--home", "nowhere"), 1),
+        (("testnet", "list", "--dir", "nowhere"), 1),
+        (("testnet", "kill", "validator-0", "--dir", "nowhere"), 1),
+        (("testnet", "up", "--dir", "nowhere", "--validators", "0"), 1),
+        (("testnet", "up", "--dir", "nowhere", "--parameter", "x"), 1),
+        (("bench", "nothing"), 2),
+        (("completion", "cobol"), 2),
+        (("nothing",), 2),
+    ],
+)
+def test_a_mistake_is_said_in_few_words_and_by_the_exit_status(
+    dekube: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = dekube(*arguments)
+    assert (done.status, done.out) == (status, "")
+    assert "Traceback" not in done.err
+    if status == 1:
+        assert done.err.startswith("dekube: ")
+        assert done.err.count("\n") == 1
+        assert done.err.rstrip().endswith("]"), "a code in brackets"
+
+
+def test_a_damaged_keystore_genesis_or_configuration_is_one_line(
+    dekube: Any, tmp_path: Path, passphrase: Path
+) -> None:
+    for content in (b"", b"{", b"\xff\xfe", b"[" * 5000, b'{"version": 3}', bytes(20_000)):
+        file = tmp_path / "file"
+        file.write_bytes(content)
+        home = tmp_path / "home"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_bytes(content or b"=")
+        for arguments in (
+            ("key", "sign", file, "m", "--passphrase-file", passphrase),
+            ("init", "--home", tmp_path / "new", "--genesis", file, "--unattended"),
+            ("node", "run", "--home", home),
+            ("node", "guard", "import", file, "--home", home),
+        ):
+            done = dekube(*arguments)
+            assert (done.status, done.err.count("\n")) == (1, 1), (arguments, done.err)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.text(max_size=140) | st.sampled_from(["\udcff", "0x" + "\udcff" * 64, "-" * 3, "\0", "--"]))
+def test_no_text_of_a_shell_makes_a_traceback(dekube: Any, text: str) -> None:
+    for arguments in (
+        ("key", "verify", text, "0x" + "11" * 65, "m"),
+        ("key", "verify", format_address(KEY.address), text, "m"),
+        ("key", "verify", format_address(KEY.address), "0x" + "11" * 65, text),
+        ("completion", text),
+    ):
+        assert dekube(*arguments).status in (0, 1, 2)
