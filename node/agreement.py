@@ -12,7 +12,7 @@ import trio
 
 from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Root
-from consensus.guard import Guard, GuardMissing
+from consensus.guard import GuardMissing
 from consensus.guard_log import VoteDirectory
 from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService
@@ -75,7 +75,7 @@ class Agreement:
         )
         self._directory: VoteDirectory | None = None
         if vote is not None:
-            self._directory = _open_guard(home, runtime.genesis_hash, vote, is_fresh=ledger.store.tip.height == 0)
+            self._directory = _open_guard(home)
         root, certificates = _root(ledger)
         self.service = ConsensusService(
             committee=self.committee,
@@ -134,21 +134,18 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _open_guard(home: Home, genesis: bytes, vote: SecretKey, *, is_fresh: bool) -> VoteDirectory:
-    """Open the vote guard. A key that may have voted before never votes without its record (SDBFT.md 3.6)."""
-    home.guard.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _open_guard(home: Home) -> VoteDirectory:
+    """Open the vote guard. A key that may have voted before never votes without its record (SDBFT.md 3.6).
+
+    The record begins with the home (``node.home.create_home``); one that is gone is never begun anew here.
+    """
     directory = VoteDirectory(home.guard)
-    try:
-        if not directory.has_guard():
-            if not is_fresh:
-                raise GuardMissing(
-                    f"{home.guard}: the record of this key's votes is gone; voting without it could get the key "
-                    "slashed. Restore it, or take a new vote key"
-                )
-            directory.create_guard(Guard(genesis, vote.vote_key))
-    except BaseException:
+    if not directory.has_guard():
         directory.close()
-        raise
+        raise GuardMissing(
+            f"{home.guard}: the record of this key's votes is gone; voting without it could get the key slashed. "
+            "Restore it, import its watermark (dekube node guard import), or take a new vote key"
+        )
     return directory
 
 

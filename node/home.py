@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from consensus.guard import Guard
+from consensus.guard_log import VoteDirectory
 from node.config import NodeOptions, dump_options, load_options
 from state.primitives.errors import ConfigError, KeystoreError
-from state.primitives.genesis import GENESIS_LIMIT_BYTES, Genesis, genesis_from_json, genesis_to_json
+from state.primitives.genesis import (
+    GENESIS_LIMIT_BYTES,
+    Genesis,
+    genesis_from_json,
+    genesis_hash,
+    genesis_to_json,
+)
 from state.primitives.keys import SECRET_BYTES, SecretKey
 from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_keystore, encrypt_keystore
 
@@ -124,9 +132,20 @@ def create_home(
     save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
     if vote is not None:
         save_key(home.path(options.keys.vote), vote, passphrase, scrypt_n=scrypt_n)
+        _begin_guard(home, genesis, vote)
     write_whole(home.genesis, genesis_to_json(genesis))
     write_whole(home.config, dump_options(options))  # last: a home without it is unfinished
     return home
+
+
+def _begin_guard(home: Home, genesis: Genesis, vote: SecretKey) -> None:
+    """Begin the record of a vote key's votes, here and nowhere else: a key whose record is gone may have voted."""
+    directory = VoteDirectory(home.guard)
+    try:
+        if not directory.has_guard():
+            directory.create_guard(Guard(genesis_hash(genesis), vote.vote_key))
+    finally:
+        directory.close()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from consensus.guard import GuardMissing
+from node.agreement import _open_guard
 from node.config import NodeOptions
 from node.home import create_home, load_key, read_passphrase, write_private
 from state.primitives.errors import ConfigError, KeystoreError
@@ -62,3 +64,20 @@ def test_a_passphrase_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(KeystoreError, match="chmod 600"):
         read_passphrase(file)
+
+
+def test_the_guard_of_a_vote_key_begins_with_its_home_and_is_never_begun_anew(tmp_path: Path) -> None:
+    home = create_home(
+        tmp_path / "h",
+        genesis=GENESIS,
+        options=NodeOptions(),
+        account=ACCOUNT,
+        vote=VOTE,
+        passphrase="p",
+        scrypt_n=16,
+    )
+    _open_guard(home).close()
+    for path in home.guard.iterdir():
+        path.unlink()
+    with pytest.raises(GuardMissing, match="is gone"):
+        _open_guard(home)
