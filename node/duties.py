@@ -26,6 +26,7 @@ from state.primitives.errors import DecodeError, DekubeError, InvalidTransaction
 from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
 from tasks.datasets import DATASET_BYTES_MAX, Dataset
+from tasks.engine.state import TrainingState
 from tasks.errors import TaskUnknown
 from tasks.executor.results import Verdict, WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import Executor, ExecutorOptions
@@ -250,6 +251,7 @@ class Duties:
         start: bytes | None = None
         if duty.window and task not in self._known_tasks:
             start = await self._fetch(duty.state_blob, self._peers(), spec.plan().state_limit_bytes)
+            _check_state(start, spec, duty.state_root)
         self._known_tasks.add(task)
         outcome: list[BaseException | None] = [None]
 
@@ -458,6 +460,17 @@ class Duties:
                 blobs.unpin(leaf.state_blob)
         blobs.unpin(proof.output_blob)
         blobs.unpin(proof.leaves_blob)
+
+
+def _check_state(data: bytes, spec: JobSpec, root: bytes) -> None:
+    """Check that the state which another worker published is the one the chain knows. Raises InputUnavailable."""
+    plan = spec.plan()
+    try:
+        found = TrainingState.decode(data, plan).root(plan)
+    except DekubeError as error:
+        raise InputUnavailable(f"state: {error}") from None
+    if found != root:
+        raise InputUnavailable("the state to go on from is not the one on chain")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -22,7 +22,7 @@ from tasks.proofs import Code
 from tasks.records import TaskRecord, WindowRecord, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
-from tasks.transitions import CREATE_TASK, task_id_of
+from tasks.transitions import CREATE_TASK, GIVE_UP_TASK, task_id_of
 from tests.node.world import Machine, World
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
@@ -194,3 +194,28 @@ async def test_a_node_registers_itself_once_and_again_when_what_it_offers_change
         nursery.cancel_scope.cancel()
     # The score differs at each start: no reason to write.
     assert nonces == [1, 1, 2]
+
+
+async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world: World) -> None:
+    machines = [Machine(world, 1, "compute"), Machine(world, 2, "compute"), Machine(world, 3, "verify")]
+    market = Market(world, *machines)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        for machine in machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        first = next(machine for machine in machines if machine.wallet.address == market.record.worker)
+        first.stop()
+        giving: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+        nursery.start_soon(first.wallet.send, GIVE_UP_TASK, giving)
+        await world.mint_until(lambda: market.record.worker != first.wallet.address)
+        await nursery.start(first.run)  # its window is still to be opened
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    second = next(m for m in machines[:2] if m is not first)
+    windows = [market.window(number) for number in range(4)]
+    assert all(window is not None and window.phase == WindowPhase.FINAL for window in windows)
+    workers = [window.worker for window in windows if window is not None]
+    assert workers[0] == first.wallet.address
+    assert workers[-1] == second.wallet.address
+    assert {Purpose.WINDOW_PAY} <= set(market.paid(second))
