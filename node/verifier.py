@@ -32,8 +32,12 @@ _STOP_GRACE_S: Final = 5.0
 
 
 def default_workers() -> int:
-    """Return how many workers suit this machine: one for each core this process may use, at most 8."""
-    return min(8, len(os.sched_getaffinity(0)))
+    """Return how many workers suit this machine: the cores beside the one that executes, 1 to 8.
+
+    A worker on every core takes turns with the execution it is to relieve: on two cores a second one costs a
+    replay some 15 % (docs/benchmarks.md).
+    """
+    return max(1, min(8, len(os.sched_getaffinity(0)) - 1))
 
 
 @dataclass(frozen=True, slots=True)
