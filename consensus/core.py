@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from consensus.committee import Committee
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Equivocation, Vote, VoteSet
+from consensus.votes import Certificate, VoteSet
 from consensus.wire import BLOCKS_MAX, NULLS_MAX, VIEWS_MAX
 from state.primitives.blocks import Header
+from state.primitives.committee import Committee
 from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Equivocation, Vote
 
 __all__ = [
     "ADVANCE",

@@ -13,8 +13,8 @@ from binascii import crc32
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 from state.primitives.errors import DekubeError
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = [
     "JOURNAL_BLOCK",

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from consensus import core as c
-from consensus.committee import Committee
 from consensus.core import ConsensusParameters, Core, Restored, Root
 from consensus.guard import (
     JOURNAL_BLOCK,
@@ -21,20 +20,7 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
-from consensus.votes import (
-    FINALIZE,
-    NOTARIZE,
-    Candidate,
-    Certificate,
-    Check,
-    Signer,
-    Verifier,
-    Vote,
-    certificate_checks,
-    verify_checks,
-    vote_check,
-    vote_digest,
-)
+from consensus.votes import Certificate, Check, Signer, Verifier, certificate_checks, verify_checks, vote_check
 from consensus.wire import (
     VOTES_MAX,
     BlockReply,
@@ -53,7 +39,9 @@ from consensus.wire import (
     encode_message,
 )
 from state.primitives.blocks import Block, Header, decode_block, encode_block, header_hash, is_body_of
+from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
+from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Vote, vote_digest
 
 __all__ = [
     "GUARD",

@@ -16,11 +16,10 @@ import trio
 
 from consensus import core as c
 from consensus import replica as r
-from consensus.committee import Committee
 from consensus.core import ConsensusParameters, Root
 from consensus.guard import Guard
 from consensus.guard_log import FileLog, VoteDirectory
-from consensus.votes import FINALIZE, KINDS, NULLIFY, Certificate, Check, Signer, verify_checks
+from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
     BLOCKS_MAX,
     WINDOW_BYTES_MAX,
@@ -31,7 +30,9 @@ from consensus.wire import (
     encode_message,
 )
 from state.primitives.blocks import Block
+from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, DekubeError, InvalidBlock
+from state.primitives.votes import FINALIZE, KINDS, NULLIFY
 
 __all__ = [
     "METRICS",

@@ -1,70 +1,35 @@
-"""Votes, certificates and equivocation: what is signed, what counts, what proves a fault (SDBFT.md 3.2, 3.7)."""
+"""Sets of votes, certificates and their checks (SDBFT.md 3.2); votes themselves are state.primitives.votes."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
-from consensus.committee import Committee
+from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
-from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import VOTE_SIGNATURE_BYTES, verify_vote
+from state.primitives.votes import (
+    FINALIZE,
+    NOTARIZE,
+    NULLIFY,
+    Candidate,
+    Equivocation,
+    Vote,
+    vote_digest,
+)
 
 __all__ = [
-    "FINALIZE",
-    "KINDS",
-    "NOTARIZE",
-    "NULLIFY",
     "Added",
-    "Candidate",
     "Certificate",
     "Check",
-    "Equivocation",
     "Signer",
     "Verifier",
-    "Vote",
     "VoteSet",
     "certificate_checks",
-    "evidence_type",
-    "pid",
     "verify_checks",
     "vote_check",
-    "vote_digest",
 ]
 
-NOTARIZE: Final = 1
-NULLIFY: Final = 2
-FINALIZE: Final = 3
-KINDS: Final = {NOTARIZE: "notarize", NULLIFY: "nullify", FINALIZE: "finalize"}
-
-_DOMAIN: Final = b"SDBFT/1"
 _Key = tuple[int, int, bytes]
-
-
-class Candidate(NamedTuple):
-    """What a NOTARIZE or FINALIZE is for: a block, in a view, on top of the block certified in ``parent_view``."""
-
-    epoch: int
-    view: int
-    parent_view: int
-    block_hash: bytes
-
-
-class Vote(NamedTuple):
-    """A seat's signed word; a NULLIFY has ``parent_view`` 0 and a zero hash."""
-
-    kind: int
-    epoch: int
-    view: int
-    parent_view: int
-    block_hash: bytes
-    seat: int
-    signature: bytes
-
-    @property
-    def candidate(self) -> Candidate:
-        """What the vote is for."""
-        return Candidate(self.epoch, self.view, self.parent_view, self.block_hash)
 
 
 class Check(NamedTuple):
@@ -87,6 +52,10 @@ class Signer(Protocol):
         """Return the deterministic signature of a digest."""
         ...
 
+    def prove(self, alpha: bytes) -> bytes:
+        """Return the VRF proof (80 bytes) for the input of a view."""
+        ...
+
 
 class Verifier(Protocol):
     """Verifies signatures; ``verify_checks`` is the real one."""
@@ -94,30 +63,6 @@ class Verifier(Protocol):
     def __call__(self, checks: tuple[Check, ...]) -> bool:
         """Tell whether every check passes."""
         ...
-
-
-@lru_cache(maxsize=4096)
-def pid(candidate: Candidate) -> bytes:
-    """Return the identity of a candidate, which its votes sign."""
-    epoch, view, parent_view, block_hash = candidate
-    return digest(
-        b"pid", epoch.to_bytes(4, "big") + view.to_bytes(8, "big") + parent_view.to_bytes(8, "big") + block_hash
-    )
-
-
-@lru_cache(maxsize=4096)
-def vote_digest(genesis_hash: bytes, kind: int, candidate: Candidate) -> bytes:
-    """Return what a vote signs: domain, chain, kind, epoch, view, identity of the candidate (NULLIFY: zero)."""
-    identity = ZERO_HASH if kind == NULLIFY else pid(candidate)
-    return digest(
-        b"vote",
-        _DOMAIN
-        + genesis_hash
-        + bytes((kind,))
-        + candidate.epoch.to_bytes(4, "big")
-        + candidate.view.to_bytes(8, "big")
-        + identity,
-    )
 
 
 class Certificate(NamedTuple):
@@ -162,30 +107,6 @@ class Certificate(NamedTuple):
         return tuple(
             Vote(*self[:5], seat, self.signatures[at * size : (at + 1) * size]) for at, seat in enumerate(seats)
         )
-
-
-class Equivocation(NamedTuple):
-    """Two signed votes of one seat where one is allowed, in the order they were seen."""
-
-    first: Vote
-    second: Vote
-
-    @property
-    def type(self) -> str:
-        """E1, E2 or E3 of SDBFT.md 3.7."""
-        return evidence_type(self.first, self.second) or ""
-
-
-def evidence_type(first: Vote, second: Vote) -> str | None:
-    """Name the fault that two votes prove, if any; their signatures are checked elsewhere."""
-    if (first.seat, first.epoch, first.view) != (second.seat, second.epoch, second.view):
-        return None
-    kinds = {first.kind, second.kind}
-    if kinds == {NULLIFY, FINALIZE}:
-        return "E3"
-    if len(kinds) == 1 and first.candidate != second.candidate:
-        return {NOTARIZE: "E1", FINALIZE: "E2"}.get(first.kind)
-    return None
 
 
 class Added(NamedTuple):

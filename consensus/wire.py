@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from consensus.committee import SEATS_MAX
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Vote
+from consensus.votes import Certificate
 from state.primitives.blocks import BLOCK_LIMIT_BYTES
 from state.primitives.codec import decode, encode
+from state.primitives.committee import SEATS_MAX
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 from state.primitives.keys import VOTE_SIGNATURE_BYTES
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = [
     "BLOCKS_MAX",

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 import trio
 
-from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Root
 from consensus.guard import GuardMissing
 from consensus.guard_log import VoteDirectory
@@ -27,8 +26,10 @@ from p2p.frame import Class
 from p2p.limits import RateLimiter
 from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
+from state.primitives.committee import Committee
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
+from state.primitives.votes import VoteKey
 from state.transition.runtime import Checked
 from state.transition.staking import load_committee
 
@@ -69,10 +70,9 @@ class Agreement:
         self._ledger = ledger
         self._network = network
         runtime = ledger.runtime
-        members = load_committee(ledger.store, EPOCH)
-        self.committee = Committee(
-            Seat(vote_key=member.vote_key, address=member.address, weight=member.weight) for member in members
-        )
+        committee = load_committee(ledger.store, EPOCH)
+        assert committee is not None, "the genesis writes one"
+        self.committee = committee
         self._directory: VoteDirectory | None = None
         if vote is not None:
             self._directory = _open_guard(home)
@@ -87,7 +87,7 @@ class Agreement:
             chain=_ChainPort(ledger, verifier, stages),
             network=_NetworkPort(network, self.committee),
             wall_ms=wall_ms,
-            signer=vote,
+            signer=None if vote is None else VoteKey(vote),
             directory=self._directory,
             metrics=metrics,
         )

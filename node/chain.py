@@ -291,6 +291,7 @@ class Chain:
             base_fee=base_fee,
             tx_bytes=sum(map(len, raws)),
             tx_count=len(raws),
+            signal=VERSION,
         )
         return Block(header, raws), chosen
 

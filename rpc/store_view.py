@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from consensus.committee import Committee as VotingCommittee
 from rpc.errors import HeightUnknown, Pruned
 from rpc.view import BlockRecord, Committee, Description, Head, KindInfo, Peer, PoolStatus, Seat, Sync
 from state.primitives.blocks import decode_header
+from state.primitives.committee import Committee as VotingCommittee
 from state.primitives.genesis import Genesis
 from state.primitives.receipts import encode_receipt
 from state.primitives.transactions import NATIVE_FORM, Transaction

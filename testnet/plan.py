@@ -20,6 +20,7 @@ from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
+from state.primitives.vrf import vrf_key_of
 
 __all__ = ["COIN", "MEMBERS_MAX", "Member", "Placement", "Plan", "make_plan"]
 
@@ -101,7 +102,10 @@ def make_plan(
     votes = {name: derive_key(seed, f"{name}/vote") for name in names if name.startswith("validator")}
     requester = derive_key(seed, "requester")
     founding = tuple(
-        GenesisValidator(accounts[name].address, votes[name].vote_key, 100_000 * COIN) for name in votes
+        GenesisValidator(
+            accounts[name].address, votes[name].vote_key, vrf_key_of(votes[name]).public, 100_000 * COIN
+        )
+        for name in votes
     )
     balances = (
         *((accounts[name].address, 10_000 * COIN) for name in names),

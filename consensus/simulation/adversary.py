@@ -10,7 +10,7 @@ from typing import Final
 
 from consensus import replica as r
 from consensus.simulation.cluster import EPOCH, GENESIS_BLOCK, Cluster, Node, genesis_root, next_state_root
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Vote
+from consensus.votes import Certificate
 from consensus.wire import (
     BlockReply,
     Certificates,
@@ -22,6 +22,7 @@ from consensus.wire import (
 )
 from state.primitives.blocks import Block, Header, encode_block, header_hash
 from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = ["Adversary"]
 

@@ -17,11 +17,10 @@ from zlib import crc32
 
 from consensus import core as c
 from consensus import replica as r
-from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Core, Root
 from consensus.guard import Guard
 from consensus.simulation.oracle import Oracle, Violation
-from consensus.votes import NOTARIZE, Certificate, Check, Signer, Vote, verify_checks, vote_digest
+from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
     BLOCKS_MAX,
     BlockReply,
@@ -32,10 +31,12 @@ from consensus.wire import (
     encode_message,
 )
 from state.primitives.blocks import VERSION, Block, Header, encode_block, evidence_root, header_hash
+from state.primitives.committee import Committee, Seat
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import SecretKey
 from state.primitives.merkle import merkle_root
+from state.primitives.votes import NOTARIZE, Vote, VoteKey, vote_digest
 
 __all__ = [
     "Cluster",
@@ -96,6 +97,18 @@ class FastKey:
     def sign_vote(self, message: bytes) -> bytes:
         """Return 64 bytes that only the holder of the secret can make."""
         return blake2b(message, key=self._secret, digest_size=64).digest()
+
+    def prove(self, alpha: bytes) -> bytes:
+        """Return 80 bytes in the place of a VRF proof."""
+        return blake2b(alpha, key=self._secret, digest_size=64).digest() + bytes(16)
+
+
+class RealKey(VoteKey):
+    """A signer of BIP340 that has an address, as a seat needs one."""
+
+    def __init__(self, secret: SecretKey) -> None:
+        super().__init__(secret)
+        self.address = secret.address
 
 
 @dataclass(slots=True)
@@ -179,14 +192,15 @@ class Cluster:
         self.weights = weights
         self.parameters = parameters or sim_parameters()
         keys: list[Any] = (
-            [SecretKey(digest(b"sim-real", bytes((number,)))) for number in range(len(weights))]
+            [RealKey(SecretKey(digest(b"sim-real", bytes((number,))))) for number in range(len(weights))]
             if is_real_crypto
             else [FastKey(number) for number in range(len(weights))]
         )
         self.keys = keys
         self.is_real_crypto = is_real_crypto
         self.committee = Committee(
-            Seat(key.address, key.vote_key, weight) for key, weight in zip(keys, weights, strict=True)
+            Seat(key.address, key.vote_key, key.vote_key, weight)
+            for key, weight in zip(keys, weights, strict=True)
         )
         self.oracle = Oracle(weights, honest, GENESIS_BLOCK)
         self.network = Network()
@@ -473,7 +487,7 @@ class Cluster:
         body = (self.rng.getrandbits(64).to_bytes(8, "big"),)
         header = Header(
             VERSION, GENESIS, height, EPOCH, view, seat, parent_hash, height, merkle_root(body), ZERO_HASH,
-            state_root, evidence_root(()), b"", self.committee.hash, ZERO_HASH, b"", 0, 8, 1,
+            state_root, evidence_root(()), b"", self.committee.hash, ZERO_HASH, b"", 0, 8, 1, 1,
         )  # fmt: skip
         return Block(header, body)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from consensus.votes import Certificate, Vote
+from consensus.votes import Certificate
+from state.primitives.votes import Vote
 
 __all__ = ["Oracle", "Violation"]
 

@@ -35,6 +35,7 @@ from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
@@ -89,7 +90,7 @@ def _genesis(accounts: int) -> Genesis:
         1_700_000_000_000,
         True,
         tuple((address, 10**24) for address in (*senders, *others)),
-        (GenesisValidator(_VALIDATOR.address, _VALIDATOR.vote_key, 10**21),),
+        (GenesisValidator(_VALIDATOR.address, _VALIDATOR.vote_key, vrf_key_of(_VALIDATOR).public, 10**21),),
     )
 
 

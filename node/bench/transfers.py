@@ -17,6 +17,7 @@ from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
+from state.primitives.vrf import vrf_key_of
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 
 __all__ = ["Load", "make_load", "secret_of"]
@@ -70,7 +71,7 @@ def make_load(*, accounts: int, blocks: int, transactions: int, processes: int, 
         raw = pool.map(_sign, (orders[at : at + transactions] for at in range(0, len(orders), transactions)))
         bodies = tuple(raw)
     leader = secret_of(accounts)
-    validator = GenesisValidator(leader.address, leader.vote_key, STAKE)
+    validator = GenesisValidator(leader.address, leader.vote_key, vrf_key_of(leader).public, STAKE)
     allocations = tuple((address, BALANCE) for address in addresses)
     return Load(Genesis(CHAIN_ID, "bench", 0, True, allocations, (validator,)), bodies)
 

@@ -7,8 +7,7 @@ import click
 from node.cli.output import json_option, parse_amount, show, show_amount, show_fields
 from node.cli.session import Session, send, session_options
 from state.primitives.address import parse_address
-from state.primitives.hashing import digest
-from state.transition.staking import STAKE_KIND, UNSTAKE_KIND
+from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 from state.transition.transfer import TRANSFER_KIND
 
 __all__ = ["tx"]
@@ -54,8 +53,8 @@ def stake(session: Session, amount: int, as_json: bool) -> None:
     key = session.key()
     with session.client() as client:
         chain = bytes.fromhex(client.call("dekube_chainInfo")["genesis_hash"][2:])
-        proof = vote.sign_vote(digest(b"vote-pop", chain + key.address + vote.vote_key))
-        receipt = send(client, key, STAKE_KIND, [amount, vote.vote_key, proof])
+        payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
+        receipt = send(client, key, STAKE_KIND, payload)
     _show_receipt(receipt, as_json)
 
 

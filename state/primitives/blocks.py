@@ -9,6 +9,7 @@ from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH, digest
 from state.primitives.merkle import merkle_root
+from state.primitives.vrf import VRF_PROOF_BYTES
 
 __all__ = [
     "BLOCK_LIMIT_BYTES",
@@ -30,7 +31,6 @@ VERSION: Final = 1
 HEADER_LIMIT_BYTES: Final = 1024
 BLOCK_LIMIT_BYTES: Final = 8 * 1024 * 1024
 """Hard bound of the decoder; the genesis parameter ``body_bytes_max`` is the chain's own, lower one."""
-VRF_PROOF_BYTES: Final = 80
 BITMAP_LIMIT_BYTES: Final = 32
 
 
@@ -38,8 +38,9 @@ class Header(NamedTuple):
     """What the hash of a block covers.
 
     ``state_root`` and ``receipt_root`` are those after executing the parent; ``base_fee`` is this block's own,
-    already fixed by the parent's gas. ``genesis_hash`` ties the header to one chain. ``vrf_proof`` is empty until
-    epochs carry randomness. ``voters_bitmap`` names the seats that finalised the parent.
+    already fixed by the parent's gas. ``genesis_hash`` ties the header to one chain. ``next_committee_hash`` is
+    zero but in the last block of an epoch. ``voters_bitmap`` names the seats whose FINALIZE for the parent of the
+    parent the leader has seen; ``signal`` is the highest version of the protocol that the leader's software knows.
     """
 
     version: int
@@ -61,6 +62,7 @@ class Header(NamedTuple):
     base_fee: int
     tx_bytes: int
     tx_count: int
+    signal: int
 
 
 class Block(NamedTuple):
@@ -92,9 +94,10 @@ def _header_from_value(value: Any) -> Header:
             int(version), bytes(genesis_hash), int(height), int(epoch), int(view), int(seat), bytes(parent_hash),
             int(time_ms), bytes(tx_root), bytes(receipt_root), bytes(state_root), bytes(evidence_root),
             bytes(vrf_proof), bytes(committee_hash), bytes(next_committee_hash), bytes(voters_bitmap),
-            int(base_fee), int(tx_bytes), int(tx_count),
+            int(base_fee), int(tx_bytes), int(tx_count), int(signal),
         ] if (
-            0 < version < 2**16 and 0 <= height < 2**48 and 0 <= epoch < 2**32 and 0 <= view < 2**48
+            0 < version < 2**16 and 0 <= signal < 2**16
+            and 0 <= height < 2**48 and 0 <= epoch < 2**32 and 0 <= view < 2**48
             and 0 <= seat < 2**16 and 0 <= time_ms < 2**48 and 0 <= base_fee < 2**128
             and 0 <= tx_bytes <= BLOCK_LIMIT_BYTES and 0 <= tx_count <= BLOCK_LIMIT_BYTES
             and {len(genesis_hash), len(parent_hash), len(tx_root), len(receipt_root), len(state_root),

@@ -13,6 +13,7 @@ from state.primitives.codec import Value, encode
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES
+from state.primitives.vrf import VRF_KEY_BYTES
 
 __all__ = [
     "GENESIS_LIMIT_BYTES",
@@ -54,10 +55,11 @@ class ChainParameters:
 
 
 class GenesisValidator(NamedTuple):
-    """A founding validator: its account, its vote key (x-only, BIP340) and its stake."""
+    """A founding validator: its account, its vote key (x-only, BIP340), its VRF key (Ed25519) and its stake."""
 
     address: bytes
     vote_key: bytes
+    vrf_key: bytes
     stake: int
 
 
@@ -119,7 +121,12 @@ def genesis_to_json(genesis: Genesis) -> str:
         "testnet": genesis.testnet,
         "parameters": {name: str(number) for name, number in genesis.parameters},
         "validators": [
-            {"address": format_address(v.address), "vote_key": v.vote_key.hex(), "stake": str(v.stake)}
+            {
+                "address": format_address(v.address),
+                "vote_key": v.vote_key.hex(),
+                "vrf_key": v.vrf_key.hex(),
+                "stake": str(v.stake),
+            }
             for v in genesis.validators
         ],
         "allocations": {format_address(address): str(balance) for address, balance in genesis.allocations},
@@ -144,7 +151,12 @@ def _from_document(document: Mapping[str, Any]) -> Genesis:
     if set(document) != expected or document["format"] != FORMAT:
         raise ConfigError(f"genesis: expected the fields {sorted(expected)} and format {FORMAT}")
     validators = tuple(
-        GenesisValidator(parse_address(v["address"]), _hex(v["vote_key"], VOTE_KEY_BYTES), _natural(v["stake"]))
+        GenesisValidator(
+            parse_address(v["address"]),
+            _hex(v["vote_key"], VOTE_KEY_BYTES),
+            _hex(v["vrf_key"], VRF_KEY_BYTES),
+            _natural(v["stake"]),
+        )
         for v in document["validators"]
     )
     allocations = tuple((parse_address(a), _natural(b)) for a, b in document["allocations"].items())

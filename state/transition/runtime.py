@@ -155,7 +155,9 @@ class Runtime:
         for address, balance in self.genesis.allocations:
             credit(state, address, balance)
         for validator in self.genesis.validators:
-            save_stake(state, validator.address, StakeRecord(validator.stake, validator.vote_key, 0))
+            save_stake(
+                state, validator.address, StakeRecord(validator.stake, validator.vote_key, validator.vrf_key, 0)
+            )
         save_committee(state, 0, genesis_committee(self.genesis))
         _save_base_fee(state, self.chain.base_fee_initial)
         state.put(_BEACON_KEY, digest(b"beacon", self.genesis_hash))
@@ -171,9 +173,9 @@ class Runtime:
     def leader(self, state: Reader, epoch: int, seat: int) -> bytes:
         """Return the account of a seat of the committee of ``epoch``. Raises InvalidBlock for no such seat."""
         committee = load_committee(state, epoch)
-        if not 0 <= seat < len(committee):
+        if committee is None or not 0 <= seat < committee.size:
             raise InvalidBlock(f"no seat {seat} in the committee of epoch {epoch}")
-        return committee[seat].address
+        return committee.seats[seat].address
 
     def context(self, state: Reader, block: BlockInput) -> BlockContext:
         """Return what the rules may know of ``block`` on top of ``state``. Raises InvalidBlock."""

@@ -8,15 +8,18 @@ slashable in the table of unbonding until ``unbonding_ms`` of agreed time have p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
+from state.primitives.committee import Committee, Seat
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.genesis import ChainParameters, Genesis
 from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES, SecretKey, verify_vote
 from state.primitives.receipts import Event, EventType
+from state.primitives.vrf import VRF_KEY_BYTES, VRF_PROOF_BYTES, vrf_key_of, vrf_verify
 from state.transition.rules import BlockContext, Context, Holding, Rule
 from state.view import Overlay, Reader, Table
 from state.view.accounts import AMOUNT_BYTES, BALANCE_MASK, SUPPLY_LIMIT, credit, debit
@@ -31,7 +34,6 @@ __all__ = [
     "UNBONDED",
     "UNSTAKED",
     "UNSTAKE_KIND",
-    "Member",
     "StakeRecord",
     "Unbonding",
     "committee_from_stakes",
@@ -55,7 +57,6 @@ UNSTAKE_KIND: Final = 0x03
 UNSTAKE_GAS: Final = 60_000
 RELEASES_MAX: Final = 256
 """Withdrawals that one block pays out; the rest wait for the next blocks."""
-COMMITTEE_LIMIT_BYTES: Final = 64 * 1024
 RECORD_LIMIT_BYTES: Final = 256
 
 STAKING_ADDRESS: Final = bytes(18) + b"\x07\x04"
@@ -75,7 +76,7 @@ _PAGE: Final = 256
 
 
 class PossessionNotProven(ProtocolError):
-    """The signature does not show that the sender holds the vote key."""
+    """The signature or the proof does not show that the sender holds the vote key or the VRF key."""
 
     code = "vote_key_not_proven"
 
@@ -109,10 +110,11 @@ class StakeInsufficient(ProtocolError):
 
 
 class StakeRecord(NamedTuple):
-    """A validator's stake and the vote key it votes with, registered at ``key_height``."""
+    """A validator's stake and the keys it votes and draws with, registered at ``key_height``."""
 
     amount: int
     vote_key: bytes
+    vrf_key: bytes
     key_height: int
 
 
@@ -122,14 +124,6 @@ class Unbonding(NamedTuple):
     time_ms: int
     address: bytes
     amount: int
-
-
-class Member(NamedTuple):
-    """One seat of a committee: the validator's account, its vote key and its weight."""
-
-    address: bytes
-    vote_key: bytes
-    weight: int
 
 
 # Records
@@ -182,29 +176,27 @@ def _unbonding(key: bytes, data: bytes) -> Unbonding:
 # The committee
 
 
-def committee_from_stakes(
-    stakes: Iterable[tuple[bytes, StakeRecord]], chain: ChainParameters
-) -> tuple[Member, ...]:
+def committee_from_stakes(stakes: Iterable[tuple[bytes, StakeRecord]], chain: ChainParameters) -> Committee:
     """Return the committee that ``stakes`` give: the largest ``validators_max``, weight equal to stake.
 
     The seam for epochs: capped weights and lottery seats (SDBFT.md 3.9) change this function alone.
     """
     largest = sorted(stakes, key=lambda entry: (-entry[1].amount, entry[0]))[: chain.validators_max]
-    return tuple(Member(address, record.vote_key, record.amount) for address, record in largest)
+    return Committee(Seat(address, record.vote_key, record.vrf_key, record.amount) for address, record in largest)
 
 
-def genesis_committee(genesis: Genesis) -> tuple[Member, ...]:
+def genesis_committee(genesis: Genesis) -> Committee:
     """Return the committee of epoch 0: the founding validators in the order of the genesis."""
-    return tuple(Member(v.address, v.vote_key, v.stake) for v in genesis.validators)
+    return Committee(Seat(*validator) for validator in genesis.validators)
 
 
-def save_committee(state: Overlay, epoch: int, members: tuple[Member, ...]) -> None:
-    """Write the committee of ``epoch`` in the order of its seats."""
-    state.put(_COMMITTEE + epoch.to_bytes(4, "big"), encode([list(member) for member in members]))
+def save_committee(state: Overlay, epoch: int, committee: Committee) -> None:
+    """Write the committee of ``epoch``."""
+    state.put(_COMMITTEE + epoch.to_bytes(4, "big"), committee.encode())
 
 
-def load_committee(state: Reader, epoch: int) -> tuple[Member, ...]:
-    """Return the committee of ``epoch`` in the order of its seats.
+def load_committee(state: Reader, epoch: int) -> Committee | None:
+    """Return the committee of ``epoch``, None when there is none.
 
     An epoch for which none was written has that of the epoch before it.
     """
@@ -214,20 +206,25 @@ def load_committee(state: Reader, epoch: int) -> tuple[Member, ...]:
         start = _COMMITTEE
         while page := state.scan(start, key, _PAGE):
             data, start = page[-1][1], page[-1][0] + b"\0"
-    if data is None:
-        return ()
-    return tuple(Member(*member) for member in decode(data, limit_bytes=COMMITTEE_LIMIT_BYTES))
+    return None if data is None else _committee(data)
+
+
+@lru_cache(maxsize=16)
+def _committee(data: bytes) -> Committee:
+    return Committee.decode(data)
 
 
 # Kinds
 
 
 class Stake(NamedTuple):
-    """Add ``amount`` to the sender's stake and vote with ``vote_key`` from the next selection on."""
+    """Add ``amount`` to the stake; vote with ``vote_key``, draw with ``vrf_key`` from the next selection on."""
 
     amount: int
     vote_key: bytes
     possession: bytes
+    vrf_key: bytes
+    vrf_possession: bytes
 
 
 class Unstake(NamedTuple):
@@ -237,14 +234,15 @@ class Unstake(NamedTuple):
 
 
 def possession_digest(genesis_hash: bytes, address: bytes, vote_key: bytes) -> bytes:
-    """Return what a vote key signs (BIP340) to prove that ``address`` may vote with it."""
+    """Return what a vote key signs (BIP340), and its VRF key proves, to show that ``address`` may use them."""
     return digest(b"vote-pop", genesis_hash + address + vote_key)
 
 
 def stake_payload(amount: int, vote_secret: SecretKey, *, genesis_hash: bytes, address: bytes) -> list[Value]:
     """Return the payload with which ``address`` stakes ``amount`` and votes with the key of ``vote_secret``."""
-    signature = vote_secret.sign_vote(possession_digest(genesis_hash, address, vote_secret.vote_key))
-    return [amount, vote_secret.vote_key, signature]
+    signed = possession_digest(genesis_hash, address, vote_secret.vote_key)
+    vrf = vrf_key_of(vote_secret)
+    return [amount, vote_secret.vote_key, vote_secret.sign_vote(signed), vrf.public, vrf.prove(signed)]
 
 
 def unstake_payload(amount: int) -> list[Value]:
@@ -254,12 +252,13 @@ def unstake_payload(amount: int) -> list[Value]:
 
 def _decode_stake(payload: list[Any]) -> Stake:
     match payload:
-        case [int(amount), bytes(vote_key), bytes(possession)] if 0 <= amount < SUPPLY_LIMIT and (
-            len(vote_key),
-            len(possession),
-        ) == (VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES):
-            return Stake(amount, vote_key, possession)
-    raise DecodeError("not a stake: [amount, vote_key, possession] expected")
+        case [int(amount), bytes(vote_key), bytes(possession), bytes(vrf_key), bytes(vrf_possession)] if (
+            0 <= amount < SUPPLY_LIMIT
+            and (len(vote_key), len(possession)) == (VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES)
+            and (len(vrf_key), len(vrf_possession)) == (VRF_KEY_BYTES, VRF_PROOF_BYTES)
+        ):
+            return Stake(amount, vote_key, possession, vrf_key, vrf_possession)
+    raise DecodeError("not a stake: [amount, vote_key, possession, vrf_key, vrf_possession] expected")
 
 
 def _decode_unstake(payload: list[Any]) -> Unstake:
@@ -280,9 +279,11 @@ def _apply_stake(state: Overlay, stake: Stake, context: Context) -> None:
     signed = possession_digest(block.genesis_hash, sender, stake.vote_key)
     if not verify_vote(stake.vote_key, signed, stake.possession):
         raise PossessionNotProven(stake.vote_key.hex())
+    if vrf_verify(stake.vrf_key, signed, stake.vrf_possession) is None:
+        raise PossessionNotProven(stake.vrf_key.hex())
     debit(state, sender, stake.amount)  # the last check, and the first write
     key_height = record.key_height if record and record.vote_key == stake.vote_key else block.height
-    save_stake(state, sender, StakeRecord(total, stake.vote_key, key_height))
+    save_stake(state, sender, StakeRecord(total, stake.vote_key, stake.vrf_key, key_height))
     context.emit(STAKED(sender, stake.vote_key, stake.amount, total))
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from consensus import core as c
-from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Core, Root
 from consensus.simulation.cluster import Cluster, sim_parameters
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Vote
+from consensus.votes import Certificate
 from state.primitives.blocks import VERSION, Header, header_hash
+from state.primitives.committee import Committee, Seat
 from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 GENESIS = b"g" * 32
-COMMITTEE = Committee(Seat(bytes([n + 1]) * 20, bytes([n + 1]) * 32, 1) for n in range(4))
+COMMITTEE = Committee(Seat(bytes([n + 1]) * 20, bytes([n + 1]) * 32, bytes([n + 1]) * 32, 1) for n in range(4))
 ROOT = Root(b"0" * 32, 0, 0, b"s" * 32, ZERO_HASH)
 TIMES = ConsensusParameters(block_interval_ms=0, idle_ms=0)
 
@@ -33,7 +34,7 @@ def core_of(seat: int | None, *, last_height: int | None = None, parameters: Con
 def header_of(view: int, height: int, parent_hash: bytes, state_root: bytes) -> tuple[bytes, Header]:
     header = Header(
         VERSION, GENESIS, height, 1, view, COMMITTEE.leader(view), parent_hash, height, ZERO_HASH, ZERO_HASH,
-        state_root, ZERO_HASH, b"", COMMITTEE.hash, ZERO_HASH, b"", 0, 0, 0,
+        state_root, ZERO_HASH, b"", COMMITTEE.hash, ZERO_HASH, b"", 0, 0, 0, 1,
     )  # fmt: skip
     return header_hash(header), header
 

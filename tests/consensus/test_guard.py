@@ -20,9 +20,9 @@ from consensus.guard import (
     read_journal,
 )
 from consensus.guard_log import FileLog, VoteDirectory
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote, evidence_type
 from state.primitives.errors import StoreError
 from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote, evidence_type
 
 GENESIS, KEY = b"g" * 32, b"k" * 32
 

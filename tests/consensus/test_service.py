@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from consensus.committee import Committee, Seat
 from consensus.core import ConsensusParameters, Root
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
@@ -27,9 +26,11 @@ from state.primitives.blocks import (
     header_hash,
     transactions_root,
 )
+from state.primitives.committee import Committee, Seat
 from state.primitives.errors import InvalidBlock
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import SecretKey
+from state.primitives.votes import VoteKey
 
 GENESIS = digest(b"test", b"genesis")
 ROOT = Root(digest(b"test", b"block 0"), 0, 0, digest(b"test", b"state 0"), ZERO_HASH)
@@ -37,7 +38,7 @@ PARAMETERS = ConsensusParameters(
     leader_ms=400, advance_ms=800, block_interval_ms=0, retransmit_ms=300, fetch_ms=200, pull_ms=20, idle_ms=0
 )
 KEYS = [SecretKey(digest(b"test-key", bytes((number,)))) for number in range(4)]
-COMMITTEE = Committee(Seat(key.address, key.vote_key, 1) for key in KEYS)
+COMMITTEE = Committee(Seat(key.address, key.vote_key, key.vote_key, 1) for key in KEYS)
 
 
 class HashChain:
@@ -58,7 +59,7 @@ class HashChain:
             VERSION, GENESIS, self.heights[request.parent_hash] + 1, request.epoch, request.view, request.seat,
             request.parent_hash, request.time_ms, transactions_root(body), ZERO_HASH,
             self.roots[request.parent_hash], evidence_root(()), b"", request.committee_hash, ZERO_HASH,
-            request.voters_bitmap, 0, 8, 1,
+            request.voters_bitmap, 0, 8, 1, 1,
         )  # fmt: skip
         return Block(header, body)
 
@@ -164,7 +165,7 @@ class Member:
         service = ConsensusService(
             committee=COMMITTEE, genesis_hash=GENESIS, epoch=1, root=root, certificates=certificates,
             parameters=self.parameters, chain=chain, network=self.board.port(self.key.address),
-            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, signer=self.key, directory=directory,
+            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, signer=VoteKey(self.key), directory=directory,
         )  # fmt: skip
         self.service = self.board.services[self.key.address] = service
         try:

@@ -4,29 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.committee import Committee, Seat
-from consensus.votes import (
-    FINALIZE,
-    NOTARIZE,
-    NULLIFY,
-    Candidate,
-    Certificate,
-    Equivocation,
-    Vote,
-    VoteSet,
-    certificate_checks,
-    verify_checks,
-    vote_check,
-    vote_digest,
-)
+from consensus.votes import Certificate, VoteSet, certificate_checks, verify_checks, vote_check
+from state.primitives.committee import Committee, Seat
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.keys import SecretKey
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
 
 GENESIS = b"g" * 32
 KEYS = [SecretKey(bytes([0] * 31 + [n + 1])) for n in range(4)]
 WEIGHTS = (1, 2, 3, 4)
-COMMITTEE = Committee(Seat(key.address, key.vote_key, w) for key, w in zip(KEYS, WEIGHTS, strict=True))
+COMMITTEE = Committee(
+    Seat(key.address, key.vote_key, key.vote_key, w) for key, w in zip(KEYS, WEIGHTS, strict=True)
+)
 A, B = Candidate(1, 5, 4, b"a" * 32), Candidate(1, 5, 4, b"b" * 32)
 NULL = Candidate(1, 5, 0, ZERO_HASH)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.replica import decode_inbound
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Vote, pid, vote_digest
+from consensus.votes import Certificate
 from consensus.wire import (
     BlockReply,
     BlocksReply,
@@ -36,13 +36,14 @@ from state.primitives.blocks import (
     transactions_root,
 )
 from state.primitives.errors import DecodeError
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote, pid, vote_digest
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "consensus.json"
 
 BLOCK = Block(
     Header(
         VERSION, b"g" * 32, 7, 1, 9, 2, b"p" * 32, 1234, transactions_root((b"tx",)), b"r" * 32, b"s" * 32,
-        evidence_root(()), b"", b"c" * 32, bytes(32), b"\x07", 10, 2, 1,
+        evidence_root(()), b"", b"c" * 32, bytes(32), b"\x07", 10, 2, 1, 1,
     ),
     (b"tx",),
 )  # fmt: skip

@@ -30,7 +30,6 @@ from consensus.guard import (
     read_journal,
 )
 from consensus.replica import decode_inbound
-from consensus.votes import FINALIZE, Vote
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
@@ -103,6 +102,7 @@ from state.primitives.receipts import (
     event_to_value,
 )
 from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.votes import FINALIZE, Vote
 from state.store.errors import StoreDamaged
 from state.store.nodes import decode_flushed, encode_flushed
 from state.store.records import (

@@ -11,9 +11,12 @@ from node.home import create_home, load_key, read_passphrase, write_private
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
+from state.primitives.vrf import vrf_key_of
 
 ACCOUNT, VOTE = SecretKey(b"a" * 32), SecretKey(b"v" * 32)
-GENESIS = Genesis(7, "test", 1, True, (), (GenesisValidator(ACCOUNT.address, VOTE.vote_key, 10**21),))
+GENESIS = Genesis(
+    7, "test", 1, True, (), (GenesisValidator(ACCOUNT.address, VOTE.vote_key, vrf_key_of(VOTE).public, 10**21),)
+)
 
 
 def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from p2p.service import GossipItem
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
@@ -26,7 +27,7 @@ PEER = b"p" * 20
 ANN, BEN, LEADER = (SecretKey(bytes([n]) * 32) for n in (1, 2, 3))
 GENESIS = Genesis(
     7, "gossip", 0, True, tuple((key.address, 10**24) for key in (ANN, BEN)),
-    (GenesisValidator(LEADER.address, LEADER.vote_key, 10**21),),
+    (GenesisValidator(LEADER.address, LEADER.vote_key, vrf_key_of(LEADER).public, 10**21),),
 )  # fmt: skip
 
 

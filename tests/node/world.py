@@ -21,6 +21,7 @@ from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
+from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from tasks.transitions import REGISTER_NODE, node_payload
 from tests.p2p.helpers import NOW_MS, account, identity
@@ -49,7 +50,7 @@ class World:
         self.genesis = Genesis(
             7, "node test", START_MS, True,
             tuple((account(n).address, 1_000_000 * COIN) for n in range(10)),
-            (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, 1_000 * COIN),),
+            (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, vrf_key_of(VALIDATOR).public, 1_000 * COIN),),
             tuple(sorted(PARAMETERS.items())),
         )  # fmt: skip
         self.runtime = make_runtime(self.genesis, check_invariants=True)

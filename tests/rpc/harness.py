@@ -13,9 +13,7 @@ from typing import Any
 import httpx
 import trio
 
-from consensus.committee import Committee as VotingCommittee
-from consensus.committee import Seat as VotingSeat
-from consensus.votes import Candidate, Certificate, Vote, vote_digest
+from consensus.votes import Certificate
 from consensus.wire import encode_certificate
 from node.chain import Chain
 from node.mempool import Mempool, MempoolOptions
@@ -25,9 +23,13 @@ from rpc.store_view import StoreView, describe, show_committee
 from rpc.view import Committee, Peer, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
+from state.primitives.committee import Committee as VotingCommittee
+from state.primitives.committee import Seat as VotingSeat
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.votes import Candidate, Vote, vote_digest
+from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
@@ -50,7 +52,9 @@ def genesis(**parameters: int) -> Genesis:
         START_MS,
         True,
         tuple((key.address, 10_000 * COIN) for key in (ALICE, BOB, CAROL)),
-        tuple(GenesisValidator(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS),
+        tuple(
+            GenesisValidator(key.address, key.vote_key, vrf_key_of(key).public, 5_000 * COIN) for key in VALIDATORS
+        ),
         tuple(sorted((f"chain.{name}", number) for name, number in parameters.items())),
     )
 
@@ -63,7 +67,7 @@ class Node:
         self.runtime = Runtime(self.genesis)
         self.store = Store.open(path, self.genesis, self.runtime.genesis_changes)
         self.chain = Chain(self.store, self.runtime)
-        self.voting = VotingCommittee(VotingSeat(v.address, v.vote_key, v.stake) for v in self.genesis.validators)
+        self.voting = VotingCommittee(VotingSeat(*v) for v in self.genesis.validators)
         self.pool = Mempool(MempoolOptions(), self._account)
         self.highest = 0
         self.peer_list = [Peer(DAVE.address, "tcp:192.0.2.1:30303", 1, "direct", ("validate",), 1_500, "dekube/0")]

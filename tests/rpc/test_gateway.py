@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 
-from consensus.committee import Committee
 from consensus.votes import certificate_checks, verify_checks
 from consensus.wire import decode_certificate
 from rpc.client import Call, Client, ClientError, GatewayUnreachable
@@ -23,6 +22,7 @@ from rpc.schema import make_cursor
 from rpc.surface import DOCUMENT, SURFACE
 from state.primitives.blocks import decode_header, header_hash
 from state.primitives.codec import encode
+from state.primitives.committee import Committee
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction

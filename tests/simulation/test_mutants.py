@@ -14,8 +14,9 @@ from consensus.guard import Guard
 from consensus.simulation.cluster import Cluster, Node
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario
-from consensus.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Certificate, Vote
+from consensus.votes import Certificate
 from state.primitives.blocks import Header
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 SEEDS_MAX = 300
 

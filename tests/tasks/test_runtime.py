@@ -13,6 +13,7 @@ from state.primitives.genesis import Genesis, GenesisValidator, read_parameters
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.vrf import vrf_key_of
 from state.transition.runtime import BlockInput, Runtime
 from state.view import EMPTY, Overlay
 from state.view.accounts import nonce_of
@@ -56,7 +57,7 @@ GENESIS = Genesis(
     1_700_000_000_000,
     True,
     tuple((key.address, 1_000 * DKB) for key in (REQUESTER, WORKER, CHECKER)),
-    (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, 1_000 * DKB),),
+    (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, vrf_key_of(VALIDATOR).public, 1_000 * DKB),),
     (("tasks.final_ms", 2_000), ("tasks.new_windows", 0)),
 )
 

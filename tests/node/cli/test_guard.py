@@ -10,12 +10,12 @@ from click.testing import CliRunner, Result
 
 from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
-from consensus.votes import FINALIZE, NOTARIZE, Vote
 from node.cli import group
 from node.cli.guard import read_watermark
 from node.home import Home
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
+from state.primitives.votes import FINALIZE, NOTARIZE, Vote
 from testnet.cluster import write_home
 from testnet.plan import Member, Placement, Plan, make_plan, member_names
 

@@ -40,7 +40,7 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors/objects.json").read_t
 HASHES = st.binary(min_size=32, max_size=32)
 HEADER = Header(
     1, b"g" * 32, 7, 0, 9, 2, b"p" * 32, 1_700_000_000_000, b"t" * 32, b"r" * 32, b"s" * 32, bytes(32), b"",
-    b"c" * 32, bytes(32), b"\x0f", 10**9, 120, 1,
+    b"c" * 32, bytes(32), b"\x0f", 10**9, 120, 1, 1,
 )  # fmt: skip
 RAW = sign_transaction(
     KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10**22], gas_limit=21_000, max_fee_per_gas=2 * 10**9
@@ -49,7 +49,7 @@ EVENT = EventType(b"\x01" * 20, "Moved(bytes32 indexed task, address indexed to,
 RECEIPT = Receipt(1, 21_000, 10**9, None, (EVENT(b"t" * 32, b"w" * 20, 5),))
 GENESIS = Genesis(
     7, "test", 1_700_000_000_000, True, ((b"a" * 20, 10**27),),
-    (GenesisValidator(b"v" * 20, KEY.vote_key, 10**21),),
+    (GenesisValidator(b"v" * 20, KEY.vote_key, b"d" * 32, 10**21),),
     (("chain.epoch_blocks", 5), ("tasks.other", 1)),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ HISTORY_HEIGHTS = 8
 
 
 def genesis_of(chain_id: int = 7) -> Genesis:
-    validator = GenesisValidator(bytes(19) + b"\1", bytes(31) + b"\1", 10**21)
+    validator = GenesisValidator(bytes(19) + b"\1", bytes(31) + b"\1", bytes(31) + b"\1", 10**21)
     return Genesis(chain_id, "store", 1_000, True, (), (validator,), (("chain.history_heights", HISTORY_HEIGHTS),))
 
 

@@ -6,6 +6,7 @@ from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import Transaction, decode_transaction, sign_transaction
+from state.primitives.vrf import vrf_key_of
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 
@@ -25,7 +26,9 @@ def genesis(**parameters: int) -> Genesis:
         START_MS,
         True,
         tuple((key.address, 10_000 * COIN) for key in USERS),
-        tuple(GenesisValidator(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS),
+        tuple(
+            GenesisValidator(key.address, key.vote_key, vrf_key_of(key).public, 5_000 * COIN) for key in VALIDATORS
+        ),
         tuple(sorted((f"chain.{name}", number) for name, number in parameters.items())),
     )
 

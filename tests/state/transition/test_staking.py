@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from state.primitives.committee import Committee, Seat
 from state.primitives.errors import InvalidTransaction
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Receipt, decode_receipt
+from state.primitives.vrf import vrf_key_of
 from state.transition.runtime import Execution, Runtime
 from state.transition.staking import (
     RELEASES_MAX,
@@ -19,7 +21,6 @@ from state.transition.staking import (
     UNBONDED,
     UNSTAKE_KIND,
     UNSTAKED,
-    Member,
     StakeRecord,
     Unbonding,
     committee_from_stakes,
@@ -64,13 +65,19 @@ def only(execution: Execution) -> Receipt:
 def test_stake_leaves_the_free_balance_and_is_on_record(ledger: Ledger) -> None:
     receipt = stake(ledger, ALICE, 0, 2 * MINIMUM)
     assert receipt.events == (STAKED(ALICE.address, VOTE.vote_key, 2 * MINIMUM, 2 * MINIMUM),)
-    assert load_stake(ledger.state, ALICE.address) == StakeRecord(2 * MINIMUM, VOTE.vote_key, 1)
+    assert load_stake(ledger.state, ALICE.address) == StakeRecord(
+        2 * MINIMUM, VOTE.vote_key, vrf_key_of(VOTE).public, 1
+    )
     fee = receipt.gas_used * receipt.effective_gas_price
     assert balance_of(ledger.state, ALICE.address) == 8_000 * COIN - fee
     stake(ledger, ALICE, 1, 5)  # more, for the same key
-    assert load_stake(ledger.state, ALICE.address) == StakeRecord(2 * MINIMUM + 5, VOTE.vote_key, 1)
+    assert load_stake(ledger.state, ALICE.address) == StakeRecord(
+        2 * MINIMUM + 5, VOTE.vote_key, vrf_key_of(VOTE).public, 1
+    )
     stake(ledger, ALICE, 2, 0, OTHER_VOTE)  # nothing more, for another key
-    assert load_stake(ledger.state, ALICE.address) == StakeRecord(2 * MINIMUM + 5, OTHER_VOTE.vote_key, 3)
+    assert load_stake(ledger.state, ALICE.address) == StakeRecord(
+        2 * MINIMUM + 5, OTHER_VOTE.vote_key, vrf_key_of(OTHER_VOTE).public, 3
+    )
     assert vote_key_owner(ledger.state, VOTE.vote_key) == ALICE.address
     assert [address for address, _ in list_stakes(ledger.state)] == sorted(
         [ALICE.address, *(key.address for key in VALIDATORS)]
@@ -93,8 +100,10 @@ def test_a_vote_key_must_be_shown_to_be_held(ledger: Ledger) -> None:
         (
             stake_payload(MINIMUM, VOTE, genesis_hash=b"x" * 32, address=ALICE.address),
             stake_payload(MINIMUM, VOTE, genesis_hash=ledger.runtime.genesis_hash, address=BOB.address),
-            [good[0], OTHER_VOTE.vote_key, good[2]],
-            [good[0], b"\xff" * 32, good[2]],  # not a point
+            [good[0], OTHER_VOTE.vote_key, *good[2:]],
+            [good[0], b"\xff" * 32, *good[2:]],  # not a point
+            [*good[:3], vrf_key_of(OTHER_VOTE).public, good[4]],
+            [*good[:4], bytes(80)],
         )
     ):
         assert only(ledger.step(signed(ALICE, nonce, STAKE_KIND, payload))).reason == "vote_key_not_proven"
@@ -155,21 +164,36 @@ def test_other_payloads_are_inadmissible(ledger: Ledger, kind: int, payload: lis
 
 
 def test_the_first_committee_is_that_of_the_genesis(ledger: Ledger) -> None:
-    assert load_committee(ledger.state, 0) == tuple(
-        Member(key.address, key.vote_key, 5_000 * COIN) for key in VALIDATORS
+    committee = load_committee(ledger.state, 0)
+    assert committee is not None
+    assert committee.seats == tuple(
+        Seat(key.address, key.vote_key, vrf_key_of(key).public, 5_000 * COIN) for key in VALIDATORS
     )
-    assert load_committee(ledger.state, 7) == load_committee(ledger.state, 0)
+    assert load_committee(ledger.state, 7) == committee
     changed = Overlay(ledger.state)
-    save_committee(changed, 5, (Member(ALICE.address, VOTE.vote_key, 1),))
-    assert [len(load_committee(changed, epoch)) for epoch in (0, 4, 5, 6, 2**32 - 1)] == [2, 2, 1, 1, 1]
-    assert load_committee(Overlay(EMPTY), 0) == ()
+    save_committee(changed, 5, Committee([Seat(ALICE.address, VOTE.vote_key, b"d" * 32, 1)]))
+    assert [found.size for epoch in (0, 4, 5, 6, 2**32 - 1) if (found := load_committee(changed, epoch))] == [
+        2,
+        2,
+        1,
+        1,
+        1,
+    ]
+    assert load_committee(Overlay(EMPTY), 0) is None
 
 
 def test_the_largest_stakes_make_the_committee(ledger: Ledger) -> None:
     chain = Runtime(genesis(validators_max=2)).chain
-    stakes = [(bytes([i]) * 20, StakeRecord(amount, bytes([i]) * 32, 0)) for i, amount in enumerate((5, 7, 7, 1))]
-    expected = (Member(b"\1" * 20, b"\1" * 32, 7), Member(b"\2" * 20, b"\2" * 32, 7))
-    assert committee_from_stakes(stakes, chain) == committee_from_stakes(reversed(stakes), chain) == expected
+    stakes = [
+        (bytes([i]) * 20, StakeRecord(amount, bytes([i]) * 32, bytes([i]) * 32, 0))
+        for i, amount in enumerate((5, 7, 7, 1))
+    ]
+    expected = (Seat(b"\1" * 20, b"\1" * 32, b"\1" * 32, 7), Seat(b"\2" * 20, b"\2" * 32, b"\2" * 32, 7))
+    assert (
+        committee_from_stakes(stakes, chain).seats
+        == committee_from_stakes(reversed(stakes), chain).seats
+        == expected
+    )
 
 
 STEPS = st.lists(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from state.primitives.codec import encode
-from state.primitives.errors import ConfigError
+from state.primitives.codec import decode, encode
+from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES
+from state.primitives.vrf import VRF_KEY_BYTES
 
 __all__ = ["SEATS_MAX", "Committee", "Seat", "quorum"]
 
@@ -16,13 +17,16 @@ SEATS_MAX: Final = 100
 LEADER_ROUNDS: Final = 64
 """The order of leaders repeats after this many views a seat, so that any view is found without counting from 1."""
 ADDRESS_BYTES: Final = 20
+RECORD_LIMIT_BYTES: Final = 32 * 1024
+_SIZES: Final = (ADDRESS_BYTES, VOTE_KEY_BYTES, VRF_KEY_BYTES)
 
 
 class Seat(NamedTuple):
-    """A place in the committee: the validator's account, its x-only vote key and its weight."""
+    """A place in the committee: the validator's account, its x-only vote key, its VRF key and its weight."""
 
     address: bytes
     vote_key: bytes
+    vrf_key: bytes
     weight: int
 
 
@@ -37,8 +41,8 @@ def quorum(weight: int) -> int:
 class Committee:
     """The voters of one epoch. Immutable.
 
-    ``order`` is the permutation that breaks ties between leaders; until epochs carry randomness it is the order
-    of the seats. Raises ConfigError for no seats, too many, a repeated key or address, or a weight below one.
+    ``order`` is the permutation that breaks ties between leaders, drawn anew for each epoch. Raises ConfigError
+    for no seats, too many, a repeated key or address, or a weight below one.
     """
 
     __slots__ = (
@@ -65,17 +69,33 @@ class Committee:
         if len(self._by_address) < self.size:
             raise ConfigError("an address sits twice in the committee")
         for seat in self.seats:
-            if seat.weight <= 0 or len(seat.vote_key) != VOTE_KEY_BYTES or len(seat.address) != ADDRESS_BYTES:
-                raise ConfigError("a seat needs a weight, a vote key and an address")
+            if seat.weight <= 0 or (len(seat.address), len(seat.vote_key), len(seat.vrf_key)) != _SIZES:
+                raise ConfigError("a seat needs a weight, a vote key, a VRF key and an address")
         self.weights: tuple[int, ...] = tuple(seat.weight for seat in self.seats)
         self.weight = sum(self.weights)
         self.quorum = quorum(self.weight)
         self._order: tuple[int, ...] = tuple(range(self.size) if order is None else order)
         if sorted(self._order) != list(range(self.size)):
             raise ConfigError("the order of a committee is a permutation of its seats")
-        self.hash = digest(b"committee", encode([[list(seat) for seat in self.seats], list(self._order)]))
+        self.hash: bytes = digest(b"committee", self.encode())
         self._leaders: list[int] = []
         self._credit = [0] * self.size
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes, as the state keeps them and ``hash`` covers them."""
+        return encode([[list(seat) for seat in self.seats], list(self._order)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Committee:
+        """Return the committee of ``data``. Raises DecodeError."""
+        match decode(data, limit_bytes=RECORD_LIMIT_BYTES):
+            case [list(seats), list(order)] if all(type(seat) is int for seat in order):
+                try:
+                    return cls([_seat(seat) for seat in seats], order)
+                except ConfigError as error:
+                    raise DecodeError(str(error)) from None
+            case _:
+                raise DecodeError("not a committee")
 
     def seat_of(self, address: bytes) -> int | None:
         """Return the seat that ``address`` holds, if any."""
@@ -101,3 +121,11 @@ class Committee:
         """Return the weight of the seats whose bit is set; bits beyond the committee count nothing."""
         bits = int.from_bytes(bitmap, "little")
         return sum(weight for seat, weight in enumerate(self.weights) if bits >> seat & 1)
+
+
+def _seat(value: Any) -> Seat:
+    match value:
+        case [bytes(address), bytes(vote_key), bytes(vrf_key), int(weight)]:
+            return Seat(address, vote_key, vrf_key, weight)
+        case _:
+            raise DecodeError("not a seat")

@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.committee import Committee, Seat, quorum
+from state.primitives.committee import Committee, Seat, quorum
 from state.primitives.errors import ConfigError
 
 
 def committee_of(*weights: int) -> Committee:
-    return Committee(Seat(bytes([n + 1]) * 20, bytes([n + 1]) * 32, weight) for n, weight in enumerate(weights))
+    return Committee(
+        Seat(bytes([n + 1]) * 20, bytes([n + 1]) * 32, bytes([n + 1]) * 32, weight)
+        for n, weight in enumerate(weights)
+    )
 
 
 @given(st.integers(1, 10**30))
@@ -61,11 +64,11 @@ def test_the_hash_covers_seats_weights_and_order() -> None:
     "seats",
     [
         [],
-        [Seat(b"a" * 20, b"k" * 32, 0)],
-        [Seat(b"a" * 20, b"k" * 31, 1)],
-        [Seat(b"a" * 20, b"k" * 32, 1), Seat(b"b" * 20, b"k" * 32, 1)],
-        [Seat(b"a" * 20, b"k" * 32, 1), Seat(b"a" * 20, b"l" * 32, 1)],
-        [Seat(bytes([n]) * 20, bytes([n]) * 32, 1) for n in range(101)],
+        [Seat(b"a" * 20, b"k" * 32, b"v" * 32, 0)],
+        [Seat(b"a" * 20, b"k" * 31, b"v" * 32, 1)],
+        [Seat(b"a" * 20, b"k" * 32, b"v" * 32, 1), Seat(b"b" * 20, b"k" * 32, b"v" * 32, 1)],
+        [Seat(b"a" * 20, b"k" * 32, b"v" * 32, 1), Seat(b"a" * 20, b"l" * 32, b"v" * 32, 1)],
+        [Seat(bytes([n]) * 20, bytes([n]) * 32, b"v" * 32, 1) for n in range(101)],
     ],
 )
 def test_a_committee_that_cannot_be_is_refused(seats: list[Seat]) -> None:
