@@ -88,6 +88,7 @@ from rpc.view import Head, PoolStatus, read_record, record_value
 from state.primitives.address import format_address, parse_address
 from state.primitives.blocks import Block, decode_block, decode_header, encode_block, encode_header
 from state.primitives.codec import decode, encode
+from state.primitives.committee import Committee, Seat
 from state.primitives.errors import ConfigError, DecodeError, InvalidTransaction, KeystoreError, SignatureInvalid
 from state.primitives.genesis import genesis_from_json, genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
@@ -103,6 +104,7 @@ from state.primitives.receipts import (
 )
 from state.primitives.transactions import decode_transaction, sign_transaction
 from state.primitives.votes import FINALIZE, Vote
+from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
 from state.store.nodes import decode_flushed, encode_flushed
 from state.store.records import (
@@ -227,8 +229,19 @@ def of_file(name: str, reader: Callable[[Path], object]) -> Callable[[bytes], ob
     return run
 
 
+def read_vrf(data: bytes) -> None:
+    """A changed proof never verifies, and no bytes break the library."""
+    if vrf_verify(VRF.public, b"alpha", data) is not None and data != VRF.prove(b"alpha"):
+        raise AssertionError("a second proof")
+    vrf_output(data)
+
+
 # Samples
 
+VRF = VrfKey(b"v" * 32)
+COMMITTEE = Committee(
+    [Seat(bytes([n]) * 20, bytes([n]) * 32, bytes([n]) * 32, n + 1) for n in range(4)], (2, 0, 1, 3)
+)
 RAW = sign_transaction(KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10**22], gas_limit=21_000,
                        max_fee_per_gas=2 * 10**9, max_priority_fee_per_gas=1)  # fmt: skip
 MOVED = EventType(b"\x01" * 20, "Moved(bytes32 indexed task, address indexed to, uint256 value)")
@@ -594,6 +607,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
         canonical(decode_inbound, lambda found: encode_message(found.message)), wire,
         ("consensus.replica:decode_inbound", "consensus.replica:_decode_whole_block"),
     )  # fmt: skip
+    yield "committee", Target(
+        canonical(Committee.decode, Committee.encode), (COMMITTEE.encode(),),
+        ("state.primitives.committee:Committee.decode",),
+    )  # fmt: skip
+    yield "vrf", Target(read_vrf, (VRF.prove(b"alpha"),), ("state.primitives.vrf:vrf_verify",), cost=4)
     yield "certificate", Target(
         canonical(decode_certificate, encode_certificate), (encode_certificate(FINAL),),
         ("consensus.wire:decode_certificate",),

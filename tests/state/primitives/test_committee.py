@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -74,3 +75,14 @@ def test_the_hash_covers_seats_weights_and_order() -> None:
 def test_a_committee_that_cannot_be_is_refused(seats: list[Seat]) -> None:
     with pytest.raises(ConfigError):
         Committee(seats)
+
+
+@given(st.lists(st.integers(1, 10**27), min_size=1, max_size=100), st.randoms(use_true_random=False))
+def test_a_committee_is_what_its_bytes_say(weights: list[int], rng: Random) -> None:
+    seats = committee_of(*weights).seats
+    order = list(range(len(seats)))
+    rng.shuffle(order)
+    committee = Committee(seats, order)
+    again = Committee.decode(committee.encode())
+    assert (again.seats, again.hash, again.encode()) == (seats, committee.hash, committee.encode())
+    assert [again.leader(view) for view in range(1, 50)] == [committee.leader(view) for view in range(1, 50)]
