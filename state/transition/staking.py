@@ -32,6 +32,7 @@ __all__ = [
     "STAKE_KIND",
     "STAKING_ADDRESS",
     "UNBONDED",
+    "UNBONDINGS_MAX",
     "UNSTAKED",
     "UNSTAKE_KIND",
     "StakeRecord",
@@ -45,6 +46,7 @@ __all__ = [
     "release_unbonded",
     "save_committee",
     "save_stake",
+    "save_unbonding",
     "stake_payload",
     "unbondings_of",
     "unstake_payload",
@@ -57,6 +59,8 @@ UNSTAKE_KIND: Final = 0x03
 UNSTAKE_GAS: Final = 60_000
 RELEASES_MAX: Final = 256
 """Withdrawals that one block pays out; the rest wait for the next blocks."""
+UNBONDINGS_MAX: Final = 32
+"""Withdrawals of one account that wait: a penalty visits every one of them."""
 RECORD_LIMIT_BYTES: Final = 256
 
 STAKING_ADDRESS: Final = bytes(18) + b"\x07\x04"
@@ -70,6 +74,8 @@ UNBONDED: Final = EventType(STAKING_ADDRESS, "Unbonded(address indexed validator
 
 _STAKE: Final = bytes([Table.STAKE])
 _UNBONDING: Final = bytes([Table.UNBONDING])
+_UNBONDING_OF: Final = bytes([Table.UNBONDING_OF])
+_INDEXED: Final = b"\1"
 _VOTE_KEY: Final = bytes([Table.VOTE_KEY])
 _COMMITTEE: Final = bytes([Table.CHAIN]) + b"committee"
 _PAGE: Final = 256
@@ -109,6 +115,12 @@ class StakeInsufficient(ProtocolError):
         self.amount = amount
 
 
+class TooManyUnbondings(ProtocolError):
+    """As many withdrawals of the account wait as may; the next is possible when the earliest is paid out."""
+
+    code = "too_many_unbondings"
+
+
 class StakeRecord(NamedTuple):
     """A validator's stake and the keys it votes and draws with, registered at ``key_height``."""
 
@@ -119,10 +131,14 @@ class StakeRecord(NamedTuple):
 
 
 class Unbonding(NamedTuple):
-    """Withdrawn stake that returns to ``address`` in the first block at or after ``time_ms``."""
+    """Withdrawn stake that returns to ``address`` in the first block at or after ``time_ms``.
+
+    ``nonce`` is that of the withdrawal's transaction, which tells two of one moment apart.
+    """
 
     time_ms: int
     address: bytes
+    nonce: int
     amount: int
 
 
@@ -160,17 +176,39 @@ def list_stakes(state: Reader) -> list[tuple[bytes, StakeRecord]]:
 
 
 def unbondings_of(state: Reader, address: bytes) -> list[Unbonding]:
-    """Return what ``address`` will get back, earliest first; a pass over the whole table, for queries alone."""
+    """Return what ``address`` will get back, earliest first: at most UNBONDINGS_MAX."""
+    start = _UNBONDING_OF + address
     found: list[Unbonding] = []
-    start, stop = _UNBONDING, bytes([Table.UNBONDING + 1])
-    while page := state.scan(start, stop, _PAGE):
-        found += [_unbonding(key, data) for key, data in page if key[9 : 9 + ADDRESS_BYTES] == address]
-        start = page[-1][0] + b"\0"
+    for key, _ in state.scan(start, start + b"\xff" * 17, UNBONDINGS_MAX):
+        time, nonce = key[-16:-8], key[-8:]
+        data = state.get(_UNBONDING + time + address + nonce)
+        assert data is not None, "the index and its table change together"
+        found.append(
+            Unbonding(
+                int.from_bytes(time, "big"), address, int.from_bytes(nonce, "big"), int.from_bytes(data, "big")
+            )
+        )
     return found
 
 
+def save_unbonding(state: Overlay, unbonding: Unbonding) -> None:
+    """Write what will return to an account; an amount of nothing is removed."""
+    time_ms, address, nonce, amount = unbonding
+    time, number = time_ms.to_bytes(8, "big"), nonce.to_bytes(8, "big")
+    key, indexed = _UNBONDING + time + address + number, _UNBONDING_OF + address + time + number
+    if amount:
+        state.put(key, amount.to_bytes(AMOUNT_BYTES, "big"))
+        state.put(indexed, _INDEXED)
+    else:
+        state.delete(key)
+        state.delete(indexed)
+
+
 def _unbonding(key: bytes, data: bytes) -> Unbonding:
-    return Unbonding(int.from_bytes(key[1:9], "big"), key[9 : 9 + ADDRESS_BYTES], int.from_bytes(data, "big"))
+    time, address, nonce = key[1:9], key[9 : 9 + ADDRESS_BYTES], key[9 + ADDRESS_BYTES :]
+    return Unbonding(
+        int.from_bytes(time, "big"), address, int.from_bytes(nonce, "big"), int.from_bytes(data, "big")
+    )
 
 
 # The committee
@@ -296,10 +334,11 @@ def _apply_unstake(state: Overlay, unstake: Unstake, context: Context) -> None:
     total = staked - unstake.amount
     if 0 < total < block.chain.stake_min:
         raise StakeTooSmall(stake=total, minimum=block.chain.stake_min)
+    if len(unbondings_of(state, sender)) == UNBONDINGS_MAX:
+        raise TooManyUnbondings(f"{UNBONDINGS_MAX} withdrawals wait")
     release_ms = block.time_ms + block.chain.unbonding_ms
-    key = _UNBONDING + release_ms.to_bytes(8, "big") + sender + context.nonce.to_bytes(8, "big")
     save_stake(state, sender, record._replace(amount=total))
-    state.put(key, unstake.amount.to_bytes(AMOUNT_BYTES, "big"))
+    save_unbonding(state, Unbonding(release_ms, sender, context.nonce, unstake.amount))
     context.emit(UNSTAKED(sender, unstake.amount, total, release_ms))
 
 
@@ -308,7 +347,7 @@ def release_unbonded(state: Overlay, block: BlockContext, emit: Callable[[Event]
     stop = _UNBONDING + (block.time_ms + 1).to_bytes(8, "big")
     for key, data in state.scan(_UNBONDING, stop, RELEASES_MAX):
         due = _unbonding(key, data)
-        state.delete(key)
+        save_unbonding(state, due._replace(amount=0))
         credit(state, due.address, due.amount)
         emit(UNBONDED(due.address, due.amount))
 

@@ -21,6 +21,12 @@ class Table(IntEnum):
     """time_ms (8) || address || nonce (8) -> amount that returns then."""
     VOTE_KEY = 0x04
     """vote key -> address that registered it; kept for ever, so that evidence finds the owner of an old key."""
+    UNBONDING_OF = 0x05
+    """address || time_ms (8) || nonce (8) -> nothing: the index of UNBONDING by its owners."""
+    SLASH = 0x06
+    """address -> what an equivocation cost its operator, and why; kept for ever."""
+    SLASH_WINDOW = 0x07
+    """2^32 - 1 - epoch (4) || address -> nothing: the faults that still correlate, newest epoch first."""
     NODE = 0x10
     """address -> NodeRecord."""
     NODE_CLASS = 0x11

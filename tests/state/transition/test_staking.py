@@ -19,6 +19,7 @@ from state.transition.staking import (
     STAKE_KIND,
     STAKED,
     UNBONDED,
+    UNBONDINGS_MAX,
     UNSTAKE_KIND,
     UNSTAKED,
     StakeRecord,
@@ -28,6 +29,8 @@ from state.transition.staking import (
     load_committee,
     load_stake,
     save_committee,
+    save_stake,
+    save_unbonding,
     stake_payload,
     unbondings_of,
     unstake_payload,
@@ -124,7 +127,7 @@ def test_withdrawn_stake_returns_when_its_time_has_come(ledger: Ledger) -> None:
     receipt = unstake(ledger, ALICE, 1, MINIMUM)
     due_ms = ledger.time_ms + UNBONDING_MS
     assert receipt.events == (UNSTAKED(ALICE.address, MINIMUM, 2 * MINIMUM, due_ms),)
-    assert unbondings_of(ledger.state, ALICE.address) == [Unbonding(due_ms, ALICE.address, MINIMUM)]
+    assert unbondings_of(ledger.state, ALICE.address) == [Unbonding(due_ms, ALICE.address, 1, MINIMUM)]
     free = balance_of(ledger.state, ALICE.address)
     early = ledger.step(after_ms=UNBONDING_MS - 1)
     assert early.block_receipt is None
@@ -139,13 +142,30 @@ def test_withdrawn_stake_returns_when_its_time_has_come(ledger: Ledger) -> None:
 
 def test_releases_of_one_block_are_bounded_and_the_rest_follows(ledger: Ledger) -> None:
     count = RELEASES_MAX + 5
-    stake(ledger, ALICE, 0, MINIMUM + count)
-    ledger.step(*(signed(ALICE, nonce, UNSTAKE_KIND, [1], gas_limit=60_000) for nonce in range(1, count + 1)))
-    free = balance_of(ledger.state, ALICE.address)
-    ledger.step(after_ms=UNBONDING_MS)
-    assert balance_of(ledger.state, ALICE.address) == free + RELEASES_MAX
+    changed = Overlay(ledger.state)
+    record = load_stake(changed, VALIDATORS[0].address)
+    assert record is not None
+    save_stake(changed, VALIDATORS[0].address, record._replace(amount=record.amount - count))
+    for number in range(count):
+        save_unbonding(changed, Unbonding(ledger.time_ms, number.to_bytes(20, "big"), number, 1))
+    ledger.state.write(changed.changes)
     ledger.step()
-    assert balance_of(ledger.state, ALICE.address) == free + count
+    assert sum(balance_of(ledger.state, number.to_bytes(20, "big")) for number in range(count)) == RELEASES_MAX
+    ledger.step()
+    assert sum(balance_of(ledger.state, number.to_bytes(20, "big")) for number in range(count)) == count
+
+
+def test_withdrawals_of_one_account_are_bounded(ledger: Ledger) -> None:
+    stake(ledger, ALICE, 0, 2 * MINIMUM)
+    execution = ledger.step(
+        *(signed(ALICE, nonce, UNSTAKE_KIND, [1], gas_limit=60_000) for nonce in range(1, UNBONDINGS_MAX + 2))
+    )
+    reasons = [decode_receipt(receipt).reason for receipt in execution.receipts]
+    assert reasons == [None] * UNBONDINGS_MAX + ["too_many_unbondings"]
+    assert len(unbondings_of(ledger.state, ALICE.address)) == UNBONDINGS_MAX
+    ledger.step(after_ms=UNBONDING_MS)
+    assert unbondings_of(ledger.state, ALICE.address) == []
+    assert unstake(ledger, ALICE, UNBONDINGS_MAX + 2, 1).status == 1
 
 
 @pytest.mark.parametrize(
