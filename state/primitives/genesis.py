@@ -47,6 +47,9 @@ class ChainParameters:
     time_ahead_ms_max: int = 2_000
     time_behind_ms_max: int = 30_000
     epoch_blocks: int = 3_600
+    evidence_epochs: int = 336
+    """A fault can be proven for so many epochs after its own; as long, faults of several seats correlate, and the
+    committees stay in the state. ``unbonding_ms`` has to be at least as long."""
     unbonding_ms: int = 14 * 24 * 3_600_000
     stake_min: int = 1_000 * 10**18
     validators_max: int = 100
