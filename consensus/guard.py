@@ -14,15 +14,17 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from state.primitives.errors import DekubeError
-from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
+from state.primitives.votes import FINALIZE, KINDS, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = [
     "JOURNAL_BLOCK",
     "JOURNAL_CERTIFICATE",
     "SLOT_BYTES",
+    "DoppelgangerWatch",
     "Guard",
     "GuardCorrupt",
     "GuardMissing",
+    "GuardOutdated",
     "GuardRefused",
     "Watermark",
     "journal_record",
@@ -47,6 +49,12 @@ class GuardMissing(DekubeError):
     """There is no guard's record, and the operator has not said that this key has never voted."""
 
     code = "guard_missing"
+
+
+class GuardOutdated(DekubeError):
+    """The record knows less than the key has signed, as far as can be told: an old copy, or one begun anew."""
+
+    code = "guard_outdated"
 
 
 class GuardRefused(DekubeError):
@@ -74,7 +82,11 @@ def _slot(body: bytes) -> bytes:
 
 
 class Guard:
-    """The votes of one key on one chain above ``floor``; a view at or below the floor is never voted in again."""
+    """The votes of one key on one chain above ``floor``; a view at or below the floor is never voted in again.
+
+    A vote in an epoch raises the floor above all earlier ones: a committee's last block is final before the next
+    committee votes, so whatever still asks for a vote in the old epoch is mistaken or worse.
+    """
 
     def __init__(self, genesis_hash: bytes, vote_key: bytes, *, epoch: int = 0, view: int = 0) -> None:
         self._genesis_hash = genesis_hash
@@ -87,6 +99,11 @@ class Guard:
     def floor(self) -> tuple[int, int]:
         """Epoch and view up to which everything is refused."""
         return self._floor
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the record knows of no vote and no watermark: of a key that has never voted, or a lost one."""
+        return not self._votes and self._floor == (0, 0)
 
     def votes(self) -> tuple[Vote, ...]:
         """Return every vote above the floor, oldest view first."""
@@ -103,6 +120,8 @@ class Guard:
         The table is R3 to R5: NOTARIZE needs no own NOTARIZE and no NULLIFY in the view, NULLIFY no FINALIZE,
         FINALIZE no NULLIFY and no other FINALIZE. Raises GuardRefused for everything else.
         """
+        if kind not in KINDS:
+            raise GuardRefused("kind", kind, candidate)
         at = (candidate.epoch, candidate.view)
         if at <= self._floor:
             raise GuardRefused("floor", kind, candidate)
@@ -118,14 +137,28 @@ class Guard:
             raise GuardRefused("nullify_after_finalize", kind, candidate)
         if kind == FINALIZE and NULLIFY in made:
             raise GuardRefused("finalize_after_nullify", kind, candidate)
-        if kind not in (NOTARIZE, NULLIFY, FINALIZE):
-            raise GuardRefused("kind", kind, candidate)
         return None
+
+    def is_foreign(self, vote: Vote) -> bool:
+        """Tell whether a vote that verifies under this key is none of this record: somebody else holds the key.
+
+        Of views at or below the floor nothing is known, so nothing is foreign there.
+        """
+        at = (vote.epoch, vote.view)
+        if at <= self._floor:
+            return False
+        made = self._votes.get(at, {}).get(vote.kind)
+        return made is None or (vote.kind != NULLIFY and made.candidate != vote.candidate)
 
     def record(self, vote: Vote) -> bytes:
         """Take a checked and signed vote in; the bytes must be on the disk before the vote leaves."""
-        self._votes.setdefault((vote.epoch, vote.view), {})[vote.kind] = vote
+        self._keep(vote)
         return self._vote_slot(vote)
+
+    def _keep(self, vote: Vote) -> None:
+        if vote.epoch > self._floor[0]:
+            self.raise_floor(vote.epoch, 0)
+        self._votes.setdefault((vote.epoch, vote.view), {})[vote.kind] = vote
 
     def raise_floor(self, epoch: int, view: int) -> None:
         """Refuse everything up to ``view`` from now on; the floor never sinks."""
@@ -180,7 +213,7 @@ class Guard:
         else:
             vote = Vote(kind, epoch, view, parent_view, block_hash, seat, signature)
             if (epoch, view) > self._floor:
-                self._votes.setdefault((epoch, view), {})[kind] = vote
+                self._keep(vote)
 
     def _vote_slot(self, vote: Vote) -> bytes:
         return _slot(
@@ -199,6 +232,41 @@ class Guard:
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
+
+
+class DoppelgangerWatch:
+    """How long a validator that starts only listens: a vote of its own key that the guard lacks ends it (3.6).
+
+    It listens for ``wait_ms`` and for ``views`` whole views, of which the one it starts in is none: it may have
+    come too late for a vote in that. A network that stands still passes no views, for instance when all its
+    validators start together; after ``wait_ms_max`` the watch is over in any case.
+    """
+
+    def __init__(self, *, views: int, wait_ms: int, wait_ms_max: int, now_ms: int) -> None:
+        self._views = views
+        self._earliest_ms = now_ms + wait_ms
+        self._latest_ms = now_ms + max(wait_ms, wait_ms_max)
+        self._entered = 0
+
+    @property
+    def latest_ms(self) -> int:
+        """When the watch is over whatever happens; a timer belongs there, and one at ``earliest_ms``."""
+        return self._latest_ms
+
+    @property
+    def earliest_ms(self) -> int:
+        """Before this the watch is not over, however many views pass."""
+        return self._earliest_ms
+
+    def entered_view(self) -> None:
+        """Take notice that the replica has entered another view, of this epoch or the next."""
+        self._entered += 1
+
+    def is_over(self, now_ms: int) -> bool:
+        """Tell whether voting may begin."""
+        # The first entry ends the view of the start, each further one ends a whole view.
+        is_heard = self._entered > self._views or self._views == 0
+        return now_ms >= self._latest_ms or (now_ms >= self._earliest_ms and is_heard)
 
 
 JOURNAL_CERTIFICATE: Final = 1

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -119,7 +120,8 @@ def _sync_directory(path: Path) -> None:
 class VoteDirectory:
     """The directory of a voter's guard and journal, locked for one process.
 
-    ``guard`` and ``journal`` are the two logs. Raises StoreError when another process holds the lock.
+    ``guard`` and ``journal`` are the two logs; either file is made when it is first used, since a signer keeps no
+    journal and the node that asks it no guard. Raises StoreError when another process holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,27 +136,35 @@ class VoteDirectory:
         except OSError:
             os.close(self._lock)
             raise StoreError(f"{path}: another process votes with this guard") from None
-        self.guard = FileLog(path / GUARD_FILE)
-        self.journal = FileLog(path / JOURNAL_FILE)
+
+    @cached_property
+    def guard(self) -> FileLog:
+        """The guard's record."""
+        return FileLog(self._path / GUARD_FILE)
+
+    @cached_property
+    def journal(self) -> FileLog:
+        """What the votes rest on."""
+        return FileLog(self._path / JOURNAL_FILE)
 
     def create_guard(self, guard: Guard) -> None:
         """Begin the record of a key that has never voted, or that votes above an imported watermark only.
 
         Raises StoreError when there is a record already: it must never be forgotten.
         """
-        if self.guard.read():
+        if self.has_guard():
             raise StoreError(f"{self._path / GUARD_FILE}: there is a record already")
         self.guard.replace(guard.image())
 
     def has_guard(self) -> bool:
         """Whether a guard's record exists."""
-        return bool(self.guard.read())
+        return (self._path / GUARD_FILE).exists() and bool(self.guard.read())
 
     def load_guard(self, genesis_hash: bytes, vote_key: bytes) -> Guard:
         """Return the guard; a torn tail is cut off. Raises GuardMissing and GuardCorrupt."""
-        data = self.guard.read()
-        if not data:
+        if not self.has_guard():
             raise GuardMissing(f"{self._path / GUARD_FILE}: no record of this key's votes")
+        data = self.guard.read()
         guard, whole = Guard.load(data, genesis_hash, vote_key)
         if whole != len(data):
             self.guard.replace(data[:whole])
@@ -162,7 +172,8 @@ class VoteDirectory:
 
     def close(self) -> None:
         """Close both logs and release the lock."""
-        self.guard.close()
-        self.journal.close()
+        for name in ("guard", "journal"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
         with contextlib.suppress(OSError):
             os.close(self._lock)
