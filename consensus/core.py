@@ -13,15 +13,59 @@ Where it goes beyond the text of 3.3:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
+from consensus.events import (
+    ADVANCE,
+    FETCH,
+    IDLE,
+    LEADER,
+    NOTHING_RESTORED,
+    PULL,
+    RETRANSMIT,
+    AskBlock,
+    AskBlocks,
+    AskCertificates,
+    BlockBuilt,
+    BlockChecked,
+    BlockExecuted,
+    BlockReceived,
+    BlocksReceived,
+    Build,
+    BuildFailed,
+    CastVote,
+    CertificateReceived,
+    Check,
+    Commit,
+    ConsensusParameters,
+    DropBlocks,
+    Effect,
+    EnterView,
+    EpochEnded,
+    Event,
+    Execute,
+    FoundEquivocation,
+    Halt,
+    KeepCertificate,
+    MempoolChanged,
+    OwnVotes,
+    ProposalReceived,
+    Propose,
+    PushCertificate,
+    Resend,
+    Restored,
+    Root,
+    SetTimer,
+    Start,
+    TimerFired,
+    VoteReceived,
+)
 from consensus.votes import Certificate, VoteSet
 from consensus.wire import BLOCKS_MAX, NULLS_MAX, VIEWS_MAX
 from state.primitives.blocks import Header
 from state.primitives.committee import Committee
 from state.primitives.hashing import ZERO_HASH
-from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Equivocation, Vote
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = [
     "ADVANCE",
@@ -88,319 +132,6 @@ RESENT_VIEWS: Final = 8
 KEPT_CANDIDATE_VIEWS: Final = 8
 BACKOFF_EXPONENT_MAX: Final = 64
 _POWERS_OF_3: Final[tuple[int, ...]] = tuple(3**exponent for exponent in range(BACKOFF_EXPONENT_MAX + 1))
-
-LEADER, ADVANCE, RETRANSMIT, FETCH, PULL, IDLE = "leader", "advance", "retransmit", "fetch", "pull", "idle"
-
-
-@dataclass(frozen=True, slots=True)
-class ConsensusParameters:
-    """Times of SDBFT.md 3.5 in milliseconds (prefix ``consensus.`` of the genesis).
-
-    ``block_interval_ms_min`` is what a leader waits after the time of the parent; it is added to both timers of
-    a view, which begin when the view is entered and not when the leader may propose.
-    """
-
-    leader_ms: int = 2_000
-    advance_ms: int = 3_500
-    block_interval_ms: int = 1_000
-    retransmit_ms: int = 2_000
-    retransmit_ms_max: int = 10_000
-    fetch_ms: int = 1_000
-    pull_ms: int = 150
-    idle_ms: int = 5_000
-    """How long an empty mempool delays an empty block."""
-    silent_ms: int = 10_000
-    """A leader not heard for so long, while a quorum was, is skipped at once (3.10)."""
-    backoff_factor_max: int = 16
-    timeout_ms_max: int = 60_000
-
-
-class Root(NamedTuple):
-    """The last committed block. ``view`` is the one that finalised it in this epoch, 0 for the epoch's root.
-
-    ``state_root`` and ``receipt_root`` are the results of executing it, so those its child's header carries.
-    """
-
-    block_hash: bytes
-    height: int
-    view: int
-    state_root: bytes
-    receipt_root: bytes
-    certificate: Certificate | None = None
-
-
-class OwnVotes(NamedTuple):
-    """What this seat has voted in one view, as its guard recorded it."""
-
-    notarize: Vote | None = None
-    nullify: Vote | None = None
-    finalize: Vote | None = None
-
-
-class Restored(NamedTuple):
-    """What survived the last run, beside the root: own votes, certificates and blocks above it."""
-
-    own: tuple[Vote, ...] = ()
-    certificates: tuple[Certificate, ...] = ()
-    headers: tuple[tuple[bytes, Header], ...] = ()
-
-
-NOTHING_RESTORED: Final = Restored()
-
-
-# Events.
-
-
-class Start(NamedTuple):
-    """The shell is ready."""
-
-
-class VoteReceived(NamedTuple):
-    """A verified vote; ``is_own`` when this replica's guard has just released it."""
-
-    vote: Vote
-    is_own: bool = False
-
-
-class CertificateReceived(NamedTuple):
-    """A verified certificate from another seat's replica, or from an observer."""
-
-    certificate: Certificate
-
-
-class ProposalReceived(NamedTuple):
-    """A verified vote of the leader with its block, whose body and header belong together.
-
-    Its ``justify`` and ``nulls`` come before it as certificates of their own.
-    """
-
-    vote: Vote
-    header: Header
-
-
-class BlockReceived(NamedTuple):
-    """A block that was asked for; body and header belong together."""
-
-    block_hash: bytes
-    header: Header
-
-
-class BlocksReceived(NamedTuple):
-    """A linked window of blocks whose last one has the verified FINAL certificate."""
-
-    certificate: Certificate
-    blocks: tuple[tuple[bytes, Header], ...]
-
-
-class BlockBuilt(NamedTuple):
-    """The answer to Build."""
-
-    view: int
-    block_hash: bytes
-    header: Header
-
-
-class BuildFailed(NamedTuple):
-    """Nothing can be built in that view."""
-
-    view: int
-
-
-class BlockChecked(NamedTuple):
-    """The answer to Check."""
-
-    block_hash: bytes
-    is_valid: bool
-
-
-class BlockExecuted(NamedTuple):
-    """The answer to Execute: the roots after the block."""
-
-    block_hash: bytes
-    state_root: bytes
-    receipt_root: bytes
-
-
-class TimerFired(NamedTuple):
-    """A timer set by SetTimer ran out; setting it again replaces it."""
-
-    name: str
-
-
-class MempoolChanged(NamedTuple):
-    """Transactions wait, or none do."""
-
-    has_transactions: bool
-
-
-Event: TypeAlias = (
-    Start
-    | VoteReceived
-    | CertificateReceived
-    | ProposalReceived
-    | BlockReceived
-    | BlocksReceived
-    | BlockBuilt
-    | BuildFailed
-    | BlockChecked
-    | BlockExecuted
-    | TimerFired
-    | MempoolChanged
-)
-
-
-# Effects.
-
-
-class CastVote(NamedTuple):
-    """Ask the guard, sign, make durable, broadcast, and return the vote as VoteReceived(is_own=True)."""
-
-    kind: int
-    candidate: Candidate
-    reason: str = ""
-
-
-class Propose(NamedTuple):
-    """Like CastVote(NOTARIZE), but what travels is the proposal with the block."""
-
-    candidate: Candidate
-    justify: Certificate | None
-    nulls: tuple[Certificate, ...]
-
-
-class KeepCertificate(NamedTuple):
-    """A new certificate: to be durable before the next vote leaves. ``is_formed`` here, or received."""
-
-    certificate: Certificate
-    is_formed: bool
-
-
-class PushCertificate(NamedTuple):
-    """Send certificates to one seat that needs them to propose."""
-
-    seat: int
-    certificates: tuple[Certificate, ...]
-
-
-class Resend(NamedTuple):
-    """Broadcast again: the view made no progress (R7). ``proposal_view``: with the own proposal of that view."""
-
-    votes: tuple[Vote, ...]
-    certificates: tuple[Certificate, ...]
-    proposal_view: int | None
-
-
-class AskCertificates(NamedTuple):
-    """Send GetCertificates to a seat."""
-
-    seat: int
-    from_view: int
-    to_view: int
-
-
-class AskBlock(NamedTuple):
-    """Send GetBlock to a seat."""
-
-    seat: int
-    block_hash: bytes
-
-
-class AskBlocks(NamedTuple):
-    """Send GetBlocks to a seat."""
-
-    seat: int
-    from_height: int
-    count_max: int
-
-
-class Build(NamedTuple):
-    """Build a block on an executed parent; answer with BlockBuilt or BuildFailed."""
-
-    view: int
-    parent_hash: bytes
-    justify: Certificate | None
-
-
-class Check(NamedTuple):
-    """Check a block on an executed parent without executing it (amendment 1); answer with BlockChecked."""
-
-    block_hash: bytes
-
-
-class Execute(NamedTuple):
-    """Execute a block on an executed parent; answer with BlockExecuted."""
-
-    block_hash: bytes
-
-
-class Commit(NamedTuple):
-    """Make the executed block final with all its ancestors, ``block_hashes`` from the lowest to that block."""
-
-    certificate: Certificate
-    block_hashes: tuple[bytes, ...]
-    height: int
-
-
-class DropBlocks(NamedTuple):
-    """Forget these blocks: they can no longer become final."""
-
-    block_hashes: tuple[bytes, ...]
-
-
-class SetTimer(NamedTuple):
-    """Fire ``name`` after so long."""
-
-    name: str
-    delay_ms: int
-
-
-class EnterView(NamedTuple):
-    """A view began; the figures are for metrics."""
-
-    view: int
-    leader: int
-    backoff_exponent: int
-
-
-class FoundEquivocation(NamedTuple):
-    """A proof of a fault."""
-
-    equivocation: Equivocation
-
-
-class EpochEnded(NamedTuple):
-    """The last block of the epoch is final; the next epoch's core takes over."""
-
-    certificate: Certificate
-
-
-class Halt(NamedTuple):
-    """Stop loudly: nothing this replica could still sign would be safe or true."""
-
-    code: str
-    message: str
-
-
-Effect: TypeAlias = (
-    CastVote
-    | Propose
-    | KeepCertificate
-    | PushCertificate
-    | Resend
-    | AskCertificates
-    | AskBlock
-    | AskBlocks
-    | Build
-    | Check
-    | Execute
-    | Commit
-    | DropBlocks
-    | SetTimer
-    | EnterView
-    | FoundEquivocation
-    | EpochEnded
-    | Halt
-)
 
 
 class Core:
