@@ -29,6 +29,13 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
+from consensus.light import (
+    EpochRecord,
+    decode_epoch_record,
+    decode_merkle_proof,
+    encode_epoch_record,
+    encode_merkle_proof,
+)
 from consensus.replica import decode_inbound
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from node.chain import BodyInvalid, decode_body
@@ -93,6 +100,7 @@ from state.primitives.errors import ConfigError, DecodeError, InvalidTransaction
 from state.primitives.genesis import genesis_from_json, genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import decrypt_keystore, encrypt_keystore, keystore_address
+from state.primitives.merkle import merkle_proof
 from state.primitives.receipts import (
     Event,
     EventType,
@@ -615,6 +623,16 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "certificate", Target(
         canonical(decode_certificate, encode_certificate), (encode_certificate(FINAL),),
         ("consensus.wire:decode_certificate",),
+    )  # fmt: skip
+    yield "epoch record", Target(
+        canonical(decode_epoch_record, encode_epoch_record),
+        (encode_epoch_record(EpochRecord(BLOCK.header, FINAL, COMMITTEE)),),
+        ("consensus.light:decode_epoch_record",),
+    )  # fmt: skip
+    yield "merkle proof", Target(
+        canonical(decode_merkle_proof, encode_merkle_proof),
+        (encode_merkle_proof(merkle_proof([bytes([n]) for n in range(21)], 5)),),
+        ("consensus.light:decode_merkle_proof",),
     )  # fmt: skip
     faults: Raises = (GuardCorrupt, GuardMissing)
     yield "guard", Target(read_guard, (guard().image(),), ("consensus.guard:Guard.load",), faults)

@@ -1,0 +1,628 @@
+"""Light client: follow the chain by its epochs alone, and check what strangers say about it (SDBFT.md 3.13).
+
+Pure, and of the standard library, the signature library and ``state`` below the store alone, so that a wallet can
+carry it: nothing here needs a database, an event loop or a network. The caller brings bytes and the time.
+
+A client trusts one boundary block, that of the genesis or of a checkpoint, and with it the committee of the epoch
+that follows. From there each epoch record hands trust to the next committee. Headers are proven by a FINALIZE
+certificate, or by their hashes up to a boundary block that was followed; everything else by a header.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+from consensus.evidence import evidence_of_certificates
+from consensus.votes import Certificate, certificate_checks, verify_checks
+from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate, encode_certificate
+from state.primitives.blocks import (
+    HEADER_LIMIT_BYTES,
+    VERSION,
+    Header,
+    decode_header,
+    encode_header,
+    header_hash,
+)
+from state.primitives.codec import decode, encode
+from state.primitives.committee import RECORD_LIMIT_BYTES as COMMITTEE_LIMIT_BYTES
+from state.primitives.committee import Committee
+from state.primitives.errors import DecodeError, DekubeError, ProtocolError
+from state.primitives.hashing import HASH_BYTES, keccak
+from state.primitives.merkle import LEAVES_MAX, MerkleProof, verify_merkle_proof
+from state.primitives.receipts import Receipt, decode_receipt
+from state.primitives.transactions import Transaction, decode_transaction
+from state.primitives.votes import FINALIZE, Equivocation
+from state.trie.proof import verify_proof
+from state.view.accounts import ACCOUNT_BYTES, BALANCE_MASK, Account, account_key
+
+__all__ = [
+    "EPOCH_RECORD_LIMIT_BYTES",
+    "HEADERS_MAX",
+    "CertificateInvalid",
+    "CommitteeUnknown",
+    "EpochOutOfOrder",
+    "EpochRecord",
+    "Fork",
+    "ForkFound",
+    "HeaderAhead",
+    "HeaderUnproven",
+    "LightClient",
+    "LightOptions",
+    "ProofInvalid",
+    "Proven",
+    "RecordInvalid",
+    "TrustExpired",
+    "TrustedState",
+    "VersionUnknown",
+    "checkpoint_root",
+    "decode_epoch_record",
+    "decode_merkle_proof",
+    "encode_epoch_record",
+    "encode_merkle_proof",
+    "genesis_root",
+    "pack_epoch_record",
+    "trusting_period_ms",
+    "verify_account",
+    "verify_receipt",
+    "verify_state",
+    "verify_transaction",
+]
+
+EPOCH_RECORD_LIMIT_BYTES: Final = HEADER_LIMIT_BYTES + CERTIFICATE_LIMIT_BYTES + COMMITTEE_LIMIT_BYTES + 16
+HEADERS_MAX: Final = 1 << 16
+"""Headers that one proof may link; the epoch of a real chain has fewer blocks."""
+SIBLINGS_MAX: Final = LEAVES_MAX.bit_length()
+MERKLE_PROOF_LIMIT_BYTES: Final = SIBLINGS_MAX * (HASH_BYTES + 2) + 32
+PROVEN_MAX: Final = 4096
+"""Proven heights that are remembered, so that a second block at one of them is noticed."""
+RECORDS_MAX: Final = 16
+"""Epoch records at hand, for the committees of earlier epochs."""
+
+
+class RecordInvalid(ProtocolError):
+    """An epoch record that does not follow from what is trusted: whoever sent it lies or is of another chain."""
+
+    code = "epoch_record_invalid"
+
+
+class CertificateInvalid(ProtocolError):
+    """A certificate that is not the FINALIZE of a quorum of the committee for this very block."""
+
+    code = "certificate_invalid"
+
+
+class HeaderUnproven(ProtocolError):
+    """Headers that do not link to each other, to a certificate or to a known boundary block."""
+
+    code = "header_unproven"
+
+
+class HeaderAhead(ProtocolError):
+    """A header whose time is ahead of this clock by more than is allowed."""
+
+    code = "header_ahead"
+
+
+class ProofInvalid(ProtocolError):
+    """A Merkle proof that does not show what it should under the root in the header."""
+
+    code = "proof_invalid"
+
+
+class EpochOutOfOrder(ProtocolError):
+    """A record of another epoch than the next one; a client never goes back and never skips."""
+
+    code = "epoch_out_of_order"
+
+    def __init__(self, *, expected: int, got: int) -> None:
+        super().__init__(f"a record of epoch {got}, expected is {expected}")
+        self.expected = expected
+        self.got = got
+
+
+class CommitteeUnknown(DekubeError):
+    """The committee of that epoch is not at hand: follow the records up to it, or show the record before it."""
+
+    code = "committee_unknown"
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"the committee of epoch {epoch} is not known")
+        self.epoch = epoch
+
+
+class TrustExpired(DekubeError):
+    """What is trusted is so old that its validators may have taken their stake and left: a new root is needed."""
+
+    code = "trust_expired"
+
+    def __init__(self, *, age_ms: int, period_ms: int) -> None:
+        super().__init__(
+            f"what is trusted is {age_ms // 3_600_000} h old, older than the trusting period of "
+            f"{period_ms // 3_600_000} h: start again from a newer checkpoint of a source you trust"
+        )
+        self.age_ms = age_ms
+        self.period_ms = period_ms
+
+
+class VersionUnknown(DekubeError):
+    """The chain has moved to a version of the protocol that this software does not know; nobody lies."""
+
+    code = "upgrade_required"
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the chain runs version {version} of the protocol: a newer release is needed")
+        self.version = version
+
+
+class EpochRecord(NamedTuple):
+    """The last block's header of an epoch, its FINALIZE certificate, and the committee of the next epoch."""
+
+    header: Header
+    certificate: Certificate
+    committee: Committee
+
+
+class TrustedState(NamedTuple):
+    """The boundary block that began ``epoch``, and the committee whose votes count in that epoch.
+
+    At epoch 0 the block is the genesis: height 0, and the hash of the genesis.
+    """
+
+    genesis_hash: bytes
+    epoch_blocks: int
+    epoch: int
+    height: int
+    block_hash: bytes
+    time_ms: int
+    committee: Committee
+
+
+class Proven(NamedTuple):
+    """A header that is part of the final chain, with its hash."""
+
+    header: Header
+    block_hash: bytes
+
+
+class Fork(NamedTuple):
+    """Two different blocks at one height, both final: more than a third of the committee broke the rules.
+
+    ``certificates`` made them final, themselves or as ancestors; None where only the hash is kept any more.
+    """
+
+    height: int
+    committee: Committee
+    hashes: tuple[bytes, bytes]
+    certificates: tuple[Certificate | None, Certificate | None]
+
+    @property
+    def equivocations(self) -> tuple[Equivocation, ...]:
+        """Pairs of votes that convict a seat without anything more.
+
+        None where the certificates are of different views: the other half of the proof are then the NULLIFY votes
+        that let the later block skip the earlier one, and those have who followed the later block.
+        """
+        one, other = self.certificates
+        return () if one is None or other is None else evidence_of_certificates(one, other)
+
+    @property
+    def suspects(self) -> tuple[bytes, ...]:
+        """Addresses of the seats that signed both certificates."""
+        one, other = self.certificates
+        if one is None or other is None or one.epoch != other.epoch:
+            return ()
+        both = {vote.seat for vote in one.votes()} & {vote.seat for vote in other.votes()}
+        return tuple(self.committee.seats[seat].address for seat in sorted(both))
+
+
+class ForkFound(DekubeError):
+    """The client has seen two final blocks at one height and believes nothing any more; ``fork`` is the proof."""
+
+    code = "fork_found"
+
+    def __init__(self, fork: Fork) -> None:
+        super().__init__(f"two final blocks at height {fork.height}: this chain has forked, trust nobody about it")
+        self.fork = fork
+
+
+@dataclass(frozen=True, slots=True)
+class LightOptions:
+    """How long trust lasts and how far a clock may be off.
+
+    ``trusting_period_ms`` None never expires: for a root that its user vouches for in spite of its age.
+    """
+
+    trusting_period_ms: int | None
+    drift_ms: int = 2_000
+    versions: tuple[int, ...] = (VERSION,)
+
+
+def trusting_period_ms(unbonding_ms: int) -> int:
+    """Return how long a committee can be trusted: stake it voted with is slashable for a third longer."""
+    return unbonding_ms * 2 // 3
+
+
+# Records
+
+
+def pack_epoch_record(header: bytes, certificate: bytes, committee: bytes) -> bytes:
+    """Return the bytes of a record of its three parts, each encoded already."""
+    return encode([header, certificate, committee])
+
+
+def encode_epoch_record(record: EpochRecord) -> bytes:
+    """Return the canonical bytes of a record."""
+    return pack_epoch_record(
+        encode_header(record.header), encode_certificate(record.certificate), record.committee.encode()
+    )
+
+
+def decode_epoch_record(data: bytes) -> EpochRecord:
+    """Return the record of ``data``; nothing is verified. Raises DecodeError."""
+    match decode(data, limit_bytes=EPOCH_RECORD_LIMIT_BYTES):
+        case [bytes(header), bytes(certificate), bytes(committee)]:
+            return EpochRecord(decode_header(header), decode_certificate(certificate), Committee.decode(committee))
+        case _:
+            raise DecodeError("not an epoch record")
+
+
+def encode_merkle_proof(proof: MerkleProof) -> bytes:
+    """Return the canonical bytes of a Merkle proof."""
+    return encode([proof.position, proof.leaves, list(proof.siblings)])
+
+
+def decode_merkle_proof(data: bytes) -> MerkleProof:
+    """Return the Merkle proof of ``data``; nothing is verified. Raises DecodeError."""
+    match decode(data, limit_bytes=MERKLE_PROOF_LIMIT_BYTES):
+        case [int(position), int(leaves), list(siblings)] if (
+            0 <= position < leaves <= LEAVES_MAX
+            and len(siblings) <= SIBLINGS_MAX
+            and all(type(sibling) is bytes and len(sibling) == HASH_BYTES for sibling in siblings)
+        ):
+            return MerkleProof(position, leaves, tuple(siblings))
+        case _:
+            raise DecodeError("not a Merkle proof")
+
+
+# Roots of trust
+
+
+def genesis_root(*, genesis_hash: bytes, time_ms: int, epoch_blocks: int, committee: Committee) -> TrustedState:
+    """Return the state that trusts a genesis; ``committee`` is that of epoch 0."""
+    return TrustedState(genesis_hash, epoch_blocks, 0, 0, genesis_hash, time_ms, committee)
+
+
+def checkpoint_root(record: EpochRecord, *, height: int, block_hash: bytes) -> TrustedState:
+    """Return the state that trusts the boundary block of ``height`` and ``block_hash``, from its epoch record.
+
+    The hash vouches for all of it: header, chain and next committee; how many blocks an epoch has follows from
+    the height. The record's certificate cannot be checked, and need not. Raises RecordInvalid.
+    """
+    header = record.header
+    if header.height != height or header_hash(header) != block_hash:
+        raise RecordInvalid("not the record of the checkpoint")
+    epoch_blocks, rest = divmod(height, header.epoch + 1)
+    if rest or not epoch_blocks:
+        raise RecordInvalid("the checkpoint is not the last block of an epoch")
+    if record.committee.hash != header.next_committee_hash:
+        raise RecordInvalid("a committee that the checkpoint does not name")
+    return TrustedState(
+        header.genesis_hash,
+        epoch_blocks,
+        header.epoch + 1,
+        height,
+        block_hash,
+        header.time_ms,
+        record.committee,
+    )
+
+
+_Kept = TypeVar("_Kept")
+_Final: TypeAlias = tuple[bytes, Certificate | None]
+"""The hash of a block and what made it final."""
+
+
+class LightClient:
+    """What is trusted now and how it moves on.
+
+    ``boundaries`` has the hash of the last block of each epoch that was followed, and ``last`` the record of the
+    newest of them, as an earlier client kept them. Every method leaves the client as it was when it raises.
+    Once a fork is found each call raises ForkFound: what follows is for people to decide.
+    """
+
+    def __init__(
+        self,
+        trusted: TrustedState,
+        options: LightOptions,
+        *,
+        boundaries: Mapping[int, bytes] | None = None,
+        last: EpochRecord | None = None,
+    ) -> None:
+        self.options: Final = options
+        self._trusted = trusted
+        self._boundaries: dict[int, bytes] = dict(boundaries or {})
+        if trusted.epoch:
+            self._boundaries[trusted.epoch - 1] = trusted.block_hash
+        self._epochs = {block_hash: epoch for epoch, block_hash in self._boundaries.items()}
+        self._records: OrderedDict[int, EpochRecord] = OrderedDict()
+        self._committees: OrderedDict[int, Committee] = OrderedDict({trusted.epoch: trusted.committee})
+        self._proven: OrderedDict[int, tuple[bytes, Certificate | None]] = OrderedDict()
+        self._fork: Fork | None = None
+        if last is not None:
+            if header_hash(last.header) != self._boundaries.get(last.header.epoch):
+                raise RecordInvalid("the last record is not that of a known boundary block")
+            self._records[last.header.epoch] = last
+
+    @property
+    def trusted(self) -> TrustedState:
+        """The newest boundary block that was followed, and the committee after it."""
+        return self._trusted
+
+    @property
+    def boundaries(self) -> Mapping[int, bytes]:
+        """The hash of the last block of each epoch that was followed."""
+        return self._boundaries
+
+    @property
+    def last(self) -> EpochRecord | None:
+        """The record of the newest boundary block, None where trust still stands on its root alone."""
+        return self._records.get(self._trusted.epoch - 1)
+
+    @property
+    def fork(self) -> Fork | None:
+        """The proof that the chain forked, if it did."""
+        return self._fork
+
+    def age_ms(self, now_ms: int) -> int:
+        """Return how old the newest boundary block is."""
+        return max(0, now_ms - self._trusted.time_ms)
+
+    def check_trust(self, now_ms: int) -> None:
+        """Raise TrustExpired when the root of trust is too old, ForkFound when the chain has forked."""
+        if self._fork is not None:
+            raise ForkFound(self._fork)
+        period = self.options.trusting_period_ms
+        if period is not None and self.age_ms(now_ms) > period:
+            raise TrustExpired(age_ms=self.age_ms(now_ms), period_ms=period)
+
+    # Epochs
+
+    def follow(self, record: EpochRecord, now_ms: int) -> Fork | None:
+        """Move on by one epoch, or return the proof that the chain forked and stay.
+
+        Raises EpochOutOfOrder, RecordInvalid, CertificateInvalid or HeaderAhead, for which who sent the record is
+        to blame; TrustExpired, ForkFound and VersionUnknown, for which nobody is.
+        """
+        self.check_trust(now_ms)
+        trusted, header = self._trusted, record.header
+        if header.epoch != trusted.epoch:
+            raise EpochOutOfOrder(expected=trusted.epoch, got=header.epoch)
+        block_hash = self._check_record(record, trusted.committee)
+        if header.time_ms <= trusted.time_ms:
+            raise RecordInvalid("a boundary block that is not after the one before it")
+        self._check_time(header, now_ms)
+        self._check_version(header)
+        earlier = self._proven.get(header.height)
+        if earlier is not None and earlier[0] != block_hash:
+            return self._forked(header, trusted.committee, earlier, (block_hash, record.certificate))
+        epoch = header.epoch
+        self._boundaries[epoch] = block_hash
+        self._epochs[block_hash] = epoch
+        self._keep(self._records, epoch, record)
+        self._keep(self._committees, epoch + 1, record.committee)
+        self._trusted = trusted._replace(
+            epoch=epoch + 1,
+            height=header.height,
+            block_hash=block_hash,
+            time_ms=header.time_ms,
+            committee=record.committee,
+        )
+        return None
+
+    def compare(self, record: EpochRecord) -> Fork | None:
+        """Compare the record of an epoch that was followed with what is known; keep its committee at hand.
+
+        Returns the proof of a fork where it is another, as good as ours. Raises RecordInvalid or
+        CertificateInvalid for a false one, EpochOutOfOrder for an epoch that was not followed, and
+        CommitteeUnknown where it is another and what could tell false from forked is not at hand: compare our
+        records of that epoch and of the one before it first.
+        """
+        if self._fork is not None:
+            raise ForkFound(self._fork)
+        header, epoch = record.header, record.header.epoch
+        known = self._boundaries.get(epoch)
+        if known is None:
+            raise EpochOutOfOrder(expected=self._trusted.epoch - 1, got=epoch)
+        block_hash, committee = header_hash(header), self._committee_of(epoch)
+        if block_hash != known and (committee is None or epoch not in self._records):
+            raise CommitteeUnknown(epoch)
+        if committee is not None:
+            self._check_record(record, committee)
+        elif record.committee.hash != header.next_committee_hash:
+            raise RecordInvalid("a committee that the header does not name")
+        if block_hash == known:
+            if committee is not None:
+                self._keep(self._records, epoch, record)
+            self._keep(self._committees, epoch + 1, record.committee)
+            return None
+        assert committee is not None
+        ours = self._records[epoch]
+        return self._forked(header, committee, (known, ours.certificate), (block_hash, record.certificate))
+
+    def _check_record(self, record: EpochRecord, committee: Committee) -> bytes:
+        """Return the hash of the boundary block when ``committee`` made it final."""
+        header, certificate, following = record
+        trusted = self._trusted
+        if header.genesis_hash != trusted.genesis_hash:
+            raise RecordInvalid("a record of another chain")
+        if header.height != (header.epoch + 1) * trusted.epoch_blocks:
+            raise RecordInvalid(f"height {header.height} is not the last of epoch {header.epoch}")
+        if header.next_committee_hash != following.hash:
+            raise RecordInvalid("a committee that the header does not name")
+        block_hash = header_hash(header)
+        self._check_certificate(header, block_hash, certificate, committee)
+        return block_hash
+
+    def _check_certificate(
+        self, header: Header, block_hash: bytes, certificate: Certificate, committee: Committee
+    ) -> None:
+        if certificate.kind != FINALIZE or certificate.block_hash != block_hash:
+            raise CertificateInvalid("not a FINALIZE certificate of this block")
+        if certificate.epoch != header.epoch or header.committee_hash != committee.hash:
+            raise CertificateInvalid("a certificate or a header of another committee")
+        if certificate.view < header.view:
+            raise CertificateInvalid("a certificate from before the block's first view")
+        try:
+            checks = certificate_checks(committee, header.genesis_hash, certificate)
+        except DecodeError as error:
+            raise CertificateInvalid(str(error)) from None
+        if not verify_checks(checks):
+            raise CertificateInvalid("a signature does not verify")
+
+    def _check_time(self, header: Header, now_ms: int) -> None:
+        if header.time_ms > now_ms + self.options.drift_ms:
+            raise HeaderAhead(f"a block of {header.time_ms} ms, {header.time_ms - now_ms} ms from now")
+
+    def _check_version(self, header: Header) -> None:
+        if header.version not in self.options.versions:
+            raise VersionUnknown(header.version)
+
+    def _committee_of(self, epoch: int) -> Committee | None:
+        return self._trusted.committee if epoch == self._trusted.epoch else self._committees.get(epoch)
+
+    @staticmethod
+    def _keep(kept: OrderedDict[int, _Kept], epoch: int, value: _Kept) -> None:
+        kept[epoch] = value
+        while len(kept) > RECORDS_MAX:
+            kept.popitem(last=False)
+
+    def _forked(self, header: Header, committee: Committee, first: _Final, second: _Final) -> Fork:
+        self._fork = Fork(header.height, committee, (first[0], second[0]), (first[1], second[1]))
+        return self._fork
+
+    # Headers
+
+    def verify_headers(
+        self, headers: Sequence[Header], certificate: Certificate | None, now_ms: int
+    ) -> tuple[Proven, ...] | Fork:
+        """Return ``headers`` as proven, or the proof that the chain forked.
+
+        They follow each other upwards, and the last one is final: by ``certificate``, or because it is a boundary
+        block that was followed. Raises HeaderUnproven, CertificateInvalid or HeaderAhead for false ones;
+        CommitteeUnknown, TrustExpired, ForkFound, VersionUnknown.
+        """
+        self.check_trust(now_ms)
+        if not 0 < len(headers) <= HEADERS_MAX:
+            raise HeaderUnproven(f"{len(headers)} headers, expected are 1 to {HEADERS_MAX}")
+        trusted = self._trusted
+        hashes = [header_hash(header) for header in headers]
+        for below, block_hash, above in zip(headers, hashes, headers[1:], strict=False):
+            if above.parent_hash != block_hash or above.height != below.height + 1:
+                raise HeaderUnproven(f"the header of height {above.height} does not follow the one before it")
+        last, last_hash = headers[-1], hashes[-1]
+        if any(header.genesis_hash != trusted.genesis_hash for header in headers):
+            raise HeaderUnproven("a header of another chain")
+        if last.height < 1 or last.epoch != (last.height - 1) // trusted.epoch_blocks:
+            raise HeaderUnproven(f"height {last.height} is not in epoch {last.epoch}")
+        if last_hash not in self._epochs:
+            if certificate is None:
+                raise HeaderUnproven("neither a certificate nor a known boundary block")
+            self._check_age(last, now_ms)
+            committee = self._committee_of(last.epoch)
+            if committee is None:
+                raise CommitteeUnknown(last.epoch)
+            self._check_certificate(last, last_hash, certificate, committee)
+            self._check_time(last, now_ms)
+        for header in headers:
+            self._check_version(header)
+        proven = tuple(map(Proven, headers, hashes))
+        return self._contradicted(proven, certificate) or self._noted(proven, certificate)
+
+    def _check_age(self, header: Header, now_ms: int) -> None:
+        """Refuse old certificates of earlier epochs: whoever bought old keys could make them without a loss."""
+        period = self.options.trusting_period_ms
+        if header.epoch < self._trusted.epoch and period is not None and now_ms - header.time_ms > period:
+            raise HeaderUnproven("a certificate that is too old to count; headers up to the boundary block do")
+
+    def _contradicted(self, proven: Sequence[Proven], certificate: Certificate | None) -> Fork | None:
+        """Return the fork that headers make with what was proven before."""
+        committee = self._committee_of(proven[-1].header.epoch) or self._trusted.committee
+        for header, block_hash in proven:
+            earlier = self._proven.get(header.height)
+            if earlier is not None and earlier[0] != block_hash:
+                return self._forked(header, committee, earlier, (block_hash, certificate))
+            boundary = self._boundaries.get(header.epoch)
+            if self._is_boundary(header) and boundary not in (None, block_hash):
+                ours = self._records.get(header.epoch)
+                known = (boundary, None if ours is None else ours.certificate)
+                return self._forked(header, committee, known, (block_hash, certificate))
+        return None
+
+    def _noted(self, proven: tuple[Proven, ...], certificate: Certificate | None) -> tuple[Proven, ...]:
+        for header, block_hash in proven:
+            self._proven[header.height] = (block_hash, certificate)
+        while len(self._proven) > PROVEN_MAX:
+            self._proven.popitem(last=False)
+        return proven
+
+    def _is_boundary(self, header: Header) -> bool:
+        return header.height == (header.epoch + 1) * self._trusted.epoch_blocks
+
+
+# What a proven header proves
+
+
+def verify_state(following: Header, key: bytes, value: bytes | None, proof: bytes) -> None:
+    """Check that ``key`` had ``value`` (None: nothing) after the block before the proven header ``following``.
+
+    Raises ProofInvalid.
+    """
+    if not verify_proof(following.state_root, key, value, proof):
+        raise ProofInvalid(f"the value of key 0x{key.hex()} is not proven after height {following.height - 1}")
+
+
+def verify_account(following: Header, address: bytes, record: bytes | None, proof: bytes) -> Account:
+    """Return the account at ``address`` after the block before the proven header ``following``.
+
+    ``record`` are its bytes in the state, None for an account that was never used. Raises ProofInvalid.
+    """
+    verify_state(following, account_key(address), record, proof)
+    if record is None:
+        return Account(0, 0)
+    if len(record) != ACCOUNT_BYTES:
+        raise ProofInvalid("not the record of an account")
+    packed = int.from_bytes(record, "big")
+    return Account(packed >> 128, packed & BALANCE_MASK)
+
+
+def verify_transaction(header: Header, raw: bytes, proof: MerkleProof) -> Transaction:
+    """Return the transaction that ``raw`` are the bytes of, which is part of the proven block of ``header``.
+
+    Raises ProofInvalid. The transaction's sender is not recovered yet; its hash is keccak-256 of ``raw``.
+    """
+    if proof.leaves != header.tx_count or not verify_merkle_proof(header.tx_root, raw, proof):
+        raise ProofInvalid(f"transaction 0x{keccak(raw).hex()} is not proven to be in block {header.height}")
+    try:
+        return decode_transaction(raw)
+    except DecodeError as error:
+        raise ProofInvalid(f"a transaction in a final block does not decode: {error}") from None
+
+
+def verify_receipt(header: Header, following: Header, receipt: bytes, proof: MerkleProof) -> Receipt:
+    """Return the receipt of the transaction at ``proof.position`` of the proven block of ``header``.
+
+    ``following`` is the next header, proven too, which has the root over the receipts. Raises ProofInvalid.
+    """
+    if following.parent_hash != header_hash(header):
+        raise ProofInvalid("the headers of a receipt do not follow each other")
+    if proof.position >= header.tx_count or proof.leaves not in (header.tx_count, header.tx_count + 1):
+        raise ProofInvalid(f"no receipt of a transaction of block {header.height}")
+    if not verify_merkle_proof(following.receipt_root, receipt, proof):
+        raise ProofInvalid(f"receipt {proof.position} of block {header.height} is not proven")
+    try:
+        return decode_receipt(receipt)
+    except DecodeError as error:
+        raise ProofInvalid(f"a receipt under a final root does not decode: {error}") from None
