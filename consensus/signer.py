@@ -1,0 +1,547 @@
+"""The signer: a vote key and its guard apart from the node; what may be asked of it and what it answers. Pure.
+
+A request is a kind and fields, never bytes to sign: the signer itself makes the digest of a vote and the VRF input
+of a view, so whoever holds the other end can get votes that the guard allows, and nothing else (SDBFT.md 3.6).
+Frames are a u16 length and a canonical array that begins with the request's number and tag.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from consensus.guard import Guard, GuardRefused, Watermark
+from state.primitives.codec import Value, decode, encode
+from state.primitives.committee import SEATS_MAX
+from state.primitives.errors import DecodeError, DekubeError
+from state.primitives.hashing import HASH_BYTES, ZERO_HASH
+from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES
+from state.primitives.votes import KINDS, NULLIFY, Candidate, Vote, VoteKey, vote_digest, vrf_alpha
+from state.primitives.vrf import VRF_KEY_BYTES, VRF_PROOF_BYTES
+
+__all__ = [
+    "EPOCH_LIMIT",
+    "FRAME_BYTES_MAX",
+    "OPERATOR_REQUESTS",
+    "VIEW_LIMIT",
+    "VOTES_PAGE",
+    "Answer",
+    "AskProof",
+    "AskStatus",
+    "AskVote",
+    "AskVotes",
+    "Done",
+    "FrameReader",
+    "Open",
+    "Opened",
+    "Opening",
+    "Ping",
+    "Proved",
+    "RaiseFloor",
+    "Refusal",
+    "Release",
+    "Request",
+    "Retire",
+    "Signed",
+    "SignedPage",
+    "SignerCore",
+    "SignerRefused",
+    "SignerStatus",
+    "SignerUnavailable",
+    "Step",
+    "Voter",
+    "Writes",
+    "decode_answer",
+    "decode_request",
+    "encode_answer",
+    "encode_request",
+    "frame",
+    "refusal_of",
+]
+
+FRAME_BYTES_MAX: Final = 32 * 1024
+REQUEST_BYTES_MAX: Final = 256
+VOTES_PAGE: Final = 128
+EPOCH_LIMIT: Final = 1 << 32
+VIEW_LIMIT: Final = 1 << 48
+NUMBER_LIMIT: Final = 1 << 32
+TEXT_CHARACTERS_MAX: Final = 500
+COMPACT_BYTES: Final = 1024 * 1024
+"""The guard's record is written anew when it has grown by so much; what the floor has passed is left out."""
+
+
+class SignerRefused(DekubeError):
+    """The signer will not do what was asked; ``code`` is the signer's own."""
+
+    code = "signer_refused"
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # that of the refusal
+
+
+class SignerUnavailable(DekubeError):
+    """No signer answers now; the node follows the chain and does not vote."""
+
+    code = "signer_unavailable"
+
+
+class Opening(NamedTuple):
+    """What a signer knows when the node first reaches it: its guard's floor and the votes above."""
+
+    vote_key: bytes
+    vrf_key: bytes
+    floor: tuple[int, int]
+    votes: tuple[Vote, ...]
+
+    @property
+    def watermark(self) -> tuple[int, int]:
+        """The highest epoch and view the key has signed in, or may have."""
+        return max([self.floor, *((vote.epoch, vote.view) for vote in self.votes)])
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the record knows of no vote and no watermark; see Guard.is_fresh."""
+        return not self.votes and self.floor == (0, 0)
+
+    def guard(self, genesis_hash: bytes) -> Guard:
+        """Return a guard with the same knowledge, to check against; it is no record and makes nothing durable."""
+        guard = Guard(genesis_hash, self.vote_key, epoch=self.floor[0], view=self.floor[1])
+        for vote in self.votes:
+            guard.record(vote)
+        return guard
+
+
+class Voter(Protocol):
+    """Whoever votes for this node elsewhere.
+
+    Every call raises SignerUnavailable while nobody can be reached, GuardRefused for a vote that an earlier one
+    forbids, and SignerRefused with the signer's own code for the rest.
+    """
+
+    @property
+    def vote_key(self) -> bytes:
+        """The x-only public key."""
+        ...
+
+    async def opening(self) -> Opening:
+        """Wait until the voter was reached, and return what it knows now."""
+        ...
+
+    async def vote(self, kind: int, candidate: Candidate, seat: int) -> Vote:
+        """Return the vote, durably recorded; the one made before when it is asked for again."""
+        ...
+
+    async def prove(self, epoch: int, view: int, randomness: bytes) -> bytes:
+        """Return the VRF proof for the view's input (see state.primitives.votes.vrf_alpha)."""
+        ...
+
+    async def raise_floor(self, epoch: int, view: int) -> None:
+        """Tell what is final, so that the guard may forget the votes up to there."""
+        ...
+
+
+# What may be asked.
+
+
+class Open(NamedTuple):
+    """Take the one place of a voter. Refused while another holds it."""
+
+    genesis_hash: bytes
+
+
+class AskVote(NamedTuple):
+    """Vote: NOTARIZE or FINALIZE for a candidate, NULLIFY (parent view 0, hash zero) for a view."""
+
+    kind: int
+    epoch: int
+    view: int
+    parent_view: int
+    block_hash: bytes
+    seat: int
+
+    @property
+    def candidate(self) -> Candidate:
+        """What the vote is for."""
+        return Candidate(self.epoch, self.view, self.parent_view, self.block_hash)
+
+
+class AskProof(NamedTuple):
+    """Prove the VRF output of a view, with the randomness that the chain had gathered before the epoch."""
+
+    epoch: int
+    view: int
+    randomness: bytes
+
+
+class AskVotes(NamedTuple):
+    """Show the votes above the floor, a page of them after this place."""
+
+    epoch: int
+    view: int
+    kind: int
+
+
+class RaiseFloor(NamedTuple):
+    """Forget the votes up to a final view and never vote there again; a lower floor changes nothing."""
+
+    epoch: int
+    view: int
+
+
+class Ping(NamedTuple):
+    """Say that the voter's end of the connection lives."""
+
+
+class AskStatus(NamedTuple):
+    """For the operator: how is the signer?"""
+
+
+class Retire(NamedTuple):
+    """For the operator: stop voting for good in this process, and show the watermark to move with the key."""
+
+
+class Release(NamedTuple):
+    """For the operator: end the voter's connection, so that another node may take its place."""
+
+
+Request: TypeAlias = Open | AskVote | AskProof | AskVotes | RaiseFloor | Ping | AskStatus | Retire | Release
+OPERATOR_REQUESTS: Final = (AskStatus, Retire, Release)
+
+
+# What is answered.
+
+
+class Opened(NamedTuple):
+    """The place is taken: whose votes these will be, and the guard's floor."""
+
+    vote_key: bytes
+    vrf_key: bytes
+    epoch: int
+    view: int
+
+
+class Signed(NamedTuple):
+    """The vote, on the signer's disk before it was sent."""
+
+    vote: Vote
+
+
+class Proved(NamedTuple):
+    """The VRF proof."""
+
+    proof: bytes
+
+
+class SignedPage(NamedTuple):
+    """Votes above the floor, fewer than VOTES_PAGE on the last page."""
+
+    votes: tuple[Vote, ...]
+
+
+class Done(NamedTuple):
+    """So it is."""
+
+
+class SignerStatus(NamedTuple):
+    """What an operator sees. ``is_taken``: a node votes with it now; ``is_retired``: it votes no more."""
+
+    mark: Watermark
+    votes_kept: int
+    is_taken: int
+    is_retired: int
+
+
+class Refusal(NamedTuple):
+    """What was asked will not be done: a stable code, the guard's rule where it was the guard, why."""
+
+    code: str
+    rule: str
+    message: str
+
+    def error(self, request: Request) -> DekubeError:
+        """Return the error that the asker raises."""
+        if isinstance(request, AskVote) and self.code == GuardRefused.code:
+            return GuardRefused(self.rule, request.kind, request.candidate)
+        return SignerRefused(self.code, self.message)
+
+
+Answer: TypeAlias = Opened | Signed | Proved | SignedPage | Done | SignerStatus | Refusal
+
+_REQUEST_TAGS: Final[dict[type[Request], int]] = {
+    Open: 1, AskVote: 2, AskProof: 3, AskVotes: 4, RaiseFloor: 5, Ping: 6, AskStatus: 7, Retire: 8, Release: 9,
+}  # fmt: skip
+
+
+def frame(body: bytes) -> bytes:
+    """Return the body behind its length."""
+    return len(body).to_bytes(2, "big") + body
+
+
+class FrameReader:
+    """Cuts a stream into bodies; holds no more than one unfinished frame."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the bodies that ``data`` completes. Raises DecodeError for one beyond the limit."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        while len(self._buffer) >= 2:
+            size = int.from_bytes(self._buffer[:2], "big")
+            if size > self._limit_bytes:
+                raise DecodeError(f"a frame of {size} bytes, limit {self._limit_bytes}")
+            if len(self._buffer) < 2 + size:
+                break
+            bodies.append(bytes(self._buffer[2 : 2 + size]))
+            del self._buffer[: 2 + size]
+        return bodies
+
+
+def encode_request(number: int, request: Request) -> bytes:
+    """Return the canonical bytes of a request."""
+    return encode([number, _REQUEST_TAGS[type(request)], *request])
+
+
+def decode_request(data: bytes) -> tuple[int, Request]:
+    """Return the number and the request of a frame's body. Raises DecodeError."""
+    match decode(data, limit_bytes=REQUEST_BYTES_MAX):
+        case [int(number), int(tag), *fields] if 0 <= number < NUMBER_LIMIT:
+            return number, _request(tag, fields)
+        case _:
+            raise DecodeError("not a request to a signer")
+
+
+def _request(tag: int, fields: list[object]) -> Request:
+    match tag, fields:
+        case 1, [bytes(genesis_hash)] if len(genesis_hash) == HASH_BYTES:
+            return Open(genesis_hash)
+        case 2, [int(kind), int(epoch), int(view), int(parent_view), bytes(block_hash), int(seat)]:
+            _check_vote(kind, epoch, view, parent_view, block_hash, seat)
+            return AskVote(kind, epoch, view, parent_view, block_hash, seat)
+        case 3, [int(epoch), int(view), bytes(randomness)] if (
+            0 <= epoch < EPOCH_LIMIT and 0 < view < VIEW_LIMIT and len(randomness) == HASH_BYTES
+        ):
+            return AskProof(epoch, view, randomness)
+        case 4, [int(epoch), int(view), int(kind)] if (
+            0 <= epoch < EPOCH_LIMIT and 0 <= view < VIEW_LIMIT and (kind == 0 or kind in KINDS)
+        ):
+            return AskVotes(epoch, view, kind)
+        case 5, [int(epoch), int(view)] if 0 <= epoch < EPOCH_LIMIT and 0 <= view < VIEW_LIMIT:
+            return RaiseFloor(epoch, view)
+        case 6, []:
+            return Ping()
+        case 7, []:
+            return AskStatus()
+        case 8, []:
+            return Retire()
+        case 9, []:
+            return Release()
+        case _:
+            raise DecodeError("not a request to a signer")
+
+
+def _check_vote(kind: int, epoch: int, view: int, parent_view: int, block_hash: bytes, seat: int) -> None:
+    if not (
+        kind in KINDS
+        and 0 <= epoch < EPOCH_LIMIT
+        and 0 <= parent_view < view < VIEW_LIMIT
+        and 0 <= seat < SEATS_MAX
+        and len(block_hash) == HASH_BYTES
+        and (kind != NULLIFY or (parent_view, block_hash) == (0, ZERO_HASH))
+    ):
+        raise DecodeError("not a vote that any seat casts")
+
+
+def encode_answer(number: int, answer: Answer) -> bytes:
+    """Return the canonical bytes of an answer to the request of that number."""
+    body: list[Value]
+    match answer:
+        case Opened():
+            body = [1, *answer]
+        case Signed(vote):
+            body = [2, list(vote)]
+        case Proved(proof):
+            body = [3, proof]
+        case SignedPage(votes):
+            body = [4, [list(vote) for vote in votes]]
+        case Done():
+            body = [5]
+        case SignerStatus(mark, votes_kept, is_taken, is_retired):
+            body = [6, list(mark), votes_kept, is_taken, is_retired]
+        case Refusal(code, rule, message):
+            body = [7, code, rule, message[:TEXT_CHARACTERS_MAX]]
+        case _:
+            raise AssertionError(answer)
+    return encode([number, *body])
+
+
+def decode_answer(data: bytes) -> tuple[int, Answer]:
+    """Return the number and the answer of a frame's body. Raises DecodeError."""
+    match decode(data, limit_bytes=FRAME_BYTES_MAX):
+        case [int(number), int(tag), *fields] if 0 <= number < NUMBER_LIMIT:
+            return number, _answer(tag, fields)
+        case _:
+            raise DecodeError("not an answer of a signer")
+
+
+def _answer(tag: int, fields: list[object]) -> Answer:
+    match tag, fields:
+        case 1, [bytes(vote_key), bytes(vrf_key), int(epoch), int(view)] if (
+            (len(vote_key), len(vrf_key)) == (VOTE_KEY_BYTES, VRF_KEY_BYTES)
+            and 0 <= epoch < EPOCH_LIMIT
+            and 0 <= view < VIEW_LIMIT
+        ):
+            return Opened(vote_key, vrf_key, epoch, view)
+        case 2, [list(vote)]:
+            return Signed(_vote_from_value(vote))
+        case 3, [bytes(proof)] if len(proof) == VRF_PROOF_BYTES:
+            return Proved(proof)
+        case 4, [list(votes)] if len(votes) <= VOTES_PAGE:
+            return SignedPage(tuple([_vote_from_value(vote) for vote in votes]))
+        case 5, []:
+            return Done()
+        case 6, [list(mark), int(votes_kept), (0 | 1) as is_taken, (0 | 1) as is_retired] if (
+            0 <= votes_kept < NUMBER_LIMIT
+        ):
+            return SignerStatus(_watermark_from_value(mark), votes_kept, is_taken, is_retired)
+        case 7, [str(code), str(rule), str(message)] if (
+            len(code) <= TEXT_CHARACTERS_MAX
+            and len(rule) <= TEXT_CHARACTERS_MAX
+            and len(message) <= TEXT_CHARACTERS_MAX
+        ):
+            return Refusal(code, rule, message)
+        case _:
+            raise DecodeError("not an answer of a signer")
+
+
+def _vote_from_value(value: object) -> Vote:
+    match value:
+        case [
+            int(kind), int(epoch), int(view), int(parent_view), bytes(block_hash), int(seat), bytes(signature),
+        ] if len(signature) == VOTE_SIGNATURE_BYTES:  # fmt: skip
+            _check_vote(kind, epoch, view, parent_view, block_hash, seat)
+            return Vote(kind, epoch, view, parent_view, block_hash, seat, signature)
+        case _:
+            raise DecodeError("not a vote")
+
+
+def _watermark_from_value(value: object) -> Watermark:
+    match value:
+        case [bytes(genesis_hash), bytes(vote_key), int(epoch), int(view)] if (
+            (len(genesis_hash), len(vote_key)) == (HASH_BYTES, VOTE_KEY_BYTES)
+            and 0 <= epoch < EPOCH_LIMIT
+            and 0 <= view < VIEW_LIMIT
+        ):
+            return Watermark(genesis_hash, vote_key, epoch, view)
+        case _:
+            raise DecodeError("not a watermark")
+
+
+def refusal_of(error: DekubeError) -> Refusal:
+    """Return how an error is told to the other end."""
+    rule = error.rule if isinstance(error, GuardRefused) else ""
+    return Refusal(error.code, rule, str(error)[:TEXT_CHARACTERS_MAX])
+
+
+# The signer itself.
+
+
+class Writes(NamedTuple):
+    """What must be on the disk before the answer leaves: bytes to append, or a whole new record instead."""
+
+    append: bytes = b""
+    replace: bytes = b""
+
+
+class Step(NamedTuple):
+    """What a request brings about, in this order."""
+
+    writes: Writes
+    answer: Answer
+
+
+_NOTHING: Final = Writes()
+
+
+class SignerCore:
+    """One vote key behind its guard. ``guard`` is the one loaded from the record that the shell writes to."""
+
+    def __init__(
+        self, key: VoteKey, guard: Guard, genesis_hash: bytes, compact_bytes: int = COMPACT_BYTES
+    ) -> None:
+        self._key = key
+        self._guard = guard
+        self._genesis_hash = genesis_hash
+        self._compact_bytes = compact_bytes
+        self._grown = 0
+        self._is_retired = False
+
+    @property
+    def vote_key(self) -> bytes:
+        """The x-only public key it votes with."""
+        return self._key.vote_key
+
+    def status(self, *, is_taken: bool) -> SignerStatus:
+        """Return what an operator sees."""
+        return SignerStatus(
+            self._guard.watermark(), len(self._guard.votes()), int(is_taken), int(self._is_retired)
+        )
+
+    def step(self, request: Request) -> Step:
+        """Answer a voter's request, or the operator's to retire.
+
+        Raises GuardRefused, and SignerRefused for another chain or when retired. A disk that fails to take the
+        writes ends the signer: what the guard keeps here may then be unknown to the record.
+        """
+        match request:
+            case Open(genesis_hash):
+                if genesis_hash != self._genesis_hash:
+                    raise SignerRefused("wrong_chain", "the signer votes on another chain")
+                return Step(_NOTHING, Opened(self._key.vote_key, self._key.vrf_key, *self._guard.floor))
+            case AskVote():
+                return self._vote(request)
+            case AskProof(epoch, view, randomness):
+                alpha = vrf_alpha(self._genesis_hash, randomness, epoch, view)
+                return Step(_NOTHING, Proved(self._key.prove(alpha)))
+            case AskVotes(epoch, view, kind):
+                after = [
+                    vote
+                    for vote in self._guard.votes()
+                    if (vote.epoch, vote.view, vote.kind) > (epoch, view, kind)
+                ]
+                return Step(_NOTHING, SignedPage(tuple(after[:VOTES_PAGE])))
+            case RaiseFloor(epoch, view):
+                # Kept at once for a fresh record, which is thereby known to be older than what comes above the floor.
+                was_fresh = self._guard.is_fresh
+                self._guard.raise_floor(epoch, view)
+                return Step(self._compacted(is_due=was_fresh and not self._guard.is_fresh), Done())
+            case Retire():
+                self._is_retired = True
+                return Step(_NOTHING, self.status(is_taken=False))
+            case Ping():
+                return Step(_NOTHING, Done())
+            case AskStatus() | Release():
+                raise AssertionError("answered by the shell, which knows who is connected")
+            case _:
+                raise AssertionError(request)
+
+    def _vote(self, request: AskVote) -> Step:
+        if self._is_retired:
+            raise SignerRefused("signer_retired", "the key was moved away: this signer votes no more")
+        kind, candidate = request.kind, request.candidate
+        made = self._guard.check(kind, candidate)
+        if made is not None:
+            return Step(_NOTHING, Signed(made))
+        signature = self._key.sign_vote(vote_digest(self._genesis_hash, kind, candidate))
+        vote = Vote(kind, *candidate, request.seat, signature)
+        record = self._guard.record(vote)
+        self._grown += len(record)
+        return Step(Writes(append=record), Signed(vote))
+
+    def _compacted(self, *, is_due: bool) -> Writes:
+        if not is_due and self._grown <= self._compact_bytes:
+            return _NOTHING
+        self._grown = 0
+        return Writes(replace=self._guard.image())
