@@ -27,6 +27,8 @@ class Table(IntEnum):
     """address -> what an equivocation cost its operator, and why; kept for ever."""
     SLASH_WINDOW = 0x07
     """2^32 - 1 - epoch (4) || address -> nothing: the faults that still correlate, newest epoch first."""
+    JAIL = 0x08
+    """address -> until which epoch an operator may not sit, and how many times in a row."""
     NODE = 0x10
     """address -> NodeRecord."""
     NODE_CLASS = 0x11

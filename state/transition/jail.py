@@ -1,0 +1,37 @@
+"""Who may not sit: operators out of the committee for some epochs, or for ever (SDBFT.md 3.7)."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from state.primitives.codec import decode, encode
+from state.view import Overlay, Reader, Table
+
+__all__ = ["FOREVER", "JailRecord", "load_jail", "save_jail"]
+
+FOREVER: Final = 2**32 - 1
+"""Of ``until_epoch``: an operator that was proven faulty never sits again, with none of its keys."""
+RECORD_LIMIT_BYTES: Final = 64
+
+_JAIL: Final = bytes([Table.JAIL])
+
+
+class JailRecord(NamedTuple):
+    """An operator sits in no committee of an epoch below ``until_epoch``; ``times`` in a row it was put there."""
+
+    until_epoch: int
+    times: int
+
+
+def load_jail(state: Reader, operator: bytes) -> JailRecord | None:
+    """Return the record of an operator; None when nothing is held against it."""
+    data = state.get(_JAIL + operator)
+    return None if data is None else JailRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))
+
+
+def save_jail(state: Overlay, operator: bytes, record: JailRecord | None) -> None:
+    """Write or forget what is held against an operator."""
+    if record is None:
+        state.delete(_JAIL + operator)
+    else:
+        state.put(_JAIL + operator, encode(record))
