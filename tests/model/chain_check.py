@@ -1,17 +1,17 @@
 """Every chain of views: what certificates a whole epoch can have, view after view.
 
-Why views may be taken in turn. What an honest seat may vote in view v depends on certificates of views up to v and on
-its own votes in v, and never on votes in later views; certificates only appear, they never go. So sort any run by
-view, keeping the order inside each view: every vote of it is still allowed where it now stands, and the run ends in
-the same votes. Hence no set of votes is missed when all of view 1 comes first, then all of view 2, and so on; and of
-a finished view nothing matters later but its certificates. ``interleaving_check`` takes no such short cut and finds
-the same certificates in as many views as it can do.
+Why views may be taken in turn. What an honest seat may vote in view v depends on certificates of views up to v
+and on its own votes in v, and never on votes in later views; certificates only appear, they never go. So sort
+any run by view, keeping the order inside each view: every vote of it is still allowed where it now stands, and
+the run ends in the same votes. Hence no set of votes is missed when all of view 1 comes first, then all of view
+2, and so on; and of a finished view nothing matters later but its certificates. ``interleaving_check`` takes no
+such short cut and finds the same certificates in as many views as it can do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import NamedTuple
 
 from tests.model.rules import MARKS_PER_VIEW, Broken, Candidate, Chain, Rules, ViewRecord
@@ -33,14 +33,18 @@ class Explored(NamedTuple):
 def records(rules: Rules, chain: Chain) -> dict[ViewRecord, tuple[int, ViewState]]:
     """Every set of certificates that the next view can have, each with a number of candidates and votes for it."""
     view = len(chain) + 1
-    candidates = rules.candidates(chain, len(rules.honest))
-    count = min(len(candidates), len(rules.honest))  # each honest seat backs at most one of them
+    candidates, count = rules.candidates(chain, len(rules.honest)), _count(rules, chain)
     found: dict[ViewRecord, tuple[int, ViewState]] = {}
     for made, state in outcomes(rules, count).items():
         for record in _named(made, candidates, count):
             if _is_least(record, view):
                 found.setdefault(record, (count, state))
     return found
+
+
+def _count(rules: Rules, chain: Chain) -> int:
+    """How many candidates of the next view can matter: each honest seat backs at most one."""
+    return min(len(rules.candidates(chain, len(rules.honest))), len(rules.honest))
 
 
 def _named(made: Outcome, candidates: list[Candidate], count: int) -> Iterator[ViewRecord]:
@@ -76,7 +80,7 @@ def explore(rules: Rules, views: int, *, agreement_only: bool = False) -> Explor
             if chain and not chain[-1].is_over:
                 continue
             made = records(rules, chain)
-            states += len(reachable(rules, min(len(rules.candidates(chain, len(rules.honest))), len(rules.honest))))
+            states += len(reachable(rules, _count(rules, chain)))
             for record in made:
                 longer = (*chain, record)
                 try:
@@ -98,20 +102,24 @@ def explore(rules: Rules, views: int, *, agreement_only: bool = False) -> Explor
 
 
 def describe(rules: Rules, chain: Chain) -> str:
-    """The way to a chain in words: votes of honest seats in their order; the faulty weight votes for everything."""
+    """The way to a chain in words: votes of honest seats in order; the faulty weight votes for everything."""
     lines = [f"weights {rules.honest} honest, {rules.faulty} faulty, quorum {rules.quorum}"]
     for view, record in enumerate(chain, 1):
         count, state = records(rules, chain[: view - 1])[record]
         way = path(reachable(rules, count), state)
         lines.append(f"view {view}:")
-        for before, after in zip(way, way[1:], strict=False):
+        for before, after in pairwise(way):
             for seat, (old, new) in enumerate(zip(before.seats, after.seats, strict=True)):
                 if new.notarized != old.notarized:
-                    lines.append(f"  seat {seat} NOTARIZE candidate {(new.notarized ^ old.notarized).bit_length()}")
+                    lines.append(
+                        f"  seat {seat} NOTARIZE candidate {(new.notarized ^ old.notarized).bit_length()}"
+                    )
                 if new.nullified != old.nullified:
                     lines.append(f"  seat {seat} NULLIFY")
                 if new.finalized != old.finalized:
-                    lines.append(f"  seat {seat} FINALIZE candidate {(new.finalized ^ old.finalized).bit_length()}")
+                    lines.append(
+                        f"  seat {seat} FINALIZE candidate {(new.finalized ^ old.finalized).bit_length()}"
+                    )
         for word, certified in (("NOTARIZE", record.notarized), ("FINALIZE", record.finalized)):
             lines += [f"  {word} quorum: block {block} on view {parent}" for parent, block in certified]
         if record.is_null:

@@ -1,11 +1,13 @@
 """The rules of SDBFT.md 3.3 and 3.11 without times, networks and bytes: what an honest seat may vote, and why.
 
-Restated from the text and sharing nothing with ``consensus.core``. A state is the set of votes of honest seats; the
-faulty weight has, from the beginning, cast every vote that anybody could name, so that it never has to be scheduled:
-a certificate exists as soon as the honest votes for it reach the quorum together with the faulty weight.
+Restated from the text and sharing nothing with ``consensus.core``. A state is the set of votes of honest seats;
+the faulty weight has, from the beginning, cast every vote that anybody could name, so that it never has to be
+scheduled: a certificate exists as soon as the honest votes for it reach the quorum together with the faulty
+weight.
 
-A block is the tuple of the marks on the way to it from the epoch's root (``()``), so an ancestor is a prefix and a
-height is a length. The mark of a block tells the view it was built in and which of the leader's blocks it is.
+A block is the tuple of the marks on the way to it from the epoch's root (``()``), so an ancestor is a prefix
+and a height is a length. The mark of a block tells the view it was built in and which of the leader's blocks it
+is.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """A committee and the rules it follows. ``honest`` are weights of seats, ``faulty`` is the weight of the rest."""
+    """A committee and its rules. ``honest`` are the weights of seats, ``faulty`` is the weight of the rest."""
 
     honest: tuple[int, ...] = (1, 1, 1)
     faulty: int = 1
@@ -116,7 +118,7 @@ class Rules:
         return [*found, Candidate(0, ROOT)]
 
     def blocks(self, parent: Candidate, view: int, variants: int) -> list[Block]:
-        """The valid blocks of ``view`` on ``parent``: at the boundary the parent itself and nothing else (3.11)."""
+        """The valid blocks of ``view`` on ``parent``: at the boundary the parent itself, nothing else (3.11)."""
         fresh = [(*parent.block, view * MARKS_PER_VIEW + variant) for variant in range(variants)]
         if len(parent.block) < self.last_height:
             return fresh
@@ -191,8 +193,8 @@ class Rules:
 def committees(weight_max: int, seats: int = 3) -> list[Rules]:
     """One committee for each way in which weights up to ``weight_max`` in all can make quorums.
 
-    Two committees whose quorums consist of the same seats behave alike, with weights of anchors and lottery seats or
-    with equal ones, so one of each kind stands for all. Faulty is less than a third.
+    Two committees whose quorums consist of the same seats behave alike, with weights of anchors and lottery seats
+    or with equal ones, so one of each kind stands for all. Faulty is less than a third.
     """
     found: dict[tuple[tuple[bool, ...], tuple[bool, ...]], Rules] = {}
 

@@ -109,7 +109,7 @@ def check_own_votes(seats: tuple[SeatVotes, ...]) -> None:
 
 @cache
 def outcomes(rules: Rules, candidates: int) -> dict[Outcome, ViewState]:
-    """Every set of certificates that a view can end with, up to the names of candidates, with one state for each."""
+    """Every set of certificates that a view can have, up to the names of candidates, with one state for each."""
     found: dict[Outcome, ViewState] = {}
     for state in reachable(rules, candidates):
         made = outcome(rules, state.seats, candidates)
