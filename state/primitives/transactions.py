@@ -17,6 +17,9 @@ from state.primitives.hashing import keccak
 from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
 
 __all__ = [
+    "CALL_KIND",
+    "CHAIN_ID_MAX",
+    "FEE_MAX",
     "FORMS",
     "GAS_LIMIT_MAX",
     "KIND_MAX",
@@ -36,6 +39,8 @@ FEE_MAX: Final = 2**128 - 1
 KIND_MAX: Final = 2**16 - 1
 CHAIN_ID_MAX: Final = 2**31 - 1
 
+CALL_KIND: Final = 0x00
+"""What Ethereum's forms carry: [to, value, data], which the runtime turns into a kind of its own."""
 NATIVE_FORM: Final = 0x44
 LEGACY_FORM: Final = 0xC0
 

@@ -97,6 +97,7 @@ from state.primitives.blocks import Block, decode_block, decode_header, encode_b
 from state.primitives.codec import decode, encode
 from state.primitives.committee import Committee, Seat
 from state.primitives.errors import ConfigError, DecodeError, InvalidTransaction, KeystoreError, SignatureInvalid
+from state.primitives.ethereum import decode_dynamic, decode_legacy
 from state.primitives.genesis import genesis_from_json, genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import decrypt_keystore, encrypt_keystore, keystore_address
@@ -110,7 +111,7 @@ from state.primitives.receipts import (
     event_from_value,
     event_to_value,
 )
-from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.transactions import CHAIN_ID_MAX, decode_transaction, sign_transaction
 from state.primitives.votes import FINALIZE, Vote
 from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
@@ -169,6 +170,7 @@ from tasks.spec import decode_spec, encode_spec
 from testnet.cluster import TestnetError, _load_plan
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
+from tests.state.primitives.test_ethereum import VECTORS as ETHEREUM_VECTORS
 from tests.state.primitives.test_objects import GENESIS as FILE
 from tests.state.transition.chain import genesis as small_genesis
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
@@ -237,6 +239,12 @@ def of_file(name: str, reader: Callable[[Path], object]) -> Callable[[bytes], ob
     return run
 
 
+def read_ethereum(data: bytes) -> None:
+    """Either form; what is read is within the limits that every transaction has."""
+    transaction = decode_dynamic(data) if data[:1] == b"\x02" else decode_legacy(data)
+    assert transaction.raw == data and 0 < transaction.chain_id <= CHAIN_ID_MAX
+
+
 def read_vrf(data: bytes) -> None:
     """A changed proof never verifies, and no bytes break the library."""
     if vrf_verify(VRF.public, b"alpha", data) is not None and data != VRF.prove(b"alpha"):
@@ -246,6 +254,7 @@ def read_vrf(data: bytes) -> None:
 
 # Samples
 
+ETHEREUM = tuple(bytes.fromhex(vector["raw"]) for vector in ETHEREUM_VECTORS[:12])
 VRF = VrfKey(b"v" * 32)
 COMMITTEE = Committee(
     [Seat(bytes([n]) * 20, bytes([n]) * 32, bytes([n]) * 32, n + 1) for n in range(4)], (2, 0, 1, 3)
@@ -558,6 +567,10 @@ def _targets() -> Iterator[tuple[str, Target]]:
         read_transaction, PAYLOADS,
         ("state.primitives.transactions:decode_transaction", "state.primitives.transactions:_decode_native"),
         (DecodeError, SignatureInvalid),
+    )  # fmt: skip
+    yield "ethereum transaction", Target(
+        read_ethereum, ETHEREUM,
+        ("state.primitives.ethereum:decode_dynamic", "state.primitives.ethereum:decode_legacy"),
     )  # fmt: skip
     yield "payload", Target(
         execute_payload, PAYLOADS,
