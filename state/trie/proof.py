@@ -25,7 +25,7 @@ from state.trie.trie import (
     node_hash,
 )
 
-__all__ = ["PROOF_LIMIT_BYTES", "decode_proof", "prove", "verify_proof"]
+__all__ = ["PROOF_LIMIT_BYTES", "decode_proof", "is_node", "prove", "verify_proof"]
 
 NODES_MAX: Final = 2 * HASH_BYTES
 PROOF_LIMIT_BYTES: Final = NODES_MAX * (INNER_BYTES + 3) + BUCKET_ENTRIES_MAX * 2 * HASH_BYTES + 16
@@ -39,7 +39,7 @@ def prove(trie: Trie, key: bytes) -> bytes:
 def decode_proof(data: bytes) -> tuple[bytes, ...]:
     """Return the nodes of a proof, each of a possible shape; their hashes are not checked. Raises DecodeError."""
     match decode(data, limit_bytes=PROOF_LIMIT_BYTES):
-        case [*nodes] if len(nodes) <= NODES_MAX and all(type(node) is bytes and _is_node(node) for node in nodes):
+        case [*nodes] if len(nodes) <= NODES_MAX and all(type(node) is bytes and is_node(node) for node in nodes):
             return tuple(nodes)
         case _:
             raise DecodeError("not a proof")
@@ -73,7 +73,8 @@ def verify_proof(root: bytes, key: bytes, value: bytes | None, proof: bytes) -> 
     return False  # ends at an inner node that does have the key's child
 
 
-def _is_node(node: bytes) -> bool:
+def is_node(node: bytes) -> bool:
+    """Tell whether bytes have the shape of a node; nothing is said about their hash."""
     if node[:1] == b"\x01":
         return len(node) == INNER_BYTES
     entries, rest = divmod(len(node) - 1, 2 * HASH_BYTES)

@@ -27,6 +27,7 @@ __all__ = [
     "BUCKET_ENTRIES_MAX",
     "EMPTY_ROOT",
     "NO_NODES",
+    "Batch",
     "NodeLayer",
     "NodeReader",
     "Trie",
@@ -195,7 +196,7 @@ class Trie:
         """
         if not items:
             return TrieUpdate(self.root, {})
-        batch = _Batch(self.nodes)
+        batch = Batch(self.nodes)
         root = self.root
         if root == EMPTY_ROOT:
             root, _ = batch.change_bucket(b"", 0, _BUCKET_TAG, items)
@@ -256,7 +257,7 @@ def count_of(node: bytes) -> int:
 
 def root_of_entries(entries: Iterable[bytes]) -> bytes:
     """Return the root over ``entries`` (see ``entry_of``), computed from nothing, keeping no node."""
-    batch = _Batch(NO_NODES, keep=False)
+    batch = Batch(NO_NODES, keep=False)
     return batch.build(b"", 0, sorted(entries))
 
 
@@ -266,7 +267,7 @@ def update_below(nodes: NodeReader, path: bytes, items: list[bytes]) -> dict[byt
     All of ``items`` must lie below ``path``, and what lies below it must be the same map before and after in any
     trie that holds it, so that the node at ``path`` may be whatever its content makes it.
     """
-    batch = _Batch(nodes)
+    batch = Batch(nodes)
     top = nodes.get(path)
     if top is not None and is_inner(top):
         batch.change_inner(path, len(path), top, count_of(top), items, 0, len(items))
@@ -275,7 +276,7 @@ def update_below(nodes: NodeReader, path: bytes, items: list[bytes]) -> dict[byt
     return batch.nodes
 
 
-class _Batch:
+class Batch:
     """One update on its way: reads from the version before, collects the nodes that differ."""
 
     __slots__ = ("_get", "_keep", "nodes")
@@ -286,6 +287,7 @@ class _Batch:
         self.nodes: dict[bytes, bytes | None] = {}
 
     def read(self, path: bytes) -> bytes:
+        """Return the node at ``path``, changed or not. Raises TrieDamaged."""
         node = self.nodes.get(path) or self._get(path)
         if not node:
             raise TrieDamaged(f"trie node at '{path.decode()}' is absent")

@@ -128,7 +128,7 @@ from state.store.records import (
 )
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
-from state.trie import prove, verify_proof
+from state.trie import RangeOfMap, decode_range, encode_range, prove, prove_range, verify_proof
 from state.trie.proof import decode_proof
 from state.trie.trie import NO_NODES, NodeLayer, Trie
 from tasks import transitions
@@ -826,6 +826,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "state proof", Target(
         canonical(decode_proof, encode), tuple(prove(known, key) for key in (b"key 1", b"absent")),
         ("state.trie.proof:decode_proof",),
+    )  # fmt: skip
+    yield "state range", Target(
+        canonical(decode_range, encode_range),
+        (encode_range(RangeOfMap(((b"key 1", b"value"),), prove_range(known, b"\x40" * 32, b"\x80" * 32))),),
+        ("state.trie.ranges:decode_range",),
     )  # fmt: skip
     yield "escrow record", Target(
         _record, (encode([b"p" * 20, 1, 5, 1, 1, 0, [[1, b"o" * 20, 3]]]),), ("billing.escrow:_record",),

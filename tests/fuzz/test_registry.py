@@ -78,7 +78,7 @@ EXEMPT = {
     "node.cli.jobs:_npz": NO_DECODER,
     "rpc.render:payload": NO_DECODER,
     "state.store.nodes:_is_spread": "a node of the trie under a hash that its parent states",
-    "state.trie.trie:_Batch.read": "a node of the trie under a hash that its parent states",
+    "state.trie.trie:Batch.read": "a node of the trie under a hash that its parent states",
     "state.trie.trie:count_of": "a node of the trie under a hash that its parent states",
     "state.transition.staking:stake_payload": NO_DECODER,
     "state.transition.transfer:transfer_payload": NO_DECODER,
