@@ -161,13 +161,16 @@ class VoteDirectory:
         return (self._path / GUARD_FILE).exists() and bool(self.guard.read())
 
     def load_guard(self, genesis_hash: bytes, vote_key: bytes) -> Guard:
-        """Return the guard; a torn tail is cut off. Raises GuardMissing and GuardCorrupt."""
+        """Return the guard, its record written anew: without a torn tail, and on the disk for certain.
+
+        What was read may be in the kernel's memory alone, even after a failed sync, so that a later one that
+        succeeds would say nothing of it. Raises GuardMissing, GuardCorrupt and StoreError.
+        """
         if not self.has_guard():
             raise GuardMissing(f"{self._path / GUARD_FILE}: no record of this key's votes")
         data = self.guard.read()
-        guard, whole = Guard.load(data, genesis_hash, vote_key)
-        if whole != len(data):
-            self.guard.replace(data[:whole])
+        guard, _ = Guard.load(data, genesis_hash, vote_key)
+        self.guard.replace(guard.image())
         return guard
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ __all__ = [
     "Proved",
     "RaiseFloor",
     "Refusal",
-    "Release",
     "Request",
     "Retire",
     "Signed",
@@ -200,12 +199,8 @@ class Retire(NamedTuple):
     """For the operator: stop voting for good in this process, and show the watermark to move with the key."""
 
 
-class Release(NamedTuple):
-    """For the operator: end the voter's connection, so that another node may take its place."""
-
-
-Request: TypeAlias = Open | AskVote | AskProof | AskVotes | RaiseFloor | Ping | AskStatus | Retire | Release
-OPERATOR_REQUESTS: Final = (AskStatus, Retire, Release)
+Request: TypeAlias = Open | AskVote | AskProof | AskVotes | RaiseFloor | Ping | AskStatus | Retire
+OPERATOR_REQUESTS: Final = (AskStatus, Retire)
 
 
 # What is answered.
@@ -268,7 +263,7 @@ class Refusal(NamedTuple):
 Answer: TypeAlias = Opened | Signed | Proved | SignedPage | Done | SignerStatus | Refusal
 
 _REQUEST_TAGS: Final[dict[type[Request], int]] = {
-    Open: 1, AskVote: 2, AskProof: 3, AskVotes: 4, RaiseFloor: 5, Ping: 6, AskStatus: 7, Retire: 8, Release: 9,
+    Open: 1, AskVote: 2, AskProof: 3, AskVotes: 4, RaiseFloor: 5, Ping: 6, AskStatus: 7, Retire: 8,
 }  # fmt: skip
 
 
@@ -336,8 +331,6 @@ def _request(tag: int, fields: list[object]) -> Request:
             return AskStatus()
         case 8, []:
             return Retire()
-        case 9, []:
-            return Release()
         case _:
             raise DecodeError("not a request to a signer")
 
@@ -513,7 +506,7 @@ class SignerCore:
                 ]
                 return Step(_NOTHING, SignedPage(tuple(after[:VOTES_PAGE])))
             case RaiseFloor(epoch, view):
-                # Kept at once for a fresh record, which is thereby known to be older than what comes above the floor.
+                # Kept at once for a fresh record: it is then known to be older than what comes above the floor.
                 was_fresh = self._guard.is_fresh
                 self._guard.raise_floor(epoch, view)
                 return Step(self._compacted(is_due=was_fresh and not self._guard.is_fresh), Done())
@@ -522,7 +515,7 @@ class SignerCore:
                 return Step(_NOTHING, self.status(is_taken=False))
             case Ping():
                 return Step(_NOTHING, Done())
-            case AskStatus() | Release():
+            case AskStatus():
                 raise AssertionError("answered by the shell, which knows who is connected")
             case _:
                 raise AssertionError(request)
