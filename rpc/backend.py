@@ -47,6 +47,9 @@ POOL_MAX: Final = 1024
 POOL_SKIP_MAX: Final = 1024
 """The pool is walked from its best transaction on, on the event loop."""
 HEIGHT_LIMIT: Final = 2**63
+HEADERS_MAX: Final = 512
+RECORDS_MAX: Final = 32
+EPOCH_LIMIT: Final = 2**32
 INDEX_LIMIT: Final = 2**32
 HEADS_MAX: Final = 8
 CHANGES_MAX: Final = 20_000
@@ -161,6 +164,8 @@ class Backend:
             "block": self._block,
             "history": self._history,
             "prove": self._prove,
+            "header_path": self._header_path,
+            "epoch_records": self._epoch_records,
             "simulate": self._simulate,
         }
 
@@ -362,6 +367,21 @@ class Backend:
                 return self._view.prove(key, height)
             case _:
                 raise DecodeError("prove: a height and a key expected")
+
+    def _header_path(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), int(limit)] if _is_height(height) and 0 < limit <= HEADERS_MAX:
+                headers, certificate = self._view.header_path(height, limit)
+                return [list(headers), certificate]
+            case _:
+                raise DecodeError("header_path: a height and a limit expected")
+
+    def _epoch_records(self, params: list[Any]) -> Value:
+        match params:
+            case [int(first), int(limit)] if 0 <= first < EPOCH_LIMIT and 0 < limit <= RECORDS_MAX:
+                return list(self._view.epoch_records(first, limit))
+            case _:
+                raise DecodeError("epoch_records: an epoch and a limit expected")
 
     def _simulate(self, params: list[Any]) -> Value:
         match params:

@@ -66,6 +66,12 @@ class LoadedBlock:
         return self._receipts
 
     @property
+    def receipt_leaves(self) -> tuple[bytes, ...]:
+        """The encoded receipts in the order in which the next header's receipt root covers them."""
+        hooks = self._record.hooks
+        return self._record.receipts if hooks is None else (*self._record.receipts, hooks)
+
+    @property
     def transactions(self) -> list[Transaction]:
         """The transactions; their senders are known once ``recover`` was called."""
         if self._transactions is None:

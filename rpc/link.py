@@ -532,6 +532,15 @@ class Link:
         """Return the encoded proof of ``key``."""
         return cast(bytes, await self.request("prove", height, key))
 
+    async def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
+        headers, certificate = await self.request("header_path", height, limit)
+        return headers, certificate
+
+    async def epoch_records(self, first: int, limit: int) -> list[bytes]:
+        """Return the records of at most ``limit`` epochs from ``first`` on."""
+        return cast(list[bytes], await self.request("epoch_records", first, limit))
+
     # What changes at any time
 
     async def pending_nonce(self, address: bytes) -> int:

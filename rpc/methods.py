@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from consensus.wire import decode_certificate
 from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightUnknown, Pruned, RpcError
+from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers
 from rpc.market import MARKET_METHODS
 from rpc.render import AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
@@ -37,7 +37,7 @@ from rpc.schema import (
     ref,
 )
 from rpc.table import Json, Method, Node
-from state.primitives.blocks import encode_header
+from state.primitives.blocks import decode_header
 from state.primitives.codec import decode
 from state.primitives.receipts import decode_receipt
 from state.primitives.transactions import KIND_MAX, TRANSACTION_LIMIT_BYTES, decode_transaction
@@ -54,8 +54,6 @@ INDEX_LIMIT: Final = 2**32
 POOL_SKIP_MAX: Final = 1_000
 BLOCKS_PAGE_MAX: Final = 100
 STAKES_MAX: Final = 1024
-HEADERS_MAX: Final = 64
-"""Headers that lead from a proof's root to a certificate."""
 
 
 # Parts
@@ -409,32 +407,15 @@ async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
         raise RpcError("invalid_params", f"invalid params: key: 1 to {KEY_BYTES_MAX} bytes expected", param="key")
     newest = node.head.height
     number = max(newest - 1, 0) if height is None else _height_of_param(node, height)
-    following = await node.block(number + 1) if number < newest else None
-    if following is None:
-        raise HeightUnknown(height=number + 1, newest_height=newest)
+    path = await certified_headers(node, number + 1)
     [value] = await node.read(number, key)
     return {
         "at": await _stamp(node, number),
         "key": hexed(key),
         "value": None if value is None else hexed(value),
         "proof": hexed(await node.prove(number, key)),
-        "state_root": hexed(following.block.header.state_root),
-        "headers": await _certified_headers(node, following),
-        "certificate": hexed(following.certificate),
-    }
-
-
-async def _certified_headers(node: Node, first: LoadedBlock) -> list[str]:
-    """Return the headers from ``first`` to the one that its certificate names: one may finalise several blocks."""
-    named = decode_certificate(first.certificate).block_hash
-    headers, loaded = [hexed(encode_header(first.block.header))], first
-    while loaded.hash != named and len(headers) < HEADERS_MAX:
-        above = await node.block(loaded.height + 1)
-        if above is None:
-            break
-        headers.append(hexed(encode_header(above.block.header)))
-        loaded = above
-    return headers
+        "state_root": hexed(decode_header(bytes.fromhex(path["headers"][0][2:])).state_root),
+    } | path
 
 
 # Validators and peers
@@ -504,7 +485,7 @@ _PROOF: Final = obj(
         "proof": BYTES_OUT,
         "state_root": HASH_OUT,
         "headers": array(BYTES_OUT, maximum=HEADERS_MAX),
-        "certificate": BYTES_OUT,
+        "certificate": nullable(BYTES_OUT),
     }
 )
 
@@ -829,6 +810,13 @@ def _table(methods: Iterable[Method]) -> dict[str, Method]:
     return table
 
 
-METHODS: Final[tuple[Method, ...]] = (*_CHAIN, *_TRANSACTIONS, *_ACCOUNTS, *_NETWORK, *MARKET_METHODS)
+METHODS: Final[tuple[Method, ...]] = (
+    *_CHAIN,
+    *_TRANSACTIONS,
+    *_ACCOUNTS,
+    *_NETWORK,
+    *LIGHT_METHODS,
+    *MARKET_METHODS,
+)
 TABLE: Final[dict[str, Method]] = _table(METHODS)
 """The methods of the native namespace by name; ``rpc.surface`` adds those that belong to a connection."""

@@ -10,6 +10,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from consensus.light import pack_epoch_record
+from consensus.wire import decode_certificate
 from rpc.errors import HeightUnknown, Pruned
 from rpc.view import BlockRecord, Committee, Description, Head, KindInfo, Peer, PoolStatus, Seat, Sync
 from state.primitives.blocks import decode_header
@@ -23,6 +25,7 @@ from state.store.errors import Pruned as StorePruned
 from state.store.records import Place
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
+from state.transition.staking import load_committee
 from state.view import Reader
 from state.view.accounts import nonce_of
 
@@ -208,6 +211,39 @@ class StoreView:
         """Return the encoded proof of ``key``."""
         with _reported():
             return self._store.prove(key, height).proof
+
+    def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
+        store, headers = self._store, []
+        for above in range(max(height, 1), height + limit):
+            tip = store.height(above)
+            if tip is None:
+                break
+            headers.append(tip.header)
+            certificate = store.certificate(above)
+            # The certificate kept with a block may name a later one, which made this one final as an ancestor.
+            if certificate is not None and decode_certificate(certificate).block_hash == tip.block_hash:
+                return headers, certificate
+        return headers, None
+
+    def epoch_records(self, first: int, limit: int) -> list[bytes]:
+        """Return the records of at most ``limit`` epochs from ``first`` on."""
+        records: list[bytes] = []
+        for epoch in range(first, first + limit):
+            record = self._epoch_record(epoch)
+            if record is None:
+                break
+            records.append(record)
+        return records
+
+    def _epoch_record(self, epoch: int) -> bytes | None:
+        store = self._store
+        height = (epoch + 1) * self._runtime.chain.epoch_blocks
+        tip, certificate = store.height(height), store.certificate(height)
+        if tip is None or certificate is None:
+            return None
+        committee = load_committee(store.at(store.tip.height), epoch + 1)
+        return None if committee is None else pack_epoch_record(tip.header, certificate, committee.encode())
 
     def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction."""

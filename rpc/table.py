@@ -81,6 +81,17 @@ class Node(Protocol):
         """Return the encoded proof of ``key`` in the state after ``height``. Raises Pruned."""
         ...
 
+    async def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate.
+
+        At most ``limit`` headers, then without one; none above the newest block.
+        """
+        ...
+
+    async def epoch_records(self, first: int, limit: int) -> list[bytes]:
+        """Return the records of at most ``limit`` epochs from ``first`` on, as far as there are any."""
+        ...
+
     async def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction of ``address``."""
         ...

@@ -190,6 +190,17 @@ class NodeView(Protocol):
         """Return the encoded proof of ``key`` in the state after ``height``; *thread*. Raises Pruned."""
         ...
 
+    def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate.
+
+        At most ``limit`` headers, then without one; none above the newest block; *thread*.
+        """
+        ...
+
+    def epoch_records(self, first: int, limit: int) -> list[bytes]:
+        """Return the records of at most ``limit`` epochs from ``first`` on (consensus.light); *thread*."""
+        ...
+
     def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction: executed ones and consecutive ones of the pool."""
         ...

@@ -49,11 +49,22 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
             ("read", [a, [b"k"]]),
             ("read_old", [a, [b"k"]]),
             ("prove", [a, b"k"]),
+            ("header_path", [a, b]),
+            ("epoch_records", [a, b]),
             ("simulate", [ALICE.address, a, [b]]),
         ]
     for a in NUMBERS:
         questions += [("block", [a]), ("hash", [a]), ("history", [b"", None, a]), ("pending_nonces", [a])]
-    for method in (*Backend(node.view, tmp_path / "x")._inline, "read_old", "scan", "block", "prove", "simulate"):
+    for method in (
+        *Backend(node.view, tmp_path / "x")._inline,
+        "read_old",
+        "scan",
+        "block",
+        "prove",
+        "simulate",
+        "header_path",
+        "epoch_records",
+    ):
         questions += [(method, params) for params in odd]
     async with served(node, tmp_path / "s"):
         asker = Asker(await trio.open_unix_socket(str(tmp_path / "s")))

@@ -151,6 +151,17 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         for key in (account_key(ALICE.address), account_key(DAVE.address)):
             proof = await call("dekube_getProof", hexed(key))
             check_proof(node.voting, node.runtime.genesis_hash, key, proof)
+        path = await call("dekube_getHeader", 2)
+        assert header_hash(decode_header(bytes.fromhex(path["headers"][0][2:]))).hex() == (
+            await call("dekube_getBlock", 2)
+        )["block"]["hash"].removeprefix("0x")
+        placed = (await call("dekube_getTransactionProof", result["hash"]))["transaction"]
+        assert (placed["height"], placed["index"], placed["raw"]) == (1, 0, hexed(sent))
+        assert (await call("dekube_getReceiptProof", result["hash"]))["receipt"]["raw"] == hexed(sent)
+        for absent in ("dekube_getTransactionProof", "dekube_getReceiptProof"):
+            assert None in (await call(absent, "0x" + "00" * 32)).values()
+        assert (await call("dekube_getEpochRecord", 0))["record"] is None
+        assert (await call("dekube_getEpochRecords", 0))["records"] == []
         assert await call("dekube_getAccountProof", hexed(ALICE.address), 1)
 
         native = {name for name, method in SURFACE.items() if not method.needs_session}
@@ -213,6 +224,9 @@ async def test_errors_are_those_of_the_table_and_change_nothing(tmp_path: Path) 
         pruned = await expect(-32001, "pruned", "pruned", "dekube_getBalance", who, 3)
         assert pruned == {"reason": "pruned", "height": 3, "oldest_height": 4}
         await expect(-32001, "height_unknown", "newest is 6", "dekube_getBalance", who, 7)
+        await expect(-32001, "height_unknown", "newest is 6", "dekube_getHeader", 7)
+        await expect(-32602, "invalid_params", "height", "dekube_getHeader", 0)
+        await expect(-32602, "invalid_params", "limit", "dekube_getEpochRecords", 0, 33)
         await expect(-32001, "height_unknown", "newest is 6", "dekube_getAccountProof", who, 6)
         await expect(-32602, "invalid_params", "cursor", "dekube_getBlocks", make_cursor(["history", b"x", 1, 1]))
         await expect(-32602, "invalid_params", "cursor", "dekube_getBlocks", make_cursor(["blocks", 99]))

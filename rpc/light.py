@@ -1,0 +1,177 @@
+"""What light clients ask for: epoch records, headers and what makes them final, transactions and receipts proven.
+
+Everything is canonical bytes, because hashes and signatures are of bytes. ``consensus.light`` checks all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from consensus.light import encode_merkle_proof
+from rpc.blocks import LoadedBlock
+from rpc.errors import HeightUnknown, Pruned
+from rpc.render import AT, BYTES_OUT, at, hexed
+from rpc.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
+from rpc.table import Json, Method, Node
+from state.primitives.blocks import encode_header
+from state.primitives.merkle import merkle_proof
+
+__all__ = ["HEADERS_MAX", "LIGHT_METHODS", "certified_headers"]
+
+HEADERS_MAX: Final = 64
+"""Headers that lead from what was asked for to a certificate, unless more are asked for."""
+HEADERS_PAGE_MAX: Final = 512
+RECORDS_PAGE_MAX: Final = 32
+EPOCH_LIMIT: Final = 2**32
+
+
+async def certified_headers(node: Node, height: int, limit: int = HEADERS_MAX) -> dict[str, Json]:
+    """Return the headers from ``height`` up to the one that ``certificate`` makes final.
+
+    ``certificate`` is null where ``limit`` was reached first: the next headers continue the path. Raises
+    HeightUnknown above the newest block, Pruned where the node has no headers any more.
+    """
+    headers, certificate = await node.header_path(height, limit)
+    if not headers:
+        head = node.head
+        if height > head.height:
+            raise HeightUnknown(height=height, newest_height=head.height)
+        raise Pruned(height=height, oldest_height=head.oldest_block)
+    return {
+        "headers": [hexed(header) for header in headers],
+        "certificate": None if certificate is None else hexed(certificate),
+    }
+
+
+async def get_epoch_record(node: Node, epoch: int) -> Json:
+    """Answer ``dekube_getEpochRecord``."""
+    records = await node.epoch_records(epoch, 1)
+    return {"at": at(node.head), "record": hexed(records[0]) if records else None}
+
+
+async def get_epoch_records(node: Node, from_epoch: int, limit: int) -> Json:
+    """Answer ``dekube_getEpochRecords``."""
+    return {
+        "at": at(node.head),
+        "records": [hexed(record) for record in await node.epoch_records(from_epoch, limit)],
+    }
+
+
+async def get_header(node: Node, height: int, limit: int) -> Json:
+    """Answer ``dekube_getHeader``."""
+    return {"at": at(node.head)} | await certified_headers(node, height, limit)
+
+
+async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
+    """Answer ``dekube_getTransactionProof``."""
+    found = await _find(node, hash_)
+    if found is None:
+        return {"at": at(node.head), "transaction": None}
+    loaded, index = found
+    return {
+        "at": at(node.head),
+        "transaction": _placed(loaded, index) | await certified_headers(node, loaded.height),
+    }
+
+
+async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
+    """Answer ``dekube_getReceiptProof``: the root over the receipts of block h stands in the header of h + 1."""
+    found = await _find(node, hash_)
+    if found is None:
+        return {"at": at(node.head), "receipt": None}
+    loaded, index = found
+    above = await certified_headers(node, loaded.height + 1, HEADERS_MAX)
+    leaves = loaded.receipt_leaves
+    return {
+        "at": at(node.head),
+        "receipt": _placed(loaded, index)
+        | {
+            "receipt": hexed(leaves[index]),
+            "receipt_proof": hexed(encode_merkle_proof(merkle_proof(leaves, index))),
+            "headers": [hexed(encode_header(loaded.block.header)), *above["headers"]],
+            "certificate": above["certificate"],
+        },
+    }
+
+
+async def _find(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
+    place = await node.locate(hash_)
+    if place is None or (loaded := await node.block(place[0])) is None:
+        return None
+    return loaded, place[1]
+
+
+def _placed(loaded: LoadedBlock, index: int) -> dict[str, Json]:
+    raws = loaded.block.transactions
+    return {
+        "height": loaded.height,
+        "index": index,
+        "raw": hexed(raws[index]),
+        "proof": hexed(encode_merkle_proof(merkle_proof(raws, index))),
+    }
+
+
+_HASH: Final = Param("hash", HASH, "Hash of the transaction.")
+_PATH: Final = {"headers": array(BYTES_OUT, maximum=HEADERS_PAGE_MAX), "certificate": nullable(BYTES_OUT)}
+_PLACED: Final = {"height": NUMBER, "index": NUMBER, "raw": BYTES_OUT, "proof": BYTES_OUT}
+
+LIGHT_METHODS: Final = (
+    Method(
+        "dekube_getEpochRecord",
+        "The last header of an epoch, its certificate and the next committee; null while the epoch runs",
+        get_epoch_record,
+        obj({"at": AT, "record": nullable(BYTES_OUT)}),
+        (Param("epoch", natural(0, EPOCH_LIMIT - 1), "The epoch, from 0."),),
+        cost=2,
+        group="light clients",
+    ),
+    Method(
+        "dekube_getEpochRecords",
+        "Epoch records in their order, as far as there are any",
+        get_epoch_records,
+        obj({"at": AT, "records": array(BYTES_OUT, maximum=RECORDS_PAGE_MAX)}),
+        (
+            Param("from_epoch", natural(0, EPOCH_LIMIT - 1), "The first epoch."),
+            Param(
+                "limit", natural(1, RECORDS_PAGE_MAX), "At most so many.", required=False, default=RECORDS_PAGE_MAX
+            ),
+        ),
+        cost=20,
+        group="light clients",
+    ),
+    Method(
+        "dekube_getHeader",
+        "A header, those above it up to the first that a kept certificate names, and that certificate",
+        get_header,
+        obj({"at": AT} | _PATH),
+        (
+            Param("height", natural(1, SAFE_INTEGER_MAX), "The height, from 1."),
+            Param("limit", natural(1, HEADERS_PAGE_MAX), "At most so many.", required=False, default=HEADERS_MAX),
+        ),
+        cost=10,
+        group="light clients",
+    ),
+    Method(
+        "dekube_getTransactionProof",
+        "The bytes of a final transaction with the proof that its block has it, and what makes the block final",
+        get_transaction_proof,
+        obj({"at": AT, "transaction": nullable(obj(_PLACED | _PATH))}),
+        (_HASH,),
+        cost=20,
+        group="light clients",
+    ),
+    Method(
+        "dekube_getReceiptProof",
+        "As dekube_getTransactionProof, with the receipt and its proof under the next header",
+        get_receipt_proof,
+        obj(
+            {
+                "at": AT,
+                "receipt": nullable(obj(_PLACED | {"receipt": BYTES_OUT, "receipt_proof": BYTES_OUT} | _PATH)),
+            }
+        ),
+        (_HASH,),
+        cost=20,
+        group="light clients",
+    ),
+)
