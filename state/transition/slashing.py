@@ -196,7 +196,7 @@ def punish(
     """
     for operator, fault, epoch, view, weight, committee_weight, reporter in offences:
         jail = load_jail(state, operator)
-        save_jail(state, operator, JailRecord(FOREVER, jail.times if jail else 0))
+        save_jail(state, operator, JailRecord(FOREVER, jail[1] if jail else 0))
         share, base = share_of(weight, committee_weight), bonded(state, operator)
         record = SlashRecord(fault, epoch, view, block.height, share, base, 0, 0, 0, reporter)
         _save_slash(state, operator, record)

@@ -112,7 +112,7 @@ from state.primitives.receipts import (
     event_to_value,
 )
 from state.primitives.transactions import CHAIN_ID_MAX, decode_transaction, sign_transaction
-from state.primitives.votes import FINALIZE, Vote
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vote
 from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
 from state.store.nodes import decode_flushed, encode_flushed
@@ -126,6 +126,7 @@ from state.store.records import (
     encode_receipts,
     encode_tip,
 )
+from state.transition.evidence import Evidence, decode_evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
 from state.trie import RangeOfMap, decode_range, encode_range, prove, prove_range, verify_proof
@@ -259,6 +260,12 @@ VRF = VrfKey(b"v" * 32)
 COMMITTEE = Committee(
     [Seat(bytes([n]) * 20, bytes([n]) * 32, bytes([n]) * 32, n + 1) for n in range(4)], (2, 0, 1, 3)
 )
+EVIDENCE = tuple(
+    Evidence.of(Equivocation(Vote(a, 3, 9, *one, 2, b"s" * 64), Vote(b, 3, 9, *other, 2, b"t" * 64)), b"r" * 20)
+    for a, one, b, other in (
+        (NOTARIZE, (8, b"a" * 32), NOTARIZE, (8, b"b" * 32)), (NULLIFY, (0, bytes(32)), FINALIZE, (7, b"b" * 32)),
+    )
+)  # fmt: skip
 RAW = sign_transaction(KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10**22], gas_limit=21_000,
                        max_fee_per_gas=2 * 10**9, max_priority_fee_per_gas=1)  # fmt: skip
 MOVED = EventType(b"\x01" * 20, "Moved(bytes32 indexed task, address indexed to, uint256 value)")
@@ -631,6 +638,10 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "committee", Target(
         canonical(Committee.decode, Committee.encode), (COMMITTEE.encode(),),
         ("state.primitives.committee:Committee.decode",),
+    )  # fmt: skip
+    yield "evidence", Target(
+        canonical(decode_evidence, Evidence.encode), tuple(fault.encode() for fault in EVIDENCE),
+        ("state.transition.evidence:decode_evidence", "state.transition.evidence:_vote"),
     )  # fmt: skip
     yield "vrf", Target(read_vrf, (VRF.prove(b"alpha"),), ("state.primitives.vrf:vrf_verify",), cost=4)
     yield "certificate", Target(
