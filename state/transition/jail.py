@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from state.primitives.codec import decode, encode
 from state.view import Overlay, Reader, Table
 
-__all__ = ["FOREVER", "JailRecord", "load_jail", "save_jail"]
+__all__ = ["FOREVER", "JailRecord", "is_jailed", "load_jail", "save_jail"]
 
 FOREVER: Final = 2**32 - 1
 """Of ``until_epoch``: an operator that was proven faulty never sits again, with none of its keys."""
@@ -35,3 +35,9 @@ def save_jail(state: Overlay, operator: bytes, record: JailRecord | None) -> Non
         state.delete(_JAIL + operator)
     else:
         state.put(_JAIL + operator, encode(record))
+
+
+def is_jailed(state: Reader, operator: bytes, epoch: int) -> bool:
+    """Tell whether an operator may not sit in ``epoch``."""
+    record = load_jail(state, operator)
+    return record is not None and epoch < record.until_epoch

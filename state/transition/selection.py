@@ -1,0 +1,196 @@
+"""Who sits in a committee: capped stakes, or anchors and a lottery over the tail (SDBFT.md 3.9). Integers only.
+
+Up to ``seats_max`` candidates: everybody sits, and no weight is above a tenth of the whole (or 1.2 equal shares
+where few sit). More candidates: the largest are anchors with their exact stake, and the rest, the tail, is stood
+for by lottery tickets of equal weight.
+
+The lottery is sequential pivotal sampling (Deville and Tille 1998): a candidate of the tail expects exactly
+``tickets x stake / tail`` tickets and gets that number rounded down or up, so one with less than a ticket's stake
+never holds two. What each gets is negatively associated with what the others get, so no faulty part of the tail is
+drawn above its share more often than in independent draws, and splitting a stake gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from state.primitives.committee import Committee, Seat
+from state.primitives.hashing import digest
+
+__all__ = [
+    "CANDIDATES_MAX",
+    "Candidate",
+    "Draw",
+    "Selection",
+    "anchors_of",
+    "cap_weights",
+    "draw_tickets",
+    "permutation",
+    "select",
+]
+
+CANDIDATES_MAX: Final = 1_024
+"""The largest stakes are candidates; smaller ones have no part in the lottery."""
+CAP_DIVISOR: Final = 10
+"""No seat weighs more than this part of a committee in which everybody sits ..."""
+CAP_EQUAL_SHARES: Final = (12, 10)
+"""... unless it is no more than so many equal shares, because few sit."""
+TAIL_DIVISOR: Final = 5
+"""There are as few anchors as leave this part of the stake, or less, to the lottery."""
+_DRAW_BITS: Final = 256
+
+
+class Candidate(NamedTuple):
+    """A stake as it was frozen, with the keys it would sit with."""
+
+    address: bytes
+    vote_key: bytes
+    vrf_key: bytes
+    stake: int
+
+
+class Selection(NamedTuple):
+    """A committee and how it came about.
+
+    ``lottery_weight`` is the part of its weight that lottery seats hold. With ``is_tail_large`` even the most
+    anchors leave more of the stake to the lottery than they should: the number of seats is too small for this
+    distribution of stakes, and somebody has to be told.
+    """
+
+    committee: Committee
+    anchors: int
+    lottery_weight: int
+    is_tail_large: bool
+
+
+class Draw:
+    """Random integers that everybody computes alike: BLAKE2b of a seed and a counter.
+
+    Values that are not below the bound are thrown away, so that no residue is more likely than another.
+    """
+
+    __slots__ = ("_counter", "_seed")
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = seed
+        self._counter = 0
+
+    def below(self, bound: int) -> int:
+        """Return the next integer in ``[0, bound)``; ``bound`` is positive and below 2^256."""
+        shift = _DRAW_BITS - (bound - 1).bit_length()
+        while True:
+            block = digest(b"draw", self._seed + self._counter.to_bytes(8, "big"))
+            self._counter += 1
+            value = int.from_bytes(block, "big") >> shift
+            if value < bound:
+                return value
+
+
+def select(candidates: Iterable[Candidate], *, epoch: int, randomness: bytes, seats_max: int) -> Selection:
+    """Return the committee of ``epoch``; ``candidates``, one or more, may come in any order."""
+    ranked = sorted(candidates, key=lambda candidate: (-candidate.stake, candidate.address))[:CANDIDATES_MAX]
+    seed = randomness + epoch.to_bytes(4, "big")
+    anchors, is_tail_large = len(ranked), False
+    if len(ranked) <= seats_max:
+        weights = cap_weights([candidate.stake for candidate in ranked])
+    else:
+        anchors, is_tail_large = anchors_of([candidate.stake for candidate in ranked], seats_max)
+        tail = [candidate.stake for candidate in ranked[anchors:]]
+        tickets = draw_tickets(tail, seats_max - anchors, Draw(digest(b"lottery", seed)))
+        weights = [candidate.stake for candidate in ranked[:anchors]] + _ticket_weights(tickets, sum(tail))
+    seats = [
+        Seat(candidate.address, candidate.vote_key, candidate.vrf_key, weight)
+        for candidate, weight in zip(ranked, weights, strict=True)
+        if weight
+    ]
+    order = permutation(len(seats), Draw(digest(b"leaders", seed)))
+    return Selection(Committee(seats, order), anchors, sum(weights[anchors:]), is_tail_large)
+
+
+def cap_weights(stakes: Sequence[int]) -> list[int]:
+    """Return the weights of a committee in which everybody sits: stakes, the largest of them cut to one cap.
+
+    The cap is the largest integer that is at most the allowed part of the sum of the weights, themselves capped.
+    """
+    count = len(stakes)
+    numerator, denominator = 1, CAP_DIVISOR
+    if CAP_EQUAL_SHARES[0] * CAP_DIVISOR >= CAP_EQUAL_SHARES[1] * count:
+        numerator, denominator = CAP_EQUAL_SHARES[0], CAP_EQUAL_SHARES[1] * count
+
+    def is_allowed(cap: int) -> bool:
+        return cap * denominator <= numerator * sum(min(stake, cap) for stake in stakes)
+
+    # Allowed caps are all up to one: the right side is concave in the cap, both are 0 at 0, and a cap of 1 passes.
+    low, high = 1, max(stakes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if is_allowed(middle) else (low, middle - 1)
+    return [min(stake, low) for stake in stakes]
+
+
+def anchors_of(stakes: Sequence[int], seats_max: int) -> tuple[int, bool]:
+    """Return how many of ``stakes``, largest first, are anchors, and whether they leave too much to the lottery.
+
+    They are 50 to 67 of 100 seats. Fewer lottery seats than the rest would make the draw vary too much.
+    """
+    total = sum(stakes)
+    fewest, most = (seats_max + 1) // 2, (2 * seats_max + 2) // 3
+    tail = total - sum(stakes[:fewest])
+    for anchors in range(fewest, most):
+        if tail * TAIL_DIVISOR <= total:
+            return anchors, False
+        tail -= stakes[anchors]
+    return most, tail * TAIL_DIVISOR > total
+
+
+def draw_tickets(stakes: Sequence[int], tickets: int, draw: Draw) -> list[int]:
+    """Return how many of ``tickets`` each stake gets: its exact share, rounded up or down by the draw.
+
+    Shares are kept in parts of the sum of the stakes. Of two candidates with a broken share one gets what the
+    other has, up to a whole ticket, with the chances that leave the expectation of both as it was; whoever is
+    left with a broken share meets the next.
+    """
+    whole = sum(stakes)
+    won = [0] * len(stakes)
+    holder, held = 0, 0
+    for number, stake in enumerate(stakes):
+        won[number], part = divmod(stake * tickets, whole)
+        if held == 0 or part == 0:
+            if part:
+                holder, held = number, part
+            continue
+        both = held + part
+        if both < whole:  # one has it all, the other nothing
+            if draw.below(both) < part:
+                holder = number
+            held = both
+        else:  # one has a whole ticket, the other the rest
+            rest = both - whole
+            is_newer_whole = draw.below(2 * whole - both) < whole - held
+            winner, loser = (number, holder) if is_newer_whole else (holder, number)
+            won[winner] += 1
+            holder, held = loser, rest
+    if held:
+        raise AssertionError("the broken shares of all candidates make whole tickets")
+    return won
+
+
+def _ticket_weights(won: Sequence[int], tail: int) -> list[int]:
+    """Return the weights of ``won`` tickets, which sum to ``tail``; its remainder goes to the first tickets."""
+    worth, extra = divmod(tail, max(sum(won), 1))
+    weights = []
+    for tickets in won:
+        more = min(tickets, extra)
+        extra -= more
+        weights.append(tickets * worth + more)
+    return weights
+
+
+def permutation(size: int, draw: Draw) -> list[int]:
+    """Return the numbers below ``size`` shuffled (Fisher and Yates)."""
+    order = list(range(size))
+    for last in range(size - 1, 0, -1):
+        other = draw.below(last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order
