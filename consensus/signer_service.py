@@ -92,12 +92,19 @@ class _Connection:
 class SignerServer:
     """Serves one vote key to one voter at a time.
 
-    ``log`` is the record the core's guard was loaded from. Raises StoreError from ``serve`` when a write fails;
-    the process must end then, and until it does every request is refused.
+    ``log`` is the record the core's guard was loaded from; ``on_refusal`` is told what was refused. Raises
+    StoreError from ``serve`` when a write fails; the process must end then, and until it does it refuses all.
     """
 
-    def __init__(self, core: SignerCore, log: Log, limits: SignerLimits | None = None) -> None:
+    def __init__(
+        self,
+        core: SignerCore,
+        log: Log,
+        limits: SignerLimits | None = None,
+        on_refusal: Callable[[DekubeError, Request], None] | None = None,
+    ) -> None:
         self._core = core
+        self._on_refusal = on_refusal
         self._log = log
         self._limits = limits or SignerLimits()
         self._voter: _Connection | None = None
@@ -140,6 +147,8 @@ class SignerServer:
                     raise
                 except DekubeError as error:
                     answer = refusal_of(error)
+                    if self._on_refusal is not None:
+                        self._on_refusal(error, request)
                 with trio.fail_after(self._limits.send_s):
                     await stream.send_all(frame(encode_answer(number, answer)))
 

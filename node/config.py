@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.keys import VOTE_KEY_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,11 +33,15 @@ __all__ = [
     "ProcessOptions",
     "RegistryOptions",
     "RpcOptions",
+    "SignerEndpoint",
+    "SignerOptions",
     "dump_options",
     "load_options",
     "load_table",
     "parse_host_port",
     "parse_peer",
+    "parse_signer",
+    "parse_vote_key",
 ]
 
 _Options = TypeVar("_Options")
@@ -52,6 +57,16 @@ class KeyOptions:
     vote: str = "keys/vote.json"
     passphrase_file: str = "keys/passphrase"  # noqa: S105  a path
     """Mode 0600. Empty: the passphrase is asked for on the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignerOptions:
+    """Where a validator's vote key is, when it is not in this process (``dekube signer run``)."""
+
+    endpoint: str = ""
+    """"unix:PATH" (relative to the home) or "0xADDRESS@tcp:host:port"; empty: the key votes in the node."""
+    vote_key: str = ""
+    """The public vote key (0x and 64 hex digits) that the signer must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,7 @@ class NodeOptions:
     check_invariants: bool = True
     """Check money conservation after every block (costs a pass over open tasks)."""
     keys: KeyOptions = field(default_factory=KeyOptions)
+    signer: SignerOptions = field(default_factory=SignerOptions)
     p2p: NetworkOptions = field(default_factory=NetworkOptions)
     rpc: RpcOptions = field(default_factory=RpcOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
@@ -173,6 +189,39 @@ def parse_peer(text: str) -> PeerAddress:
         return PeerAddress(parse_address(address), endpoint)
     except DecodeError as error:
         raise ConfigError(f"{text!r}: {error}") from None
+
+
+class SignerEndpoint(typing.NamedTuple):
+    """Where a signer answers: at a Unix socket, or at host and port under an address that it proves."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    address: bytes = b""
+
+
+def parse_signer(text: str) -> SignerEndpoint:
+    """Return the endpoint of "unix:PATH" or "0xADDRESS@tcp:host:port". Raises ConfigError."""
+    if text.startswith("unix:") and "\0" not in text and text != "unix:":
+        return SignerEndpoint(path=text.removeprefix("unix:"))
+    if text.startswith("unix:") or "@" not in text:
+        raise ConfigError(f"{text!r}: unix:PATH or 0xADDRESS@tcp:host:port expected")
+    peer = parse_peer(text)
+    host, port = parse_host_port(peer.endpoint.removeprefix("tcp:"))
+    if not host or not port:
+        raise ConfigError(f"{text!r}: unix:PATH or 0xADDRESS@tcp:host:port expected")
+    return SignerEndpoint(host=host, port=port, address=peer.address)
+
+
+def parse_vote_key(text: str) -> bytes:
+    """Return the vote key of its text. Raises ConfigError."""
+    try:
+        key = bytes.fromhex(text.removeprefix("0x"))
+    except ValueError:
+        key = b""
+    if len(key) != VOTE_KEY_BYTES:
+        raise ConfigError(f"{text!r}: a vote key (0x and 64 hex digits) expected")
+    return key
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
@@ -254,6 +303,11 @@ def _check(options: NodeOptions) -> None:
             parse_host_port(listen)
     for peer in (*options.p2p.bootstrap, *options.p2p.relays):
         parse_peer(peer)
+    if options.signer.endpoint:
+        parse_signer(options.signer.endpoint)
+        parse_vote_key(options.signer.vote_key)
+    elif options.signer.vote_key:
+        raise ConfigError("signer: a vote_key without an endpoint")
     if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
         raise ConfigError("p2p: a node that does not listen needs relays or bootstrap peers")
     if options.log.level not in ("debug", "info", "warning", "error"):

@@ -24,6 +24,7 @@ from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_ke
 
 __all__ = [
     "Home",
+    "begin_guard",
     "create_home",
     "load_key",
     "node_secret",
@@ -132,18 +133,18 @@ def create_home(
     save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
     if vote is not None:
         save_key(home.path(options.keys.vote), vote, passphrase, scrypt_n=scrypt_n)
-        _begin_guard(home, genesis, vote)
+        begin_guard(home, genesis_hash(genesis), vote.vote_key)
     write_whole(home.genesis, genesis_to_json(genesis))
     write_whole(home.config, dump_options(options))  # last: a home without it is unfinished
     return home
 
 
-def _begin_guard(home: Home, genesis: Genesis, vote: SecretKey) -> None:
-    """Begin the record of a vote key's votes, here and nowhere else: a key whose record is gone may have voted."""
+def begin_guard(home: Home, chain_hash: bytes, vote_key: bytes) -> None:
+    """Begin the record of a key that was drawn just now; one whose record is gone may have voted."""
     directory = VoteDirectory(home.guard)
     try:
         if not directory.has_guard():
-            directory.create_guard(Guard(genesis_hash(genesis), vote.vote_key))
+            directory.create_guard(Guard(chain_hash, vote_key))
     finally:
         directory.close()
 

@@ -59,6 +59,7 @@ class Purpose(IntEnum):
     PEER = 1
     RELAY_CONTROL = 2
     CIRCUIT = 3
+    SIGNER = 4
 
 
 def prologue(genesis_hash: bytes, purpose: Purpose) -> bytes:
