@@ -328,8 +328,9 @@ _Final: TypeAlias = tuple[bytes, Certificate | None]
 class LightClient:
     """What is trusted now and how it moves on.
 
-    ``boundaries`` has the hash of the last block of each epoch that was followed, and ``last`` the record of the
-    newest of them, as an earlier client kept them. Every method leaves the client as it was when it raises.
+    ``boundaries`` has the hash of the last block of each epoch that was followed, ``last`` the record of the
+    newest of them and ``fork`` what ended it, as an earlier client kept them. Every method leaves the client as it was
+    when it raises.
     Once a fork is found each call raises ForkFound: what follows is for people to decide.
     """
 
@@ -340,6 +341,7 @@ class LightClient:
         *,
         boundaries: Mapping[int, bytes] | None = None,
         last: EpochRecord | None = None,
+        fork: Fork | None = None,
     ) -> None:
         self.options: Final = options
         self._trusted = trusted
@@ -350,7 +352,7 @@ class LightClient:
         self._records: OrderedDict[int, EpochRecord] = OrderedDict()
         self._committees: OrderedDict[int, Committee] = OrderedDict({trusted.epoch: trusted.committee})
         self._proven: OrderedDict[int, tuple[bytes, Certificate | None]] = OrderedDict()
-        self._fork: Fork | None = None
+        self._fork = fork
         if last is not None:
             if header_hash(last.header) != self._boundaries.get(last.header.epoch):
                 raise RecordInvalid("the last record is not that of a known boundary block")
@@ -375,6 +377,10 @@ class LightClient:
     def fork(self) -> Fork | None:
         """The proof that the chain forked, if it did."""
         return self._fork
+
+    def committee(self, epoch: int) -> Committee | None:
+        """Return the committee of an epoch, where it is at hand: the current one, and those seen lately."""
+        return self._trusted.committee if epoch == self._trusted.epoch else self._committees.get(epoch)
 
     def age_ms(self, now_ms: int) -> int:
         """Return how old the newest boundary block is."""
@@ -436,7 +442,7 @@ class LightClient:
         known = self._boundaries.get(epoch)
         if known is None:
             raise EpochOutOfOrder(expected=self._trusted.epoch - 1, got=epoch)
-        block_hash, committee = header_hash(header), self._committee_of(epoch)
+        block_hash, committee = header_hash(header), self.committee(epoch)
         if block_hash != known and (committee is None or epoch not in self._records):
             raise CommitteeUnknown(epoch)
         if committee is not None:
@@ -490,9 +496,6 @@ class LightClient:
         if header.version not in self.options.versions:
             raise VersionUnknown(header.version)
 
-    def _committee_of(self, epoch: int) -> Committee | None:
-        return self._trusted.committee if epoch == self._trusted.epoch else self._committees.get(epoch)
-
     @staticmethod
     def _keep(kept: OrderedDict[int, _Kept], epoch: int, value: _Kept) -> None:
         kept[epoch] = value
@@ -531,7 +534,7 @@ class LightClient:
             if certificate is None:
                 raise HeaderUnproven("neither a certificate nor a known boundary block")
             self._check_age(last, now_ms)
-            committee = self._committee_of(last.epoch)
+            committee = self.committee(last.epoch)
             if committee is None:
                 raise CommitteeUnknown(last.epoch)
             self._check_certificate(last, last_hash, certificate, committee)
@@ -549,7 +552,7 @@ class LightClient:
 
     def _contradicted(self, proven: Sequence[Proven], certificate: Certificate | None) -> Fork | None:
         """Return the fork that headers make with what was proven before."""
-        committee = self._committee_of(proven[-1].header.epoch) or self._trusted.committee
+        committee = self.committee(proven[-1].header.epoch) or self._trusted.committee
         for header, block_hash in proven:
             earlier = self._proven.get(header.height)
             if earlier is not None and earlier[0] != block_hash:

@@ -370,11 +370,13 @@ class Backend:
 
     def _header_path(self, params: list[Any]) -> Value:
         match params:
-            case [int(height), int(limit)] if _is_height(height) and 0 < limit <= HEADERS_MAX:
-                headers, certificate = self._view.header_path(height, limit)
+            case [int(height), int(limit), (0 | 1) as to_certificate] if (
+                _is_height(height) and 0 < limit <= HEADERS_MAX
+            ):
+                headers, certificate = self._view.header_path(height, limit, to_certificate=to_certificate == 1)
                 return [list(headers), certificate]
             case _:
-                raise DecodeError("header_path: a height and a limit expected")
+                raise DecodeError("header_path: a height, a limit and whether to a certificate expected")
 
     def _epoch_records(self, params: list[Any]) -> Value:
         match params:

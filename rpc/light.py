@@ -31,16 +31,23 @@ async def certified_headers(node: Node, height: int, limit: int = HEADERS_MAX) -
     ``certificate`` is null where ``limit`` was reached first: the next headers continue the path. Raises
     HeightUnknown above the newest block, Pruned where the node has no headers any more.
     """
-    headers, certificate = await node.header_path(height, limit)
+    headers, certificate = await _headers(node, height, limit, to_certificate=True)
+    return {
+        "headers": [hexed(header) for header in headers],
+        "certificate": None if certificate is None else hexed(certificate),
+    }
+
+
+async def _headers(
+    node: Node, height: int, limit: int, *, to_certificate: bool
+) -> tuple[list[bytes], bytes | None]:
+    headers, certificate = await node.header_path(height, limit, to_certificate=to_certificate)
     if not headers:
         head = node.head
         if height > head.height:
             raise HeightUnknown(height=height, newest_height=head.height)
         raise Pruned(height=height, oldest_height=head.oldest_block)
-    return {
-        "headers": [hexed(header) for header in headers],
-        "certificate": None if certificate is None else hexed(certificate),
-    }
+    return headers, certificate
 
 
 async def get_epoch_record(node: Node, epoch: int) -> Json:
@@ -60,6 +67,12 @@ async def get_epoch_records(node: Node, from_epoch: int, limit: int) -> Json:
 async def get_header(node: Node, height: int, limit: int) -> Json:
     """Answer ``dekube_getHeader``."""
     return {"at": at(node.head)} | await certified_headers(node, height, limit)
+
+
+async def get_headers(node: Node, from_height: int, limit: int) -> Json:
+    """Answer ``dekube_getHeaders``."""
+    headers, _ = await _headers(node, from_height, limit, to_certificate=False)
+    return {"at": at(node.head), "headers": [hexed(header) for header in headers]}
 
 
 async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
@@ -146,6 +159,18 @@ LIGHT_METHODS: Final = (
         obj({"at": AT} | _PATH),
         (
             Param("height", natural(1, SAFE_INTEGER_MAX), "The height, from 1."),
+            Param("limit", natural(1, HEADERS_PAGE_MAX), "At most so many.", required=False, default=HEADERS_MAX),
+        ),
+        cost=10,
+        group="light clients",
+    ),
+    Method(
+        "dekube_getHeaders",
+        "Headers upwards, which prove each other from any of them that is trusted",
+        get_headers,
+        obj({"at": AT, "headers": array(BYTES_OUT, maximum=HEADERS_PAGE_MAX)}),
+        (
+            Param("from_height", natural(1, SAFE_INTEGER_MAX), "The lowest height, from 1."),
             Param("limit", natural(1, HEADERS_PAGE_MAX), "At most so many.", required=False, default=HEADERS_MAX),
         ),
         cost=10,

@@ -532,9 +532,11 @@ class Link:
         """Return the encoded proof of ``key``."""
         return cast(bytes, await self.request("prove", height, key))
 
-    async def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+    async def header_path(
+        self, height: int, limit: int, *, to_certificate: bool = True
+    ) -> tuple[list[bytes], bytes | None]:
         """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
-        headers, certificate = await self.request("header_path", height, limit)
+        headers, certificate = await self.request("header_path", height, limit, int(to_certificate))
         return headers, certificate
 
     async def epoch_records(self, first: int, limit: int) -> list[bytes]:

@@ -212,7 +212,9 @@ class StoreView:
         with _reported():
             return self._store.prove(key, height).proof
 
-    def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+    def header_path(
+        self, height: int, limit: int, *, to_certificate: bool = True
+    ) -> tuple[list[bytes], bytes | None]:
         """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
         store, headers = self._store, []
         for above in range(max(height, 1), height + limit):
@@ -220,7 +222,7 @@ class StoreView:
             if tip is None:
                 break
             headers.append(tip.header)
-            certificate = store.certificate(above)
+            certificate = store.certificate(above) if to_certificate else None
             # The certificate kept with a block may name a later one, which made this one final as an ancestor.
             if certificate is not None and decode_certificate(certificate).block_hash == tip.block_hash:
                 return headers, certificate

@@ -81,10 +81,13 @@ class Node(Protocol):
         """Return the encoded proof of ``key`` in the state after ``height``. Raises Pruned."""
         ...
 
-    async def header_path(self, height: int, limit: int) -> tuple[list[bytes], bytes | None]:
+    async def header_path(
+        self, height: int, limit: int, *, to_certificate: bool = True
+    ) -> tuple[list[bytes], bytes | None]:
         """Return headers from ``height`` up to the first that a kept certificate names, and that certificate.
 
-        At most ``limit`` headers, then without one; none above the newest block.
+        At most ``limit`` headers, then without one, as many where no certificate is wanted; none above the newest
+        block.
         """
         ...
 

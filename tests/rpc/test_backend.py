@@ -49,7 +49,7 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
             ("read", [a, [b"k"]]),
             ("read_old", [a, [b"k"]]),
             ("prove", [a, b"k"]),
-            ("header_path", [a, b]),
+            ("header_path", [a, b, 1]),
             ("epoch_records", [a, b]),
             ("simulate", [ALICE.address, a, [b]]),
         ]

@@ -155,6 +155,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         assert header_hash(decode_header(bytes.fromhex(path["headers"][0][2:]))).hex() == (
             await call("dekube_getBlock", 2)
         )["block"]["hash"].removeprefix("0x")
+        assert (await call("dekube_getHeaders", 2, 2))["headers"][0] == path["headers"][0]
         placed = (await call("dekube_getTransactionProof", result["hash"]))["transaction"]
         assert (placed["height"], placed["index"], placed["raw"]) == (1, 0, hexed(sent))
         assert (await call("dekube_getReceiptProof", result["hash"]))["receipt"]["raw"] == hexed(sent)
