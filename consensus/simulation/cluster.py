@@ -1,8 +1,8 @@
-"""A whole committee in one heap of events: one seed, a virtual clock, no event loop, no threads, no sockets.
+"""A whole network in one heap of events: one seed, a virtual clock, no event loop, no threads, no sockets.
 
 Each node is the real replica with the real record of its guard and its journal on a simulated disk that loses what
-was not synced. The state machine is a chain of hashes; everything else (codec, certificates, guard) is production
-code. The same seed gives the same trace, byte for byte.
+was not synced. What it agrees on is the world's (``consensus.simulation.worlds``): a chain of hashes, or the real
+state on a simulated database. The same seed gives the same trace, byte for byte.
 """
 
 from __future__ import annotations
@@ -11,60 +11,28 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Final
 from zlib import crc32
 
 from consensus import core as c
 from consensus import replica as r
-from consensus.core import ConsensusParameters, Core, Root
-from consensus.guard import Guard
-from consensus.simulation.oracle import Oracle, Violation
-from consensus.votes import Certificate, Check, Signer, verify_checks
-from consensus.wire import (
-    BLOCKS_MAX,
-    BlockReply,
-    BlocksReply,
-    Message,
-    Proposal,
-    Votes,
-    encode_message,
-)
-from state.primitives.blocks import VERSION, Block, Header, encode_block, evidence_root, header_hash
-from state.primitives.committee import Committee, Seat
+from consensus.core import ConsensusParameters, Core
+from consensus.guard import Guard, GuardCorrupt, GuardMissing
+from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
+from consensus.simulation.oracle import Oracle, Reign, Violation
+from consensus.simulation.worlds import HashWorld, Machine, Reigning, World
+from consensus.votes import Certificate, Check, Signer
+from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
+from state.primitives.blocks import Block
 from state.primitives.errors import DecodeError
-from state.primitives.hashing import ZERO_HASH, digest
-from state.primitives.keys import SecretKey
-from state.primitives.merkle import merkle_root
-from state.primitives.votes import NOTARIZE, Vote, VoteKey, vote_digest
+from state.primitives.votes import NOTARIZE, Vote, vote_digest, vrf_alpha
 
-__all__ = [
-    "Cluster",
-    "Crash",
-    "FastKey",
-    "Network",
-    "Node",
-    "SimulatedLog",
-    "genesis_root",
-    "next_state_root",
-    "sim_parameters",
-]
+__all__ = ["Cluster", "Network", "Node", "sim_parameters"]
 
-GENESIS: Final = digest(b"sim", b"genesis")
-GENESIS_BLOCK: Final = digest(b"sim", b"block 0")
-EPOCH: Final = 1
 EVENTS_MAX: Final = 400_000
 """A run that needs more events than this has run away."""
-
-
-def next_state_root(parent_root: bytes, block_hash: bytes) -> bytes:
-    """Return the state after a block: the stub of the state machine."""
-    return digest(b"sim-state", parent_root + block_hash)
-
-
-def genesis_root() -> Root:
-    """Return the root on which every simulated chain stands."""
-    return Root(GENESIS_BLOCK, 0, 0, next_state_root(ZERO_HASH, GENESIS_BLOCK), ZERO_HASH)
+ROTATION_MS: Final = 50
+"""So long after the epoch began in which a new key sits, the operator has restarted the node with it."""
 
 
 def sim_parameters(idle_ms: int = 0) -> ConsensusParameters:
@@ -84,56 +52,6 @@ def sim_parameters(idle_ms: int = 0) -> ConsensusParameters:
     )
 
 
-class FastKey:
-    """A signer of keyed hashes in the place of BIP340, where the schedule matters and not the curve."""
-
-    __slots__ = ("_secret", "address", "vote_key")
-
-    def __init__(self, number: int) -> None:
-        self._secret = digest(b"sim-secret", number.to_bytes(4, "big"))
-        self.vote_key = digest(b"sim-key", self._secret)
-        self.address = self.vote_key[:20]
-
-    def sign_vote(self, message: bytes) -> bytes:
-        """Return 64 bytes that only the holder of the secret can make."""
-        return blake2b(message, key=self._secret, digest_size=64).digest()
-
-    def prove(self, alpha: bytes) -> bytes:
-        """Return 80 bytes in the place of a VRF proof."""
-        return blake2b(alpha, key=self._secret, digest_size=64).digest() + bytes(16)
-
-
-class RealKey(VoteKey):
-    """A signer of BIP340 that has an address, as a seat needs one."""
-
-    def __init__(self, secret: SecretKey) -> None:
-        super().__init__(secret)
-        self.address = secret.address
-
-
-@dataclass(slots=True)
-class SimulatedLog:
-    """A log that loses at a crash what was not synced, but for a torn piece of its beginning."""
-
-    durable: bytes = b""
-    pending: bytes = b""
-
-    def crash(self, rng: random.Random, *, is_torn: bool) -> None:
-        """Lose the tail; ``is_torn`` leaves some bytes of it, or zeros in their place, as file systems do."""
-        if is_torn and self.pending:
-            kept = rng.randrange(len(self.pending) + 1)
-            tail = bytes(rng.randrange(len(self.pending) - kept + 1)) if rng.random() < 0.5 else b""
-            if not (tail and self.pending[kept:].startswith(tail)):
-                self.durable += self.pending[:kept] + tail
-            else:
-                self.durable += self.pending[:kept]
-        self.pending = b""
-
-
-class Crash(Exception):
-    """The node loses power inside a durable operation."""
-
-
 @dataclass(slots=True)
 class Network:
     """What happens to messages now; the scenario changes it while it runs."""
@@ -150,30 +68,44 @@ class Node:
     """One process: its disk survives it, everything else is lost at a crash."""
 
     number: int
+    account: int
     address: bytes
-    signer: Signer | None
     honest: bool
-    guard_log: SimulatedLog = field(default_factory=SimulatedLog)
+    machine: Machine
+    votes: bool = True
+    """Whether it is run with the account's key; else it only follows."""
+    key: int = 0
+    guard_logs: dict[int, SimulatedLog] = field(default_factory=dict)
     journal_log: SimulatedLog = field(default_factory=SimulatedLog)
-    chain: list[tuple[bytes, Block, bytes, Certificate | None]] = field(default_factory=list)
     replica: r.Replica | None = None
     incarnation: int = 0
     timers: dict[str, int] = field(default_factory=dict)
-    executed: dict[bytes, bytes] = field(default_factory=dict)
-    blocks: dict[bytes, Block] = field(default_factory=dict)
     clock_permille: int = 1000
     durable_operations: int = 0
-    crash_at_operation: int = -1
+    fault_at: int = -1
+    fault: Fault = Fault.TAIL
     is_torn_next: bool = False
     restart_after_ms: int = 200
     halted: str | None = None
+    refused: str | None = None
+    """Why its guard has refused to open; it follows without a vote from then on."""
     entered: int = 0
+    epoch: int = 0
     commit_at_ms: int = 0
     watches_own_seat: bool = True
 
+    @property
+    def guard_log(self) -> SimulatedLog:
+        """The record of the key it votes with."""
+        return self.guard_logs.setdefault(self.key, SimulatedLog())
+
 
 class Cluster:
-    """The nodes, the network and the clock. Scenarios drive it, the oracle judges it."""
+    """The nodes, the network and the clock. Scenarios drive it, the oracle judges it.
+
+    ``world`` may be the weights of the founders alone: one epoch, for ever. ``honest`` are accounts. The faulty
+    accounts come first when there are ``twins``: each of them gets a second process with the same keys.
+    """
 
     guard_type: type[Guard] = Guard
     core_type: type[Core] = Core
@@ -181,28 +113,19 @@ class Cluster:
     def __init__(
         self,
         seed: int,
-        weights: tuple[int, ...],
+        world: World | tuple[int, ...],
         honest: frozenset[int],
         *,
         twins: int = 0,
-        is_real_crypto: bool = False,
         parameters: ConsensusParameters | None = None,
+        may_fork: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        self.weights = weights
+        self.world: World = HashWorld(world) if isinstance(world, tuple) else world
         self.parameters = parameters or sim_parameters()
-        keys: list[Any] = (
-            [RealKey(SecretKey(digest(b"sim-real", bytes((number,))))) for number in range(len(weights))]
-            if is_real_crypto
-            else [FastKey(number) for number in range(len(weights))]
+        self.oracle = Oracle(
+            [self.world.address(account) for account in honest], self.world.root_hash, may_fork=may_fork
         )
-        self.keys = keys
-        self.is_real_crypto = is_real_crypto
-        self.committee = Committee(
-            Seat(key.address, key.vote_key, key.vote_key, weight)
-            for key, weight in zip(keys, weights, strict=True)
-        )
-        self.oracle = Oracle(weights, honest, GENESIS_BLOCK)
         self.network = Network()
         self.now_ms = 0
         self.events = 0
@@ -211,20 +134,25 @@ class Cluster:
         self._sequence = 0
         self._decoded: dict[bytes, r.Decoded | None] = {}
         self._valid: dict[Check, bool] = {}
-        self._by_key = {key.vote_key: key for key in keys}
         self._seen_data: set[bytes] = set()
         self.calls: dict[int, Callable[[], None]] = {}
         self.on_deliver: dict[int, Callable[[int, bytes, r.Decoded], None]] = {}
-        self.on_proposal: Callable[[int, Proposal], None] | None = None
-        self.nodes = [Node(number, key.address, key, number in honest) for number, key in enumerate(keys)]
-        for number in range(twins):  # the faulty seats come first when there are twins
-            seat = sorted(set(range(len(weights))) - honest)[number]
-            self.nodes[seat].watches_own_seat = False
-            twin = Node(len(self.nodes), keys[seat].address, keys[seat], False, watches_own_seat=False)
-            self.nodes.append(twin)
+        self.nodes: list[Node] = []
+        for account in range(self.world.accounts):
+            self._add_node(account, is_honest=account in honest)
+        for account in sorted(set(range(self.world.accounts)) - honest)[:twins]:
+            self.nodes[account].watches_own_seat = False
+            self._add_node(account, is_honest=False).watches_own_seat = False
         self._by_address: dict[bytes, list[int]] = {}
         for node in self.nodes:
             self._by_address.setdefault(node.address, []).append(node.number)
+
+    def _add_node(self, account: int, *, is_honest: bool) -> Node:
+        number = len(self.nodes)
+        machine = self.world.machine(number, self.rng)
+        node = Node(number, account, self.world.address(account), is_honest, machine)
+        self.nodes.append(node)
+        return node
 
     # Time.
 
@@ -265,42 +193,45 @@ class Cluster:
         replica = node.replica
         assert replica is not None
         if what == "message":
-            sender, raw = data
-            self.trace = crc32(raw, self.trace ^ (self.now_ms << 8 | node.number) & 0xFFFFFFFF)
-            decoded = self.decode(raw)
-            if decoded is None:
-                return
-            hook = self.on_deliver.get(node.number)
-            if hook is not None:
-                hook(sender, raw, decoded)
-            try:
-                inbound = replica.receive(self.nodes[sender].address, decoded)
-            except DecodeError:
-                if self.nodes[sender].honest:
-                    raise Violation("an honest node's message was refused") from None
-                return
-            if inbound is None:
-                return
-            if inbound.checks and not all(map(self.is_valid, inbound.checks)):
-                if self.nodes[sender].honest:
-                    raise Violation("an honest node sent a signature that does not verify")
-                return
-            self.perform(node, replica.admit(inbound, self._clock(node)))
-            return
-        if what == "timer":
+            self._deliver(node, replica, *data)
+        elif what == "timer":
             del node.timers[data]
             self.perform(node, replica.step(c.TimerFired(data), self._clock(node)))
         elif what == "event":
             self.perform(node, replica.step(data, self._clock(node)))
-        elif what == "built":
-            view, block = data
-            self.perform(node, replica.built(view, block, self._clock(node)))
+        elif what == "check":
+            self._check(node, replica, data)
+        elif what == "build":
+            self._build(node, replica, data)
         elif what == "execute":
-            self._execute(node, data)
+            self._execute(node, replica, *data)
         elif what == "committed":
-            self._commit(node, data)
+            self._commit(node, replica, data)
         else:
             raise AssertionError(what)
+
+    def _deliver(self, node: Node, replica: r.Replica, sender: int, raw: bytes) -> None:
+        self.trace = crc32(raw, self.trace ^ (self.now_ms << 8 | node.number) & 0xFFFFFFFF)
+        decoded = self.decode(raw)
+        if decoded is None:
+            return
+        hook = self.on_deliver.get(node.number)
+        if hook is not None:
+            hook(sender, raw, decoded)
+        source = self.nodes[sender]
+        try:
+            inbound = replica.receive(source.address, decoded)
+        except DecodeError:
+            if source.honest:
+                raise Violation("an honest node's message was refused") from None
+            return
+        if inbound is None:
+            return
+        if inbound.checks and not all(map(self.is_valid, inbound.checks)):
+            if source.honest:
+                raise Violation("an honest node sent a signature that does not verify")
+            return
+        self.perform(node, replica.admit(inbound, self._clock(node)))
 
     def _clock(self, node: Node) -> int:
         return self.now_ms * node.clock_permille // 1000
@@ -308,44 +239,63 @@ class Cluster:
     # Processes.
 
     def start(self, node: Node) -> None:
-        """Start a node from what its disk holds. Raises Violation when the guard refuses to open."""
+        """Start a node from what its disk holds. Raises Violation when the guard refuses without a reason."""
         node.incarnation += 1
         node.timers.clear()
-        node.blocks.clear()
-        guard: Guard | None = None
-        if node.signer is not None:
-            if not node.guard_log.durable:
-                node.guard_log.durable = self.guard_type(GENESIS, node.signer.vote_key).image()
-            guard, whole = self.guard_type.load(node.guard_log.durable, GENESIS, node.signer.vote_key)
-            node.guard_log.durable = node.guard_log.durable[:whole]
-        root = genesis_root()
-        node.executed = {root.block_hash: root.state_root}
-        for block_hash, block, _, certificate in node.chain:
-            state_root = next_state_root(root.state_root, block_hash)
-            if block.header.state_root != root.state_root:
-                raise Violation("a committed block rests on another state")
-            view = certificate.view if certificate is not None else root.view
-            root = Root(
-                block_hash, block.header.height, view, state_root, ZERO_HASH, certificate or root.certificate
-            )
-            node.executed = {block_hash: state_root}
+        standing = node.machine.start()
+        signer, guard = self._open_guard(node, standing.epoch)
+        node.epoch = standing.epoch
+        reign = self._enter_epoch(node, standing.epoch)
         node.replica = _replica_of(self.core_type)(
-            committee=self.committee,
-            genesis_hash=GENESIS,
-            epoch=EPOCH,
-            root=root,
+            committee=reign.committee,
+            genesis_hash=self.world.genesis_hash,
+            epoch=standing.epoch,
+            root=standing.root,
+            certificates=standing.certificates,
             parameters=self.parameters,
-            signer=node.signer,
+            signer=signer,
             guard=guard,
             journal=node.journal_log.durable,
             verify=lambda checks: all(map(self.is_valid, checks)),
             compact_bytes=6_000,
+            last_height=reign.last_height,
             watches_own_seat=node.watches_own_seat,
         )
+        self.perform(node, node.replica.start(self._clock(node)))
+
+    def _open_guard(self, node: Node, epoch: int) -> tuple[Signer | None, Guard | None]:
+        if not node.votes:
+            return None, None
+        node.key = self.world.key_in(node.account, epoch)
+        signer, log = self.world.signer(node.account, node.key), node.guard_log
+        genesis_hash = self.world.genesis_hash
+        if not log.durable:
+            log.durable = self.guard_type(genesis_hash, signer.vote_key).image()
         try:
-            self.perform(node, node.replica.start(self._clock(node)))
-        except Crash:
-            self.crash(node)
+            guard, whole = self.guard_type.load(log.durable, genesis_hash, signer.vote_key)
+        except (GuardCorrupt, GuardMissing) as error:
+            if node.honest and node.fault is not Fault.GUARD_FLIP:
+                raise Violation(f"a guard refuses to open: {error}") from None
+            node.refused = str(error)
+            node.votes = False
+            return None, None
+        log.durable = log.durable[:whole]
+        return signer, guard
+
+    def _enter_epoch(self, node: Node, epoch: int) -> Reigning:
+        reign = node.machine.reign(epoch)
+        if reign is None:
+            raise Violation(f"node {node.number} does not know its own epoch {epoch}")
+        if node.honest:
+            seats = reign.committee.seats
+            self.oracle.saw_reign(
+                node.number,
+                Reign(
+                    epoch, tuple([s.address for s in seats]), tuple([s.weight for s in seats]), reign.last_height
+                ),
+            )
+        node.epoch = epoch
+        return reign
 
     def tell_mempool(self, number: int, has_transactions: bool) -> None:
         """Fill or empty a node's mempool."""
@@ -362,32 +312,64 @@ class Cluster:
         """Cut the power of a node; it restarts later from its disk."""
         if node.replica is None:
             return
+        self._stop(node, restart_after_ms)
+        is_torn = node.is_torn_next
+        for log in (*node.guard_logs.values(), node.journal_log):
+            log.lose_power(self.rng, is_torn=is_torn)
+        height = node.machine.lose_power(self.rng)
+        if node.honest:
+            self.oracle.lost(node.number, height)
+
+    def _stop(self, node: Node, restart_after_ms: int | None) -> None:
         node.replica = None
         node.incarnation += 1
-        node.crash_at_operation = -1
-        for log in (node.guard_log, node.journal_log):
-            log.crash(self.rng, is_torn=node.is_torn_next)
+        node.fault_at = -1
         delay_ms = node.restart_after_ms if restart_after_ms is None else restart_after_ms
         self.call_at(self.now_ms + delay_ms, lambda: self._restart(node))
 
     def _restart(self, node: Node) -> None:
-        if node.replica is None:
+        if node.replica is None and node.halted is None:
             self.start(node)
 
-    def _durable(self, node: Node) -> None:
+    def _fail(self, node: Node, failure: DiskFailed | PowerFailed) -> None:
+        """The process ends inside a durable operation."""
+        if isinstance(failure, DiskFailed):
+            self._stop(node, None)
+            log, data, is_sync = failure.args
+            for each in (*node.guard_logs.values(), node.journal_log):
+                each.end_process(self.rng, data if each is log else None, is_sync=is_sync and each is log)
+            return
+        node.is_torn_next = node.is_torn_next or node.fault is Fault.TORN
+        self.crash(node)
+        if node.fault is Fault.GUARD_FLIP:
+            node.guard_log.flip(self.rng)
+        elif node.fault is Fault.JOURNAL_FLIP:
+            node.journal_log.flip(self.rng)
+
+    def _durable(self, node: Node, log: SimulatedLog | None, data: bytes | None) -> None:
+        """Count a durable operation, and let it fail if it is its turn; ``data`` is None for a sync."""
         node.durable_operations += 1
-        if node.durable_operations == node.crash_at_operation:
-            raise Crash
+        if node.fault_at < 0 or node.durable_operations < node.fault_at:
+            return
+        match node.fault:
+            case Fault.FULL:
+                if data is not None:
+                    raise DiskFailed(log, data, False)
+            case Fault.SYNC_ERROR:
+                if data is None:
+                    raise DiskFailed(log, b"", True)
+            case _:
+                raise PowerFailed
 
     # Actions.
 
     def perform(self, node: Node, actions: list[r.Action]) -> None:
-        """Do what a replica says, in its order; a crash may come inside any durable operation."""
+        """Do what a replica says, in its order; a failure may come inside any durable operation."""
         try:
             for action in actions:
                 self._perform(node, action)
-        except Crash:
-            self.crash(node)
+        except (PowerFailed, DiskFailed) as failure:
+            self._fail(node, failure)
 
     def _perform(self, node: Node, action: r.Action) -> None:
         kind = type(action)
@@ -410,62 +392,66 @@ class Cluster:
                         self.send(node.number, number, data)
             case r.Append(log, data):
                 target = node.guard_log if log == r.GUARD else node.journal_log
+                self._durable(node, target, data)
                 target.pending += data
-                self._durable(node)
             case r.Sync(log):
-                self._durable(node)
                 target = node.guard_log if log == r.GUARD else node.journal_log
+                self._durable(node, target, None)
                 target.durable += target.pending
                 target.pending = b""
             case r.Replace(log, data):
-                self._durable(node)
+                # The new file stands beside the old one until it is whole: a failure leaves the old one.
+                self._durable(node, None, b"")
                 target = node.guard_log if log == r.GUARD else node.journal_log
                 target.durable, target.pending = data, b""
-            case c.Build(view, parent_hash, _):
-                self._later(node, "built", (view, self._build(node, view, parent_hash)))
+            case c.Build():
+                self._later(node, "build", action)
             case c.Check(block_hash):
-                self._later(node, "event", c.BlockChecked(block_hash, self._is_valid_block(node, block_hash)))
+                self._later(node, "check", block_hash)
             case c.Execute(block_hash):
                 block = node.replica.block(block_hash) if node.replica is not None else None
                 if block is None:
                     raise Violation("a replica asked for the execution of a block it does not hold")
-                node.blocks[block_hash] = block
-                self._later(node, "execute", block_hash)
+                self._later(node, "execute", (block_hash, block))
             case c.Commit():
                 # One commit after the other, as the writer of a database does it.
                 node.commit_at_ms = max(node.commit_at_ms, self.now_ms + self.rng.randrange(0, 4))
                 self._push(node.commit_at_ms, node.number, node.incarnation, "committed", action)
+            case c.DropBlocks(block_hashes):
+                node.machine.drop(block_hashes)
             case r.ServeBlock(address, block_hash):
-                for known, _, raw, _ in reversed(node.chain):
-                    if known == block_hash:
-                        self._reply(node, address, BlockReply(raw))
-                        break
+                raw = node.machine.block(block_hash)
+                if raw is not None:
+                    self._reply(node, address, BlockReply(raw))
             case r.ServeBlocks(address, from_height, count_max):
-                self._serve(node, address, from_height, count_max)
-            case c.Halt(code, _):
-                node.halted = code
-                node.replica = None
+                window = node.machine.window(from_height, count_max)
+                if window is not None:
+                    self._reply(node, address, window)
+            case c.KeepCertificate(certificate, _):
                 if node.honest:
-                    raise Violation(f"an honest node halted: {code}")
+                    self.oracle.saw_certificate(certificate)
+            case c.FoundEquivocation(equivocation):
+                if node.honest:
+                    self.oracle.saw_evidence(equivocation)
+            case c.Halt(code, _):
+                self._halt(node, code)
             case c.EnterView(view, _, _):
                 node.entered = view
             case _:
                 pass
+
+    def _halt(self, node: Node, code: str) -> None:
+        node.halted = code
+        node.replica = None
+        node.incarnation += 1
+        if node.honest and not (self.oracle.may_fork and code == "safety"):
+            raise Violation(f"an honest node halted: {code}")
 
     def _later(self, node: Node, what: str, data: Any) -> None:
         self._push(self.now_ms + self.rng.randrange(0, 4), node.number, node.incarnation, what, data)
 
     def _reply(self, node: Node, address: bytes, message: Message) -> None:
         self._perform(node, r.Send(address, encode_message(message), True))
-
-    def _serve(self, node: Node, address: bytes, from_height: int, count_max: int) -> None:
-        window = node.chain[from_height - 1 : from_height - 1 + min(count_max, BLOCKS_MAX)]
-        while window and window[-1][3] is None:
-            window.pop()
-        if window:
-            certificate = window[-1][3]
-            assert certificate is not None
-            self._reply(node, address, BlocksReply(from_height, certificate, tuple([item[2] for item in window])))
 
     def send(self, source: int, target: int, data: bytes) -> None:
         """Put a message on its way, or lose it, or let it arrive twice."""
@@ -480,66 +466,55 @@ class Cluster:
             at_ms = self.now_ms + network.latency_ms_min + int(rng.random() * span)
             self._push(at_ms, target, self.nodes[target].incarnation, "message", (source, data))
 
-    # The state machine, the disk of the chain and the keys.
+    # The machine.
 
-    def make_block(self, *, height: int, view: int, seat: int, parent_hash: bytes, state_root: bytes) -> Block:
-        """Return a block of the stub state machine with a transaction that no other block has."""
-        body = (self.rng.getrandbits(64).to_bytes(8, "big"),)
-        header = Header(
-            VERSION, GENESIS, height, EPOCH, view, seat, parent_hash, height, merkle_root(body), ZERO_HASH,
-            state_root, evidence_root(()), b"", self.committee.hash, ZERO_HASH, b"", 0, 8, 1, 1,
-        )  # fmt: skip
-        return Block(header, body)
+    def _build(self, node: Node, replica: r.Replica, build: c.Build) -> None:
+        reign = node.machine.reign(node.epoch)
+        block: Block | None = None
+        if reign is not None and (seat := reign.committee.seat_of(node.address)) is not None:
+            alpha = vrf_alpha(self.world.genesis_hash, reign.randomness, node.epoch, build.view)
+            block = node.machine.build(
+                build.parent_hash,
+                epoch=node.epoch,
+                view=build.view,
+                seat=seat,
+                time_ms=self._clock(node),
+                vrf_proof=self.world.signer(node.account, node.key).prove(alpha),
+                voters=b"",
+            )
+        self.perform(node, replica.built(build.view, block, self._clock(node)))
 
-    def _build(self, node: Node, view: int, parent_hash: bytes) -> Block:
-        height = self._height_of(node, parent_hash) + 1
-        seat = self.committee.seat_of(node.address)
-        assert seat is not None
-        return self.make_block(
-            height=height, view=view, seat=seat, parent_hash=parent_hash, state_root=node.executed[parent_hash]
-        )
+    def _check(self, node: Node, replica: r.Replica, block_hash: bytes) -> None:
+        block = replica.block(block_hash)
+        is_valid = block is not None and node.machine.is_valid(block_hash, block, self._clock(node))
+        self.perform(node, replica.step(c.BlockChecked(block_hash, is_valid), self._clock(node)))
 
-    def _height_of(self, node: Node, block_hash: bytes) -> int:
-        if block_hash in node.blocks:
-            return node.blocks[block_hash].header.height
-        return node.chain[-1][1].header.height if node.chain else 0
+    def _execute(self, node: Node, replica: r.Replica, block_hash: bytes, block: Block) -> None:
+        roots = node.machine.execute(block_hash, block)
+        if roots is not None:  # its branch was dropped meanwhile
+            self.perform(node, replica.step(c.BlockExecuted(block_hash, *roots), self._clock(node)))
 
-    def _is_valid_block(self, node: Node, block_hash: bytes) -> bool:
-        block = node.replica.block(block_hash) if node.replica is not None else None
-        return block is not None and block.header.time_ms == block.header.height
-
-    def _execute(self, node: Node, block_hash: bytes) -> None:
-        block = node.blocks[block_hash]
-        parent = node.executed.get(block.header.parent_hash)
-        if parent is None:
-            return  # its branch was dropped meanwhile
-        state_root = next_state_root(parent, block_hash)
-        node.executed[block_hash] = state_root
-        assert node.replica is not None
-        event = c.BlockExecuted(block_hash, state_root, ZERO_HASH)
-        self.perform(node, node.replica.step(event, self._clock(node)))
-
-    def _commit(self, node: Node, commit: c.Commit) -> None:
-        assert node.replica is not None
+    def _commit(self, node: Node, replica: r.Replica, commit: c.Commit) -> None:
+        certificate, block_hashes = commit.certificate, commit.block_hashes
         try:
-            self._durable(node)
-        except Crash:
-            self.crash(node)
+            self._durable(node, None, b"")
+            self._durable(node, None, None)
+        except (PowerFailed, DiskFailed) as failure:
+            whole = self.rng.randrange(len(block_hashes))
+            if whole and isinstance(failure, PowerFailed):  # each block is a batch of its own
+                self._committed(node, block_hashes[:whole], certificate)
+            self._fail(node, failure)
             return
-        for block_hash in commit.block_hashes:
-            block = node.blocks[block_hash]
-            is_last = block_hash == commit.block_hashes[-1]
-            node.chain.append((block_hash, block, encode_block(block), commit.certificate if is_last else None))
-            if node.honest:
-                self.oracle.saw_commit(node.number, block.header.height, block_hash, node.executed[block_hash])
+        self._committed(node, block_hashes, certificate)
+        self.trace = crc32(certificate.block_hash, self.trace)
+        self.perform(node, replica.committed(block_hashes))
+
+    def _committed(self, node: Node, block_hashes: tuple[bytes, ...], certificate: Certificate) -> None:
+        written = node.machine.commit(block_hashes, certificate)
         if node.honest:
-            self.oracle.saw_certificate(commit.certificate)
-        height = node.chain[-1][1].header.height
-        for block_hash in [known for known, block in node.blocks.items() if block.header.height < height]:
-            del node.blocks[block_hash]
-            node.executed.pop(block_hash, None)
-        self.trace = crc32(commit.certificate.block_hash, self.trace)
-        self.perform(node, node.replica.committed(commit.block_hashes))
+            self.oracle.saw_certificate(certificate, must_be_final=True)
+            for height, block_hash, state_root in written:
+                self.oracle.saw_commit(node.number, height, block_hash, state_root)
 
     def decode(self, raw: bytes) -> r.Decoded | None:
         """Decode a message once for all its receivers; None when it is refused."""
@@ -557,11 +532,7 @@ class Cluster:
         """Verify a signature once for all its receivers."""
         known = self._valid.get(check)
         if known is None:
-            if self.is_real_crypto:
-                known = verify_checks((check,))
-            else:
-                known = self._by_key[check.vote_key].sign_vote(check.digest) == check.signature
-            self._valid[check] = known
+            known = self._valid[check] = self.world.is_valid(check)
         return known
 
     def _release(self, node: Node, data: bytes) -> None:
@@ -576,18 +547,34 @@ class Cluster:
             case Votes(votes):
                 for vote in votes:
                     self.oracle.saw_vote(vote)
-            case Proposal(candidate, signature, _, _, _):
-                self.oracle.saw_block(candidate.block_hash, decoded.blocks[0][1].header.parent_hash)
-                seat = self.committee.leader(candidate.view)
-                self.oracle.saw_vote(Vote(NOTARIZE, *candidate, seat, signature))
+            case Proposal(candidate, signature, justify, nulls, _):
+                header = decoded.blocks[0][1].header
+                self.oracle.saw_block(candidate.block_hash, header.parent_hash, header.height, header.epoch)
+                reign = node.machine.reign(candidate.epoch)
+                if reign is not None:
+                    seat = reign.committee.leader(candidate.view)
+                    self.oracle.saw_vote(Vote(NOTARIZE, *candidate, seat, signature))
+                if node.honest:
+                    for certificate in nulls if justify is None else (*nulls, justify):
+                        self.oracle.saw_certificate(certificate)
+            case Certificates(certificates):
+                if node.honest:
+                    for certificate in certificates:
+                        self.oracle.saw_certificate(certificate)
             case _:
                 pass
 
-    def sign(self, seat: int, vote: Vote) -> Vote:
-        """Sign for a faulty seat, past any guard."""
-        signature = self.keys[seat].sign_vote(vote_digest(GENESIS, vote.kind, vote.candidate))
-        signed = vote._replace(seat=seat, signature=signature)
-        self.oracle.saw_vote(signed)
+    def sign(self, account: int, key: int, vote: Vote) -> Vote:
+        """Sign for a faulty seat, past any guard; for an epoch that is not known yet nobody can."""
+        reign = self.nodes[account].machine.reign(vote.epoch)
+        if reign is None:
+            return vote._replace(signature=bytes(64))
+        signer = self.world.signer(account, key)
+        digest = vote_digest(self.world.genesis_hash, vote.kind, vote.candidate)
+        signed = vote._replace(signature=signer.sign_vote(digest))
+        seats = reign.committee.seats
+        if vote.seat < len(seats) and seats[vote.seat].vote_key == signer.vote_key:
+            self.oracle.saw_vote(signed)
         return signed
 
 
@@ -601,8 +588,3 @@ def _replica_of(core_type: type[Core]) -> type[r.Replica]:
     if core_type not in _REPLICAS:
         _REPLICAS[core_type] = type("MutantReplica", (r.Replica,), {"core_type": core_type})
     return _REPLICAS[core_type]
-
-
-def block_hash_of(block: Block) -> bytes:
-    """Return a block's hash."""
-    return header_hash(block.header)

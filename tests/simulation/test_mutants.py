@@ -14,6 +14,7 @@ from consensus.guard import Guard
 from consensus.simulation.cluster import Cluster, Node
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario
+from consensus.simulation.worlds import HashWorld
 from consensus.votes import Certificate
 from state.primitives.blocks import Header
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
@@ -127,7 +128,10 @@ class ForgetfulGuard(Guard):
 
 
 def smaller_quorum(cluster: Cluster) -> None:
-    cluster.committee.quorum = cluster.committee.weight // 2 + 1
+    world = cluster.world
+    assert isinstance(world, HashWorld)
+    committee = world.reign(0).committee
+    committee.quorum = committee.weight // 2 + 1
 
 
 def unverified(cluster: Cluster) -> None:

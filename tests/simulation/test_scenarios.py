@@ -27,3 +27,8 @@ def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
 def test_different_seeds_give_different_traces() -> None:
     traces = {run_scenario(seed, kind="calm").trace for seed in range(5)}
     assert len(traces) == 5
+
+
+def test_above_the_bound_chains_fork_and_the_proofs_name_more_than_a_third() -> None:
+    """What is named is checked in each run; here, that there is something to name."""
+    assert sum(run_scenario(seed, kind="above_f").is_forked for seed in range(40)) >= 5
