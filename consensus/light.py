@@ -33,7 +33,6 @@ from state.primitives.errors import DecodeError, DekubeError, ProtocolError
 from state.primitives.hashing import HASH_BYTES, keccak
 from state.primitives.merkle import LEAVES_MAX, MerkleProof, verify_merkle_proof
 from state.primitives.receipts import Receipt, decode_receipt
-from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import FINALIZE, Equivocation
 from state.trie.proof import verify_proof
 from state.view.accounts import ACCOUNT_BYTES, BALANCE_MASK, Account, account_key
@@ -56,6 +55,7 @@ __all__ = [
     "RecordInvalid",
     "TrustExpired",
     "TrustedState",
+    "Unreadable",
     "VersionUnknown",
     "checkpoint_root",
     "decode_epoch_record",
@@ -155,6 +155,12 @@ class VersionUnknown(DekubeError):
     def __init__(self, version: int) -> None:
         super().__init__(f"the chain runs version {version} of the protocol: a newer release is needed")
         self.version = version
+
+
+class Unreadable(DekubeError):
+    """What a final block proves, and this software cannot read: nobody lies, the software is old."""
+
+    code = "unreadable"
 
 
 class EpochRecord(NamedTuple):
@@ -329,9 +335,8 @@ class LightClient:
     """What is trusted now and how it moves on.
 
     ``boundaries`` has the hash of the last block of each epoch that was followed, ``last`` the record of the
-    newest of them and ``fork`` what ended it, as an earlier client kept them. Every method leaves the client as it was
-    when it raises.
-    Once a fork is found each call raises ForkFound: what follows is for people to decide.
+    newest of them and ``fork`` what ended it, as an earlier client kept them. Every method leaves the client as
+    it was when it raises. Once a fork is found each call raises ForkFound: what follows is for people to decide.
     """
 
     def __init__(
@@ -590,34 +595,33 @@ def verify_state(following: Header, key: bytes, value: bytes | None, proof: byte
 def verify_account(following: Header, address: bytes, record: bytes | None, proof: bytes) -> Account:
     """Return the account at ``address`` after the block before the proven header ``following``.
 
-    ``record`` are its bytes in the state, None for an account that was never used. Raises ProofInvalid.
+    ``record`` are its bytes in the state, None for an account that was never used. Raises ProofInvalid,
+    Unreadable.
     """
     verify_state(following, account_key(address), record, proof)
     if record is None:
         return Account(0, 0)
     if len(record) != ACCOUNT_BYTES:
-        raise ProofInvalid("not the record of an account")
+        raise Unreadable("the record of an account has another form")
     packed = int.from_bytes(record, "big")
     return Account(packed >> 128, packed & BALANCE_MASK)
 
 
-def verify_transaction(header: Header, raw: bytes, proof: MerkleProof) -> Transaction:
-    """Return the transaction that ``raw`` are the bytes of, which is part of the proven block of ``header``.
+def verify_transaction(header: Header, raw: bytes, proof: MerkleProof) -> bytes:
+    """Return the hash of the transaction that ``raw`` are the bytes of, which the proven ``header``'s block has.
 
-    Raises ProofInvalid. The transaction's sender is not recovered yet; its hash is keccak-256 of ``raw``.
+    Raises ProofInvalid.
     """
     if proof.leaves != header.tx_count or not verify_merkle_proof(header.tx_root, raw, proof):
-        raise ProofInvalid(f"transaction 0x{keccak(raw).hex()} is not proven to be in block {header.height}")
-    try:
-        return decode_transaction(raw)
-    except DecodeError as error:
-        raise ProofInvalid(f"a transaction in a final block does not decode: {error}") from None
+        raise ProofInvalid(f"a transaction that is not proven to be in block {header.height}")
+    return keccak(raw)
 
 
 def verify_receipt(header: Header, following: Header, receipt: bytes, proof: MerkleProof) -> Receipt:
     """Return the receipt of the transaction at ``proof.position`` of the proven block of ``header``.
 
-    ``following`` is the next header, proven too, which has the root over the receipts. Raises ProofInvalid.
+    ``following`` is the next header, proven too, which has the root over the receipts. Raises ProofInvalid,
+    Unreadable.
     """
     if following.parent_hash != header_hash(header):
         raise ProofInvalid("the headers of a receipt do not follow each other")
@@ -628,4 +632,4 @@ def verify_receipt(header: Header, following: Header, receipt: bytes, proof: Mer
     try:
         return decode_receipt(receipt)
     except DecodeError as error:
-        raise ProofInvalid(f"a receipt under a final root does not decode: {error}") from None
+        raise Unreadable(f"receipt {proof.position} of block {header.height}: {error}") from None
