@@ -23,8 +23,8 @@ import trio
 
 from consensus.guard import Guard, GuardMissing, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
-from consensus.signer import Opening, Request, SignerCore
-from consensus.signer_service import RemoteVoter, SignerServer
+from consensus.signer import Answer, Opening, Request, SignerCore, SignerUnavailable
+from consensus.signer_service import RemoteVoter, SignerServer, ask_signer
 from node.config import (
     KeyOptions,
     LogOptions,
@@ -63,7 +63,10 @@ __all__ = [
     "LocalVoter",
     "SealedStream",
     "SignerHomeOptions",
+    "ask_home",
+    "check_signer_options",
     "create_signer_home",
+    "load_signer_options",
     "make_voter",
     "open_guard",
     "run_signer",
@@ -77,7 +80,7 @@ _log = structlog.get_logger("signer")
 SOCKET_FILE: Final = "run/signer.sock"
 HANDSHAKE_S: Final = 5.0
 HALF_OPEN_MAX: Final = 16
-"""Strangers in the middle of a handshake; one more ends the oldest, so that nobody keeps the node out by waiting."""
+"""Strangers in the middle of a handshake; one more ends the oldest, so that nobody keeps the node out."""
 CONNECTIONS_MAX: Final = 16
 RECEIVE_BYTES: Final = 16 * 1024
 
@@ -105,7 +108,8 @@ def make_voter(
     """Return who votes for this node: None for a node that only follows.
 
     ``may_have_voted`` tells whether the chain knows a seat of the vote key in this epoch or an earlier one,
-    ``tip`` is epoch and view of the newest final block. Raises ConfigError, GuardMissing, GuardCorrupt, GuardOutdated.
+    ``tip`` is epoch and view of the newest final block. Raises ConfigError, GuardMissing, GuardCorrupt and
+    GuardOutdated.
     """
     if votes_elsewhere(options):
         if home.path(options.keys.vote).exists():
@@ -311,20 +315,37 @@ def load_signer_options(path: Path) -> SignerHomeOptions:
     """Return the options of a signer's home. Raises ConfigError."""
     options = load_table(path, SignerHomeOptions)
     try:
-        if options.listen:
-            parse_host_port(options.listen)
-            if not options.clients:
-                raise ConfigError("clients: nobody may use listen; name the node's address")
+        return check_signer_options(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def check_signer_options(options: SignerHomeOptions) -> SignerHomeOptions:
+    """Return the options if they make sense. Raises ConfigError."""
+    if options.listen:
+        parse_host_port(options.listen)
+        if not options.clients:
+            raise ConfigError("clients: nobody may use listen; name the node's address")
+    try:
         for client in options.clients:
             parse_address(client)
-    except (ConfigError, DecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except DecodeError as error:
+        raise ConfigError(f"clients: {error}") from None
     return options
 
 
 def signer_socket(home: Home) -> Path:
     """Return the Unix socket of the signer in ``home``."""
     return home.root / SOCKET_FILE
+
+
+async def ask_home(home: Home, request: Request) -> Answer:
+    """Ask the signer that runs in ``home``. Raises SignerUnavailable, or what a refusal stands for."""
+    try:
+        stream = await trio.open_unix_socket(short_path(signer_socket(home)))
+    except OSError as error:
+        raise SignerUnavailable(f"no signer runs in {home.root} ({error})") from None
+    return await ask_signer(stream, request)
 
 
 def create_signer_home(

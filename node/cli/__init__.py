@@ -16,10 +16,17 @@ __all__ = ["group", "main"]
 
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 1
+EXIT_LOOK_FIRST: Final = 78
+"""EX_CONFIG: starting again helps nothing and may harm, until somebody looked; service managers are told so."""
+LOOK_FIRST: Final = frozenset(
+    ("guard_missing", "guard_corrupt", "guard_outdated", "doppelganger", "upgrade_required")
+)
+"""Codes of errors, and reasons of a halt of the consensus, that end with EXIT_LOOK_FIRST."""
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
     "node": ("node.cli.run:node", "Run a node."),
+    "signer": ("node.cli.signer:signer", "Keep a validator's vote key in a process of its own."),
     "relay": ("node.cli.relay:relay", "Run a relay."),
     "key": ("node.cli.keys:key", "Make, import, show and use keys."),
     "tx": ("node.cli.transactions:tx", "Send transactions and look them up."),
@@ -70,7 +77,7 @@ def group() -> None:
 
 
 def main() -> None:
-    """Run the command line; a known error is one line on standard error and exit status 1, never a traceback."""
+    """Run the command line; a known error is one line on standard error and a status, never a traceback."""
     try:
         status = group.main(prog_name="dekube", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # a command's Exit comes back as its number
@@ -92,12 +99,19 @@ def main() -> None:
         if unknown is not None:
             raise
         assert known is not None
-        for leaf in _leaves(known):
+        leaves = _leaves(known)
+        for leaf in leaves:
             click.echo(f"dekube: {leaf} [{leaf.code}]", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(max(map(exit_status, leaves)))
     except DekubeError as error:
         click.echo(f"dekube: {error} [{error.code}]", err=True)
-        sys.exit(EXIT_FAILED)
+        sys.exit(exit_status(error))
+
+
+def exit_status(error: DekubeError) -> int:
+    """Return the exit status that an error ends the program with."""
+    is_for_a_person = error.code in LOOK_FIRST or getattr(error, "reason", None) in LOOK_FIRST
+    return EXIT_LOOK_FIRST if is_for_a_person else EXIT_FAILED
 
 
 def _leaves(errors: BaseExceptionGroup[Any]) -> list[DekubeError]:

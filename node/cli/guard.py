@@ -10,18 +10,23 @@ import click
 
 from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
+from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
 from node.cli.options import home_option, open_key
 from node.cli.output import json_option, show_fields
 from node.home import Home, write_private
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 
-__all__ = ["guard", "read_watermark"]
+__all__ = ["WatermarkLower", "export_guard", "guard", "import_guard", "read_watermark", "write_watermark"]
 
 FILE_LIMIT_BYTES: Final = 4096
-EPOCH_LIMIT: Final = 1 << 32
-VIEW_LIMIT: Final = 1 << 48
 _VERSION: Final = 1
+
+
+class WatermarkLower(ConfigError):
+    """A watermark below the votes that are known here: importing it would help nothing and hide a mistake."""
+
+    code = "watermark_lower"
 
 
 @click.group()
@@ -62,23 +67,7 @@ def show(home: Home, as_json: bool) -> None:
 @json_option
 def export(home: Home, file: Path, as_json: bool) -> None:
     """Write the watermark to FILE. The node must be stopped, and must not vote any more afterwards."""
-    chain, vote_key = _whose(home)
-    if not (home.guard / GUARD_FILE).exists():
-        raise GuardMissing(f"{home.guard}: no record of this key's votes")
-    directory = VoteDirectory(home.guard)
-    try:
-        mark = directory.load_guard(chain, vote_key).watermark()
-    finally:
-        directory.close()
-    document = {
-        "version": _VERSION,
-        "genesis_hash": "0x" + mark.genesis_hash.hex(),
-        "vote_key": "0x" + mark.vote_key.hex(),
-        "epoch": mark.epoch,
-        "view": mark.view,
-    }
-    write_private(file, json.dumps(document, indent=2) + "\n")
-    show_fields({"file": str(file), "epoch": mark.epoch, "view": mark.view}, as_json=as_json)
+    export_guard(home, *_whose(home), file, as_json=as_json)
     if not as_json:
         click.echo(f"\nThis machine must not vote again: remove {home.path(home.load_options().keys.vote)}.")
 
@@ -90,18 +79,59 @@ def export(home: Home, file: Path, as_json: bool) -> None:
 def import_(home: Home, file: Path, as_json: bool) -> None:
     """Take over the watermark in FILE: from now on this machine votes only above it.
 
-    The key and the chain must be the file's. A record that is here already only ever rises.
+    The key and the chain must be the file's. A record that knows of later votes is left as it is.
     """
-    chain, vote_key = _whose(home)
+    import_guard(home, *_whose(home), file, as_json=as_json)
+
+
+def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
+    """Write the watermark of the guard in ``home``, which nobody may be using, to a new file.
+
+    Raises GuardMissing, StoreError while a process votes with it, and ConfigError when the file exists.
+    """
+    if not (home.guard / GUARD_FILE).exists():
+        raise GuardMissing(f"{home.guard}: no record of this key's votes")
+    directory = VoteDirectory(home.guard)
+    try:
+        mark = directory.load_guard(chain, vote_key).watermark()
+    finally:
+        directory.close()
+    write_watermark(mark, file, as_json=as_json)
+
+
+def write_watermark(mark: Watermark, file: Path, *, as_json: bool) -> None:
+    """Write a watermark to a new file and say so. Raises ConfigError when the file exists."""
+    document = {
+        "version": _VERSION,
+        "genesis_hash": "0x" + mark.genesis_hash.hex(),
+        "vote_key": "0x" + mark.vote_key.hex(),
+        "epoch": mark.epoch,
+        "view": mark.view,
+    }
+    write_private(file, json.dumps(document, indent=2) + "\n")
+    show_fields({"file": str(file), "epoch": mark.epoch, "view": mark.view}, as_json=as_json)
+
+
+def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
+    """Take the watermark in a file over into the guard in ``home``, which nobody may be using.
+
+    Raises ConfigError for a file of another key or chain, WatermarkLower, and StoreError while a process votes.
+    """
     mark = read_watermark(file)
     if mark.genesis_hash != chain:
         raise ConfigError(f"{file}: a watermark of another chain")
     if mark.vote_key != vote_key:
-        raise ConfigError(f"{file}: a watermark of another vote key than {home.load_options().keys.vote}")
+        raise ConfigError(f"{file}: a watermark of another vote key than this home's")
     directory = VoteDirectory(home.guard)
     try:
         if directory.has_guard():
             loaded = directory.load_guard(chain, vote_key)
+            known = loaded.watermark()
+            if (mark.epoch, mark.view) < (known.epoch, known.view):
+                raise WatermarkLower(
+                    f"{file}: it ends at epoch {mark.epoch}, view {mark.view}, but this key has voted here up to "
+                    f"epoch {known.epoch}, view {known.view}: an old file; nothing was changed"
+                )
             loaded.raise_floor(mark.epoch, mark.view)
             directory.guard.replace(loaded.image())
         else:
@@ -159,6 +189,8 @@ def _whose(home: Home) -> tuple[bytes, bytes]:
     """Return the chain and the vote key of a validator's home. Raises ConfigError, KeystoreError."""
     options = home.load_options()
     path = home.path(options.keys.vote)
+    if not path.exists() and options.signer.endpoint:
+        raise ConfigError(f"{home.root}: the guard is the signer's; on its machine: dekube signer status")
     if not path.exists():
         raise ConfigError(f"{path}: no vote key, so no guard; this home is not a validator's")
     file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None

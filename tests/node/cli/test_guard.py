@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
 from node.cli import group
-from node.cli.guard import read_watermark
+from node.cli.guard import WatermarkLower, read_watermark
 from node.home import Home
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
@@ -78,7 +78,7 @@ def test_a_key_that_moves_votes_only_above_its_watermark(tmp_path: Path) -> None
     assert guard.floor == (1, 5)
 
 
-def test_an_import_never_lowers_what_is_here(tmp_path: Path) -> None:
+def test_a_watermark_below_what_is_here_is_refused(tmp_path: Path) -> None:
     plan = _plan(1)
     old, member = _home(tmp_path / "old", plan, "validator-0")
     new, _ = _home(tmp_path / "new", plan, "validator-0")
@@ -86,10 +86,14 @@ def test_an_import_never_lowers_what_is_here(tmp_path: Path) -> None:
     _voted(new, member, plan, range(1, 10))
     file = tmp_path / "mark.json"
     _json(old, "export", file)
-    _json(new, "import", file)
-    shown = _json(new, "show")
-    assert (shown["epoch"], shown["view"]) == (1, 9)
-    assert shown["votes_kept"] == 7  # of views 4 to 9, two of them in view 9
+    before = _json(new, "show")
+    assert (before["epoch"], before["view"], before["votes_kept"]) == (1, 9, 10)
+    assert isinstance(_run(new, "import", file).exception, WatermarkLower)
+    assert _json(new, "show") == before
+    _json(old, "import", file)
+    assert (_json(old, "show")["view"], _json(old, "show")["votes_kept"]) == (3, 0), (
+        "its own watermark is no lower"
+    )
 
 
 def test_the_watermark_of_another_key_or_chain_is_refused(tmp_path: Path) -> None:
