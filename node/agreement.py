@@ -10,11 +10,11 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 import trio
 
-from consensus.core import ConsensusParameters, Root
+from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import GuardMissing
 from consensus.guard_log import VoteDirectory
 from consensus.replica import root_of
-from consensus.service import BuildRequest, ConsensusService
+from consensus.service import BuildRequest, ConsensusService, VotingKey
 from consensus.votes import Certificate
 from node.chain import Body, decode_body
 from node.home import Home
@@ -30,6 +30,7 @@ from state.primitives.committee import Committee
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
 from state.primitives.votes import VoteKey
+from state.store import Pruned
 from state.transition.runtime import Checked
 from state.transition.staking import load_committee
 
@@ -49,6 +50,7 @@ BLAMES_LOGGED_BURST: Final = 20
 """Faults of peers that are logged one by one; the metrics count them all."""
 EPOCH: Final = 0
 """Committees change in a later version of the protocol; until then the founding one sits."""
+LAST_HEIGHT: Final = 2**47
 
 
 class Progress(NamedTuple):
@@ -78,17 +80,15 @@ class Agreement:
             self._directory = _open_guard(home)
         root, certificates = _root(ledger)
         self.service = ConsensusService(
-            committee=self.committee,
+            epoch=Epoch(EPOCH, LAST_HEIGHT, self.committee, runtime.genesis_hash),
             genesis_hash=runtime.genesis_hash,
-            epoch=EPOCH,
             root=root,
             certificates=certificates,
             parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
             chain=_ChainPort(ledger, verifier, stages),
             network=_NetworkPort(network, self.committee),
             wall_ms=wall_ms,
-            signer=None if vote is None else VoteKey(vote),
-            directory=self._directory,
+            keys=() if vote is None or self._directory is None else (VotingKey(VoteKey(vote), self._directory),),
             metrics=metrics,
         )
         network.on_message(KIND_CONSENSUS, self._receive)
@@ -251,7 +251,10 @@ class _ChainPort:
 
     async def block(self, block_hash: bytes) -> bytes | None:
         height = self._ledger.store.height_of(block_hash)
-        return None if height is None else await trio.to_thread.run_sync(self._ledger.store.block, height)
+        try:
+            return None if height is None else await trio.to_thread.run_sync(self._ledger.store.block, height)
+        except Pruned:
+            return None
 
     async def blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
         return await trio.to_thread.run_sync(self._blocks, from_height, count_max)
@@ -259,11 +262,17 @@ class _ChainPort:
     def _blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
         store, found = self._ledger.store, []
         for height in range(max(1, from_height), min(from_height + count_max, store.tip.height + 1)):
-            record, raw = store.height(height), store.block(height)
+            try:
+                record, raw = store.height(height), store.block(height)
+            except Pruned:
+                break
             if record is None or raw is None:
                 break
             found.append((record.block_hash, raw, store.certificate(height)))
         return found
+
+    async def epoch(self, number: int) -> Epoch:
+        raise AssertionError(f"epoch {number} cannot begin: the first has no end")
 
     def time_ms(self, block_hash: bytes) -> int:
         executed = self._chain.get(block_hash)

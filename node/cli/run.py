@@ -40,5 +40,5 @@ def verify(home: Home) -> None:
     genesis = home.load_genesis()
     runtime = make_runtime(genesis)
     with Store.open(home.chain, genesis, runtime.genesis_changes) as store:
-        keys = store.verify(lambda count: click.echo(f"\r{count:,} entries", nl=False, err=True))
+        keys = store.verify(lambda count, _: click.echo(f"\r{count:,} entries", nl=False, err=True))
         click.echo(f"height {store.tip.height}: {keys:,} keys, root 0x{store.tip.state_root.hex()} is theirs")

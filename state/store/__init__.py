@@ -1,5 +1,6 @@
 """The finalised chain and state on disk."""
 
+from state.store.database import StoreOptions
 from state.store.errors import (
     HeightUnknown,
     Pruned,
@@ -11,7 +12,7 @@ from state.store.errors import (
     StoreUnavailable,
 )
 from state.store.records import FinalisedBlock, Place, Tip
-from state.store.store import StateProof, Store, StoredReader, StoreOptions
+from state.store.store import StateProof, StateView, Store, StoredReader
 
 __all__ = [
     "FinalisedBlock",
@@ -19,6 +20,7 @@ __all__ = [
     "Place",
     "Pruned",
     "StateProof",
+    "StateView",
     "Store",
     "StoreClosed",
     "StoreDamaged",

@@ -11,9 +11,9 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.store.errors import StoreDamaged
 
-__all__ = ["FinalisedBlock", "Place", "Tip", "Undo"]
+__all__ = ["Bounds", "FinalisedBlock", "Place", "Tip", "Undo"]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 # First byte of each database key. Heights are 8 bytes big endian, so that ranges are in their order.
 STATE: Final = b"s"
@@ -29,8 +29,30 @@ UNDO: Final = b"u"
 BLOCK_HASH: Final = b"i"
 TRANSACTION: Final = b"t"
 ADDRESS: Final = b"a"
+INDEX: Final = b"x"
+EPOCH: Final = b"e"
+BOUNDS: Final = b"B"
+RESTORED: Final = b"R"
+RESTORING: Final = b"D"
+
+TABLES: Final = {
+    STATE: "state",
+    NODE: "trie",
+    HEIGHT: "headers",
+    BLOCK: "blocks",
+    RECEIPTS: "receipts",
+    CERTIFICATE: "certificates",
+    EPOCH: "epoch records",
+    UNDO: "undo",
+    TRANSACTION: "transactions",
+    ADDRESS: "addresses",
+    BLOCK_HASH: "block hashes",
+    INDEX: "index records",
+}
+"""What an operator is told of the database, by table."""
 
 RECORD_LIMIT_BYTES: Final = 64 * 1024
+ADDRESS_BYTES: Final = 20
 BLOB_LIMIT_BYTES: Final = 1 << 30
 """Bound of decoding what this node itself has written, a hash of whose size stands in a checksummed table."""
 
@@ -57,6 +79,8 @@ class FinalisedBlock(NamedTuple):
     ``block`` are the bytes as received. ``transaction_hashes``, ``addresses`` and ``receipts`` have one item a
     transaction, in order; ``addresses`` are those in whose history the transaction is listed. ``block_receipt``
     is that of the block's hooks, if they left events. ``changes`` and ``nodes`` hold None for what goes.
+    ``next_committee`` is the encoded committee of the next epoch, in the last block of an epoch; ``certificate``
+    is then that of this very block.
     """
 
     tip: Tip
@@ -68,6 +92,18 @@ class FinalisedBlock(NamedTuple):
     block_receipt: bytes | None
     changes: Mapping[bytes, bytes | None]
     nodes: Mapping[bytes, bytes | None]
+    next_committee: bytes | None = None
+
+
+class Bounds(NamedTuple):
+    """What the database does not hold: headers below ``base``, bodies up to ``pruned``, states below ``states``.
+
+    ``base`` is 0, or the height whose state a restored database began with.
+    """
+
+    base: int = 0
+    pruned: int = 0
+    states: int = 0
 
 
 class Place(NamedTuple):
@@ -100,6 +136,54 @@ def decode_tip(data: bytes) -> Tip:
             return Tip(height, block_hash, state_root, receipt_root, base_fee, time_ms, header)
         case _:
             raise StoreDamaged("the record of a height is not one")
+
+
+def encode_bounds(bounds: Bounds) -> bytes:
+    """Return the record of ``bounds``."""
+    return encode(bounds)
+
+
+def decode_bounds(data: bytes | None) -> Bounds:
+    """Return the bounds of a record. Raises StoreDamaged."""
+    match _decode(data or b"", RECORD_LIMIT_BYTES):
+        case [int(base), int(pruned), int(states)] if 0 <= base <= pruned and base <= states:
+            return Bounds(base, pruned, states)
+        case _:
+            raise StoreDamaged("the record of what the database holds is absent or not one")
+
+
+def encode_index(transaction_hashes: Sequence[bytes], addresses: Sequence[Sequence[bytes]]) -> bytes:
+    """Return the record of what the indexes have of a block, so that it can be taken out of them again."""
+    return encode([b"".join(transaction_hashes), [b"".join(listed) for listed in addresses]])
+
+
+def decode_index(data: bytes) -> tuple[list[bytes], list[list[bytes]]]:
+    """Return the transaction hashes of a block and the addresses by transaction. Raises StoreDamaged."""
+    match _decode(data, BLOB_LIMIT_BYTES):
+        case [bytes(hashes), list(addresses)] if len(hashes) % HASH_BYTES == 0 and all(
+            type(listed) is bytes and len(listed) % ADDRESS_BYTES == 0 for listed in addresses
+        ):
+            return _cut(hashes, HASH_BYTES), [_cut(listed, ADDRESS_BYTES) for listed in addresses]
+        case _:
+            raise StoreDamaged("an index record is not one")
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def encode_epoch(header: bytes, certificate: bytes, committee: bytes) -> bytes:
+    """Return the record of an epoch: what a light client follows, each part encoded already."""
+    return encode([header, certificate, committee])
+
+
+def decode_epoch(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return header, certificate and next committee of a record. Raises StoreDamaged."""
+    match _decode(data, RECORD_LIMIT_BYTES):
+        case [bytes(header), bytes(certificate), bytes(committee)]:
+            return header, certificate, committee
+        case _:
+            raise StoreDamaged("the record of an epoch is not one")
 
 
 def encode_place(height: int, position: int) -> bytes:

@@ -7,87 +7,73 @@ each read sees the state before it or after it, never a mixture.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import plyvel
 
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
-from state.primitives.hashing import ZERO_HASH
+from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 from state.store.cache import Cache
-from state.store.errors import (
-    HeightUnknown,
-    Pruned,
-    StoreDamaged,
-    StoreIncompatible,
-    StoreOfAnotherChain,
-    StoreUnavailable,
-    reported,
-    typed,
-)
+from state.store.database import StoreOptions, check_format, open_database
+from state.store.errors import HeightUnknown, Pruned, StoreDamaged, reported, typed
 from state.store.nodes import PARTS, SnapshotNodes, StoredNodes, decode_flushed, encode_flushed
 from state.store.records import (
     ADDRESS,
     BLOCK,
     BLOCK_HASH,
+    BOUNDS,
     CERTIFICATE,
+    EPOCH,
     FLUSHED,
     FORMAT,
-    FORMAT_VERSION,
     HEIGHT,
+    INDEX,
     NODE,
     RECEIPTS,
+    RESTORING,
     STATE,
+    TABLES,
     TIP,
     TRANSACTION,
     UNDO,
+    Bounds,
     FinalisedBlock,
     Place,
     Tip,
     Undo,
+    decode_bounds,
+    decode_index,
     decode_place,
     decode_receipts,
     decode_tip,
+    encode_bounds,
+    encode_epoch,
+    encode_index,
     encode_place,
     encode_receipts,
     encode_tip,
     height_key,
 )
-from state.trie import Trie, entry_of, prove
+from state.trie import RangeInvalid, Trie, entry_of, prove, prove_range, verify_range
 from state.trie.trie import key_hash, node_hash
 
-__all__ = ["StateProof", "Store", "StoreOptions", "StoredReader"]
+__all__ = ["StateProof", "StateView", "Store", "StoredReader"]
 
 _LIBRARY_ERRORS: Final = (plyvel.Error, RuntimeError)
+_T = TypeVar("_T")
 _CHUNK_ENTRIES: Final = 50_000
+_PROGRESS_ENTRIES: Final = 10_000
 _HISTORY_PAGE_MAX: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """What one node chooses for its own database; nothing here changes any root."""
-
-    block_heights: int = 0
-    """Bodies and receipts are kept for this many heights; 0 keeps all. Headers and certificates always stay."""
-    index_addresses: bool = True
-    """Keep the history of each address."""
-    value_cache_entries: int = 400_000
-    node_cache_entries: int = 160_000
-    node_period_blocks: int = 64
-    """A changed trie node is written at most so many blocks late; after a crash it is made again."""
-    late_nodes_max: int = 150_000
-    """With more trie nodes to write than that, they are written faster."""
-    undo_cache_entries: int = 200_000
-    proof_versions_max: int = 4
-    """How many earlier heights whose trie a proof needed are kept at hand."""
-    write_buffer_bytes: int = 64 * 1024 * 1024
-    block_cache_bytes: int = 32 * 1024 * 1024
-    open_files_max: int = 512
+_PLACE_BYTES: Final = 12
+_PRUNE_HEIGHTS_MAX: Final = 8
+"""So many blocks one commit takes away at most: a profile that keeps less takes effect gradually."""
+_PRUNE_ENTRIES_MAX: Final = 20_000
+_VERIFY_ENTRIES_MAX: Final = 1 << 20
+"""Keys that a verification has in memory at once, some 200 bytes each; more are checked in several passes."""
 
 
 class StateProof(NamedTuple):
@@ -103,11 +89,15 @@ class StateProof(NamedTuple):
 class Store:
     """An open database of one chain. Raises nothing but StoreError, of the kinds in ``state.store.errors``."""
 
-    def __init__(self, db: Any, tip: Tip, history_heights: int, options: StoreOptions, chain_hash: bytes) -> None:
+    def __init__(
+        self, db: Any, tip: Tip, chain: ChainParameters, options: StoreOptions, chain_hash: bytes
+    ) -> None:
         """Use ``Store.open``."""
         self._db = db
         self._options = options
-        self._history_heights = history_heights
+        self._history_heights = history_heights = chain.history_heights
+        self.epoch_blocks: int = chain.epoch_blocks
+        self._bounds = decode_bounds(db.get(BOUNDS, verify_checksums=True))
         self._values = Cache(options.value_cache_entries)
         self._write_lock = Lock()
         self.nodes = StoredNodes(
@@ -140,31 +130,28 @@ class Store:
         Raises StoreLocked, StoreOfAnotherChain, StoreIncompatible, StoreDamaged or StoreUnavailable.
         """
         options = options or StoreOptions()
+        return cls.over(open_database(path, options), genesis, changes, options)
+
+    @classmethod
+    def over(
+        cls,
+        db: Any,
+        genesis: Genesis,
+        changes: Callable[[], Mapping[bytes, bytes | None]],
+        options: StoreOptions | None = None,
+    ) -> Store:
+        """Do what ``open`` does with a database that is open already, or what stands in for one.
+
+        Used of it: ``get``, ``put``, ``iterator``, ``snapshot``, ``write_batch``, ``close`` and ``closed``; for
+        people's commands also ``approximate_size`` and ``compact_range``.
+        """
+        options = options or StoreOptions()
         chain = read_parameters(ChainParameters, "chain", genesis)
         chain_hash = genesis_hash(genesis)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            names = os.listdir(path)
-        except OSError as error:
-            raise StoreUnavailable(f"{path}: {error.strerror}") from None
-        if "CURRENT" not in names and any(name.endswith((".ldb", ".log")) for name in names):
-            raise StoreDamaged(f"{path}: the file CURRENT is lost; restore the directory or remove all of it")
-        with reported():
-            db = plyvel.DB(
-                str(path),
-                create_if_missing=True,
-                paranoid_checks=True,
-                write_buffer_size=options.write_buffer_bytes,
-                lru_cache_size=options.block_cache_bytes,
-                max_open_files=options.open_files_max,
-                bloom_filter_bits=10,
-                block_size=1024,  # small reads at random: what is checksummed for one value
-                compression=None,  # hashes do not shrink
-            )
-        try:
             with reported():
                 tip = cls._check_or_create(db, genesis, chain, chain_hash, changes)
-                store = cls(db, tip, chain.history_heights, options, chain_hash)
+                store = cls(db, tip, chain, options, chain_hash)
                 store._catch_up()
         except BaseException:
             db.close()
@@ -179,22 +166,14 @@ class Store:
         chain_hash: bytes,
         changes: Callable[[], Mapping[bytes, bytes | None]],
     ) -> Tip:
-        form = db.get(FORMAT)
-        raw_tip = db.get(TIP)
-        if form is None:
-            with db.iterator(include_value=False) as keys:
-                if next(keys, None) is not None:
-                    raise StoreDamaged("the database does not name its chain")
-            form = bytes([FORMAT_VERSION]) + chain_hash
-            db.put(FORMAT, form, sync=True)
-        if form[:1] != bytes([FORMAT_VERSION]):
-            raise StoreIncompatible(f"the database has format {form[0]}, this version reads {FORMAT_VERSION}")
-        if form[1:] != chain_hash:
-            raise StoreOfAnotherChain(f"the database is of chain {form[1:].hex()}, not of {chain_hash.hex()}")
+        check_format(db, chain_hash)
+        raw_tip = db.get(TIP, verify_checksums=True)
         if raw_tip is None:
+            if db.get(RESTORING) is not None:
+                raise StoreDamaged("the database is one that a state sync has not finished")
             return _create(db, genesis, chain, chain_hash, changes())
         tip = decode_tip(raw_tip)
-        top = db.get(NODE, verify_checksums=True)
+        top: bytes | None = db.get(NODE, verify_checksums=True)
         if (ZERO_HASH if top is None else node_hash(top)) != tip.state_root:
             raise StoreDamaged(f"the trie's root is not that of height {tip.height}")
         if db.get(height_key(HEIGHT, tip.height), verify_checksums=True) != raw_tip:
@@ -206,7 +185,7 @@ class Store:
             data = self._read(height_key(UNDO, height))
             if data is None:
                 raise StoreDamaged(f"the undo record of height {height} is absent")
-            return Undo.decode(data).keys
+            return _at(height, Undo.decode, data).keys
 
         def entry(key: bytes) -> bytes:
             value = self._read(STATE + key)
@@ -302,9 +281,14 @@ class Store:
                 place = at_height + index.to_bytes(4, "big")
                 for address in addresses:
                     put(ADDRESS + address + place, b"")
+        listed = block.addresses if self._options.index_addresses else ()
+        put(INDEX + at_height, encode_index(block.transaction_hashes, listed))
         put(BLOCK + at_height, block.block)
         put(RECEIPTS + at_height, encode_receipts(block.receipts, block.block_receipt))
         put(CERTIFICATE + at_height, block.certificate)
+        if block.next_committee is not None:
+            epoch = self.epoch_of(height)
+            put(height_key(EPOCH, epoch), encode_epoch(tip.header, block.certificate, block.next_committee))
         put(BLOCK_HASH + tip.block_hash, at_height)
         undo = Undo(list(state), old_values)
         put(UNDO + at_height, undo.encode())
@@ -313,9 +297,9 @@ class Store:
         put(TIP, record)
         if height > self._history_heights:
             delete(height_key(UNDO, height - self._history_heights))
-        if 0 < self._options.block_heights < height:
-            delete(height_key(BLOCK, height - self._options.block_heights))
-            delete(height_key(RECEIPTS, height - self._options.block_heights))
+            if not self._options.block_heights:  # for a rollback alone
+                delete(height_key(INDEX, height - self._history_heights))
+        bounds = self._prune_some(batch, height)
         with self._write_lock:
             try:
                 batch.write()
@@ -325,21 +309,177 @@ class Store:
             self.nodes.written(block.nodes, flush, height)
             self._keep_undo(height, undo)
             self.tip = tip
+            self._bounds = bounds
         for stale in [kept for kept in tuple(self._proof_versions) if kept < self.oldest_state]:
             self._proof_versions.pop(stale, None)
+
+    def _prune_some(self, batch: Any, height: int) -> Bounds:
+        """Take the oldest blocks that the options do not keep at ``height`` away, a bounded number of them."""
+        kept, bounds = self._options.block_heights, self._bounds
+        stop = min(height - kept if kept else 0, bounds.pruned + _PRUNE_HEIGHTS_MAX)
+        gone, entries = bounds.pruned, 0
+        while gone < stop and entries < _PRUNE_ENTRIES_MAX:
+            gone += 1
+            entries += self._delete_block(batch, gone)
+        if gone == bounds.pruned:
+            return bounds
+        bounds = bounds._replace(pruned=gone)
+        batch.put(BOUNDS, encode_bounds(bounds))
+        return bounds
+
+    def _delete_block(self, batch: Any, height: int) -> int:
+        """Take body, receipts, certificate and index entries of a height away; return how many entries."""
+        record = self._read(height_key(INDEX, height))
+        hashes, listed = ([], []) if record is None else _at(height, decode_index, record)
+        for transaction_hash in hashes:
+            batch.delete(TRANSACTION + transaction_hash)
+        for position, addresses in enumerate(listed):
+            place = encode_place(height, position)
+            for address in addresses:
+                batch.delete(ADDRESS + address + place)
+        for prefix in (BLOCK, RECEIPTS, CERTIFICATE, INDEX):
+            batch.delete(height_key(prefix, height))
+        return len(hashes) + sum(map(len, listed))
+
+    def prune(self, progress: Callable[[int, int], None] | None = None) -> int:
+        """Take away at once all that the options do not keep, and give the room back; return how many blocks.
+
+        ``progress`` is called with the number of blocks done and in all. For a node that is stopped.
+        """
+        kept, first = self._options.block_heights, self._bounds.pruned
+        stop = self.tip.height - kept if kept else first
+        while self._bounds.pruned < stop:
+            batch = self._db.write_batch(sync=True)
+            bounds = self._prune_some(batch, self.tip.height)
+            with reported():
+                batch.write()
+            self._bounds = bounds
+            if progress:
+                progress(bounds.pruned - first, stop - first)
+        self._sweep_indexes()
+        with reported():
+            self._db.compact_range()
+        return max(0, stop - first)
+
+    def _sweep_indexes(self) -> None:
+        """Take the index entries of pruned blocks away that no index record names: of times when all was kept."""
+        pruned = self._bounds.pruned
+
+        def stale() -> Iterator[bytes]:
+            with self._db.iterator(prefix=TRANSACTION, verify_checksums=True, fill_cache=False) as entries:
+                for key, value in entries:
+                    if decode_place(value).height <= pruned:
+                        yield key
+            with self._db.iterator(prefix=ADDRESS, include_value=False, fill_cache=False) as keys:
+                for key in keys:
+                    if decode_place(key[-_PLACE_BYTES:]).height <= pruned:
+                        yield key
+
+        with reported():
+            for chunk in _chunks(stale()):
+                with self._db.write_batch(sync=True) as batch:
+                    for key in chunk:
+                        batch.delete(key)
+
+    def rollback(self, height: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Take the blocks above ``height`` back, the newest first; each step leaves a whole height.
+
+        For a node that is stopped; what its vote key has signed stays signed. Raises Pruned below
+        ``oldest_state``, HeightUnknown above the tip, StoreDamaged when an undo record does not lead to the root
+        on record.
+        """
+        first = self.tip.height
+        if not 0 <= height <= first:
+            raise HeightUnknown(height, newest=first)
+        if height < self.oldest_state:
+            raise Pruned(height, oldest=self.oldest_state)
+        states = self.oldest_state
+        while self.tip.height > height:
+            self._take_back(states)
+            if progress:
+                progress(first - self.tip.height, first - height)
+
+    def _take_back(self, states: int) -> None:
+        """Take the newest block back; undo records below ``states`` are gone for ever."""
+        gone = self.tip
+        below = self.height(gone.height - 1)
+        if below is None:
+            raise StoreDamaged(f"the record of height {gone.height - 1} is absent")
+        snapshot, _ = self._snapshot()
+        undo = self._undos_above(snapshot, gone, below.height)[0]
+        back = dict(zip(undo.keys, undo.values, strict=True))
+        update = self.trie.update(back)
+        if update.root != below.state_root:
+            raise StoreDamaged(f"the undo record of height {gone.height} does not lead to the state before it")
+        batch = self._db.write_batch(sync=True)
+        for key, value in back.items():
+            if value is None:
+                batch.delete(STATE + key)
+            else:
+                batch.put(STATE + key, value)
+        flush = self.nodes.plan_all(update.nodes)
+        _put_nodes(batch, flush.writes)
+        batch.put(FLUSHED, self.nodes.flushed_after(flush, below.height))
+        self._delete_block(batch, gone.height)
+        batch.delete(BLOCK_HASH + gone.block_hash)
+        batch.delete(height_key(UNDO, gone.height))
+        batch.delete(height_key(HEIGHT, gone.height))
+        batch.delete(height_key(EPOCH, self.epoch_of(gone.height)))
+        bounds = Bounds(
+            self._bounds.base, min(self._bounds.pruned, below.height), max(self._bounds.states, states)
+        )
+        batch.put(BOUNDS, encode_bounds(bounds))
+        batch.put(TIP, encode_tip(below))
+        with self._write_lock, reported():
+            batch.write()
+            self._values.replace(back)
+            self.nodes.written(update.nodes, flush, below.height)
+            self._undos.pop(gone.height, None)
+            self._undo_entries -= len(undo.keys) + 1
+            self._proof_versions.clear()
+            self._bounds = bounds
+            self.tip = below
+
+    # Epochs.
+
+    def epoch_of(self, height: int) -> int:
+        """Return the epoch of a height above the genesis."""
+        return (height - 1) // self.epoch_blocks
+
+    def epoch_record(self, epoch: int) -> bytes | None:
+        """Return what a light client follows of an epoch (see ``records.decode_epoch``).
+
+        None when the epoch is not over, or is from before the checkpoint at which a restored database began.
+        """
+        return self._read(height_key(EPOCH, epoch)) if epoch >= 0 else None
+
+    def epoch_records(self, from_epoch: int, *, limit_bytes: int) -> list[bytes]:
+        """Return the records of ``from_epoch`` and those after it, as many as the limit holds and at least one."""
+        found: list[bytes] = []
+        size = 0
+        while (record := self.epoch_record(from_epoch + len(found))) is not None:
+            size += len(record)
+            if found and size > limit_bytes:
+                break
+            found.append(record)
+        return found
 
     # Earlier heights.
 
     @property
     def oldest_state(self) -> int:
         """The lowest height whose state can be read."""
-        return max(0, self.tip.height - self._history_heights)
+        return max(self._bounds.states, self.tip.height - self._history_heights)
 
     @property
     def oldest_block(self) -> int:
         """The lowest height whose body is kept."""
-        kept = self._options.block_heights
-        return max(1, self.tip.height - kept + 1) if kept else 1
+        return self._bounds.pruned + 1
+
+    @property
+    def base(self) -> int:
+        """The lowest height whose header is kept: 0, or where a restored database began."""
+        return self._bounds.base
 
     def at(self, height: int) -> StoredReader:
         """Return a reader of the state after block ``height``, unmoved by later commits.
@@ -358,7 +498,7 @@ class Store:
         with self._proof_lock:
             trie = self._proof_versions.get(height)
             if trie is None:
-                trie = self._trie_at(height)
+                trie = self.view(height).trie
                 self._proof_versions[height] = trie
                 while len(self._proof_versions) > self._options.proof_versions_max:
                     self._proof_versions.popitem(last=False)
@@ -366,23 +506,26 @@ class Store:
         with reported():
             return StateProof(height, trie.root, key, reader.get(key), prove(trie, key))
 
-    def _trie_at(self, height: int) -> Trie:
+    def view(self, height: int) -> StateView:
+        """Return the whole state after block ``height`` with its trie, unmoved by later commits.
+
+        It holds a snapshot of the database, and what changed since in memory: drop it soon. Raises as ``at``.
+        """
         with self._write_lock:
             snapshot, tip = self._snapshot()
             late = self.nodes.late_nodes()
         undos = self._undos_above(snapshot, tip, height)
         trie = Trie(tip.state_root, SnapshotNodes(snapshot, late))
-        if not undos:
-            return trie
         back: dict[bytes, bytes | None] = {}
         for undo in reversed(undos):  # the lowest height's values last: they are the ones of ``height``
             back.update(zip(undo.keys, undo.values, strict=True))
-        with reported():
-            trie = trie.after(trie.update(back))
-        record = self.height(height)
-        if record is None or record.state_root != trie.root:
-            raise StoreDamaged(f"the state of height {height} has another root than its record")
-        return trie
+        if undos:
+            with reported():
+                trie = trie.after(trie.update(back))
+            record = self.height(height)
+            if record is None or record.state_root != trie.root:
+                raise StoreDamaged(f"the state of height {height} has another root than its record")
+        return StateView(height, trie, snapshot, back, late)
 
     def _snapshot(self) -> tuple[Any, Tip]:
         with reported():
@@ -393,7 +536,7 @@ class Store:
         """Return the undo records of the heights from ``height + 1`` to the tip."""
         if height > tip.height or height < 0:
             raise HeightUnknown(height, newest=tip.height)
-        oldest = max(0, tip.height - self._history_heights)
+        oldest = max(self._bounds.states, tip.height - self._history_heights)
         if height < oldest:
             raise Pruned(height, oldest=oldest)
         undos = []
@@ -404,7 +547,7 @@ class Store:
                     data = snapshot.get(height_key(UNDO, above), verify_checksums=True)
                 if data is None:
                     raise StoreDamaged(f"the undo record of height {above} is absent")
-                undo = Undo.decode(data)
+                undo = _at(above, Undo.decode, data)
                 self._keep_undo(above, undo)
             undos.append(undo)
         return undos
@@ -422,9 +565,9 @@ class Store:
     # Blocks.
 
     def height(self, height: int) -> Tip | None:
-        """Return the record of a finalised height (its header among it), or None above the tip."""
+        """Return the record of a finalised height (its header among it); None above the tip or below ``base``."""
         record = self._read(height_key(HEIGHT, height)) if height >= 0 else None
-        return None if record is None else decode_tip(record)
+        return None if record is None else _at(height, decode_tip, record)
 
     def height_of(self, block_hash: bytes) -> int | None:
         """Return the height of a finalised block, or None for an unknown hash."""
@@ -440,10 +583,13 @@ class Store:
     def receipts(self, height: int) -> tuple[tuple[bytes, ...], bytes | None] | None:
         """Return the block's receipts and that of its hooks, encoded; None as for ``block``. Raises Pruned."""
         data = self._read_kept(RECEIPTS, height)
-        return None if data is None else decode_receipts(data)
+        return None if data is None else _at(height, decode_receipts, data)
 
     def certificate(self, height: int) -> bytes | None:
-        """Return the FINAL certificate that finalised the block, or None above the tip and at the genesis."""
+        """Return the FINAL certificate that finalised the block.
+
+        None above the tip, at the genesis and below ``oldest_block``; that of a boundary is in its epoch's record.
+        """
         return self._read(height_key(CERTIFICATE, height)) if height > 0 else None
 
     def transaction_place(self, transaction_hash: bytes) -> Place | None:
@@ -485,36 +631,98 @@ class Store:
 
     # Checking.
 
-    def verify(self, progress: Callable[[int], None] | None = None) -> int:
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> int:
         """Recompute the root from the flat state, check each trie node, and return the number of keys.
 
-        For an operator who doubts a disk: reads everything; takes some 200 bytes of memory for each key.
-        ``progress`` is called with the number of entries read. Raises StoreDamaged.
+        For an operator who doubts a disk: reads everything, in passes of a bounded number of keys. ``progress``
+        is called with the number of entries read and in all. Raises StoreDamaged.
         """
-        with self._write_lock:
-            snapshot, tip = self._snapshot()
-            late = self.nodes.late_nodes()
-        entries: list[bytes] = []
+        view = self.view(self.tip.height)
         with reported():
-            for key, value in _entries(snapshot, STATE):
-                entries.append(entry_of(key, value))
-                if progress and len(entries) % _CHUNK_ENTRIES == 0:
-                    progress(len(entries))
-            fresh = Trie().update_entries(sorted(entries))
-            if fresh.root != tip.state_root:
-                raise StoreDamaged(
-                    f"height {tip.height} has root {tip.state_root.hex()}, its state {fresh.root.hex()}"
-                )
-            left = fresh.nodes
-            for path, node in _entries(snapshot, NODE):
-                if path not in late:
-                    late[path] = node
-            for path, late_node in late.items():
-                if left.pop(path, None) != late_node:
-                    raise StoreDamaged(f"the trie's node at '{path.decode(errors='replace')}' is not the state's")
-            if left:
-                raise StoreDamaged(f"{len(left)} nodes of the trie are absent")
-        return len(entries)
+            count = view.trie.count
+            nibbles = 0
+            while count >> 4 * nibbles > _VERIFY_ENTRIES_MAX:
+                nibbles += 1
+            for number in range(16**nibbles):
+                part = b"%0*x" % (nibbles, number) if nibbles else b""
+                view.verify_part(part, lambda read, number=number: (  # type: ignore[misc]
+                    progress(number * count + read, 16**nibbles * count) if progress else None
+                ))  # fmt: skip
+        return count
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many bytes each table takes on the disk, about."""
+        with reported():
+            return {
+                name: self._db.approximate_size(prefix, bytes([prefix[0] + 1])) for prefix, name in TABLES.items()
+            }
+
+
+class StateView:
+    """The whole state after one height and its trie: see ``Store.view``."""
+
+    __slots__ = ("_back", "_late", "_snapshot", "height", "trie")
+
+    def __init__(
+        self,
+        height: int,
+        trie: Trie,
+        snapshot: Any,
+        back: Mapping[bytes, bytes | None],
+        late: Mapping[bytes, bytes | None],
+    ) -> None:
+        self.height = height
+        self.trie = trie
+        self._snapshot = snapshot
+        self._back = back
+        self._late = late
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield every key with its value, in no order to rely on."""
+        back = self._back
+        with reported():
+            for key, value in _entries(self._snapshot, STATE):
+                if key not in back:
+                    yield key, value
+        for key, earlier in back.items():
+            if earlier is not None:
+                yield key, earlier
+
+    def verify_part(self, part: bytes, progress: Callable[[int], object]) -> None:
+        """Check the newest state's keys whose place begins with the nibbles ``part``. Raises StoreDamaged."""
+        assert not self._back, "an earlier height's trie was made from the newest one's"
+        start = bytes.fromhex(part.decode().ljust(2 * HASH_BYTES, "0"))
+        after = int.from_bytes(start, "big") + (1 << 4 * (2 * HASH_BYTES - len(part)))
+        stop = after.to_bytes(HASH_BYTES + 1, "big")[1:] if after < 1 << 8 * HASH_BYTES else None
+        entries: list[bytes] = []
+        for number, (key, value) in enumerate(self.entries()):
+            entry = entry_of(key, value)
+            if entry >= start and (stop is None or entry < stop):
+                entries.append(entry)
+            if number % _PROGRESS_ENTRIES == 0:
+                progress(number)
+        entries.sort()
+        try:
+            left = verify_range(self.trie.root, start, stop, entries, prove_range(self.trie, start, stop))
+        except RangeInvalid as error:
+            raise StoreDamaged(
+                f"height {self.height}: the state is not that of root {self.trie.root.hex()}: {error}"
+            ) from None
+        left = {path: node for path, node in left.items() if path.startswith(part)}
+        for path, node in self._stored_nodes(part):
+            if left.pop(path, None) != node:
+                raise StoreDamaged(f"the trie's node at '{path.decode(errors='replace')}' is not the state's")
+        if left:
+            raise StoreDamaged(f"{len(left)} nodes of the trie are absent, '{min(left).decode()}' among them")
+
+    def _stored_nodes(self, part: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with reported():
+            for path, node in _entries(self._snapshot, NODE, part):
+                if path not in self._late:
+                    yield path, node
+        for path, late in self._late.items():
+            if late is not None and path.startswith(part):
+                yield path, late
 
 
 class StoredReader:
@@ -553,6 +761,14 @@ class StoredReader:
         return sorted(merged.items())[:limit]
 
 
+def _at(height: int, decoder: Callable[[bytes], _T], record: bytes) -> _T:
+    """Decode a record; damage is named by its height."""
+    try:
+        return decoder(record)
+    except StoreDamaged as error:
+        raise StoreDamaged(f"height {height}: {error}") from None
+
+
 def _put_nodes(batch: Any, nodes: Mapping[bytes, bytes | None]) -> None:
     put, delete = batch.put, batch.delete
     for path, node in nodes.items():
@@ -584,6 +800,7 @@ def _create(
     with db.write_batch(sync=True) as batch:
         batch.put(height_key(HEIGHT, 0), record)
         batch.put(FLUSHED, encode_flushed(dict.fromkeys(PARTS, 0)))
+        batch.put(BOUNDS, encode_bounds(Bounds()))
         batch.put(TIP, record)
     return tip
 
@@ -616,7 +833,7 @@ def _scan(source: Any, start: bytes, stop: bytes, limit: int) -> list[tuple[byte
     return found
 
 
-def _entries(source: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    with source.iterator(prefix=prefix, verify_checksums=True, fill_cache=False) as entries:
+def _entries(source: Any, prefix: bytes, part: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    with source.iterator(prefix=prefix + part, verify_checksums=True, fill_cache=False) as entries:
         for key, value in entries:
             yield key[1:], value

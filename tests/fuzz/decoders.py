@@ -117,11 +117,18 @@ from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
 from state.store.nodes import decode_flushed, encode_flushed
 from state.store.records import (
+    Bounds,
     Tip,
     Undo,
+    decode_bounds,
+    decode_epoch,
+    decode_index,
     decode_place,
     decode_receipts,
     decode_tip,
+    encode_bounds,
+    encode_epoch,
+    encode_index,
     encode_place,
     encode_receipts,
     encode_tip,
@@ -822,6 +829,18 @@ def _targets() -> Iterator[tuple[str, Target]]:
         canonical(decode_receipts, lambda found: encode_receipts(*found)),
         (encode_receipts(tuple(map(encode_receipt, RECEIPTS)), None), encode_receipts((), b"hooks")),
         ("state.store.records:decode_receipts",), damaged,
+    )  # fmt: skip
+    yield "bounds", Target(
+        canonical(decode_bounds, encode_bounds), (encode_bounds(Bounds(3, 9, 7)),),
+        ("state.store.records:decode_bounds",), damaged,
+    )  # fmt: skip
+    yield "index record", Target(
+        canonical(decode_index, lambda found: encode_index(*found)),
+        (encode_index([b"h" * 32, b"i" * 32], [[b"a" * 20], []]),), ("state.store.records:decode_index",), damaged,
+    )  # fmt: skip
+    yield "stored epoch", Target(
+        canonical(decode_epoch, lambda found: encode_epoch(*found)), (encode_epoch(b"header", b"certificate", b"c"),),
+        ("state.store.records:decode_epoch",), damaged,
     )  # fmt: skip
     yield (
         "undo",

@@ -11,11 +11,15 @@ from state.primitives.hashing import ZERO_HASH, digest
 from state.store import FinalisedBlock, Store, StoreOptions, Tip
 
 HISTORY_HEIGHTS = 8
+EPOCH_BLOCKS = 4
 
 
 def genesis_of(chain_id: int = 7) -> Genesis:
     validator = GenesisValidator(bytes(19) + b"\1", bytes(31) + b"\1", bytes(31) + b"\1", 10**21)
-    return Genesis(chain_id, "store", 1_000, True, (), (validator,), (("chain.history_heights", HISTORY_HEIGHTS),))
+    return Genesis(
+        chain_id, "store", 1_000, True, (), (validator,),
+        (("chain.epoch_blocks", EPOCH_BLOCKS), ("chain.history_heights", HISTORY_HEIGHTS)),
+    )  # fmt: skip
 
 
 def genesis_changes() -> dict[bytes, bytes | None]:
@@ -51,6 +55,7 @@ def next_block(store: Store, changes: Mapping[bytes, bytes | None], *, transacti
         b"hooks" if height % 2 else None,
         changes,
         update.nodes,
+        b"committee after %d" % height if height % EPOCH_BLOCKS == 0 else None,
     )
 
 

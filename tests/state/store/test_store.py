@@ -160,9 +160,12 @@ def test_bodies_are_pruned_by_choice_and_headers_stay(tmp_path: Path) -> None:
         assert (caught.value.height, caught.value.oldest, caught.value.code) == (3, 4, "pruned")
         with pytest.raises(Pruned):
             store.receipts(3)
-        assert store.certificate(1) == b"certificate 1"
+        assert store.certificate(3) is None
+        assert store.certificate(4) == b"certificate 4"
         assert store.height(1) == blocks[0].tip
-        assert store.transaction_place(blocks[0].transaction_hashes[0]) == Place(1, 0)
+        assert store.transaction_place(blocks[0].transaction_hashes[0]) is None
+        sender = bytes(19) + b"\1"
+        assert {place.height for place in store.history(sender, limit=100)} == {4, 5, 6}
 
 
 def test_a_store_belongs_to_one_chain_and_one_process(tmp_path: Path) -> None:

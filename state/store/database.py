@@ -1,0 +1,89 @@
+"""The files of a database: how they are opened, and what a node chooses for them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plyvel
+
+from state.store.errors import (
+    StoreDamaged,
+    StoreIncompatible,
+    StoreOfAnotherChain,
+    StoreUnavailable,
+    reported,
+)
+from state.store.records import FORMAT, FORMAT_VERSION
+
+__all__ = ["StoreOptions", "check_format", "open_database"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """What one node chooses for its own database; nothing here changes any root."""
+
+    block_heights: int = 0
+    """Bodies, receipts, certificates and indexes are kept for this many heights; 0 keeps all.
+
+    Headers and the records of epochs always stay."""
+    index_addresses: bool = True
+    """Keep the history of each address."""
+    value_cache_entries: int = 400_000
+    node_cache_entries: int = 160_000
+    node_period_blocks: int = 64
+    """A changed trie node is written at most so many blocks late; after a crash it is made again."""
+    late_nodes_max: int = 150_000
+    """With more trie nodes to write than that, they are written faster."""
+    undo_cache_entries: int = 200_000
+    proof_versions_max: int = 4
+    """How many earlier heights whose trie a proof needed are kept at hand."""
+    write_buffer_bytes: int = 64 * 1024 * 1024
+    block_cache_bytes: int = 32 * 1024 * 1024
+    open_files_max: int = 512
+
+
+def open_database(path: Path, options: StoreOptions) -> Any:
+    """Open the files in the directory ``path``, or begin them there.
+
+    Raises StoreLocked, StoreDamaged or StoreUnavailable.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = os.listdir(path)
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {error.strerror}") from None
+    if "CURRENT" not in names and any(name.endswith((".ldb", ".log")) for name in names):
+        raise StoreDamaged(f"{path}: the file CURRENT is lost; `dekube db repair` makes the database anew")
+    with reported():
+        return plyvel.DB(
+            str(path),
+            create_if_missing=True,
+            paranoid_checks=True,
+            write_buffer_size=options.write_buffer_bytes,
+            lru_cache_size=options.block_cache_bytes,
+            max_open_files=options.open_files_max,
+            bloom_filter_bits=10,
+            block_size=1024,  # small reads at random: what is checksummed for one value
+            compression=None,  # hashes do not shrink
+        )
+
+
+def check_format(db: Any, chain_hash: bytes) -> None:
+    """Check that the database is of this chain and format; an empty one becomes so.
+
+    Raises StoreDamaged, StoreIncompatible or StoreOfAnotherChain.
+    """
+    form: bytes | None = db.get(FORMAT, verify_checksums=True)
+    if form is None:
+        with db.iterator(include_value=False) as keys:
+            if next(keys, None) is not None:
+                raise StoreDamaged("the database does not name its chain")
+        form = bytes([FORMAT_VERSION]) + chain_hash
+        db.put(FORMAT, form, sync=True)
+    if form[:1] != bytes([FORMAT_VERSION]):
+        raise StoreIncompatible(f"the database has format {form[0]}, this version reads {FORMAT_VERSION}")
+    if form[1:] != chain_hash:
+        raise StoreOfAnotherChain(f"the database is of chain {form[1:].hex()}, not of {chain_hash.hex()}")
