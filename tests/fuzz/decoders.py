@@ -25,6 +25,7 @@ from consensus.guard import (
     Guard,
     GuardCorrupt,
     GuardMissing,
+    GuardRefused,
     _slot,
     journal_record,
     read_journal,
@@ -37,18 +38,41 @@ from consensus.light import (
     encode_merkle_proof,
 )
 from consensus.replica import decode_inbound
+from consensus.signer import (
+    AskStatus,
+    AskVote,
+    Signed,
+    SignerCore,
+    SignerRefused,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from consensus.signer import FrameReader as SignerFrames
+from consensus.signer import frame as signer_frame
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
-from node.config import NodeOptions, dump_options, load_options, load_table, parse_host_port, parse_peer
+from node.config import (
+    NodeOptions,
+    dump_options,
+    load_options,
+    load_table,
+    parse_host_port,
+    parse_peer,
+    parse_signer,
+    parse_vote_key,
+)
 from node.control import ControlRefused, ControlUnavailable
 from node.control import read_answer as read_control_answer
 from node.duties import InputUnavailable, _read_hashes
 from node.home import load_genesis, read_keystore, read_passphrase
 from node.relay import RelayHomeOptions
 from node.runtime import make_runtime
+from node.signer import SignerHomeOptions, load_signer_options
 from node.transactions import decode_batch, encode_batch
 from p2p.addrbook import AddressBook
 from p2p.blobs import Manifest
@@ -176,8 +200,10 @@ from tasks.proofs import (
 from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.spec import decode_spec, encode_spec
 from testnet.cluster import TestnetError, _load_plan
+from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
+from tests.state.primitives.test_abi import STAKE as STAKE_CALL
 from tests.state.primitives.test_ethereum import VECTORS as ETHEREUM_VECTORS
 from tests.state.primitives.test_objects import GENESIS as FILE
 from tests.state.transition.chain import genesis as small_genesis
@@ -348,6 +374,20 @@ def read_vote_journal(data: bytes) -> None:
     """Read a journal: what is told must be the very beginning of the bytes."""
     records, whole = read_journal(data)
     assert b"".join([journal_record(kind, body) for kind, body in records]) == data[:whole]
+
+
+def read_signer_frames(data: bytes) -> None:
+    """Ask a signer with any bytes; what it signs was asked for by its fields, and is on its record."""
+    record = Guard(b"g" * 32, KEY.vote_key)
+    signer = SignerCore(VoteKey(KEY), record, b"g" * 32)
+    for body in SignerFrames(256).feed(data):
+        _, request = decode_request(body)
+        if isinstance(request, AskStatus):
+            continue  # answered by the shell
+        answer = signer.step(request).answer
+        if isinstance(answer, Signed):
+            assert isinstance(request, AskVote) and answer.vote.candidate == request.candidate
+            assert not record.is_foreign(answer.vote)
 
 
 def read_body(data: bytes) -> None:
@@ -586,6 +626,14 @@ def _targets() -> Iterator[tuple[str, Target]]:
         read_ethereum, ETHEREUM,
         ("state.primitives.ethereum:decode_dynamic", "state.primitives.ethereum:decode_legacy"),
     )  # fmt: skip
+    yield (
+        "call data",
+        Target(
+            canonical(STAKE_CALL.decode, lambda values: STAKE_CALL.encode(*values)),
+            (STAKE_CALL.encode(5, bytes(32), b"p" * 64, "note", 1),),
+            ("state.primitives.abi:Function.decode", "state.primitives.abi:decode_values"),
+        ),
+    )
     yield "payload", Target(
         execute_payload, PAYLOADS,
         (
@@ -675,6 +723,23 @@ def _targets() -> Iterator[tuple[str, Target]]:
             + journal_record(JOURNAL_CERTIFICATE, encode_certificate(FINAL)),
         ),
         ("consensus.guard:read_journal", "consensus.guard:_journal_records"), (),
+    )  # fmt: skip
+    yield "signer request", Target(
+        canonical(decode_request, lambda found: encode_request(*found)),
+        tuple(encode_request(number, request) for number, request in enumerate(REQUESTS)),
+        ("consensus.signer:decode_request",),
+    )  # fmt: skip
+    yield "signer answer", Target(
+        canonical(decode_answer, lambda found: encode_answer(*found)),
+        tuple(encode_answer(number, answer) for number, answer in enumerate(ANSWERS)),
+        (
+            "consensus.signer:decode_answer", "consensus.signer:_vote_from_value",
+            "consensus.signer:_watermark_from_value",
+        ),
+    )  # fmt: skip
+    yield "signer", Target(
+        read_signer_frames, (b"".join(signer_frame(encode_request(1, request)) for request in REQUESTS),),
+        (), (DecodeError, GuardRefused, SignerRefused),
     )  # fmt: skip
     # Network
     yield "node certificate", Target(
@@ -933,6 +998,17 @@ def _targets() -> Iterator[tuple[str, Target]]:
             of_text(parse_amount), (b"1.5 DKB", b"15wei"), ("node.cli.output:parse_amount",), (click.BadParameter,)
         ),
     )
+    yield "signer endpoint", Target(
+        of_text(parse_signer), (peer, b"unix:/run/signer.sock"), ("node.config:parse_signer",), (ConfigError,)
+    )  # fmt: skip
+    yield "vote key", Target(
+        of_text(parse_vote_key), (b"0x" + b"ab" * 32,), ("node.config:parse_vote_key",), (ConfigError,)
+    )  # fmt: skip
+    yield "signer options", Target(
+        of_file("signer.toml", load_signer_options),
+        (dump_options(SignerHomeOptions(listen="h:1", clients=(format_address(KEY.address),))).encode(),),
+        ("node.signer:load_signer_options",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
     yield "peer text", Target(of_text(parse_peer), (peer,), ("node.config:parse_peer",), (ConfigError,))
     yield (
         "host and port",

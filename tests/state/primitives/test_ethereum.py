@@ -19,7 +19,7 @@ from state.primitives.transactions import CALL_KIND, Transaction
 VECTORS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors/ethereum_transactions.json").read_text()
 )
-"""Made with eth-account 0.13.7 of random keys and fields, half legacy, half EIP-1559."""
+"""Made with eth-account 0.14 of random keys and fields, half legacy, half EIP-1559."""
 KEY = SecretKey(b"e" * 32)
 TO = b"\x11" * 20
 
