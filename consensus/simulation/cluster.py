@@ -92,6 +92,8 @@ class Node:
     entered: int = 0
     epoch: int = 0
     commit_at_ms: int = 0
+    advance_ms: int = 0
+    """The time-out of its present view, with the back-off."""
     watches_own_seat: bool = True
 
     @property
@@ -375,6 +377,8 @@ class Cluster:
         kind = type(action)
         if kind is c.SetTimer:
             name, delay_ms = action  # type: ignore[misc]
+            if name == c.ADVANCE:
+                node.advance_ms = delay_ms  # type: ignore[assignment]
             at_ms = self.now_ms + max(1, delay_ms * 1000 // node.clock_permille)  # type: ignore[operator]
             node.timers[name] = at_ms  # type: ignore[index]
             self._push(at_ms, node.number, node.incarnation, "timer", name)

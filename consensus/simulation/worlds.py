@@ -195,6 +195,10 @@ class World(Protocol):
         """Return which key its operator would run the account's node with in an epoch."""
         ...
 
+    def reign(self, epoch: int) -> Reigning:
+        """Return the first epochs, which the founders sit in."""
+        ...
+
     def machine(self, number: int, rng: random.Random) -> Machine:
         """Return a new node's machine."""
         ...
