@@ -12,6 +12,7 @@ from consensus.signer import (
     FRAME_BYTES_MAX,
     VIEW_LIMIT,
     VOTES_PAGE,
+    Answer,
     AskProof,
     AskStatus,
     AskVote,
@@ -259,14 +260,16 @@ REQUESTS: tuple[Request, ...] = (
 )  # fmt: skip
 
 
+ANSWERS: tuple[Answer, ...] = (
+    Opened(KEY.vote_key, KEY.vrf_key, 1, 5), Signed(VOTE), Proved(b"p" * 80), SignedPage((VOTE, VOTE)),
+    SignedPage(()), Done(), core().status(is_taken=True), Refusal("guard_refused", "floor", "why"),
+)  # fmt: skip
+
+
 def test_requests_and_answers_come_back_as_they_went() -> None:
     for request in REQUESTS:
         assert decode_request(encode_request(9, request)) == (9, request)
-    status = core().status(is_taken=True)
-    for answer in (
-        Opened(KEY.vote_key, KEY.vrf_key, 1, 5), Signed(VOTE), Proved(b"p" * 80), SignedPage((VOTE, VOTE)),
-        SignedPage(()), Done(), status, Refusal("guard_refused", "floor", "why"),
-    ):  # fmt: skip
+    for answer in ANSWERS:
         assert decode_answer(encode_answer(9, answer)) == (9, answer)
 
 

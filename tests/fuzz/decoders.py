@@ -19,6 +19,7 @@ import click
 import trio
 
 from billing.escrow import _line, _record
+from consensus import signer as votesigner
 from consensus.guard import (
     JOURNAL_BLOCK,
     JOURNAL_CERTIFICATE,
@@ -38,19 +39,6 @@ from consensus.light import (
     encode_merkle_proof,
 )
 from consensus.replica import decode_inbound
-from consensus.signer import (
-    AskStatus,
-    AskVote,
-    Signed,
-    SignerCore,
-    SignerRefused,
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
-)
-from consensus.signer import FrameReader as SignerFrames
-from consensus.signer import frame as signer_frame
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
@@ -136,7 +124,7 @@ from state.primitives.receipts import (
     event_to_value,
 )
 from state.primitives.transactions import CHAIN_ID_MAX, decode_transaction, sign_transaction
-from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vote
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vote, VoteKey
 from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
 from state.store.nodes import decode_flushed, encode_flushed
@@ -379,14 +367,14 @@ def read_vote_journal(data: bytes) -> None:
 def read_signer_frames(data: bytes) -> None:
     """Ask a signer with any bytes; what it signs was asked for by its fields, and is on its record."""
     record = Guard(b"g" * 32, KEY.vote_key)
-    signer = SignerCore(VoteKey(KEY), record, b"g" * 32)
-    for body in SignerFrames(256).feed(data):
-        _, request = decode_request(body)
-        if isinstance(request, AskStatus):
+    signer = votesigner.SignerCore(VoteKey(KEY), record, b"g" * 32)
+    for body in votesigner.FrameReader(256).feed(data):
+        _, request = votesigner.decode_request(body)
+        if isinstance(request, votesigner.AskStatus):
             continue  # answered by the shell
         answer = signer.step(request).answer
-        if isinstance(answer, Signed):
-            assert isinstance(request, AskVote) and answer.vote.candidate == request.candidate
+        if isinstance(answer, votesigner.Signed):
+            assert isinstance(request, votesigner.AskVote) and answer.vote.candidate == request.candidate
             assert not record.is_foreign(answer.vote)
 
 
@@ -725,21 +713,22 @@ def _targets() -> Iterator[tuple[str, Target]]:
         ("consensus.guard:read_journal", "consensus.guard:_journal_records"), (),
     )  # fmt: skip
     yield "signer request", Target(
-        canonical(decode_request, lambda found: encode_request(*found)),
-        tuple(encode_request(number, request) for number, request in enumerate(REQUESTS)),
+        canonical(votesigner.decode_request, lambda found: votesigner.encode_request(*found)),
+        tuple(votesigner.encode_request(number, request) for number, request in enumerate(REQUESTS)),
         ("consensus.signer:decode_request",),
     )  # fmt: skip
     yield "signer answer", Target(
-        canonical(decode_answer, lambda found: encode_answer(*found)),
-        tuple(encode_answer(number, answer) for number, answer in enumerate(ANSWERS)),
+        canonical(votesigner.decode_answer, lambda found: votesigner.encode_answer(*found)),
+        tuple(votesigner.encode_answer(number, answer) for number, answer in enumerate(ANSWERS)),
         (
             "consensus.signer:decode_answer", "consensus.signer:_vote_from_value",
             "consensus.signer:_watermark_from_value",
         ),
     )  # fmt: skip
     yield "signer", Target(
-        read_signer_frames, (b"".join(signer_frame(encode_request(1, request)) for request in REQUESTS),),
-        (), (DecodeError, GuardRefused, SignerRefused),
+        read_signer_frames,
+        (b"".join(votesigner.frame(votesigner.encode_request(1, request)) for request in REQUESTS),),
+        (), (DecodeError, GuardRefused, votesigner.SignerRefused),
     )  # fmt: skip
     # Network
     yield "node certificate", Target(
