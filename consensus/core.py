@@ -6,6 +6,9 @@ list. Work that takes time (build, check, execute) is asked for and comes back a
 Where it goes beyond the text of 3.3:
 - A vote announces the certificate that let its caster enter the view, so no announcement travels of its own; who
   lacks that certificate asks the caster for it after ``pull_ms``.
+- A seat votes FINALIZE also when a quorum did before it, as long as the block is not committed here: who finalises
+  is counted for downtime, and slow is not dead.
+- Certificates of committed views are kept for ``EVIDENCE_VIEWS``: one that conflicts names more than W/3.
 - Certificates and voted blocks are kept durably before a vote that rests on them leaves (``KeepCertificate``, and
   the block of a vote): without that, a crash of all replicas at once could lose a notarised block, or the only
   proof that a view ended, for ever.
@@ -13,6 +16,7 @@ Where it goes beyond the text of 3.3:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from consensus.events import (
@@ -23,9 +27,12 @@ from consensus.events import (
     NOTHING_RESTORED,
     PULL,
     RETRANSMIT,
+    STATUS,
+    SYNC,
+    WATCH,
     AskBlock,
-    AskBlocks,
     AskCertificates,
+    Behind,
     BlockBuilt,
     BlockChecked,
     BlockExecuted,
@@ -41,6 +48,7 @@ from consensus.events import (
     DropBlocks,
     Effect,
     EnterView,
+    Epoch,
     EpochEnded,
     Event,
     Execute,
@@ -49,6 +57,7 @@ from consensus.events import (
     KeepCertificate,
     MempoolChanged,
     OwnVotes,
+    OwnVotesKnown,
     ProposalReceived,
     Propose,
     PushCertificate,
@@ -59,9 +68,12 @@ from consensus.events import (
     Start,
     TimerFired,
     VoteReceived,
+    WindowsFailed,
 )
+from consensus.evidence import evidence_of_certificates
+from consensus.guard import DoppelgangerWatch
 from consensus.votes import Certificate, VoteSet
-from consensus.wire import BLOCKS_MAX, NULLS_MAX, VIEWS_MAX
+from consensus.wire import NULLS_MAX, VIEWS_MAX
 from state.primitives.blocks import Header
 from state.primitives.committee import Committee
 from state.primitives.hashing import ZERO_HASH
@@ -75,11 +87,13 @@ __all__ = [
     "LEADER",
     "PULL",
     "RETRANSMIT",
-    "UNEXECUTED_MAX",
+    "STATUS",
+    "SYNC",
     "VIEWS_AHEAD",
+    "WATCH",
     "AskBlock",
-    "AskBlocks",
     "AskCertificates",
+    "Behind",
     "BlockBuilt",
     "BlockChecked",
     "BlockExecuted",
@@ -96,6 +110,7 @@ __all__ = [
     "DropBlocks",
     "Effect",
     "EnterView",
+    "Epoch",
     "EpochEnded",
     "Event",
     "Execute",
@@ -104,6 +119,7 @@ __all__ = [
     "KeepCertificate",
     "MempoolChanged",
     "OwnVotes",
+    "OwnVotesKnown",
     "ProposalReceived",
     "Propose",
     "PushCertificate",
@@ -114,6 +130,7 @@ __all__ = [
     "Start",
     "TimerFired",
     "VoteReceived",
+    "WindowsFailed",
 ]
 
 VIEWS_AHEAD: Final = 2
@@ -123,13 +140,11 @@ EVIDENCE_VIEWS: Final = 256
 FETCHES_MAX: Final = 64
 SYNC_GAP_BLOCKS: Final = 2
 """Behind by more than this, a replica asks for windows of final blocks instead of single blocks."""
-WINDOW_TRIES_MAX: Final = 8
-"""After so many silent peers the missing blocks are asked for one by one, backwards."""
 PULL_TRIES_MAX: Final = 8
-UNEXECUTED_MAX: Final = 128
-"""Final blocks fetched ahead of the last committed one."""
 RESENT_VIEWS: Final = 8
 KEPT_CANDIDATE_VIEWS: Final = 8
+LINEAGE_BLOCKS: Final = 2
+"""Committed blocks whose parent and view a leader may still have to name."""
 BACKOFF_EXPONENT_MAX: Final = 64
 _POWERS_OF_3: Final[tuple[int, ...]] = tuple(3**exponent for exponent in range(BACKOFF_EXPONENT_MAX + 1))
 
@@ -137,31 +152,42 @@ _POWERS_OF_3: Final[tuple[int, ...]] = tuple(3**exponent for exponent in range(B
 class Core:
     """One replica in one epoch. ``seat`` is None for an observer, which follows and never votes.
 
-    ``last_height`` is the epoch's boundary (3.11): on top of it the same block is proposed again until it is
-    final. ``watches_own_seat`` halts on a vote of the own seat that the own guard has not made (doppelganger).
+    On top of the epoch's last block the same block is proposed again until it is final (3.11); then the core has
+    ended and only looks for faults any more. ``watches_own_seat`` halts on a vote of the own seat that the own
+    guard has not made (doppelganger), above ``floor_view``, up to which the guard knows nothing. While ``watch``
+    lasts, or while the own votes are not known, the core listens and says nothing. ``heard_ms`` is when seats were
+    last heard before this epoch.
     """
 
     def __init__(
         self,
         *,
-        committee: Committee,
+        epoch: Epoch,
         genesis_hash: bytes,
-        epoch: int,
         seat: int | None,
         root: Root,
         parameters: ConsensusParameters,
         restored: Restored = NOTHING_RESTORED,
-        last_height: int | None = None,
         watches_own_seat: bool = True,
+        watch: DoppelgangerWatch | None = None,
+        knows_own_votes: bool = True,
+        floor_view: int = 0,
+        heard_ms: Mapping[int, int] | None = None,
+        has_transactions: bool = True,
     ) -> None:
-        self._committee = committee
+        self._reign = epoch
+        self._committee: Committee = epoch.committee
         self._genesis_hash = genesis_hash
-        self._epoch = epoch
+        self._epoch = epoch.number
         self._seat = seat
         self._root = root
         self._parameters = parameters
-        self._last_height = last_height
+        self._last_height = epoch.last_height
         self._watches_own_seat = watches_own_seat
+        self._watched_from = max(root.view, floor_view)
+        self._watch = watch if seat is not None else None
+        self._knows_own_votes = knows_own_votes or seat is None
+        self._has_ended = False
         self._now_ms = 0
         self._out: list[Effect] = []
         self._is_halted = False
@@ -171,6 +197,12 @@ class Core:
         self._notarized: dict[int, Certificate] = {}
         self._nullified: dict[int, Certificate] = {}
         self._finalized: dict[int, Certificate] = {}
+        self._past: dict[tuple[int, int], Certificate] = {}
+        """By kind and view: what was certified up to the root, to recognise what conflicts."""
+        if root.certificate is not None:
+            self._past[root.certificate.kind, root.view] = root.certificate
+        self._lineage: dict[bytes, tuple[bytes, int]] = {}
+        """Parent and view of the newest committed blocks of this epoch."""
         self._votes: dict[int, VoteSet] = {}
         self._proposals: dict[int, Candidate] = {}
         self._headers: dict[bytes, Header] = {}
@@ -188,22 +220,22 @@ class Core:
         self._proposed = 0
         self._fetching: dict[bytes, int] = {}
         self._fetch_armed = False
-        self._window_tries = 0
-        self._window_asked = 0
-        self._window_last = b""
+        self._behind_height = 0
+        self._asks_singly = False
         self._pull_armed = False
         self._pull_tries = 0
         self._hint_view = 0
         self._hint_seat = 0
         self._lacks_views = 0
-        self._has_transactions = True
+        self._has_transactions = has_transactions
         self._idle_added = False
         self._idle_over = 0
         self._idle_armed = 0
         self._resends = 0
         self._ask_turn = seat or 0
-        self._heard_ms: dict[int, int] = {}
-        self._started_ms = 0
+        self._heard_ms: dict[int, int] = dict(heard_ms or {})
+        self._started_ms: dict[int, int] = {}
+        """Since when a seat that was never heard is waited for."""
         self._restored = restored
 
     # What the shell may ask.
@@ -217,6 +249,34 @@ class Core:
     def epoch(self) -> int:
         """The epoch this core serves."""
         return self._epoch
+
+    @property
+    def committee(self) -> Committee:
+        """The committee of the epoch."""
+        return self._committee
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the epoch's last block is committed."""
+        return self._has_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the epoch's last block is known to be final: nothing that is left to vote on matters."""
+        if self._has_ended:
+            return True
+        header = self._headers.get(self._final.block_hash) if self._final is not None else None
+        return header is not None and header.height == self._last_height
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether this seat says nothing yet."""
+        return self._watch is not None or not self._knows_own_votes
+
+    @property
+    def watch(self) -> DoppelgangerWatch | None:
+        """The watch at the start, while it lasts."""
+        return self._watch
 
     @property
     def root(self) -> Root:
@@ -250,8 +310,10 @@ class Core:
 
     def wants_certificate(self, certificate: Certificate) -> bool:
         """Tell whether a certificate is new and still of use."""
-        if certificate.epoch != self._epoch or certificate.view <= self._root.view:
+        if certificate.epoch != self._epoch:
             return False
+        if certificate.view <= self._root.view:
+            return bool(self._conflicts(certificate))
         known = self._table(certificate.kind).get(certificate.view)
         return known is None or known.candidate != certificate.candidate
 
@@ -291,6 +353,24 @@ class Core:
         """Return the signed own votes that are held above the final view."""
         return tuple(vote for _, own in sorted(self._own.items()) for vote in own if vote is not None)
 
+    def heard(self) -> dict[int, int]:
+        """Return when each seat was last heard."""
+        return dict(self._heard_ms)
+
+    def missing_weight(self, now_ms: int) -> int:
+        """Return the weight of the seats not heard for ``silent_ms``."""
+        since_ms = now_ms - self._parameters.silent_ms
+        heard = [seat for seat, at_ms in self._heard_ms.items() if at_ms > since_ms]
+        if self._seat is not None and self._seat not in heard:
+            heard.append(self._seat)
+        return self._committee.weight - sum(self._committee.weights[seat] for seat in heard)
+
+    def is_late(self, vote: Vote) -> bool:
+        """Tell whether a vote comes after what it could have helped to decide."""
+        if vote.kind == FINALIZE:
+            return self._final is not None and vote.view <= self._final.view
+        return vote.view < self._view
+
     def sizes(self) -> dict[str, int]:
         """Return how many views of votes, proposals, blocks and requests are kept."""
         return {
@@ -299,6 +379,8 @@ class Core:
             "headers": len(self._headers),
             "fetching": len(self._fetching),
             "certificates": len(self._notarized) + len(self._nullified) + len(self._finalized),
+            "past": len(self._past),
+            "cast": len(self._cast),
         }
 
     # The one way in.
@@ -308,6 +390,8 @@ class Core:
         if self._is_halted:
             return []
         self._now_ms = now_ms
+        if self._has_ended:
+            return self._step_ended(event)
         match event:
             case VoteReceived(vote, is_own):
                 self._on_vote(vote, is_own)
@@ -332,6 +416,11 @@ class Core:
                     self._nullify("build")
             case MempoolChanged(has_transactions):
                 self._on_mempool(has_transactions)
+            case OwnVotesKnown(votes, floor_view):
+                self._on_own_votes(votes, floor_view)
+            case WindowsFailed():
+                self._asks_singly = True
+                self._progress()
             case Start():
                 self._on_start()
             case _:
@@ -339,10 +428,34 @@ class Core:
         out, self._out = self._out, []
         return out
 
+    def _step_ended(self, event: Event) -> list[Effect]:
+        """After the last block nothing is decided here any more, but faults may still show."""
+        match event:
+            case VoteReceived(vote, False) if vote.view >= self._view - EVIDENCE_VIEWS:
+                if vote.view <= self._view + VIEWS_AHEAD and vote.seat != self._seat:
+                    equivocation = self._votes_of(vote.view).add(vote).equivocation
+                    if equivocation is not None:
+                        self._out.append(FoundEquivocation(equivocation))
+            case CertificateReceived(certificate) if certificate.view <= self._root.view:
+                self._absorb(certificate, is_formed=False)
+            case _:
+                pass
+        out, self._out = self._out, []
+        return out
+
     # Start.
 
+    def listen(self, watch: DoppelgangerWatch) -> None:
+        """Say nothing until the watch is over; before Start."""
+        if self._seat is not None:
+            self._watch = watch
+
     def _on_start(self) -> None:
-        self._started_ms = self._now_ms
+        self._started_ms = {
+            seat: self._now_ms for seat in range(self._committee.size) if seat not in self._heard_ms
+        }
+        if self._watch is not None:
+            self._out.append(SetTimer(WATCH, max(1, self._watch.earliest_ms - self._now_ms)))
         restored, self._restored = self._restored, Restored()
         for vote in restored.own:
             if vote.view > self._root.view and vote.epoch == self._epoch:
@@ -357,7 +470,7 @@ class Core:
                 view = max(view, certificate.view)
                 if certificate.kind == FINALIZE and (self._final is None or certificate.view > self._final.view):
                     self._final = certificate
-        self._open = {known for known in self._notarized if self._final is None or known > self._final.view}
+        self._open = set(self._notarized)
         for certified in (*self._notarized.values(), *self._finalized.values()):
             self._on_certified_block(certified)
         self._enter(view + 1)
@@ -413,12 +526,32 @@ class Core:
 
     def _on_foreign_own_vote(self, vote: Vote) -> None:
         cast = self._cast.get(vote.view, {}).get(vote.kind)
-        if not self._watches_own_seat or vote.view <= self._root.view:
+        if not self._watches_own_seat or not self._knows_own_votes or vote.view <= self._watched_from:
             return
         if cast is None or (vote.kind != NULLIFY and cast != vote.candidate):
-            self._halt("doppelganger", f"another process votes with this key: view {vote.view}")
-        else:
+            self._halt(
+                "doppelganger", f"another process votes with this key: epoch {vote.epoch}, view {vote.view}"
+            )
+        elif vote.view > self._root.view:
             self._keep_own(vote)
+
+    def _on_own_votes(self, votes: tuple[Vote, ...], floor_view: int) -> None:
+        if self._knows_own_votes:
+            return
+        self._knows_own_votes = True
+        self._watched_from = max(self._watched_from, floor_view)
+        own = [vote for vote in votes if vote.epoch == self._epoch and vote.view > self._root.view]
+        for vote in own:
+            self._cast.setdefault(vote.view, {})[vote.kind] = vote.candidate
+        for vote in own:
+            self._on_vote(vote, True)
+        self._speak()
+
+    def _speak(self) -> None:
+        """Voting may begin: what ran out while this seat only listened begins anew."""
+        if not self.is_listening and not self._is_halted:
+            self._arm_view(0)
+            self._progress()
 
     def _table(self, kind: int) -> dict[int, Certificate]:
         if kind == NOTARIZE:
@@ -431,21 +564,24 @@ class Core:
     def _absorb(self, certificate: Certificate, *, is_formed: bool) -> None:
         kind, view = certificate.kind, certificate.view
         table = self._table(kind)
-        if view <= self._root.view or certificate.epoch != self._epoch:
+        if certificate.epoch != self._epoch:
+            return
+        faults = self._conflicts(certificate)
+        if faults:
+            self._accuse(certificate, faults)
+            return
+        if view <= self._root.view:
             return
         known = table.setdefault(view, certificate)
-        if known is not certificate and known.candidate == certificate.candidate:
+        if known is not certificate:
             return
-        if known is not certificate or self._is_contradiction(view):
-            self._halt(
-                "safety", f"certificates of view {view} contradict each other: a third of the weight is faulty"
-            )
+        if self._is_contradiction(view):
+            self._accuse(certificate, ())
             return
         self._out.append(KeepCertificate(certificate, is_formed))
         if kind == FINALIZE and (self._final is None or view > self._final.view):
             self._final = certificate
-            self._open = {open_view for open_view in self._open if open_view > view}
-        if kind == NOTARIZE and (self._final is None or view > self._final.view):
+        if kind == NOTARIZE:
             self._open.add(view)
         if kind != NULLIFY:
             self._on_certified_block(certificate)
@@ -453,6 +589,8 @@ class Core:
             self._try_finalize(view)
         if kind == FINALIZE:
             self._try_commit()
+        if self._has_ended:
+            return
         if view >= self._view:
             self._enter(view + 1)
             if kind == NULLIFY:
@@ -464,10 +602,33 @@ class Core:
             self._try_vote()
 
     def _is_contradiction(self, view: int) -> bool:
+        """Whether two certificates of a view contradict each other though they name no seat twice."""
         notarized, final = self._notarized.get(view), self._finalized.get(view)
-        if final is not None and view in self._nullified:
-            return True
         return notarized is not None and final is not None and notarized.candidate != final.candidate
+
+    def _conflicts(self, certificate: Certificate) -> tuple[Certificate, ...]:
+        """What is held and, with this certificate, proves the faults of more than W/3."""
+        kind, view = certificate.kind, certificate.view
+        is_past = view <= self._root.view
+        found = []
+        for other in (NOTARIZE, NULLIFY, FINALIZE):
+            known = self._past.get((other, view)) if is_past else self._table(other).get(view)
+            if known is None:
+                continue
+            is_double = other == kind and known.candidate != certificate.candidate
+            if is_double or {kind, other} == {NULLIFY, FINALIZE}:
+                found.append(known)
+        return tuple(found)
+
+    def _accuse(self, certificate: Certificate, others: tuple[Certificate, ...]) -> None:
+        """Name every culprit, then stop: what is final here may not be final elsewhere."""
+        for other in others:
+            self._out += [FoundEquivocation(fault) for fault in evidence_of_certificates(other, certificate)]
+        self._halt(
+            "safety",
+            f"certificates of epoch {self._epoch}, view {certificate.view} contradict each other: "
+            "a third of the weight is faulty",
+        )
 
     def _on_certified_block(self, certificate: Certificate) -> None:
         block_hash = certificate.block_hash
@@ -485,6 +646,10 @@ class Core:
         exponent = max(0, view - final_view - 2)
         leader = self._committee.leader(view)
         self._out.append(EnterView(view, leader, exponent))
+        if self._watch is not None:
+            self._watch.entered_view()
+            if self._watch.is_over(self._now_ms):
+                self._watch = None
         for old in [known for known in self._proposals if known < view]:
             del self._proposals[old]
         self._resends = 0
@@ -515,7 +680,9 @@ class Core:
     def _is_silent(self, leader: int) -> bool:
         """Whether the leader has been quiet while a quorum was not (fast skip of 3.10; local and safe)."""
         since_ms = self._now_ms - self._parameters.silent_ms
-        if leader == self._seat or max(self._heard_ms.get(leader, 0), self._started_ms) > since_ms:
+        if leader == self._seat:
+            return False
+        if max(self._heard_ms.get(leader, 0), self._started_ms.get(leader, 0)) > since_ms:
             return False
         weights = self._committee.weights
         heard = sum(weights[seat] for seat, at_ms in self._heard_ms.items() if at_ms > since_ms)
@@ -537,6 +704,12 @@ class Core:
         elif name == PULL:
             self._pull_armed = False
             self._pull()
+        elif name == WATCH and self._watch is not None:
+            if self._watch.is_over(self._now_ms):
+                self._watch = None
+                self._speak()
+            else:
+                self._out.append(SetTimer(WATCH, max(1, self._watch.latest_ms - self._now_ms)))
         elif name == IDLE and self._building < self._view:
             self._idle_over = self._view
             self._try_propose()
@@ -574,6 +747,8 @@ class Core:
         view = self._view
         if self._seat is None or self._proposed == view or self._committee.leader(view) != self._seat:
             return
+        if self.is_listening or self.is_over:
+            return
         cast = self._cast.get(view, {})
         if self._building == view or NOTARIZE in cast or NULLIFY in cast:
             return
@@ -591,7 +766,37 @@ class Core:
                 self._out.append(SetTimer(IDLE, idle_ms))
             return
         self._building = view
-        self._out.append(Build(view, parent_hash, justify))
+        bitmap = self._voters_bitmap(parent_hash)
+        self._out.append(Build(self._epoch, view, self._seat, parent_hash, bitmap, self._reign.randomness))
+
+    def _voters_bitmap(self, parent_hash: bytes) -> bytes:
+        """The seats whose FINALIZE for the parent of the parent is here; empty while they are less than a quorum.
+
+        One more block interval than the parent's own certificate gives a slow seat; a leader that has just started
+        knows too little to testify.
+        """
+        grandparent = self._origin_of(parent_hash)
+        origin = self._origin_of(grandparent[0]) if grandparent is not None else None
+        if grandparent is None or origin is None:
+            return b""
+        block_hash, view = grandparent[0], origin[1]
+        final = self._finalized.get(view) or self._past.get((FINALIZE, view))
+        bits = 0
+        if final is not None and final.block_hash == block_hash:
+            bits = int.from_bytes(final.bitmap, "little")
+        votes = self._votes.get(view)
+        if votes is not None:
+            for seat in range(self._committee.size):
+                vote = votes.get(FINALIZE, seat)
+                if vote is not None and vote.block_hash == block_hash:
+                    bits |= 1 << seat
+        bitmap = bits.to_bytes((self._committee.size + 7) // 8, "little")
+        return bitmap if self._committee.weight_of(bitmap) >= self._committee.quorum else b""
+
+    def _origin_of(self, block_hash: bytes) -> tuple[bytes, int] | None:
+        """Parent and first view of a block of this epoch, if it is known."""
+        header = self._headers.get(block_hash)
+        return (header.parent_hash, header.view) if header is not None else self._lineage.get(block_hash)
 
     def _on_built(self, view: int, block_hash: bytes, header: Header) -> None:
         if view != self._view or self._building != view:
@@ -640,13 +845,15 @@ class Core:
         cast = self._cast.get(view, {})
         if self._seat is not None and (NOTARIZE in cast or NULLIFY in cast):
             return
+        if self.is_over:
+            return
         verdict = self._judge(candidate)
         if verdict is None:
             return
         if not verdict:
             self._nullify("invalid")
             return
-        if self._seat is not None:
+        if self._seat is not None and not self.is_listening:
             self._cast_vote(NOTARIZE, candidate)
         self._drive(candidate.block_hash)
 
@@ -708,7 +915,7 @@ class Core:
 
     def _nullify(self, reason: str) -> None:
         view = self._view
-        if self._seat is None:
+        if self._seat is None or self.is_listening or self.is_over:
             return
         cast = self._cast.get(view, {})
         if NULLIFY in cast or FINALIZE in cast:
@@ -717,7 +924,7 @@ class Core:
 
     def _try_finalize(self, view: int) -> None:
         """R5: also for past views; a divergent root of a notarised block halts."""
-        if self._seat is None or view not in self._open:
+        if self._seat is None or self.is_listening or view not in self._open:
             return
         cast = self._cast.get(view, {})
         if NULLIFY in cast or FINALIZE in cast:
@@ -773,10 +980,11 @@ class Core:
 
     def _progress(self) -> None:
         """Something arrived: try everything that may have waited for it."""
-        self._try_commit()
         for view in sorted(self._open):
             self._try_finalize(view)
         if not self._is_halted:
+            self._try_commit()
+        if not self._is_halted and not self._has_ended:
             self._try_propose()
             self._try_vote()
 
@@ -785,8 +993,8 @@ class Core:
         while block_hash not in self._roots and block_hash not in self._executing:
             header = self._headers.get(block_hash)
             if header is None:
-                if self._is_syncing():
-                    self._sync()
+                if self._is_far():
+                    self._behind()
                 else:
                     self._want(block_hash)
                 return
@@ -844,6 +1052,10 @@ class Core:
                 self._on_certified_block(certificate)
                 continue
             if certificate.block_hash in self._roots:
+                for open_view in sorted(known for known in self._open if known <= view):
+                    self._try_finalize(open_view)
+                if self._is_halted:
+                    return
                 self._commit(certificate, path)
                 return
             self._drive(certificate.block_hash)
@@ -854,22 +1066,31 @@ class Core:
         height = self._root.height + len(path)
         self._out.append(Commit(certificate, tuple(path), height))
         self._root = Root(block_hash, height, view, roots[0], roots[1], certificate)
-        self._window_tries = 0
-        if self._window_asked <= height:
-            self._window_asked = 0
-        for table in (self._notarized, self._nullified, self._finalized):
+        self._behind_height = 0
+        self._asks_singly = False
+        for known in path[-LINEAGE_BLOCKS:]:
+            header = self._headers[known]
+            self._lineage[known] = (header.parent_hash, header.view)
+        while len(self._lineage) > 2 * LINEAGE_BLOCKS:
+            del self._lineage[next(iter(self._lineage))]
+        for kind, table in ((NOTARIZE, self._notarized), (NULLIFY, self._nullified), (FINALIZE, self._finalized)):
             for old in [known for known in table if known <= view]:
-                del table[old]
-        for own_table in (self._own, self._cast):
-            for old in [known for known in own_table if known <= view]:
-                del own_table[old]
+                self._past[kind, old] = table.pop(old)
+        for slot in [known for known in self._past if known[1] < view - EVIDENCE_VIEWS]:
+            del self._past[slot]
+        for old in [known for known in self._own if known <= view]:
+            del self._own[old]
+        for old in [known for known in self._cast if known < view - EVIDENCE_VIEWS]:
+            del self._cast[old]
         self._open = {known for known in self._open if known > view}
         self._drop_below_root()
         self._fetching.clear()
+        if height == self._last_height:
+            self._has_ended = True
+            self._out.append(EpochEnded(certificate))
+            return
         for certified in (*self._notarized.values(), *self._finalized.values()):
             self._on_certified_block(certified)
-        if height == self._last_height:
-            self._out.append(EpochEnded(certificate))
 
     def _drop_below_root(self) -> None:
         root = self._root
@@ -888,7 +1109,7 @@ class Core:
         needed = {c.block_hash for table in (self._notarized, self._finalized) for c in table.values()}
         # Own NOTARIZE votes promise that the block can be had, as long as a certificate for it may appear.
         for view, cast in self._cast.items():
-            if NOTARIZE in cast and view not in self._nullified:
+            if NOTARIZE in cast and view > self._root.view and view not in self._nullified:
                 needed.add(cast[NOTARIZE].block_hash)
         for block_hash in tuple(needed):
             header = self._headers.get(block_hash)
@@ -942,34 +1163,21 @@ class Core:
     def _refetch(self) -> None:
         for block_hash in self._fetching:
             self._out.append(AskBlock(self._next_seat(), block_hash))
-        if self._window_asked:
-            self._window_tries += 1
-            self._window_asked = 0
-            self._sync()
         for certified in (*self._notarized.values(), *self._finalized.values()):
             self._on_certified_block(certified)
         if self._fetching:
             self._arm_fetch()
 
-    def _sync(self) -> None:
-        """Ask for the next window of final blocks while a FINAL certificate is far above the root."""
-        if self._window_asked or self._final is None or not self._is_syncing():
-            return
-        if self._path(self._final.block_hash) is not None:
-            return
-        header = self._headers[self._final.block_hash]
-        last = self._headers.get(self._window_last)
-        base = self._root.height if last is None else max(self._root.height, last.height)
-        if base - self._root.height > UNEXECUTED_MAX or base >= header.height:
-            return  # enough to execute for now: the next commit asks again
-        self._window_asked = base + 1
-        count = min(BLOCKS_MAX, header.height - base)
-        self._out.append(AskBlocks(self._next_seat(), self._window_asked, count))
-        self._arm_fetch()
+    def _behind(self) -> None:
+        """Tell once how far a certificate reaches above the root."""
+        header = self._headers.get(self._final.block_hash) if self._final is not None else None
+        if header is not None and header.height > self._behind_height:
+            self._behind_height = header.height
+            self._out.append(Behind(header.height))
 
-    def _is_syncing(self) -> bool:
+    def _is_far(self) -> bool:
         """Whether the gap to a final block is one for windows of blocks, not for single ones."""
-        if self._final is None or self._window_tries >= WINDOW_TRIES_MAX:
+        if self._final is None or self._asks_singly:
             return False
         header = self._headers.get(self._final.block_hash)
         return header is not None and header.height - self._root.height > SYNC_GAP_BLOCKS
@@ -981,9 +1189,9 @@ class Core:
             return
         parent_hash = above[0][1].parent_hash
         if parent_hash != root.block_hash and parent_hash not in self._headers:
+            if above[0][1].height == root.height + 1:
+                self._halt("safety", f"the final block {root.height + 1} does not follow this node's chain")
             return
-        self._window_asked = self._window_tries = 0
-        self._window_last = certificate.block_hash
         for block_hash, header in above:
             self._hold(block_hash, header)
         self._absorb(certificate, is_formed=False)

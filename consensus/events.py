@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from consensus.votes import Certificate
 from state.primitives.blocks import Header
+from state.primitives.committee import Committee
 from state.primitives.votes import Candidate, Equivocation, Vote
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "NOTHING_RESTORED",
     "PULL",
     "RETRANSMIT",
+    "STATUS",
+    "SYNC",
+    "WATCH",
     "AskBlock",
-    "AskBlocks",
     "AskCertificates",
+    "Behind",
     "BlockBuilt",
     "BlockChecked",
     "BlockExecuted",
@@ -35,6 +39,7 @@ __all__ = [
     "DropBlocks",
     "Effect",
     "EnterView",
+    "Epoch",
     "EpochEnded",
     "Event",
     "Execute",
@@ -43,6 +48,7 @@ __all__ = [
     "KeepCertificate",
     "MempoolChanged",
     "OwnVotes",
+    "OwnVotesKnown",
     "ProposalReceived",
     "Propose",
     "PushCertificate",
@@ -53,9 +59,13 @@ __all__ = [
     "Start",
     "TimerFired",
     "VoteReceived",
+    "WindowsFailed",
 ]
 
 LEADER, ADVANCE, RETRANSMIT, FETCH, PULL, IDLE = "leader", "advance", "retransmit", "fetch", "pull", "idle"
+WATCH: Final = "watch"
+SYNC, STATUS = "sync", "status"
+"""The timers of the replica around the core; all others are the core's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,26 @@ class ConsensusParameters:
     """A leader not heard for so long, while a quorum was, is skipped at once (3.10)."""
     backoff_factor_max: int = 16
     timeout_ms_max: int = 60_000
+    window_ms: int = 3_000
+    """A window of blocks that has not come after so long is asked for elsewhere (3.12)."""
+    status_ms: int = 5_000
+    doppelganger_views: int = 20
+    doppelganger_ms: int = 30_000
+    """How long a validator that starts only listens (3.6); 0 for networks whose keys exist once for certain."""
+
+
+class Epoch(NamedTuple):
+    """The reign of one committee, as the state at the end of the epoch before says it.
+
+    ``randomness`` is what the chain had gathered before the epoch, which the VRF of its leaders rests on.
+    ``lottery_weight`` is what the seats drawn by lot weigh, for a metric alone.
+    """
+
+    number: int
+    last_height: int
+    committee: Committee
+    randomness: bytes
+    lottery_weight: int = 0
 
 
 class Root(NamedTuple):
@@ -187,6 +217,20 @@ class BlockExecuted(NamedTuple):
     receipt_root: bytes
 
 
+class OwnVotesKnown(NamedTuple):
+    """What the guard in another process holds of this seat; until then the core says nothing.
+
+    Of views up to ``floor_view`` the guard knows nothing any more.
+    """
+
+    votes: tuple[Vote, ...]
+    floor_view: int
+
+
+class WindowsFailed(NamedTuple):
+    """No peer serves the windows that Behind asked for: the blocks are asked for one by one."""
+
+
 class TimerFired(NamedTuple):
     """A timer set by SetTimer ran out; setting it again replaces it."""
 
@@ -210,6 +254,8 @@ Event: TypeAlias = (
     | BuildFailed
     | BlockChecked
     | BlockExecuted
+    | OwnVotesKnown
+    | WindowsFailed
     | TimerFired
     | MempoolChanged
 )
@@ -271,20 +317,25 @@ class AskBlock(NamedTuple):
     block_hash: bytes
 
 
-class AskBlocks(NamedTuple):
-    """Send GetBlocks to a seat."""
+class Behind(NamedTuple):
+    """A certificate proves final blocks far above the root: fetch them in windows, up to ``height``."""
 
-    seat: int
-    from_height: int
-    count_max: int
+    height: int
 
 
 class Build(NamedTuple):
-    """Build a block on an executed parent; answer with BlockBuilt or BuildFailed."""
+    """Build a block on an executed parent; answer with BlockBuilt or BuildFailed.
 
+    ``voters_bitmap`` names the seats whose FINALIZE for the parent of the parent is here; the VRF proof is that of
+    ``vrf_alpha`` over ``randomness``, epoch and view.
+    """
+
+    epoch: int
     view: int
+    seat: int
     parent_hash: bytes
-    justify: Certificate | None
+    voters_bitmap: bytes
+    randomness: bytes
 
 
 class Check(NamedTuple):
@@ -355,7 +406,7 @@ Effect: TypeAlias = (
     | Resend
     | AskCertificates
     | AskBlock
-    | AskBlocks
+    | Behind
     | Build
     | Check
     | Execute

@@ -1,27 +1,35 @@
 """A replica without its I/O: the core, the guard, the journal and the wire joined; messages in, actions out. Pure.
 
+It lives over epochs: when the last block of one is on the disk it asks for the next (``NextEpoch``), and goes on
+with a new core, a new journal and a floor of the guard above all that was.
+
 The service (trio) and the simulator perform the same actions in the same order, so what is simulated is what runs:
 first ``Append`` and ``Sync`` to the journal, then to the guard, and only then anything that leaves.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
-from consensus import core as c
-from consensus.core import ConsensusParameters, Core, Restored, Root
+from consensus import events as c
+from consensus.core import Core
+from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import (
     JOURNAL_BLOCK,
     JOURNAL_CERTIFICATE,
+    DoppelgangerWatch,
     Guard,
     GuardRefused,
     journal_record,
     read_journal,
 )
+from consensus.sync import GAP_BLOCKS, BlockSync, Progress, Window
 from consensus.votes import Certificate, Check, Signer, Verifier, certificate_checks, verify_checks, vote_check
 from consensus.wire import (
+    CERTIFICATE_LIMIT_BYTES,
+    VIEWS_MAX,
     VOTES_MAX,
     BlockReply,
     BlocksReply,
@@ -39,7 +47,6 @@ from consensus.wire import (
     encode_message,
 )
 from state.primitives.blocks import Block, Header, decode_block, encode_block, header_hash, is_body_of
-from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
 from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Vote, vote_digest
 
@@ -51,9 +58,13 @@ __all__ = [
     "Broadcast",
     "Decoded",
     "Inbound",
+    "NextEpoch",
+    "RaiseFloor",
+    "Redeliver",
     "Refused",
     "Replace",
     "Replica",
+    "RequestVote",
     "Send",
     "ServeBlock",
     "ServeBlocks",
@@ -66,6 +77,17 @@ GUARD: Final = "guard"
 JOURNAL: Final = "journal"
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """A log is written anew when it has grown by so much; what is above the final view is carried over."""
+BOUNDARIES_MAX: Final = 2
+"""For so many epochs that have ended, a straggler is told the certificate of the last block (3.11)."""
+EARLY_MESSAGES_MAX: Final = 512
+"""Messages of the next epoch that are kept until it begins here, the newest of them."""
+EARLY_OF_ONE_MAX: Final = 16
+EARLY_BYTES_MAX: Final = 8 * 1024 * 1024
+VOTE_BYTES: Final = 512
+"""What a vote takes in memory, about."""
+ANSWERED_MAX: Final = 256
+DOPPELGANGER_FACTOR_MAX: Final = 2
+"""The watch at the start ends after so many times its shortest, also where no views pass."""
 
 
 class Decoded(NamedTuple):
@@ -76,13 +98,20 @@ class Decoded(NamedTuple):
 
 
 class Inbound(NamedTuple):
-    """A message that may matter, the events it becomes, and the signatures to verify before."""
+    """A message that may matter, the events it becomes, and the signatures to verify before.
+
+    ``reply`` is a message that is answered, ``window`` proves ``blocks`` that were asked for. ``epoch`` is that of
+    a message of another epoch: ``early`` is kept until it begins, who asks about an old one is told how it ended.
+    """
 
     sender: bytes
     events: tuple[c.Event, ...]
     checks: tuple[Check, ...]
     blocks: tuple[tuple[bytes, Block, bytes], ...] = ()
     reply: Message | None = None
+    window: Certificate | None = None
+    epoch: int | None = None
+    early: Decoded | None = None
 
 
 class Append(NamedTuple):
@@ -135,6 +164,34 @@ class ServeBlocks(NamedTuple):
     count_max: int
 
 
+class NextEpoch(NamedTuple):
+    """The epoch before has ended durably: answer with ``begin_epoch``, or with ``refuse_epoch``."""
+
+    number: int
+
+
+class Redeliver(NamedTuple):
+    """Take this message in as if it came now: it came before its epoch had begun."""
+
+    sender: bytes
+    decoded: Decoded
+
+
+class RequestVote(NamedTuple):
+    """Ask the guard in another process to vote; answer with ``voted`` or ``vote_refused``, one after the other."""
+
+    kind: int
+    candidate: Candidate
+    seat: int
+
+
+class RaiseFloor(NamedTuple):
+    """Tell the guard in another process that everything up to this view is final."""
+
+    epoch: int
+    view: int
+
+
 class Refused(NamedTuple):
     """The guard refused a vote the core asked for; for the metric alone."""
 
@@ -149,6 +206,10 @@ Action: TypeAlias = (
     | Broadcast
     | ServeBlock
     | ServeBlocks
+    | NextEpoch
+    | Redeliver
+    | RequestVote
+    | RaiseFloor
     | Refused
     | c.Build
     | c.Check
@@ -224,11 +285,14 @@ def _decode_whole_block(raw: bytes) -> tuple[bytes, Block, bytes]:
 
 
 class Replica:
-    """One seat's replica, or an observer's (``signer`` and ``guard`` None).
+    """One seat's replica, or an observer's (no ``signer`` and ``guard``, no ``vote_key``).
 
     ``journal`` is what the journal's file holds: what survives of it is restored. ``certificates`` above the root
     come from the chain's own store (see ``root_of``). ``verify`` is asked for the
     journal's certificates alone; those of peers are verified by the shell between ``receive`` and ``admit``.
+
+    With ``vote_key`` in the place of ``signer`` and ``guard`` votes are asked for (``RequestVote``): the guard is
+    in another process, and until ``voter_ready`` tells what it holds, nothing is said.
     """
 
     core_type: ClassVar[type[Core]] = Core
@@ -236,31 +300,28 @@ class Replica:
     def __init__(
         self,
         *,
-        committee: Committee,
+        epoch: Epoch,
         genesis_hash: bytes,
-        epoch: int,
         root: Root,
         parameters: ConsensusParameters,
         signer: Signer | None = None,
         guard: Guard | None = None,
+        vote_key: bytes | None = None,
         journal: bytes = b"",
         certificates: tuple[Certificate, ...] = (),
         verify: Verifier = verify_checks,
         compact_bytes: int = COMPACT_BYTES,
-        last_height: int | None = None,
         watches_own_seat: bool = True,
     ) -> None:
-        self._committee = committee
+        assert (signer is None) == (guard is None), "a key votes behind its guard alone"
         self._genesis_hash = genesis_hash
-        self._epoch = epoch
+        self._parameters = parameters
         self._signer = signer
         self._guard = guard
+        self._vote_key = signer.vote_key if signer is not None else vote_key
+        self._is_remote = signer is None and vote_key is not None
         self._compact_bytes = compact_bytes
-        self._seat: int | None = None
-        if signer is not None and guard is not None:
-            keys = [seat.vote_key for seat in committee.seats]
-            self._seat = keys.index(signer.vote_key) if signer.vote_key in keys else None
-            guard.raise_floor(epoch, root.view)
+        self._watches_own_seat = watches_own_seat
         self._blocks: dict[bytes, tuple[Block, bytes]] = {}
         self._journalled: set[bytes] = set()
         self._committing: set[bytes] = set()
@@ -268,19 +329,60 @@ class Replica:
         self._guard_grown = 0
         self._is_journal_dirty = False
         self._proposal: tuple[int, bytes] | None = None
+        self._requested: dict[tuple[int, Candidate], c.CastVote | c.Propose] = {}
+        self._has_transactions = True
+        self._previous: Core | None = None
+        self._boundaries: dict[int, Certificate] = {}
+        self._early: deque[tuple[bytes, Decoded, int]] = deque()
+        self._early_bytes = 0
+        self._is_asked_next = False
+        self._answered: OrderedDict[bytes, int] = OrderedDict()
+        self._ahead: bytes | None = None
+        self._is_sync_armed = False
+        assert root.height < epoch.last_height, "on the last block of an epoch the next one has begun"
+        self._take(epoch)
+        if guard is not None:
+            guard.raise_floor(epoch.number, root.view)
         restored, whole = self._restore(journal, root, verify)
         restored = restored._replace(certificates=(*restored.certificates, *certificates))
         self._torn = journal[:whole] if whole < len(journal) else None
-        self.core = self.core_type(
-            committee=committee,
-            genesis_hash=genesis_hash,
-            epoch=epoch,
+        self._sync = BlockSync(parameters, self._own_address, root=root.height, last_height=epoch.last_height)
+        self._sync.begin_epoch(epoch.last_height, self._addresses)
+        self.core = self._core(root, restored, knows_own_votes=not self._is_remote)
+
+    def _take(self, epoch: Epoch) -> None:
+        """Look at an epoch's committee: the own seat may be another one in it, or none."""
+        self._reign = epoch
+        self._epoch = epoch.number
+        self._committee = epoch.committee
+        keys = [seat.vote_key for seat in epoch.committee.seats]
+        self._seat = keys.index(self._vote_key) if self._vote_key in keys else None
+        self._addresses = tuple([seat.address for seat in epoch.committee.seats])
+        self._own_address = b"" if self._seat is None else self._addresses[self._seat]
+
+    def _core(
+        self,
+        root: Root,
+        restored: Restored,
+        *,
+        knows_own_votes: bool,
+        watch: DoppelgangerWatch | None = None,
+        heard_ms: dict[int, int] | None = None,
+    ) -> Core:
+        floor = self._guard.floor if self._guard is not None else (0, 0)
+        return self.core_type(
+            epoch=self._reign,
+            genesis_hash=self._genesis_hash,
             seat=self._seat,
             root=root,
-            parameters=parameters,
+            parameters=self._parameters,
             restored=restored,
-            last_height=last_height,
-            watches_own_seat=watches_own_seat,
+            watches_own_seat=self._watches_own_seat,
+            watch=watch,
+            knows_own_votes=knows_own_votes,
+            floor_view=floor[1] if floor[0] == self._epoch else 0,
+            heard_ms=heard_ms,
+            has_transactions=self._has_transactions,
         )
 
     def _restore(self, journal: bytes, root: Root, verify: Verifier) -> tuple[Restored, int]:
@@ -291,18 +393,19 @@ class Replica:
             try:
                 if kind == JOURNAL_CERTIFICATE:
                     certificate = decode_certificate(data)
-                    checks = certificate_checks(self._committee, self._genesis_hash, certificate)
-                    if certificate.epoch == self._epoch and certificate.view > root.view and verify(checks):
+                    if certificate.epoch != self._epoch or certificate.view <= root.view:
+                        continue
+                    if verify(certificate_checks(self._committee, self._genesis_hash, certificate)):
                         certificates.append(certificate)
                 else:
                     block = decode_block(data)
-                    if block.header.height > root.height:
+                    if block.header.height > root.height and block.header.epoch == self._epoch:
                         block_hash = header_hash(block.header)
                         self._blocks[block_hash] = (block, data)
                         self._journalled.add(block_hash)
                         headers.append((block_hash, block.header))
             except DecodeError:
-                continue  # of another committee, or written by a newer version: it can be asked for again
+                continue  # written by a newer version, or damaged: it can be asked for again
         own = self._guard.votes() if self._guard is not None and self._seat is not None else ()
         return Restored(own, tuple(certificates), tuple(headers)), whole
 
@@ -313,6 +416,16 @@ class Replica:
         """The own seat, None for an observer."""
         return self._seat
 
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch it is in."""
+        return self._reign
+
+    def progress(self, now_ms: int) -> Progress:
+        """Return how far catching up is."""
+        self._sync.prove(self.core.known_height)
+        return self._sync.progress(now_ms)
+
     def block(self, block_hash: bytes) -> Block | None:
         """Return a held block above the last committed one."""
         found = self._blocks.get(block_hash)
@@ -320,7 +433,14 @@ class Replica:
 
     def sizes(self) -> dict[str, int]:
         """Return how much is kept of what, to hold it against the bounds of R8."""
-        return {**self.core.sizes(), "blocks": len(self._blocks)}
+        return {
+            **self.core.sizes(),
+            **self._sync.sizes(),
+            "blocks": len(self._blocks),
+            "early": len(self._early),
+            "answered": len(self._answered),
+            "requested": len(self._requested),
+        }
 
     # Messages.
 
@@ -331,9 +451,15 @@ class Replica:
         """
         message, blocks = decoded
         core = self.core
+        epoch = _epoch_of(message)
+        if epoch is not None and epoch != self._epoch:
+            return self._receive_foreign(sender, decoded, epoch)
         match message:
             case Votes(votes):
                 wanted = [vote for vote in votes if core.wants_vote(vote)]
+                final = core.final_certificate
+                if core.is_over and final is not None and any(vote.view > final.view for vote in votes):
+                    return Inbound(sender, (), (), reply=message, epoch=epoch)
                 if not wanted:
                     return None
                 checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
@@ -348,39 +474,63 @@ class Replica:
                 if not core.wants_block(block_hash):
                     return None
                 return Inbound(sender, (c.BlockReceived(block_hash, block.header),), (), blocks)
-            case BlocksReply(_, certificate, _):
-                if certificate.epoch != self._epoch or blocks[-1][1].header.height <= core.root.height:
+            case BlocksReply(from_height, certificate, _):
+                last = blocks[-1][1].header.height
+                if last <= core.root.height or not self._sync.is_asked(sender, from_height, len(blocks)):
                     return None
-                headers = tuple([(block_hash, block.header) for block_hash, block, _ in blocks])
+                if certificate.epoch != self._epoch or last > self._reign.last_height:
+                    raise DecodeError("a window of blocks of another epoch")
                 checks = certificate_checks(self._committee, self._genesis_hash, certificate)
-                return Inbound(sender, (c.BlocksReceived(certificate, headers),), checks, blocks)
-            case GetCertificates(epoch, from_view, to_view):
-                if epoch != self._epoch:
-                    return None
+                return Inbound(sender, (), checks, blocks, window=certificate)
+            case GetCertificates(_, from_view, to_view):
                 found = core.certificates(from_view, to_view)
                 return Inbound(sender, (), (), reply=Certificates(found)) if found else None
-            case GetBlock() | GetBlocks():
+            case GetBlock() | GetBlocks() | Status():
                 return Inbound(sender, (), (), reply=message)
-            case Status():
-                return None
             case _:
                 raise AssertionError(message)
+
+    def _receive_foreign(self, sender: bytes, decoded: Decoded, epoch: int) -> Inbound | None:
+        """A message of another epoch: too early here, or of one that has ended."""
+        if epoch > self._epoch:
+            return Inbound(sender, (), (), epoch=epoch, early=decoded)
+        # Certificates are an answer themselves: two that are ahead of each other would never cease.
+        reply = None if isinstance(decoded.message, Certificates) else decoded.message
+        previous = self._previous
+        events: list[c.Event] = []
+        checks: list[Check] = []
+        if previous is not None and previous.epoch == epoch:
+            committee = previous.committee
+            match decoded.message:
+                case Votes(votes):
+                    for vote in votes:
+                        if previous.wants_vote(vote):
+                            checks.append(vote_check(committee, self._genesis_hash, vote))
+                            events.append(c.VoteReceived(vote))
+                case Certificates(certificates):
+                    for certificate in certificates:
+                        if previous.wants_certificate(certificate):
+                            checks += certificate_checks(committee, self._genesis_hash, certificate)
+                            events.append(c.CertificateReceived(certificate))
+                case _:
+                    pass
+        if reply is None and not events:
+            return None
+        return Inbound(sender, tuple(events), tuple(checks), reply=reply, epoch=epoch)
 
     def _receive_proposal(
         self, sender: bytes, message: Proposal, blocks: tuple[tuple[bytes, Block, bytes], ...]
     ) -> Inbound | None:
         candidate = message.candidate
-        if candidate.epoch != self._epoch:
-            return None
         leader = self._committee.leader(candidate.view)
         vote = Vote(NOTARIZE, *candidate, leader, message.signature)
-        if not self.core.wants_proposal(candidate):
-            if not self.core.wants_vote(vote):
-                return None
-            check = vote_check(self._committee, self._genesis_hash, vote)
-            return Inbound(sender, (c.VoteReceived(vote),), (check,))
         justification = message.nulls if message.justify is None else (*message.nulls, message.justify)
         events, checks = self._certificate_events(justification)
+        if not self.core.wants_proposal(candidate):
+            if self.core.wants_vote(vote):
+                events = (*events, c.VoteReceived(vote))
+                checks = (*checks, vote_check(self._committee, self._genesis_hash, vote))
+            return Inbound(sender, events, checks) if events else None
         check = vote_check(self._committee, self._genesis_hash, vote)
         event = c.ProposalReceived(vote, blocks[0][1].header)
         return Inbound(sender, (*events, event), (*checks, check), blocks)
@@ -399,9 +549,13 @@ class Replica:
 
     def admit(self, inbound: Inbound, now_ms: int) -> list[Action]:
         """Take a message in whose signatures are valid."""
-        sender, events, _, blocks, reply = inbound
+        sender, events, _, blocks, reply, window, epoch, _ = inbound
+        if epoch is not None:
+            return self._admit_foreign(inbound, epoch, now_ms)
         if len(events) == 1 and not blocks:  # a single vote, which is nearly all of the traffic
             return self._run(self.core.step(events[0], now_ms), now_ms)
+        if window is not None:
+            return self._admit_window(sender, window, blocks, now_ms)
         match reply:
             case Certificates():
                 return [Send(sender, encode_message(reply))]
@@ -412,15 +566,216 @@ class Replica:
                 return [ServeBlock(sender, block_hash)]
             case GetBlocks(from_height, count_max):
                 return [ServeBlocks(sender, from_height, count_max)]
+            case Status():
+                return self._on_status(sender, reply, now_ms)
             case _:
                 pass
         for block_hash, block, raw in blocks:
             self._blocks.setdefault(block_hash, (block, raw))
         actions = self._run([effect for event in events for effect in self.core.step(event, now_ms)], now_ms)
-        for block_hash, _, _ in blocks:
+        self._release([block_hash for block_hash, _, _ in blocks])
+        return actions
+
+    def _admit_window(
+        self, sender: bytes, certificate: Certificate, blocks: tuple[tuple[bytes, Block, bytes], ...], now_ms: int
+    ) -> list[Action]:
+        actions: list[Action] = []
+        size_bytes = sum([len(raw) for _, _, raw in blocks])
+        arrived = Window(blocks[0][1].header.height, certificate, blocks, size_bytes)
+        for window in self._sync.arrived(sender, arrived, now_ms):
+            for block_hash, block, raw in window.blocks:
+                self._blocks.setdefault(block_hash, (block, raw))
+            headers = tuple([(block_hash, block.header) for block_hash, block, _ in window.blocks])
+            actions += self._run(self.core.step(c.BlocksReceived(window.certificate, headers), now_ms), now_ms)
+            self._release([block_hash for block_hash, _, _ in window.blocks])
+        return actions + self._ask_windows(now_ms)
+
+    def _release(self, block_hashes: Iterable[bytes]) -> None:
+        """Let go of blocks that the core did not want."""
+        for block_hash in block_hashes:
             if not self.core.is_held(block_hash) and block_hash not in self._committing:
                 self._blocks.pop(block_hash, None)
+
+    # Other epochs, and how far others are.
+
+    def _admit_foreign(self, inbound: Inbound, epoch: int, now_ms: int) -> list[Action]:
+        sender, early = inbound.sender, inbound.early
+        if early is not None:
+            self._sync.claim(sender, self._reign.last_height, now_ms)
+            if epoch == self._epoch + 1:
+                self._keep_early(sender, early)
+            if self._ahead is None and not self.core.has_ended:
+                self._ahead = sender
+                if not self._is_sync_armed:
+                    self._is_sync_armed = True
+                    return [c.SetTimer(c.SYNC, self._parameters.pull_ms)]
+            return []
+        actions: list[Action] = []
+        if self._previous is not None and self._previous.epoch == epoch:
+            for event in inbound.events:
+                actions += self._run(self._previous.step(event, now_ms), now_ms)
+        boundary = self._boundaries.get(epoch)
+        if epoch == self._epoch:
+            boundary = self.core.final_certificate
+        if inbound.reply is None or not self._may_answer(sender, now_ms):
+            return actions
+        message = Certificates((boundary,)) if boundary is not None else self._status()
+        return [*actions, Send(sender, encode_message(message))]
+
+    def _keep_early(self, sender: bytes, decoded: Decoded) -> None:
+        match decoded.message:
+            case Votes(votes):
+                size = VOTE_BYTES * len(votes)
+            case Certificates(certificates):
+                size = CERTIFICATE_LIMIT_BYTES * len(certificates)
+            case Proposal(_, _, _, nulls, block):
+                size = len(block) + CERTIFICATE_LIMIT_BYTES * (1 + len(nulls))
+            case _:
+                return
+        early = self._early
+        mine = [at for at, (other, _, _) in enumerate(early) if other == sender]
+        if len(mine) >= EARLY_OF_ONE_MAX:
+            self._early_bytes -= early[mine[0]][2]
+            del early[mine[0]]
+        early.append((sender, decoded, size))
+        self._early_bytes += size
+        while len(early) > EARLY_MESSAGES_MAX or self._early_bytes > EARLY_BYTES_MAX:
+            self._early_bytes -= early.popleft()[2]
+
+    def _may_answer(self, address: bytes, now_ms: int) -> bool:
+        """Whether an address may be told something it has not asked for, at a bounded pace."""
+        last_ms = self._answered.get(address)
+        if last_ms is not None and now_ms - last_ms < self._parameters.fetch_ms:
+            return False
+        self._answered[address] = now_ms
+        self._answered.move_to_end(address)
+        while len(self._answered) > ANSWERED_MAX:
+            self._answered.popitem(last=False)
+        return True
+
+    def _status(self) -> Status:
+        root = self.core.root
+        return Status(self._epoch, max(1, self.core.view), root.height, root.block_hash)
+
+    def _on_status(self, sender: bytes, status: Status, now_ms: int) -> list[Action]:
+        self._sync.claim(sender, status.finalized_height, now_ms)
+        actions = self._ask_windows(now_ms)
+        height = self.core.root.height
+        if status.finalized_height + GAP_BLOCKS < height and self._may_answer(sender, now_ms):
+            actions.append(Send(sender, encode_message(self._status())))
         return actions
+
+    def _ask_windows(self, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        if not self.core.has_ended:
+            for address, from_height, count in self._sync.plan(now_ms):
+                actions.append(Send(address, encode_message(GetBlocks(from_height, count))))
+        if self._sync.is_busy and not self._is_sync_armed:
+            self._is_sync_armed = True
+            actions.append(c.SetTimer(c.SYNC, self._parameters.fetch_ms))
+        return actions
+
+    def _on_sync_timer(self, now_ms: int) -> list[Action]:
+        self._is_sync_armed = False
+        actions: list[Action] = []
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not self.core.has_ended:
+            view = max(1, self.core.view)
+            message = GetCertificates(self._epoch, view, view + VIEWS_MAX - 1)
+            actions.append(Send(ahead, encode_message(message)))
+        if self._sync.expire(now_ms):
+            actions += self._run(self.core.step(c.WindowsFailed(), now_ms), now_ms)
+        return actions + self._ask_windows(now_ms)
+
+    def _on_status_timer(self, now_ms: int) -> list[Action]:
+        # Jitter of a fifth either way: replicas that started together must not all speak at once.
+        mixed = ((self._seat or 0) * 7_919 + now_ms) % 401
+        delay_ms = self._parameters.status_ms * (800 + mixed) // 1000
+        return [Broadcast(encode_message(self._status())), c.SetTimer(c.STATUS, max(1, delay_ms))]
+
+    def connected(self, address: bytes) -> list[Action]:
+        """Tell a peer that has just connected where this replica is."""
+        return [Send(address, encode_message(self._status()))]
+
+    def blamed(self, address: bytes, now_ms: int) -> list[Action]:
+        """Take notice that what a peer sent was false: what it owes is asked for elsewhere."""
+        self._sync.blamed(address, now_ms)
+        return self._ask_windows(now_ms)
+
+    def begin_epoch(
+        self, epoch: Epoch, now_ms: int, *, signer: Signer | None = None, guard: Guard | None = None
+    ) -> list[Action]:
+        """Take the answer to NextEpoch.
+
+        With ``signer`` and ``guard`` another of the node's keys votes from now on; the shell writes to the log of
+        that key's guard from here.
+        """
+        old = self.core
+        assert old.has_ended and epoch.number == self._epoch + 1, "the epoch after the one that has ended"
+        if guard is not None:
+            self._signer, self._guard, self._vote_key = signer, guard, signer.vote_key if signer else None
+            self._is_remote = False
+        certificate = old.root.certificate
+        assert certificate is not None, "an epoch ends with a certificate"
+        self._boundaries[self._epoch] = certificate
+        for gone in [known for known in self._boundaries if known <= self._epoch - BOUNDARIES_MAX]:
+            del self._boundaries[gone]
+        by_address = {self._addresses[seat]: at_ms for seat, at_ms in old.heard().items()}
+        self._previous = old
+        self._take(epoch)
+        for leftover in (self._blocks, self._requested):
+            leftover.clear()
+        self._journalled.clear()
+        self._proposal = None
+        self._is_asked_next = False
+        self._ahead = None
+        self._journal_grown = self._guard_grown = 0
+        self._is_journal_dirty = False
+        actions: list[Action] = []
+        if self._guard is not None:
+            self._guard.raise_floor(epoch.number, 0)
+            actions.append(Replace(GUARD, self._guard.image()))
+        elif self._is_remote:
+            actions.append(RaiseFloor(epoch.number, 0))
+        actions.append(Replace(JOURNAL, b""))
+        self._sync.begin_epoch(epoch.last_height, self._addresses)
+        heard_ms = {
+            seat: by_address[address] for seat, address in enumerate(self._addresses) if address in by_address
+        }
+        root = old.root._replace(view=0, certificate=None)
+        knows = not self._is_remote or not old.is_listening or old.watch is not None
+        self.core = self._core(root, Restored(), knows_own_votes=knows, watch=old.watch, heard_ms=heard_ms)
+        actions += self.step(c.Start(), now_ms)
+        early, self._early, self._early_bytes = self._early, deque(), 0
+        actions += [Redeliver(sender, decoded) for sender, decoded, _ in early]
+        return actions + self._ask_windows(now_ms)
+
+    def refuse_epoch(self, code: str, message: str) -> list[Action]:
+        """Take the answer to NextEpoch when this node cannot follow there, as with an unknown protocol version."""
+        return [c.Halt(code, message)]
+
+    # A guard in another process.
+
+    def voter_ready(self, votes: tuple[Vote, ...], floor: tuple[int, int], now_ms: int) -> list[Action]:
+        """Take what the guard in another process holds: its votes above its floor (epoch, view)."""
+        if not self._is_remote:
+            return []
+        floor_view = floor[1] if floor[0] == self._epoch else 0
+        return self.step(c.OwnVotesKnown(votes, floor_view), now_ms)
+
+    def voted(self, request: RequestVote, vote: Vote, now_ms: int) -> list[Action]:
+        """Take the answer to RequestVote; its signature has been verified."""
+        effect = self._requested.pop((request.kind, request.candidate), None)
+        if effect is None or request.candidate.epoch != self._epoch:
+            return []
+        if vote[:6] != (request.kind, *request.candidate, request.seat):
+            return [Refused("mismatch")]
+        return self._run([], now_ms, released=(vote, effect))
+
+    def vote_refused(self, request: RequestVote, rule: str) -> list[Action]:
+        """Take the other answer to RequestVote: the guard refused, or is away."""
+        self._requested.pop((request.kind, request.candidate), None)
+        return [Refused(rule)]
 
     # Events of the shell.
 
@@ -431,21 +786,41 @@ class Replica:
         if self._torn is not None:
             actions.append(Replace(JOURNAL, self._torn))
             self._torn = None
-        return actions + self.step(c.Start(), now_ms)
+        parameters = self._parameters
+        if parameters.doppelganger_ms > 0 and self._vote_key is not None and self._watches_own_seat:
+            self.core.listen(
+                DoppelgangerWatch(
+                    views=parameters.doppelganger_views,
+                    wait_ms=parameters.doppelganger_ms,
+                    wait_ms_max=DOPPELGANGER_FACTOR_MAX * parameters.doppelganger_ms,
+                    now_ms=now_ms,
+                )
+            )
+        return actions + self.step(c.Start(), now_ms) + self._on_status_timer(now_ms)
 
     def step(self, event: c.Event, now_ms: int) -> list[Action]:
         """Take an event that is no message: a timer, a finished check or execution, the mempool."""
+        match event:
+            case c.TimerFired(c.SYNC):
+                return self._on_sync_timer(now_ms)
+            case c.TimerFired(c.STATUS):
+                return self._on_status_timer(now_ms)
+            case c.MempoolChanged(has_transactions):
+                self._has_transactions = has_transactions
+            case _:
+                pass
         return self._run(self.core.step(event, now_ms), now_ms)
 
-    def built(self, view: int, block: Block | None, now_ms: int) -> list[Action]:
+    def built(self, build: c.Build, block: Block | None, now_ms: int) -> list[Action]:
         """Take the answer to Build; None when no block could be built."""
+        if build.epoch != self._epoch:
+            return []
         if block is None:
-            return self.step(c.BuildFailed(view), now_ms)
+            return self.step(c.BuildFailed(build.view), now_ms)
         block_hash = header_hash(block.header)
         self._blocks[block_hash] = (block, encode_block(block))
-        actions = self.step(c.BlockBuilt(view, block_hash, block.header), now_ms)
-        if not self.core.is_held(block_hash):
-            self._blocks.pop(block_hash, None)
+        actions = self.step(c.BlockBuilt(build.view, block_hash, block.header), now_ms)
+        self._release([block_hash])
         return actions
 
     def committed(self, block_hashes: tuple[bytes, ...]) -> list[Action]:
@@ -467,6 +842,11 @@ class Replica:
             actions.append(Replace(JOURNAL, self._journal_image()))
             self._is_journal_dirty = False
             self._journal_grown = 0
+        if self._is_remote:
+            actions.append(RaiseFloor(self._epoch, self.core.root.view))
+        if self.core.has_ended and not self._is_asked_next:
+            self._is_asked_next = True
+            actions.append(NextEpoch(self._epoch + 1))
         return actions
 
     def _journal_image(self) -> bytes:
@@ -483,30 +863,30 @@ class Replica:
 
     # Effects to actions.
 
-    def _run(self, effects: list[c.Effect], now_ms: int) -> list[Action]:
-        if not effects:
+    def _run(
+        self,
+        effects: list[c.Effect],
+        now_ms: int,
+        released: tuple[Vote, c.CastVote | c.Propose] | None = None,
+    ) -> list[Action]:
+        if not effects and released is None:
             return []
         queue = deque(effects)
         writes = _Writes(self._is_journal_dirty)
         after: list[Action] = []
+        is_behind = False
+        if released is not None:
+            queue.extend(self._leave(*released, after, now_ms))
         while queue:
             effect = queue.popleft()
             match effect:
-                case c.CastVote(kind, candidate, _):
-                    vote = self._vote(kind, candidate, writes, after)
+                case c.CastVote() | c.Propose():
+                    vote = self._vote(effect, writes, after)
                     if vote is not None:
-                        after.append(Broadcast(encode_message(Votes((vote,)))))
-                        after.append(effect)
-                        queue.extend(self.core.step(c.VoteReceived(vote, True), now_ms))
-                case c.Propose(candidate, justify, nulls):
-                    vote = self._vote(NOTARIZE, candidate, writes, after)
-                    held = self._blocks.get(candidate.block_hash)
-                    if vote is not None and held is not None:
-                        data = encode_message(Proposal(candidate, vote.signature, justify, nulls, held[1]))
-                        self._proposal = (candidate.view, data)
-                        after.append(Broadcast(data, True))
-                        after.append(c.CastVote(NOTARIZE, candidate))
-                        queue.extend(self.core.step(c.VoteReceived(vote, True), now_ms))
+                        queue.extend(self._leave(vote, effect, after, now_ms))
+                case c.Behind(height):
+                    self._sync.prove(height)
+                    is_behind = True
                 case c.KeepCertificate(certificate, _):
                     writes.to_journal(journal_record(JOURNAL_CERTIFICATE, encode_certificate(certificate)))
                     after.append(effect)
@@ -517,8 +897,6 @@ class Replica:
                     after.append(Send(self._address(seat), encode_message(message)))
                 case c.AskBlock(seat, block_hash):
                     after.append(Send(self._address(seat), encode_message(GetBlock(block_hash))))
-                case c.AskBlocks(seat, from_height, count_max):
-                    after.append(Send(self._address(seat), encode_message(GetBlocks(from_height, count_max))))
                 case c.Resend(votes, certificates, proposal_view):
                     after.append(effect)
                     if votes:
@@ -533,20 +911,53 @@ class Replica:
                         self._blocks.pop(block_hash, None)
                         self._journalled.discard(block_hash)
                     after.append(c.DropBlocks(dropped))
-                case c.Commit(_, block_hashes, _):
+                case c.Commit(_, block_hashes, height):
                     self._committing.update(block_hashes)
+                    self._sync.commit(height, now_ms)
                     after.append(effect)
+                    is_behind = True
                 case _:
                     after.append(effect)
         self._is_journal_dirty = writes.is_journal_dirty
         self._journal_grown += writes.journal_bytes
         self._guard_grown += writes.guard_bytes
+        if is_behind:
+            after += self._ask_windows(now_ms)
         return writes.finish() + after
 
-    def _vote(self, kind: int, candidate: Candidate, writes: _Writes, after: list[Action]) -> Vote | None:
-        """Ask the guard and sign; ``writes`` gets what makes the vote durable."""
-        if self._guard is None or self._signer is None or self._seat is None:
+    def _leave(
+        self, vote: Vote, effect: c.CastVote | c.Propose, after: list[Action], now_ms: int
+    ) -> list[c.Effect]:
+        """Send a durable vote, a proposal with its block, and count it."""
+        match effect:
+            case c.CastVote():
+                after.append(Broadcast(encode_message(Votes((vote,)))))
+                after.append(effect)
+            case c.Propose(candidate, justify, nulls):
+                held = self._blocks.get(candidate.block_hash)
+                if held is None:
+                    return []
+                data = encode_message(Proposal(candidate, vote.signature, justify, nulls, held[1]))
+                self._proposal = (candidate.view, data)
+                after.append(Broadcast(data, True))
+                after.append(c.CastVote(NOTARIZE, candidate))
+            case _:
+                raise AssertionError(effect)
+        return self.core.step(c.VoteReceived(vote, True), now_ms)
+
+    def _vote(self, effect: c.CastVote | c.Propose, writes: _Writes, after: list[Action]) -> Vote | None:
+        """Ask the guard and sign; ``writes`` gets what makes the vote durable. None if the answer comes later."""
+        kind = effect.kind if isinstance(effect, c.CastVote) else NOTARIZE
+        candidate = effect.candidate
+        if self._seat is None:
             return None
+        if self._is_remote:
+            self._journal_block(candidate, writes)
+            writes.sync_journal()
+            self._requested[kind, candidate] = effect
+            after.append(RequestVote(kind, candidate, self._seat))
+            return None
+        assert self._guard is not None and self._signer is not None, "a seat has a key"
         try:
             made = self._guard.check(kind, candidate)
         except GuardRefused as refusal:
@@ -554,14 +965,18 @@ class Replica:
             return None
         if made is not None:
             return made
-        held = self._blocks.get(candidate.block_hash)
-        if held is not None and candidate.block_hash not in self._journalled:
-            self._journalled.add(candidate.block_hash)
-            writes.to_journal(journal_record(JOURNAL_BLOCK, held[1]))
+        self._journal_block(candidate, writes)
         signature = self._signer.sign_vote(vote_digest(self._genesis_hash, kind, candidate))
         vote = Vote(kind, *candidate, self._seat, signature)
         writes.to_guard(self._guard.record(vote))
         return vote
+
+    def _journal_block(self, candidate: Candidate, writes: _Writes) -> None:
+        """The block that a vote is for must outlive a crash of everybody."""
+        held = self._blocks.get(candidate.block_hash)
+        if held is not None and candidate.block_hash not in self._journalled:
+            self._journalled.add(candidate.block_hash)
+            writes.to_journal(journal_record(JOURNAL_BLOCK, held[1]))
 
     def _address(self, seat: int) -> bytes:
         return self._committee.seats[seat].address
@@ -597,6 +1012,12 @@ class _Writes:
         self.guard_bytes += len(data)
         self._is_guard_dirty = True
 
+    def sync_journal(self) -> None:
+        """What follows rests on the journal, and its guard is elsewhere."""
+        if self.is_journal_dirty:
+            self._actions.append(Sync(JOURNAL))
+            self.is_journal_dirty = False
+
     def finish(self) -> list[Action]:
         if self._is_guard_dirty:
             self._actions.append(Sync(GUARD))
@@ -608,3 +1029,18 @@ class _Writes:
                 self._actions[-1] = Append(log, before + data)
             case _:
                 self._actions.append(Append(log, data))
+
+
+def _epoch_of(message: Message) -> int | None:
+    """The epoch that a message speaks of; None where it means the same in all."""
+    match message:
+        case Votes(votes):
+            return votes[0].epoch
+        case Proposal(candidate):
+            return candidate.epoch
+        case Certificates(certificates):
+            return certificates[0].epoch
+        case GetCertificates(epoch):
+            return epoch
+        case _:
+            return None

@@ -8,17 +8,21 @@ chain goes on beside and comes back as an event.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+import structlog
 import trio
 
-from consensus import core as c
+from consensus import events as c
 from consensus import replica as r
-from consensus.core import ConsensusParameters, Root
-from consensus.guard import Guard
-from consensus.guard_log import FileLog, VoteDirectory
+from consensus.core import EVIDENCE_VIEWS
+from consensus.events import ConsensusParameters, Epoch, Root
+from consensus.guard import Guard, GuardRefused
+from consensus.guard_log import Log, VoteDirectory
+from consensus.signer import Voter
+from consensus.sync import Progress
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
     BLOCKS_MAX,
@@ -30,9 +34,8 @@ from consensus.wire import (
     encode_message,
 )
 from state.primitives.blocks import Block
-from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, DekubeError, InvalidBlock
-from state.primitives.votes import FINALIZE, KINDS, NULLIFY
+from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Equivocation, vrf_alpha
 
 __all__ = [
     "METRICS",
@@ -44,7 +47,10 @@ __all__ = [
     "Metrics",
     "NetworkPort",
     "NoMetrics",
+    "VotingKey",
 ]
+
+_log = structlog.get_logger("consensus")
 
 INBOX_MESSAGES_MAX: Final = 4_096
 INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -61,6 +67,8 @@ SERVES_OF_ONE_MAX: Final = 2
 """Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
 EARLY_MS_MAX: Final = 2_000
 HELD_MS_MAX: Final = 60_000
+TAIL_BLOCKS: Final = 16
+"""The last blocks of an epoch: who withholds one of these chooses among randomnesses, so misses are counted."""
 
 METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "epoch": ("gauge", ()),
@@ -76,16 +84,25 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "view_timeouts_total": ("counter", ("reason",)),
     "nullifications_total": ("counter", ("leader",)),
     "votes_total": ("counter", ("kind", "result")),
+    "late_votes_total": ("counter", ("kind",)),
     "seat_last_vote_view": ("gauge", ("seat",)),
+    "missing_weight_ratio": ("gauge", ()),
     "equivocations_total": ("counter", ("type",)),
+    "evidence_pending": ("gauge", ()),
     "guard_refusals_total": ("counter", ("rule",)),
     "certificates_total": ("counter", ("kind", "source")),
     "retransmits_total": ("counter", ()),
     "blocksync_lag_blocks": ("gauge", ()),
+    "statesync_chunks_total": ("counter", ("result",)),
+    "epoch_tail_misses_total": ("counter", ("seat",)),
+    "committee_lottery_weight_ratio": ("gauge", ()),
     "messages_dropped_total": ("counter", ("reason",)),
     "state_divergence": ("gauge", ()),
 }
-"""Every metric set here, without its prefix ``sdbft_``: its type and its labels."""
+"""Every metric of SDBFT.md 6, without its prefix ``sdbft_``: its type and its labels.
+
+The node sets ``evidence_pending`` and ``statesync_chunks_total``; all others are set here.
+"""
 
 
 class ConsensusHalted(DekubeError):
@@ -99,7 +116,10 @@ class ConsensusHalted(DekubeError):
 
 
 class BuildRequest(NamedTuple):
-    """What a leader's block must carry beside its transactions. ``time_ms`` is the earliest time it may have."""
+    """What a leader's block must carry beside its transactions. ``time_ms`` is the earliest time it may have.
+
+    ``voters_bitmap`` names the seats whose FINALIZE for the parent of the parent was seen; empty when too few are.
+    """
 
     parent_hash: bytes
     epoch: int
@@ -108,6 +128,14 @@ class BuildRequest(NamedTuple):
     time_ms: int
     voters_bitmap: bytes
     committee_hash: bytes
+    vrf_proof: bytes
+
+
+class VotingKey(NamedTuple):
+    """A vote key of this node and the directory with its guard and journal."""
+
+    signer: Signer
+    directory: VoteDirectory
 
 
 class ChainPort(Protocol):
@@ -138,7 +166,17 @@ class ChainPort(Protocol):
         ...
 
     async def blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
-        """Return final blocks of consecutive heights: hash, bytes, and the certificate stored with each."""
+        """Return final blocks of consecutive heights: hash, bytes, and the certificate stored with each.
+
+        A window is proven by a certificate inside it, so a chain that serves blocks keeps their certificates.
+        """
+        ...
+
+    async def epoch(self, number: int) -> Epoch:
+        """Return an epoch whose committee is known: the next one, when the last block of this one is committed.
+
+        Raises a DekubeError when this node cannot follow there; its code becomes the reason of the halt.
+        """
         ...
 
     def time_ms(self, block_hash: bytes) -> int:
@@ -198,54 +236,65 @@ class ConsensusStatus(NamedTuple):
     view: int
     height: int
     highest_height: int
-    """The highest final block known, held or not executed yet."""
+    """The highest height that a certificate was seen for."""
     leader: int
     seat: int | None
+    is_listening: bool
+    """Whether this seat says nothing yet, to find out whether its key votes elsewhere."""
+    last_height: int
+    """Where the epoch ends."""
 
 
 class ConsensusService:
     """Runs one replica. ``run`` lives until it is cancelled, or ends with ConsensusHalted or a StoreError.
 
-    ``directory`` holds guard and journal; without it, or without ``signer``, the node follows and never votes.
-    ``receive`` and ``mempool_changed`` may be called from any task of the same trio run.
+    ``keys`` are the node's own vote keys, of which the one that has a seat votes; ``voter`` votes in another
+    process instead, and ``journal`` then keeps what its votes rest on. Without both the node only follows.
+    ``receive``, ``connected`` and ``mempool_changed`` may be called from any task of the same trio run;
+    ``on_equivocation`` is told every proof of a fault, before anything else happens.
     """
 
     def __init__(
         self,
         *,
-        committee: Committee,
+        epoch: Epoch,
         genesis_hash: bytes,
-        epoch: int,
         root: Root,
         certificates: tuple[Certificate, ...] = (),
         parameters: ConsensusParameters,
         chain: ChainPort,
         network: NetworkPort,
         wall_ms: Callable[[], int],
-        signer: Signer | None = None,
-        directory: VoteDirectory | None = None,
+        keys: Sequence[VotingKey] = (),
+        voter: Voter | None = None,
+        journal: Log | None = None,
         metrics: Metrics | None = None,
+        on_equivocation: Callable[[Equivocation], None] | None = None,
     ) -> None:
+        assert voter is None or not keys, "one guard stands before all votes"
+        self._genesis_hash = genesis_hash
+        self._keys = tuple(keys)
+        self._key = self._seated_key(epoch) or (self._keys[0] if self._keys else None)
+        self._voter = voter
+        self._on_equivocation = on_equivocation
         guard: Guard | None = None
-        self._logs: dict[str, FileLog] = {}
-        if directory is not None and signer is not None:
-            guard = directory.load_guard(genesis_hash, signer.vote_key)
-            self._logs = {r.GUARD: directory.guard, r.JOURNAL: directory.journal}
-        self._committee = committee
+        self._logs: dict[str, Log] = {} if journal is None else {r.JOURNAL: journal}
+        if self._key is not None:
+            guard = self._open(self._key)
         self._parameters = parameters
         self._chain = chain
         self._network = network
         self._wall_ms = wall_ms
         self._metrics: Metrics = metrics if metrics is not None else NoMetrics()
         self._replica = r.Replica(
-            committee=committee,
-            genesis_hash=genesis_hash,
             epoch=epoch,
+            genesis_hash=genesis_hash,
             root=root,
             parameters=parameters,
-            signer=signer,
+            signer=self._key.signer if self._key is not None else None,
             guard=guard,
-            journal=directory.journal.read() if guard is not None and directory is not None else b"",
+            vote_key=voter.vote_key if voter is not None else None,
+            journal=self._logs[r.JOURNAL].read() if r.JOURNAL in self._logs else b"",
             certificates=certificates,
         )
         self._messages: deque[tuple[bytes, bytes]] = deque()
@@ -259,6 +308,18 @@ class ConsensusService:
         self._threads = trio.CapacityLimiter(THREADS_MAX)
         self._serving: Counter[bytes] = Counter()
         self._entered_s: dict[int, float] = {}
+        self._reasons: dict[int, str] = {}
+        self._requests: deque[r.RequestVote] = deque()
+        self._request_wake = trio.Event()
+
+    def _seated_key(self, epoch: Epoch) -> VotingKey | None:
+        seated = {seat.vote_key for seat in epoch.committee.seats}
+        return next((key for key in self._keys if key.signer.vote_key in seated), None)
+
+    def _open(self, key: VotingKey) -> Guard:
+        guard = key.directory.load_guard(self._genesis_hash, key.signer.vote_key)
+        self._logs = {r.GUARD: key.directory.guard, r.JOURNAL: key.directory.journal}
+        return guard
 
     # The node's side.
 
@@ -277,28 +338,40 @@ class ConsensusService:
         self._messages.append((sender, data))
         self._wake.set()
 
+    def connected(self, address: bytes) -> None:
+        """Tell that a peer has connected: it learns at once where this replica is."""
+        self._put(lambda: self._replica.connected(address))
+
     def mempool_changed(self, has_transactions: bool) -> None:
         """Tell whether transactions wait; a leader with none delays its empty block."""
         self._put(lambda: self._replica.step(c.MempoolChanged(has_transactions), self._now_ms()))
 
     def status(self) -> ConsensusStatus:
         """Return where the replica stands."""
-        core = self._replica.core
+        core, epoch = self._replica.core, self._replica.epoch
         return ConsensusStatus(
             core.epoch,
             core.view,
             core.root.height,
-            core.known_height,
-            self._committee.leader(max(1, core.view)),
+            self.progress().proven_height,
+            epoch.committee.leader(max(1, core.view)),
             self._replica.seat,
+            core.is_listening,
+            epoch.last_height,
         )
+
+    def progress(self) -> Progress:
+        """Return how far catching up is, for a progress bar."""
+        return self._replica.progress(self._now_ms())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the replica. Raises ConsensusHalted, StoreError, and whatever the ports raise."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._work_on_chain)
-            self._metrics.set("epoch", self._replica.core.epoch)
+            if self._voter is not None:
+                nursery.start_soon(self._vote_elsewhere, self._voter)
+            self._tell_epoch()
             self._metrics.set("state_divergence", 0)
             await self._perform(self._replica.start(self._now_ms()))
             task_status.started()
@@ -406,17 +479,26 @@ class ConsensusService:
         for event in inbound.events:
             if isinstance(event, c.VoteReceived):
                 vote = event.vote
+                core = self._replica.core
+                if vote.epoch != core.epoch:
+                    continue
                 self._metrics.count("votes_total", kind=KINDS[vote.kind], result="counted")
+                if core.is_late(vote):
+                    self._metrics.count("late_votes_total", kind=KINDS[vote.kind])
                 self._metrics.set("seat_last_vote_view", vote.view, seat=str(vote.seat))
         return self._replica.admit(inbound, self._now_ms())
 
     def _blame(self, sender: bytes, error: DecodeError) -> None:
         self._metrics.count("messages_dropped_total", reason=error.code)
-        self._network.blame(sender, str(error))
+        self._blame_for(sender, str(error))
 
     def _blame_signature(self, inbound: r.Inbound) -> None:
         self._metrics.count("messages_dropped_total", reason="signature")
-        self._network.blame(inbound.sender, "a signature that does not verify")
+        self._blame_for(inbound.sender, "a signature that does not verify")
+
+    def _blame_for(self, sender: bytes, reason: str) -> None:
+        self._network.blame(sender, reason)
+        self._put(lambda: self._replica.blamed(sender, self._now_ms()))
 
     # Actions.
 
@@ -454,6 +536,16 @@ class ConsensusService:
                     self._serve(address, partial(self._serve_block, address, block_hash))
                 case r.ServeBlocks(address, from_height, count_max):
                     self._serve(address, partial(self._serve_blocks, address, from_height, count_max))
+                case r.NextEpoch(number):
+                    self._nursery.start_soon(self._next_epoch, number)
+                case r.Redeliver(sender, decoded):
+                    await self._on_decoded(sender, decoded)
+                case r.RequestVote():
+                    self._requests.append(action)
+                    self._request_wake.set()
+                case r.RaiseFloor(epoch, view):
+                    if self._voter is not None:
+                        self._nursery.start_soon(self._voter.raise_floor, epoch, view)
                 case c.Halt(code, message):
                     if code == "state_divergence":
                         self._metrics.set("state_divergence", 1)
@@ -469,13 +561,17 @@ class ConsensusService:
                 metrics.set("view", view)
                 metrics.set("backoff_exponent", backoff_exponent)
                 metrics.set("finalized_view_lag", view - 1 - (final.view if final is not None else 0))
+                metrics.set("missing_weight_ratio", core.missing_weight(self._now_ms()) / core.committee.weight)
                 self._entered_s[view] = trio.current_time()
-                for old in [known for known in self._entered_s if known < view - c.EVIDENCE_VIEWS]:
+                for old in [known for known in self._entered_s if known < view - EVIDENCE_VIEWS]:
                     del self._entered_s[old]
-            case c.CastVote(kind, _, reason):
+                for old in [known for known in self._reasons if known < view - EVIDENCE_VIEWS]:
+                    del self._reasons[old]
+            case c.CastVote(kind, candidate, reason):
                 metrics.count("votes_total", kind=KINDS[kind], result="cast")
                 if kind == NULLIFY:
                     metrics.count("view_timeouts_total", reason=reason)
+                    self._reasons[candidate.view] = reason
             case c.KeepCertificate(certificate, is_formed):
                 metrics.count(
                     "certificates_total",
@@ -484,13 +580,15 @@ class ConsensusService:
                 )
                 entered_s = self._entered_s.get(certificate.view)
                 if certificate.kind == NULLIFY:
-                    metrics.count("nullifications_total", leader=str(self._committee.leader(certificate.view)))
+                    self._note_nullified(certificate)
                 elif entered_s is not None:
                     name = "finalization" if certificate.kind == FINALIZE else "notarization"
                     metrics.observe(f"{name}_latency_seconds", trio.current_time() - entered_s)
-                metrics.set("blocksync_lag_blocks", core.known_height - core.root.height)
+                metrics.set("blocksync_lag_blocks", self.progress().proven_height - core.root.height)
             case c.FoundEquivocation(equivocation):
-                metrics.count("equivocations_total", type=equivocation.type)
+                self._note_equivocation(equivocation)
+            case c.EpochEnded():
+                _log.info("epoch ended", epoch=core.epoch, height=core.root.height, view=core.root.view)
             case r.Refused(rule):
                 metrics.count("guard_refusals_total", rule=rule)
             case c.Resend():
@@ -498,34 +596,128 @@ class ConsensusService:
             case _:
                 pass
 
+    def _note_nullified(self, certificate: Certificate) -> None:
+        """One line that names the leader that failed, and why this replica gave it up."""
+        core, view = self._replica.core, certificate.view
+        leader = core.committee.leader(view)
+        self._metrics.count("nullifications_total", leader=str(leader))
+        if core.root.height >= self._replica.epoch.last_height - TAIL_BLOCKS:
+            self._metrics.count("epoch_tail_misses_total", seat=str(leader))
+        _log.warning(
+            "view nullified",
+            epoch=core.epoch,
+            view=view,
+            leader=leader,
+            address=core.committee.seats[leader].address,
+            reason=self._reasons.get(view, "others"),
+        )
+
+    def _note_equivocation(self, equivocation: Equivocation) -> None:
+        vote = equivocation.first
+        self._metrics.count("equivocations_total", type=equivocation.type)
+        _log.error(
+            "equivocation",
+            type=equivocation.type,
+            epoch=vote.epoch,
+            view=vote.view,
+            seat=vote.seat,
+        )
+        if self._on_equivocation is not None:
+            self._on_equivocation(equivocation)
+
+    def _tell_epoch(self) -> None:
+        epoch = self._replica.epoch
+        self._metrics.set("epoch", epoch.number)
+        self._metrics.set("committee_lottery_weight_ratio", epoch.lottery_weight / epoch.committee.weight)
+
+    # Epochs, and a guard in another process.
+
+    async def _next_epoch(self, number: int) -> None:
+        try:
+            epoch = await self._chain.epoch(number)
+        except DekubeError as error:
+            refusal = self._replica.refuse_epoch(error.code, str(error))
+            self._put(lambda: refusal)
+            return
+        self._put(lambda: self._begin_epoch(epoch))
+
+    def _begin_epoch(self, epoch: Epoch) -> list[r.Action]:
+        """Go on with the key that has a seat now, which a rotation may have changed."""
+        key, now_ms = self._seated_key(epoch), self._now_ms()
+        self._entered_s.clear()
+        self._reasons.clear()
+        if key is None or key is self._key:
+            actions = self._replica.begin_epoch(epoch, now_ms)
+        else:
+            self._key = key
+            actions = self._replica.begin_epoch(epoch, now_ms, signer=key.signer, guard=self._open(key))
+        self._tell_epoch()
+        _log.info("epoch began", epoch=epoch.number, seats=epoch.committee.size, seat=self._replica.seat)
+        return actions
+
+    async def _vote_elsewhere(self, voter: Voter) -> None:
+        """One vote after the other, in the order the core cast them."""
+        opening = await voter.opening()
+        self._put(lambda: self._replica.voter_ready(opening.votes, opening.floor, self._now_ms()))
+        while True:
+            while self._requests:
+                await self._ask_vote(voter, self._requests.popleft())
+            self._request_wake = trio.Event()
+            await self._request_wake.wait()
+
+    async def _ask_vote(self, voter: Voter, request: r.RequestVote) -> None:
+        try:
+            vote = await voter.vote(*request)
+        except GuardRefused as error:
+            rule = error.rule
+        except DekubeError as error:
+            rule = error.code
+        else:
+            self._put(lambda: self._replica.voted(request, vote, self._now_ms()))
+            return
+        self._put(lambda: self._replica.vote_refused(request, rule))
+
+    async def _prove(self, action: c.Build) -> bytes | None:
+        if self._key is not None:
+            return self._key.signer.prove(
+                vrf_alpha(self._genesis_hash, action.randomness, action.epoch, action.view)
+            )
+        assert self._voter is not None, "only a seat is asked to build"
+        try:
+            return await self._voter.prove(action.epoch, action.view, action.randomness)
+        except DekubeError:
+            return None  # the signer is away: it would not sign the proposal either
+
     # Work on the chain.
 
     async def _build(self, action: c.Build) -> None:
         """Build when the block's time has come: a leader waits for the interval, voters would hold it anyway."""
-        replica, core = self._replica, self._replica.core
-        seat = replica.seat
-        assert seat is not None, "only a seat is asked to build"
+        replica = self._replica
+        proof = await self._prove(action)
         parent_ms, interval_ms = self._chain.time_ms(action.parent_hash), self._parameters.block_interval_ms
         # No longer than the interval: a parent from a clock that is ahead must not cost this leader its view.
         wait_ms = min(parent_ms + interval_ms - self._wall_ms(), interval_ms)
         if wait_ms > 0:
             await trio.sleep(wait_ms / 1000)
         begun_s = trio.current_time()
+        core = replica.core
         request = BuildRequest(
             action.parent_hash,
-            core.epoch,
+            action.epoch,
             action.view,
-            seat,
+            action.seat,
             max(parent_ms + 1, self._wall_ms()),
-            action.justify.bitmap if action.justify is not None else b"",
-            self._committee.hash,
+            action.voters_bitmap,
+            core.committee.hash,
+            proof or b"",
         )
+        is_current = (core.epoch, core.view) == (action.epoch, action.view)
         try:
-            block = await self._chain.build(request) if core.view == action.view else None
+            block = await self._chain.build(request) if is_current and proof is not None else None
         except InvalidBlock:
             block = None  # the parent's branch was dropped meanwhile
         self._metrics.observe("proposal_build_seconds", trio.current_time() - begun_s)
-        self._put(lambda: replica.built(action.view, block, self._now_ms()))
+        self._put(lambda: replica.built(action, block, self._now_ms()))
 
     async def _check(self, block_hash: bytes) -> None:
         block = self._replica.block(block_hash)
@@ -597,7 +789,10 @@ class ConsensusService:
             await self._network.send(address, encode_message(BlockReply(raw)), True)
 
     async def _serve_blocks(self, address: bytes, from_height: int, count_max: int) -> None:
-        """A window ends at the last block that has a certificate of its own and keeps it within the limit."""
+        """A window ends at the last block that has a certificate of its own and keeps it within the limit.
+
+        It never crosses the last block of an epoch, which always has one: not everybody knows the next committee.
+        """
         size, raws, end, proof = 0, list[bytes](), 0, None
         for block_hash, raw, certificate in await self._chain.blocks(from_height, min(count_max, BLOCKS_MAX)):
             size += len(raw)
@@ -608,6 +803,8 @@ class ConsensusService:
             raws.append(raw)
             known = decode_certificate(certificate) if certificate else None
             if known is not None and known.block_hash == block_hash:
+                if proof is not None and proof.epoch != known.epoch:
+                    break
                 end, proof = len(raws), known
         if proof is not None:
             message = BlocksReply(from_height, proof, tuple(raws[:end]))

@@ -33,6 +33,7 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "consensus.leader_ms": 1_500,
     "consensus.advance_ms": 3_000,
     "consensus.idle_ms": 1_000,
+    "consensus.doppelganger_ms": 0,
     "tasks.accept_ms": 30_000,
     "tasks.prepare_ms": 60_000,
     "tasks.window_grace_ms": 120_000,

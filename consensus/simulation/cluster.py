@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from zlib import crc32
 
-from consensus import core as c
+from consensus import events as c
 from consensus import replica as r
 from consensus.core import ConsensusParameters, Core
 from consensus.guard import Guard, GuardCorrupt, GuardMissing
@@ -49,6 +49,9 @@ def sim_parameters(idle_ms: int = 0) -> ConsensusParameters:
         silent_ms=3_000,
         backoff_factor_max=16,
         timeout_ms_max=6_000,
+        window_ms=300,
+        status_ms=500,
+        doppelganger_ms=0,
     )
 
 
@@ -249,9 +252,8 @@ class Cluster:
         node.epoch = standing.epoch
         reign = self._enter_epoch(node, standing.epoch)
         node.replica = _replica_of(self.core_type)(
-            committee=reign.committee,
+            epoch=c.Epoch(standing.epoch, reign.last_height, reign.committee, reign.randomness),
             genesis_hash=self.world.genesis_hash,
-            epoch=standing.epoch,
             root=standing.root,
             certificates=standing.certificates,
             parameters=self.parameters,
@@ -260,7 +262,6 @@ class Cluster:
             journal=node.journal_log.durable,
             verify=lambda checks: all(map(self.is_valid, checks)),
             compact_bytes=6_000,
-            last_height=reign.last_height,
             watches_own_seat=node.watches_own_seat,
         )
         self.perform(node, node.replica.start(self._clock(node)))
@@ -486,7 +487,7 @@ class Cluster:
                 vrf_proof=self.world.signer(node.account, node.key).prove(alpha),
                 voters=b"",
             )
-        self.perform(node, replica.built(build.view, block, self._clock(node)))
+        self.perform(node, replica.built(build, block, self._clock(node)))
 
     def _check(self, node: Node, replica: r.Replica, block_hash: bytes) -> None:
         block = replica.block(block_hash)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from consensus import core as c
-from consensus.core import ConsensusParameters, Core, Root
+from consensus import events as c
+from consensus.core import EVIDENCE_VIEWS, Core
+from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.simulation.cluster import Cluster, sim_parameters
 from consensus.votes import Certificate
 from state.primitives.blocks import VERSION, Header, header_hash
@@ -14,18 +15,17 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 GENESIS = b"g" * 32
 COMMITTEE = Committee(Seat(bytes([n + 1]) * 20, bytes([n + 1]) * 32, bytes([n + 1]) * 32, 1) for n in range(4))
 ROOT = Root(b"0" * 32, 0, 0, b"s" * 32, ZERO_HASH)
-TIMES = ConsensusParameters(block_interval_ms=0, idle_ms=0)
+TIMES = ConsensusParameters(block_interval_ms=0, idle_ms=0, doppelganger_ms=0)
+NEVER = 10**9
 
 
-def core_of(seat: int | None, *, last_height: int | None = None, parameters: ConsensusParameters = TIMES) -> Core:
+def core_of(seat: int | None, *, last_height: int = NEVER, parameters: ConsensusParameters = TIMES) -> Core:
     core = Core(
-        committee=COMMITTEE,
+        epoch=Epoch(1, last_height, COMMITTEE, b"r" * 32),
         genesis_hash=GENESIS,
-        epoch=1,
         seat=seat,
         root=ROOT,
         parameters=parameters,
-        last_height=last_height,
     )
     core.step(c.Start(), 0)
     return core
@@ -144,7 +144,7 @@ def test_back_off_grows_by_halves_to_its_cap_and_falls_with_finality_alone() -> 
 
 
 def test_a_leader_with_nothing_to_say_waits_and_voters_give_it_the_time() -> None:
-    parameters = ConsensusParameters(block_interval_ms=0, idle_ms=5_000)
+    parameters = ConsensusParameters(block_interval_ms=0, idle_ms=5_000, doppelganger_ms=0)
     core = core_of(3, parameters=parameters)
     core.step(c.MempoolChanged(False), 0)
     assert timers(nullify(core, 1))[c.LEADER] == 7_000
@@ -247,7 +247,7 @@ def test_what_is_kept_stays_bounded_through_a_thousand_nullified_views() -> None
             core.step(c.VoteReceived(Vote(NULLIFY, 1, view, 0, ZERO_HASH, seat, bytes(64)), seat == 3), view)
     assert core.view == 1_001
     sizes = core.sizes()
-    assert sizes["votes"] <= c.EVIDENCE_VIEWS + 3
+    assert sizes["votes"] <= EVIDENCE_VIEWS + 3
     assert sizes["certificates"] == 1_000
     assert len(core.certificates(1, 10**6)) <= 64 + 3
 

@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
-from consensus.core import ConsensusParameters, Root
+from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
 from consensus.replica import root_of
-from consensus.service import SERVES_OF_ONE_MAX, BuildRequest, ConsensusHalted, ConsensusService
+from consensus.service import SERVES_OF_ONE_MAX, BuildRequest, ConsensusHalted, ConsensusService, VotingKey
 from consensus.votes import Certificate
 from consensus.wire import GetBlocks, decode_certificate, encode_message
 from state.primitives.blocks import (
@@ -35,10 +35,12 @@ from state.primitives.votes import VoteKey
 GENESIS = digest(b"test", b"genesis")
 ROOT = Root(digest(b"test", b"block 0"), 0, 0, digest(b"test", b"state 0"), ZERO_HASH)
 PARAMETERS = ConsensusParameters(
-    leader_ms=400, advance_ms=800, block_interval_ms=0, retransmit_ms=300, fetch_ms=200, pull_ms=20, idle_ms=0
-)
+    leader_ms=400, advance_ms=800, block_interval_ms=0, retransmit_ms=300, fetch_ms=200, pull_ms=20, idle_ms=0,
+    window_ms=600, status_ms=300, doppelganger_ms=0,
+)  # fmt: skip
 KEYS = [SecretKey(digest(b"test-key", bytes((number,)))) for number in range(4)]
 COMMITTEE = Committee(Seat(key.address, key.vote_key, key.vote_key, 1) for key in KEYS)
+EPOCH = Epoch(1, 10**9, COMMITTEE, digest(b"test", b"randomness"))
 
 
 class HashChain:
@@ -58,8 +60,8 @@ class HashChain:
         header = Header(
             VERSION, GENESIS, self.heights[request.parent_hash] + 1, request.epoch, request.view, request.seat,
             request.parent_hash, request.time_ms, transactions_root(body), ZERO_HASH,
-            self.roots[request.parent_hash], evidence_root(()), b"", request.committee_hash, ZERO_HASH,
-            request.voters_bitmap, 0, 8, 1, 1,
+            self.roots[request.parent_hash], evidence_root(()), request.vrf_proof, request.committee_hash,
+            ZERO_HASH, request.voters_bitmap, 0, 8, 1, 1,
         )  # fmt: skip
         return Block(header, body)
 
@@ -100,6 +102,9 @@ class HashChain:
     async def blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
         window = self.final[from_height - 1 : from_height - 1 + count_max]
         return [(known, raw, certificate) for known, raw, certificate, _ in window]
+
+    async def epoch(self, number: int) -> Epoch:
+        raise AssertionError("the only epoch has no end")
 
     def time_ms(self, block_hash: bytes) -> int:
         return self.times.get(block_hash, 0)
@@ -163,9 +168,10 @@ class Member:
             )  # fmt: skip
         directory = VoteDirectory(self.path)
         service = ConsensusService(
-            committee=COMMITTEE, genesis_hash=GENESIS, epoch=1, root=root, certificates=certificates,
+            epoch=EPOCH, genesis_hash=GENESIS, root=root, certificates=certificates,
             parameters=self.parameters, chain=chain, network=self.board.port(self.key.address),
-            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, signer=VoteKey(self.key), directory=directory,
+            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms,
+            keys=[VotingKey(VoteKey(self.key), directory)],
         )  # fmt: skip
         self.service = self.board.services[self.key.address] = service
         try:
@@ -237,7 +243,7 @@ async def test_an_observer_follows_without_a_vote(tmp_path: Path) -> None:
     members = [Member(tmp_path, number, board) for number in range(4)]
     observer = HashChain()
     service = ConsensusService(
-        committee=COMMITTEE, genesis_hash=GENESIS, epoch=1, root=ROOT, parameters=PARAMETERS, chain=observer,
+        epoch=EPOCH, genesis_hash=GENESIS, root=ROOT, parameters=PARAMETERS, chain=observer,
         network=board.port(b"o" * 20), wall_ms=lambda: time.time_ns() // 1_000_000,
     )  # fmt: skip
     with trio.fail_after(30):

@@ -1,0 +1,302 @@
+"""Windows of final blocks from several peers, fastest first (SDBFT.md 3.12). Pure: it plans, the replica asks.
+
+What a peer says of its height is a hint: it chooses whom to ask, never what is believed. A window proves itself by
+the certificate of its last block, so it may come from anybody and before the windows below it. Who says that it
+has blocks and does not serve them is forgotten for a while.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final, NamedTuple
+
+from consensus.events import ConsensusParameters
+from consensus.votes import Certificate
+from consensus.wire import BLOCKS_MAX
+from state.primitives.blocks import Block
+
+__all__ = ["AHEAD_BLOCKS_MAX", "GAP_BLOCKS", "BlockSync", "Progress", "Request", "Window"]
+
+GAP_BLOCKS: Final = 2
+"""Behind by no more than this, blocks are expected to come with the votes on them."""
+WINDOWS_MAX: Final = 4
+"""Windows asked for at once, each from another peer where there are enough."""
+AHEAD_BLOCKS_MAX: Final = 256
+"""Final blocks fetched above the last committed one."""
+AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""No new window is asked for while as much waits to be executed."""
+PEERS_MAX: Final = 256
+MISSES_MAX: Final = 2
+"""Windows in a row that a peer may owe before it is forgotten."""
+FORGET_MS: Final = 60_000
+TRIES_MAX: Final = 8
+"""Windows in a row that nobody sent: the blocks are then asked for one by one."""
+LATE_MAX: Final = 64
+SPEED_MS: Final = 10_000
+"""The speed shown is that of so long."""
+
+
+class Request(NamedTuple):
+    """A window to ask a peer for."""
+
+    address: bytes
+    from_height: int
+    blocks_max: int
+
+
+class Window(NamedTuple):
+    """A window that came: linked blocks (hash, block, bytes), the last with a verified FINAL certificate."""
+
+    from_height: int
+    certificate: Certificate
+    blocks: tuple[tuple[bytes, Block, bytes], ...]
+    size_bytes: int
+
+
+class Progress(NamedTuple):
+    """How far catching up is. ``claimed_height`` is what peers say, which nothing proves; for a progress bar."""
+
+    height: int
+    proven_height: int
+    claimed_height: int
+    blocks_per_s: float
+    peers: int
+
+
+class _Peer:
+    __slots__ = ("asked", "bytes_per_ms", "height", "misses")
+
+    def __init__(self) -> None:
+        self.height = 0
+        self.asked = 0
+        self.misses = 0
+        self.bytes_per_ms = -1
+        """Measured; -1 for a peer that has never served."""
+
+
+class BlockSync:
+    """Which windows to ask of whom. Heights at or below ``root`` are committed, ``last_height`` ends the epoch."""
+
+    def __init__(self, parameters: ConsensusParameters, own: bytes, *, root: int, last_height: int) -> None:
+        self._window_ms = parameters.window_ms
+        self._own = own
+        self._root = root
+        self._last_height = last_height
+        self._delivered = root
+        self._proven = root
+        self._moved_ms = 0
+        self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
+        self._forgotten: OrderedDict[bytes, int] = OrderedDict()
+        self._seats: tuple[bytes, ...] = ()
+        self._turn = 0
+        self._asked: dict[int, tuple[Request, int]] = {}
+        self._late: OrderedDict[tuple[bytes, int], tuple[int, int]] = OrderedDict()
+        self._waiting: dict[int, Window] = {}
+        self._held: deque[tuple[int, int]] = deque()
+        self._held_bytes = 0
+        self._tries = 0
+        self._marks: deque[tuple[int, int]] = deque()
+
+    # What is known.
+
+    @property
+    def proven_height(self) -> int:
+        """The highest height that a certificate was seen for."""
+        return max(self._root, self._proven)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether windows are on their way, or could be."""
+        return bool(self._asked) or self._target(0) > self._root
+
+    def progress(self, now_ms: int) -> Progress:
+        """Return how far it is."""
+        heights = sorted((peer.height for peer in self._peers.values()), reverse=True)
+        # Above what a third of the peers say, liars may be alone.
+        claimed = heights[(len(heights) - 1) // 3] if heights else 0
+        speed = 0.0
+        if self._marks and now_ms > self._marks[0][0]:
+            speed = (self._root - self._marks[0][1]) * 1000 / (now_ms - self._marks[0][0])
+        return Progress(self._root, self.proven_height, max(claimed, self.proven_height), speed, len(heights))
+
+    def sizes(self) -> dict[str, int]:
+        """Return how much is kept of what."""
+        return {"sync_peers": len(self._peers), "sync_windows": len(self._waiting) + len(self._asked)}
+
+    # What happens.
+
+    def begin_epoch(self, last_height: int, seats: tuple[bytes, ...]) -> None:
+        """Go on in another epoch: its windows end at its last block, its seats can be asked before anybody."""
+        self._last_height = last_height
+        self._seats = seats
+        self._asked.clear()
+        self._waiting.clear()
+        self._delivered = self._root
+
+    def claim(self, address: bytes, height: int, now_ms: int) -> None:
+        """Take a peer's word for what it has, as a reason to ask it."""
+        if address == self._own or self._forgotten.get(address, 0) > now_ms:
+            return
+        self._peer(address).height = height
+
+    def prove(self, height: int) -> None:
+        """Take notice that a verified certificate names a block of that height."""
+        self._proven = max(self._proven, height)
+
+    def commit(self, height: int, now_ms: int) -> None:
+        """Take notice of a committed block."""
+        self._root, self._moved_ms = height, now_ms
+        self._delivered = max(self._delivered, height)
+        self._tries = 0
+        while self._held and self._held[0][0] <= height:
+            self._held_bytes -= self._held.popleft()[1]
+        self._marks.append((now_ms, height))
+        while len(self._marks) > 2 and (
+            self._marks[0][0] < now_ms - SPEED_MS or len(self._marks) > AHEAD_BLOCKS_MAX
+        ):
+            self._marks.popleft()
+
+    def is_asked(self, address: bytes, from_height: int, count: int) -> bool:
+        """Tell whether a window answers a request to this peer, in time or late."""
+        found = self._asked.get(from_height)
+        if found is not None and found[0].address == address:
+            return count <= found[0].blocks_max
+        late = self._late.get((address, from_height))
+        return late is not None and count <= late[0]
+
+    def arrived(self, address: bytes, window: Window, now_ms: int) -> list[Window]:
+        """Take a verified window in; return those that may be executed now, lowest first."""
+        peer = self._peer(address)
+        found = self._asked.get(window.from_height)
+        if found is not None and found[0].address == address:
+            del self._asked[window.from_height]
+            peer.asked -= 1
+            asked_ms = found[1]
+        else:
+            asked_ms = self._late.pop((address, window.from_height), (0, now_ms - self._window_ms))[1]
+        measured = window.size_bytes // max(1, now_ms - asked_ms)
+        peer.bytes_per_ms = measured if peer.bytes_per_ms < 0 else (3 * peer.bytes_per_ms + measured) // 4
+        peer.misses = self._tries = 0
+        self.prove(window.from_height + len(window.blocks) - 1)
+        if window.from_height + len(window.blocks) - 1 > self._delivered:
+            self._waiting.setdefault(window.from_height, window)
+        ready = []
+        for height in sorted(self._waiting):
+            waiting = self._waiting[height]
+            end = height + len(waiting.blocks) - 1
+            if end <= self._delivered:
+                del self._waiting[height]
+            elif height <= self._delivered + 1:
+                del self._waiting[height]
+                self._delivered = end
+                self._held.append((end, waiting.size_bytes))
+                self._held_bytes += waiting.size_bytes
+                ready.append(waiting)
+        return ready
+
+    def blamed(self, address: bytes, now_ms: int) -> None:
+        """Take notice that a peer's window was false: nothing is asked of it for a while."""
+        for from_height in [at for at, (request, _) in self._asked.items() if request.address == address]:
+            del self._asked[from_height]
+        self._forget(address, now_ms)
+
+    def expire(self, now_ms: int) -> bool:
+        """Give up requests that were not answered in time; tell whether nobody serves at all."""
+        for from_height, (request, asked_ms) in list(self._asked.items()):
+            if now_ms - asked_ms < self._window_ms:
+                continue
+            del self._asked[from_height]
+            self._late[request.address, from_height] = (request.blocks_max, asked_ms)
+            while len(self._late) > LATE_MAX:
+                self._late.popitem(last=False)
+            self._tries += 1
+            peer = self._peer(request.address)
+            peer.asked -= 1
+            peer.misses += 1
+            peer.bytes_per_ms = max(0, peer.bytes_per_ms // 2)
+            if peer.misses >= MISSES_MAX:
+                self._forget(request.address, now_ms)
+        if self._tries < TRIES_MAX:
+            return False
+        self._tries = 0
+        return True
+
+    def plan(self, now_ms: int) -> list[Request]:
+        """Return what to ask for now, and remember it as asked."""
+        found: list[Request] = []
+        target = min(self._target(now_ms), self._last_height, self._root + AHEAD_BLOCKS_MAX)
+        at = self._delivered + 1
+        while at <= target and len(self._asked) < WINDOWS_MAX and self._held_bytes <= AHEAD_BYTES_MAX:
+            end = self._covered(at)
+            if end:
+                at = end + 1
+                continue
+            above = [height for height in (*self._asked, *self._waiting) if height > at]
+            count = min(BLOCKS_MAX, target - at + 1, min(above, default=at + BLOCKS_MAX) - at)
+            address = self._whom(at, now_ms)
+            if address is None:
+                break
+            request = Request(address, at, count)
+            self._asked[at] = (request, now_ms)
+            self._peer(address).asked += 1
+            found.append(request)
+            at += count
+        return found
+
+    # Inside.
+
+    def _target(self, now_ms: int) -> int:
+        """Up to where blocks are worth asking for."""
+        claimed = max((peer.height for peer in self._peers.values()), default=0)
+        is_stuck = now_ms - self._moved_ms >= self._window_ms
+        reach = max(claimed, self._proven)
+        return reach if reach > self._root + (0 if is_stuck else GAP_BLOCKS) else self._root
+
+    def _covered(self, height: int) -> int:
+        """The last height of the window, asked for or waiting, that holds ``height``; 0 for none."""
+        for at, (request, _) in self._asked.items():
+            if at <= height < at + request.blocks_max:
+                return at + request.blocks_max - 1
+        for at, window in self._waiting.items():
+            if at <= height < at + len(window.blocks):
+                return at + len(window.blocks) - 1
+        return 0
+
+    def _whom(self, height: int, now_ms: int) -> bytes | None:
+        """The peer to ask for a height: idle ones first, then those never measured, then the fastest.
+
+        After a window that did not come the proven ones go before the unknown.
+        """
+        able = [address for address, peer in self._peers.items() if peer.height >= height]
+        if able:
+            unknown = 0 if self._tries else 1
+
+            def rank(address: bytes) -> tuple[int, int, int]:
+                peer = self._peers[address]
+                return -peer.asked, unknown if peer.bytes_per_ms < 0 else 1 - unknown, peer.bytes_per_ms
+
+            return max(able, key=rank)
+        if height > self._proven:
+            return None
+        seats = [seat for seat in self._seats if seat != self._own]
+        willing = [seat for seat in seats if self._forgotten.get(seat, 0) <= now_ms] or seats
+        if not willing:
+            return None
+        self._turn += 1
+        return willing[self._turn % len(willing)]
+
+    def _peer(self, address: bytes) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer()
+            while len(self._peers) > PEERS_MAX:
+                self._peers.popitem(last=False)
+        self._peers.move_to_end(address)
+        return peer
+
+    def _forget(self, address: bytes, now_ms: int) -> None:
+        self._peers.pop(address, None)
+        self._forgotten[address] = now_ms + FORGET_MS
+        self._forgotten.move_to_end(address)
+        while len(self._forgotten) > PEERS_MAX:
+            self._forgotten.popitem(last=False)
