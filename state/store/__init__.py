@@ -12,13 +12,17 @@ from state.store.errors import (
     StoreUnavailable,
 )
 from state.store.records import FinalisedBlock, Place, Tip
+from state.store.restore import Restore, install
+from state.store.snapshots import Piece, cut_state, place_of
 from state.store.store import StateProof, StateView, Store, StoredReader
 
 __all__ = [
     "FinalisedBlock",
     "HeightUnknown",
+    "Piece",
     "Place",
     "Pruned",
+    "Restore",
     "StateProof",
     "StateView",
     "Store",
@@ -31,4 +35,7 @@ __all__ = [
     "StoreUnavailable",
     "StoredReader",
     "Tip",
+    "cut_state",
+    "install",
+    "place_of",
 ]

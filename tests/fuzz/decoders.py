@@ -893,7 +893,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (encode_index([b"h" * 32, b"i" * 32], [[b"a" * 20], []]),), ("state.store.records:decode_index",), damaged,
     )  # fmt: skip
     yield "stored epoch", Target(
-        canonical(decode_epoch, lambda found: encode_epoch(*found)), (encode_epoch(b"header", b"certificate", b"c"),),
+        canonical(decode_epoch, lambda found: encode_epoch(*found)), (encode_epoch(b"h", b"certificate", b"c"),),
         ("state.store.records:decode_epoch",), damaged,
     )  # fmt: skip
     yield (
