@@ -468,8 +468,9 @@ class RemoteVoter:
             at = (last.epoch, last.view, last.kind)
 
     async def _ask(self, request: Request) -> Answer:
-        """Ask, and once more on a new connection where one is lost: the signer repeats a vote that it has made."""
-        while True:
+        """Ask, and again on a new connection where one is lost: the signer repeats a vote that it has made."""
+        latest_s = trio.current_time() + self._options.answer_s + self._options.patience_s
+        while trio.current_time() < latest_s:
             link = self._link
             if link is not None:
                 try:
@@ -480,10 +481,11 @@ class RemoteVoter:
                     if self._link is link:
                         self._link, self._lost_s = None, trio.current_time()
             changed = self._changed
-            with trio.move_on_at(self._lost_s + self._options.patience_s) as patience:
+            with trio.move_on_at(min(latest_s, self._lost_s + self._options.patience_s)) as patience:
                 await changed.wait()
             if patience.cancelled_caught:
-                raise SignerUnavailable("the signer is away")
+                break
+        raise SignerUnavailable("the signer is away")
 
     def _faulty(self) -> NoReturn:
         assert self._link is not None
