@@ -100,8 +100,8 @@ class HeaderUnproven(ProtocolError):
     code = "header_unproven"
 
 
-class HeaderAhead(ProtocolError):
-    """A header whose time is ahead of this clock by more than is allowed."""
+class HeaderAhead(DekubeError):
+    """A block that its committee signed, from ahead of this clock: the clock is behind, or the committee lies."""
 
     code = "header_ahead"
 
@@ -404,8 +404,8 @@ class LightClient:
     def follow(self, record: EpochRecord, now_ms: int) -> Fork | None:
         """Move on by one epoch, or return the proof that the chain forked and stay.
 
-        Raises EpochOutOfOrder, RecordInvalid, CertificateInvalid or HeaderAhead, for which who sent the record is
-        to blame; TrustExpired, ForkFound and VersionUnknown, for which nobody is.
+        Raises EpochOutOfOrder, RecordInvalid or CertificateInvalid, for which who sent the record is to blame;
+        HeaderAhead, TrustExpired, ForkFound and VersionUnknown, for which it is not.
         """
         self.check_trust(now_ms)
         trusted, header = self._trusted, record.header
@@ -495,7 +495,8 @@ class LightClient:
 
     def _check_time(self, header: Header, now_ms: int) -> None:
         if header.time_ms > now_ms + self.options.drift_ms:
-            raise HeaderAhead(f"a block of {header.time_ms} ms, {header.time_ms - now_ms} ms from now")
+            ahead_s = (header.time_ms - now_ms) / 1000
+            raise HeaderAhead(f"block {header.height} is {ahead_s:.1f} s ahead of this clock: is the clock right?")
 
     def _check_version(self, header: Header) -> None:
         if header.version not in self.options.versions:
@@ -519,7 +520,7 @@ class LightClient:
         """Return ``headers`` as proven, or the proof that the chain forked.
 
         They follow each other upwards, and the last one is final: by ``certificate``, or because it is a boundary
-        block that was followed. Raises HeaderUnproven, CertificateInvalid or HeaderAhead for false ones;
+        block that was followed. Raises HeaderUnproven or CertificateInvalid for false ones; HeaderAhead,
         CommitteeUnknown, TrustExpired, ForkFound, VersionUnknown.
         """
         self.check_trust(now_ms)
