@@ -30,6 +30,7 @@ __all__ = [
     "FAULTS",
     "BlockEvidenceInvalid",
     "Evidence",
+    "EvidenceEpochUnknown",
     "EvidenceFromFuture",
     "EvidenceKnown",
     "EvidenceRefused",
@@ -66,6 +67,12 @@ class EvidenceTooOld(EvidenceRefused):
     """The fault is older than what can be withdrawn meanwhile."""
 
     code = "evidence_too_old"
+
+
+class EvidenceEpochUnknown(EvidenceRefused):
+    """The state has no committee of that epoch."""
+
+    code = "evidence_epoch_unknown"
 
 
 class EvidenceSeatUnknown(EvidenceRefused):
@@ -172,7 +179,9 @@ def prove(
     if first.epoch + chain.evidence_epochs < epoch_now:
         raise EvidenceTooOld(f"a fault of epoch {first.epoch} in epoch {epoch_now}, age {chain.evidence_epochs}")
     committee = load_committee(state, first.epoch)
-    if committee is None or first.seat >= committee.size:
+    if committee is None:
+        raise EvidenceEpochUnknown(f"no committee of epoch {first.epoch}")
+    if first.seat >= committee.size:
         raise EvidenceSeatUnknown(f"no seat {first.seat} in the committee of epoch {first.epoch}")
     seat = committee.seats[first.seat]
     if is_tombstoned(state, seat.address):
@@ -229,8 +238,9 @@ def apply_evidence(
     Raises BlockEvidenceInvalid for what ``check_block_evidence`` would have refused, and then changes nothing.
     """
     if raws:
-        epoch_now = (block.height - 1) // block.chain.epoch_blocks
-        offences = _offences(state, raws, epoch_now=epoch_now, chain=block.chain, genesis_hash=block.genesis_hash)
+        offences = _offences(
+            state, raws, epoch_now=block.epoch, chain=block.chain, genesis_hash=block.genesis_hash
+        )
         punish(state, offences, block, emit)
 
 

@@ -196,15 +196,14 @@ def punish(
     """
     for operator, fault, epoch, view, weight, committee_weight, reporter in offences:
         jail = load_jail(state, operator)
-        save_jail(state, operator, JailRecord(FOREVER, jail[1] if jail else 0))
+        save_jail(state, operator, JailRecord(FOREVER, jail.times if jail else 0))
         share, base = share_of(weight, committee_weight), bonded(state, operator)
         record = SlashRecord(fault, epoch, view, block.height, share, base, 0, 0, 0, reporter)
         _save_slash(state, operator, record)
         state.put(_window_key(epoch) + operator, _INDEXED)
         emit(EQUIVOCATED(operator, reporter, fault, epoch, view))
-    epoch_now = (block.height - 1) // block.chain.epoch_blocks
     records: dict[bytes, SlashRecord] = {}
-    for operator in _offenders(state, epoch_now, block.chain.evidence_epochs):
+    for operator in _offenders(state, block.epoch, block.chain.evidence_epochs):
         found = load_slash(state, operator)
         assert found is not None, "the window and the records change together"
         records[operator] = found

@@ -57,6 +57,7 @@ from node.config import (
 from node.control import ControlRefused, ControlUnavailable
 from node.control import read_answer as read_control_answer
 from node.duties import InputUnavailable, _read_hashes
+from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
 from node.relay import RelayHomeOptions
 from node.runtime import make_runtime
@@ -685,6 +686,10 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "evidence", Target(
         canonical(decode_evidence, Evidence.encode), tuple(fault.encode() for fault in EVIDENCE),
         ("state.transition.evidence:decode_evidence", "state.transition.evidence:_vote"),
+    )  # fmt: skip
+    yield "file of evidence", Target(
+        canonical(decode_file, encode_file), (encode_file([]), encode_file(fault.encode() for fault in EVIDENCE)),
+        ("node.evidence:decode_file",),
     )  # fmt: skip
     yield "vrf", Target(read_vrf, (VRF.prove(b"alpha"),), ("state.primitives.vrf:vrf_verify",), cost=4)
     yield "certificate", Target(
