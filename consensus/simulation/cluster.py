@@ -20,7 +20,7 @@ from consensus.core import ConsensusParameters, Core
 from consensus.guard import Guard, GuardCorrupt, GuardMissing
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation
-from consensus.simulation.worlds import HashWorld, Machine, Reigning, World
+from consensus.simulation.worlds import HashWorld, Machine, World
 from consensus.votes import Certificate, Check, Signer
 from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
 from state.primitives.blocks import Block
@@ -31,8 +31,6 @@ __all__ = ["Cluster", "Network", "Node", "sim_parameters"]
 
 EVENTS_MAX: Final = 400_000
 """A run that needs more events than this has run away."""
-ROTATION_MS: Final = 50
-"""So long after the epoch began in which a new key sits, the operator has restarted the node with it."""
 
 
 def sim_parameters(idle_ms: int = 0) -> ConsensusParameters:
@@ -128,9 +126,8 @@ class Cluster:
         self.rng = random.Random(seed)
         self.world: World = HashWorld(world) if isinstance(world, tuple) else world
         self.parameters = parameters or sim_parameters()
-        self.oracle = Oracle(
-            [self.world.address(account) for account in honest], self.world.root_hash, may_fork=may_fork
-        )
+        self._honest = frozenset(self.world.address(account) for account in honest)
+        self.oracle = Oracle(self._honest, self.world.root_hash, may_fork=may_fork)
         self.network = Network()
         self.now_ms = 0
         self.events = 0
@@ -212,6 +209,8 @@ class Cluster:
             self._execute(node, replica, *data)
         elif what == "committed":
             self._commit(node, replica, data)
+        elif what == "again":
+            self._take_in(node, replica, *data)
         else:
             raise AssertionError(what)
 
@@ -223,20 +222,25 @@ class Cluster:
         hook = self.on_deliver.get(node.number)
         if hook is not None:
             hook(sender, raw, decoded)
-        source = self.nodes[sender]
+        self._take_in(node, replica, self.nodes[sender].address, decoded)
+
+    def _take_in(self, node: Node, replica: r.Replica, sender: bytes, decoded: r.Decoded) -> None:
         try:
-            inbound = replica.receive(source.address, decoded)
-        except DecodeError:
-            if source.honest:
-                raise Violation("an honest node's message was refused") from None
+            inbound = replica.receive(sender, decoded)
+        except DecodeError as error:
+            self._blame(node, replica, sender, f"a message was refused: {error}")
             return
         if inbound is None:
             return
         if inbound.checks and not all(map(self.is_valid, inbound.checks)):
-            if source.honest:
-                raise Violation("an honest node sent a signature that does not verify")
+            self._blame(node, replica, sender, "a signature does not verify")
             return
         self.perform(node, replica.admit(inbound, self._clock(node)))
+
+    def _blame(self, node: Node, replica: r.Replica, sender: bytes, reason: str) -> None:
+        if sender in self._honest:
+            raise Violation(f"an honest node is blamed: {reason}")
+        self.perform(node, replica.blamed(sender, self._clock(node)))
 
     def _clock(self, node: Node) -> int:
         return self.now_ms * node.clock_permille // 1000
@@ -267,6 +271,7 @@ class Cluster:
         self.perform(node, node.replica.start(self._clock(node)))
 
     def _open_guard(self, node: Node, epoch: int) -> tuple[Signer | None, Guard | None]:
+        """Open the guard of the key that sits in an epoch; a key that has never voted begins its record."""
         if not node.votes:
             return None, None
         node.key = self.world.key_in(node.account, epoch)
@@ -285,7 +290,17 @@ class Cluster:
         log.durable = log.durable[:whole]
         return signer, guard
 
-    def _enter_epoch(self, node: Node, epoch: int) -> Reigning:
+    def _begin_epoch(self, node: Node, number: int) -> None:
+        replica = node.replica
+        assert replica is not None
+        reign = self._enter_epoch(node, number)
+        signer: Signer | None = None
+        guard: Guard | None = None
+        if node.votes and self.world.key_in(node.account, number) != node.key:
+            signer, guard = self._open_guard(node, number)
+        self._perform_all(node, replica.begin_epoch(reign, self._clock(node), signer=signer, guard=guard))
+
+    def _enter_epoch(self, node: Node, epoch: int) -> Epoch:
         reign = node.machine.reign(epoch)
         if reign is None:
             raise Violation(f"node {node.number} does not know its own epoch {epoch}")
@@ -331,8 +346,12 @@ class Cluster:
         self.call_at(self.now_ms + delay_ms, lambda: self._restart(node))
 
     def _restart(self, node: Node) -> None:
-        if node.replica is None and node.halted is None:
-            self.start(node)
+        if node.replica is not None or node.halted is not None:
+            return
+        self.start(node)
+        for other in self.nodes:
+            if other.replica is not None and other.number != node.number:
+                self.perform(other, other.replica.connected(node.address))
 
     def _fail(self, node: Node, failure: DiskFailed | PowerFailed) -> None:
         """The process ends inside a durable operation."""
@@ -369,10 +388,13 @@ class Cluster:
     def perform(self, node: Node, actions: list[r.Action]) -> None:
         """Do what a replica says, in its order; a failure may come inside any durable operation."""
         try:
-            for action in actions:
-                self._perform(node, action)
+            self._perform_all(node, actions)
         except (PowerFailed, DiskFailed) as failure:
             self._fail(node, failure)
+
+    def _perform_all(self, node: Node, actions: list[r.Action]) -> None:
+        for action in actions:
+            self._perform(node, action)
 
     def _perform(self, node: Node, action: r.Action) -> None:
         kind = type(action)
@@ -432,6 +454,11 @@ class Cluster:
                 window = node.machine.window(from_height, count_max)
                 if window is not None:
                     self._reply(node, address, window)
+            case r.NextEpoch(number):
+                self._begin_epoch(node, number)
+            case r.Redeliver(sender, decoded):
+                # After the rest of the list: what follows from it must not come before what it follows.
+                self._push(self.now_ms, node.number, node.incarnation, "again", (sender, decoded))
             case c.KeepCertificate(certificate, _):
                 if node.honest:
                     self.oracle.saw_certificate(certificate)
@@ -474,19 +501,16 @@ class Cluster:
     # The machine.
 
     def _build(self, node: Node, replica: r.Replica, build: c.Build) -> None:
-        reign = node.machine.reign(node.epoch)
-        block: Block | None = None
-        if reign is not None and (seat := reign.committee.seat_of(node.address)) is not None:
-            alpha = vrf_alpha(self.world.genesis_hash, reign.randomness, node.epoch, build.view)
-            block = node.machine.build(
-                build.parent_hash,
-                epoch=node.epoch,
-                view=build.view,
-                seat=seat,
-                time_ms=self._clock(node),
-                vrf_proof=self.world.signer(node.account, node.key).prove(alpha),
-                voters=b"",
-            )
+        alpha = vrf_alpha(self.world.genesis_hash, build.randomness, build.epoch, build.view)
+        block = node.machine.build(
+            build.parent_hash,
+            epoch=build.epoch,
+            view=build.view,
+            seat=build.seat,
+            time_ms=self._clock(node),
+            vrf_proof=self.world.signer(node.account, node.key).prove(alpha),
+            voters=build.voters_bitmap,
+        )
         self.perform(node, replica.built(build, block, self._clock(node)))
 
     def _check(self, node: Node, replica: r.Replica, block_hash: bytes) -> None:

@@ -26,14 +26,20 @@ KINDS: Final = (
     "adversary",
     "adversary_partition",
     "twins_crash",
+    "epochs",
+    "epochs_crash",
+    "epochs_blackout",
+    "epochs_partition",
+    "epochs_adversary",
+    "epochs_adversary_partition",
     "above_f",
 )
 _DRAWN: Final = (
     *("calm", "crash", "crash", "blackout", "blackout", "partition", "twins", "adversary", "adversary"),
-    *("adversary_partition", "adversary_partition", "twins_crash", "calm", "crash", "partition", "twins"),
-    *("adversary", "adversary_partition", "twins_crash", "above_f"),
+    *("adversary_partition", "adversary_partition", "twins_crash", "epochs", "epochs_crash", "epochs_crash"),
+    *("epochs_blackout", "epochs_partition", "epochs_adversary", "epochs_adversary_partition", "above_f"),
 )
-"""Of each twenty seeds one has more faulty weight than the protocol bears."""
+"""Of each twenty seeds one has more faulty weight than the protocol bears, and seven change the committee."""
 LIVE_BLOCKS: Final = 5
 HEAL_LIMIT_MS: Final = 20_000
 """Virtual time within which five more blocks are final on every honest node after the network has healed."""

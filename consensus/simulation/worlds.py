@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
 
-from consensus.core import Root
+from consensus.events import Epoch, Root
 from consensus.replica import root_of
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import BLOCKS_MAX, BlocksReply, encode_certificate
@@ -32,7 +32,6 @@ __all__ = [
     "HashWorld",
     "Machine",
     "Member",
-    "Reigning",
     "SimulatedKey",
     "Standing",
     "World",
@@ -109,15 +108,6 @@ class Committed(NamedTuple):
     state_root: bytes
 
 
-class Reigning(NamedTuple):
-    """An epoch as a machine knows it."""
-
-    epoch: int
-    last_height: int
-    committee: Committee
-    randomness: bytes
-
-
 class Machine(Protocol):
     """One node's state machine and database. Its disk survives a crash; what it executed does not."""
 
@@ -125,7 +115,7 @@ class Machine(Protocol):
         """Open the database, and say where the node stands."""
         ...
 
-    def reign(self, epoch: int) -> Reigning | None:
+    def reign(self, epoch: int) -> Epoch | None:
         """Return an epoch that the final state knows."""
         ...
 
@@ -195,7 +185,7 @@ class World(Protocol):
         """Return which key its operator would run the account's node with in an epoch."""
         ...
 
-    def reign(self, epoch: int) -> Reigning:
+    def reign(self, epoch: int) -> Epoch:
         """Return the first epochs, which the founders sit in."""
         ...
 
@@ -230,7 +220,7 @@ class HashWorld:
         self._members_of = members_of or (lambda _: founders)
         self._leaders = leaders
         self._members: dict[int, tuple[Member, ...]] = {}
-        self._reigns: dict[int, Reigning] = {}
+        self._reigns: dict[int, Epoch] = {}
         self._signers: dict[tuple[int, int], SimulatedKey] = {}
         self._by_vote_key: dict[bytes, SimulatedKey] = {}
         self.blocks: dict[bytes, Header] = {}
@@ -264,7 +254,7 @@ class HashWorld:
                 return member.key
         return 0
 
-    def reign(self, epoch: int) -> Reigning:
+    def reign(self, epoch: int) -> Epoch:
         """Return an epoch."""
         known = self._reigns.get(epoch)
         if known is None:
@@ -277,7 +267,7 @@ class HashWorld:
             committee = _ScriptedCommittee(seats, self._leaders) if self._leaders else Committee(seats)
             last_height = (epoch + 1) * self.epoch_blocks
             randomness = digest(b"sim-random", epoch.to_bytes(4, "big"))
-            known = self._reigns[epoch] = Reigning(epoch, last_height, committee, randomness)
+            known = self._reigns[epoch] = Epoch(epoch, last_height, committee, randomness)
         return known
 
     def epoch_of(self, height: int) -> int:
@@ -359,7 +349,7 @@ class HashMachine:
         )
         return Standing(epoch, root, certificates)
 
-    def reign(self, epoch: int) -> Reigning | None:
+    def reign(self, epoch: int) -> Epoch | None:
         """Return an epoch that the final state knows: that of the next height and the one after it."""
         return self._world.reign(epoch) if epoch <= self._world.epoch_of(self._tip[1] + 1) + 1 else None
 
