@@ -170,6 +170,7 @@ class EvidenceService:
         self._epoch = self._epoch_now()
         self._changed = trio.Event()
         self._load()
+        self._saved = self._pool.all()
 
     def _epoch_now(self) -> int:
         return self._ledger.head().height // self._ledger.runtime.chain.epoch_blocks
@@ -241,19 +242,25 @@ class EvidenceService:
         A disk that refuses costs nothing but what this node alone has seen and a crash comes before a block.
         """
         self._metrics.set("evidence_pending", len(self._pool))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_file)
-            task_status.started()
-            while True:
-                for raw in self._pool.all():
-                    self._publish(raw)
-                await trio.sleep(REPEAT_S)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_file)
+                task_status.started()
+                while True:
+                    for raw in self._pool.all():
+                        self._publish(raw)
+                    await trio.sleep(REPEAT_S)
+        finally:
+            if self._saved != self._pool.all():  # found in the very moment that ends the node: nobody else may have seen it
+                _save(self._path, encode_file(self._pool.all()))
 
     async def _keep_file(self) -> None:
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
-            await self._save()
+            raws = self._pool.all()
+            await trio.to_thread.run_sync(_save, self._path, encode_file(raws))
+            self._saved = raws
 
     def _note(self) -> None:
         self._metrics.set("evidence_pending", len(self._pool))
@@ -277,23 +284,20 @@ class EvidenceService:
             except (DecodeError, EvidenceRefused):
                 continue  # in a block since, or too old
 
-    async def _save(self) -> None:
-        data = encode_file(self._pool.all())
-        try:
-            await trio.to_thread.run_sync(_write, self._path, data)
-        except OSError as error:
-            _log.warning("the file of evidence cannot be written", path=str(self._path), error=str(error))
 
-
-def _write(path: Path, data: bytes) -> None:
+def _save(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of the file, durably and at once; a disk that refuses is only logged."""
     beside = path.with_suffix(".new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(fd, "wb") as file:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        _log.warning("the file of evidence cannot be written", path=str(path), error=str(error))

@@ -265,6 +265,15 @@ async def test_what_waits_survives_a_restart(ledger: CourtLedger, tmp_path: Path
     assert service(ledger, tmp_path).pending == ()
 
 
+async def test_what_is_found_in_the_moment_that_ends_the_node_is_kept(ledger: CourtLedger, tmp_path: Path) -> None:
+    node = service(ledger, tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.run)
+        node.found(Equivocation(*evidence(ledger.court, 1, 0)[:2]))
+        nursery.cancel_scope.cancel()  # before the writer had its turn
+    assert service(ledger, tmp_path).pending == node.pending != ()
+
+
 async def wait_file(path: Path, content: list[bytes]) -> None:
     with trio.fail_after(60):
         while kept(path) != content:  # noqa: ASYNC110 - a file tells nobody that it has changed
