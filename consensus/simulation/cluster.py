@@ -16,7 +16,8 @@ from zlib import crc32
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.core import ConsensusParameters, Core
+from consensus.core import Core
+from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard, GuardCorrupt, GuardMissing
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation

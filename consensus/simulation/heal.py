@@ -1,9 +1,9 @@
 """Networks that break in a known way and heal: progress comes within a bound that the timers give (SDBFT.md 5).
 
-The bound counts from the heal. A node is in some view v, with the time-out t_a(v) of that view, back-off
-included; it has said NULLIFY or will within t_a(v). Whoever is behind learns of v from the next repeat, at
-most ``1.2 x retransmit_ms_max`` away (R7). Then v ends, and the leader of the next view proposes. So a new block is
-final everywhere within two t_a, the greatest that any node had armed at the heal, and one repeat.
+The bound counts from the heal. A node is in some view v, with the time-out t_a(v) of that view, back-off included;
+it has said NULLIFY or will within t_a(v). Whoever is behind learns of v from the next repeat, at most 1.2 times
+``retransmit_ms_max`` away (R7). Then v ends, and the leader of the next view proposes. So a new block is final
+everywhere within two t_a, the greatest that any node had armed at the heal, and one repeat.
 """
 
 from __future__ import annotations
