@@ -251,7 +251,7 @@ class EvidenceService:
                         self._publish(raw)
                     await trio.sleep(REPEAT_S)
         finally:
-            if self._saved != self._pool.all():  # found in the very moment that ends the node: nobody else may have seen it
+            if self._saved != self._pool.all():  # found in the moment that ends the node: perhaps by nobody else
                 _save(self._path, encode_file(self._pool.all()))
 
     async def _keep_file(self) -> None:
