@@ -33,6 +33,9 @@ from consensus.guard import (
 )
 from consensus.light import (
     EpochRecord,
+    Fork,
+    LightClient,
+    LightOptions,
     decode_epoch_record,
     decode_merkle_proof,
     encode_epoch_record,
@@ -59,6 +62,8 @@ from node.control import read_answer as read_control_answer
 from node.duties import InputUnavailable, _read_hashes
 from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
+from node.light import Endpoint as LightEndpoint
+from node.light import LightFile, load_light_file, save_light_file
 from node.relay import RelayHomeOptions
 from node.runtime import make_runtime
 from node.signer import SignerHomeOptions, load_signer_options
@@ -189,6 +194,7 @@ from tasks.proofs import (
 from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.spec import decode_spec, encode_spec
 from testnet.cluster import TestnetError, _load_plan
+from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
@@ -329,6 +335,22 @@ def guard() -> Guard:
     for view in (1, 2):
         made.record(vote(view))
     return made
+
+
+def light_files() -> tuple[bytes, ...]:
+    """Files of a light client that has followed an epoch, and of one that found a fork."""
+    chain = LightChain(epochs=1, more=0)
+    light = LightClient(chain.root(), LightOptions(None))
+    light.follow(chain.record(0), chain.now_ms())
+    fork = Fork(4, chain.committee(0), (b"a" * 32, b"b" * 32), (chain.certificates[4], None))
+    file = LightFile(
+        light.trusted, 5, True, dict(light.boundaries), light.last, (LightEndpoint("u", "lied"),), fork
+    )
+    found = []
+    for saved in (file, file._replace(fork=None, last=None)):
+        save_light_file(scratch() / "made.json", saved)
+        found.append((scratch() / "made.json").read_bytes())
+    return tuple(found)
 
 
 def vote(view: int) -> Vote:
@@ -979,6 +1001,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "job text", Target(
         lambda data: spec_from_json(json.loads(data)), (job_text,), ("node.cli.jobs:spec_from_json",),
         (ConfigError, json.JSONDecodeError, UnicodeDecodeError), memory=400,
+    )  # fmt: skip
+    yield "light client's file", Target(
+        of_file("light.json", load_light_file), light_files(),
+        ("node.light:load_light_file", "node.light:_read_fork", "node.light:_from_document"), (ConfigError,),
+        cost=8, memory=400,
     )  # fmt: skip
     mark = {"version": 1, "genesis_hash": "0x" + "ab" * 32, "vote_key": "0x" + "cd" * 32, "epoch": 0, "view": 9}
     yield "watermark", Target(
