@@ -5,32 +5,36 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 import trio
 
+from consensus import sync
 from consensus.events import ConsensusParameters, Epoch, Root
-from consensus.guard import GuardMissing
 from consensus.guard_log import VoteDirectory
 from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService, VotingKey
 from consensus.votes import Certificate
-from node.chain import Body, decode_body
+from node.chain import Body, Executed, decode_body
+from node.config import NodeOptions
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
+from node.signer import LocalVoter, make_voter, votes_elsewhere
 from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.frame import Class
+from p2p.identity import Identity
 from p2p.limits import RateLimiter
 from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.committee import Committee
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
-from state.primitives.votes import VoteKey
+from state.primitives.votes import Equivocation
 from state.store import Pruned
+from state.transition.epochs import EpochInfo, epoch_of, load_tally
 from state.transition.runtime import Checked
 from state.transition.staking import load_committee
 
@@ -48,9 +52,6 @@ LAG_BLOCKS_MAX: Final = 2
 BLAMES_LOGGED_PER_S: Final = 0.2
 BLAMES_LOGGED_BURST: Final = 20
 """Faults of peers that are logged one by one; the metrics count them all."""
-EPOCH: Final = 0
-"""Committees change in a later version of the protocol; until then the founding one sits."""
-LAST_HEIGHT: Final = 2**47
 
 
 class Progress(NamedTuple):
@@ -62,38 +63,77 @@ class Progress(NamedTuple):
     is_syncing: bool
 
 
+class EvidenceSource(Protocol):
+    """Where proofs of faults wait for a block."""
+
+    def found(self, equivocation: Equivocation) -> None:
+        """Take in what this node has found."""
+        ...
+
+    def take(self) -> tuple[bytes, ...]:
+        """Return what the next block may carry."""
+        ...
+
+
 class Agreement:
-    """Wires ``consensus.service`` and starts it."""
+    """Wires ``consensus.service`` and starts it.
+
+    ``accepts_empty_guard`` is the operator's word that the vote key has never voted although its record is empty.
+    Raises GuardMissing, GuardCorrupt, GuardOutdated and ConfigError, and UpgradeRequired for a chain that has
+    gone on in a version of the protocol that this software does not know.
+    """
 
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, network: Network, metrics: NodeMetrics, *,
-        home: Home, vote: SecretKey | None, stages: Stages,
+        home: Home, options: NodeOptions, vote: SecretKey | None, make_identity: Callable[[], Identity],
+        evidence: EvidenceSource, stages: Stages, accepts_empty_guard: bool = False,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._network = network
         runtime = ledger.runtime
-        committee = load_committee(ledger.store, EPOCH)
-        assert committee is not None, "the genesis writes one"
-        self.committee = committee
-        self._directory: VoteDirectory | None = None
+        number = epoch_of(ledger.store.tip.height + 1, runtime.chain)
+        info = _epoch_info(ledger, number)
+        self.committee = info.committee
+        root, certificates = _root(ledger, number)
+        vote_key = bytes.fromhex(options.signer.vote_key) if votes_elsewhere(options) else None
         if vote is not None:
-            self._directory = _open_guard(home)
-        root, certificates = _root(ledger)
+            vote_key = vote.vote_key
+        voter = make_voter(
+            home,
+            options,
+            chain_hash=runtime.genesis_hash,
+            vote=vote,
+            make_identity=make_identity,
+            may_have_voted=lambda: vote_key is not None and _may_have_voted(ledger, number, vote_key),
+            tip=(number, root.view),
+            accepts_empty_guard=accepts_empty_guard,
+        )
+        self._directory: VoteDirectory | None = None
+        if isinstance(voter, LocalVoter):
+            self._directory = voter.directory
+        elif voter is not None:
+            self._directory = VoteDirectory(home.guard)  # what the votes rest on stays with the chain
+        self._port = _NetworkPort(network)
         self.service = ConsensusService(
-            epoch=Epoch(EPOCH, LAST_HEIGHT, self.committee, runtime.genesis_hash),
+            epoch=_epoch(info),
             genesis_hash=runtime.genesis_hash,
             root=root,
             certificates=certificates,
             parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
-            chain=_ChainPort(ledger, verifier, stages),
-            network=_NetworkPort(network, self.committee),
+            chain=_ChainPort(ledger, verifier, stages, evidence),
+            network=self._port,
             wall_ms=wall_ms,
-            keys=() if vote is None or self._directory is None else (VotingKey(VoteKey(vote), self._directory),),
+            keys=(VotingKey(voter.key, voter.directory),) if isinstance(voter, LocalVoter) else (),
+            voter=None if isinstance(voter, LocalVoter) else voter,
+            journal=self._directory.journal if self._directory and not isinstance(voter, LocalVoter) else None,
             metrics=metrics,
+            on_equivocation=evidence.found,
         )
         network.on_message(KIND_CONSENSUS, self._receive)
         network.on_message(KIND_CONSENSUS_BULK, self._receive)
-        network.set_persistent(seat.address for seat in self.committee.seats)
+        network.on_peer(self._on_peer)
+        self._seat_committee(number)
+        ledger.add_listener(self._on_commit)
         # The replica assumes that transactions wait until it is told otherwise: an idle chain must hear it once.
         self._had_transactions = True
         self._pool_changed()
@@ -106,6 +146,30 @@ class Agreement:
         finally:
             if self._directory is not None:
                 self._directory.close()
+
+    def _on_peer(self, address: bytes, is_connected: bool) -> None:
+        if is_connected:
+            self.service.connected(address)
+
+    def _on_commit(self, blocks: Sequence[Executed]) -> None:
+        number = epoch_of(blocks[-1].header.height + 1, self._ledger.runtime.chain)
+        if number != blocks[0].header.epoch:
+            self._seat_committee(number)
+
+    def _seat_committee(self, number: int) -> None:
+        """Keep connections to those who vote in epoch ``number`` and, so that they stand in time, in the next."""
+        sitting, following = (load_committee(self._ledger.store, epoch) for epoch in (number, number + 1))
+        assert sitting is not None, "known since the boundary before the last"
+        self.committee = sitting
+        seats = dict.fromkeys(
+            seat.address for committee in (sitting, following) if committee is not None for seat in committee.seats
+        )
+        self._port.seats = tuple(seats)
+        self._network.set_persistent(seats)
+
+    def sync_progress(self) -> sync.Progress:
+        """Return how far catching up is, for a progress bar."""
+        return self.service.progress()
 
     def progress(self) -> Progress:
         """Return how far this node is."""
@@ -134,40 +198,53 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _open_guard(home: Home) -> VoteDirectory:
-    """Open the vote guard. A key that may have voted before never votes without its record (SDBFT.md 3.6).
-
-    The record begins with the home (``node.home.create_home``); one that is gone is never begun anew here.
-    """
-    directory = VoteDirectory(home.guard)
-    if not directory.has_guard():
-        directory.close()
-        raise GuardMissing(
-            f"{home.guard}: the record of this key's votes is gone; voting without it could get the key slashed. "
-            "Restore it, import its watermark (dekube node guard import), or take a new vote key"
-        )
-    return directory
+def _epoch_info(ledger: NodeLedger, number: int) -> EpochInfo:
+    """Return what the final state knows of an epoch that may begin. Raises UpgradeRequired."""
+    info = ledger.chain.epoch_info(number)
+    assert info is not None, f"epoch {number} is known when the one before it ends"
+    ledger.runtime.require_version(info.version)
+    return info
 
 
-def _root(ledger: NodeLedger) -> tuple[Root, tuple[Certificate, ...]]:
+def _epoch(info: EpochInfo) -> Epoch:
+    return Epoch(info.epoch, info.last_height, info.committee, info.randomness, info.lottery_weight)
+
+
+def _may_have_voted(ledger: NodeLedger, number: int, vote_key: bytes) -> bool:
+    """Tell whether the chain has seen votes of a key, or had a seat for it in an epoch it no longer tells of."""
+    for epoch in range(number, max(-1, number - ledger.runtime.chain.evidence_epochs), -1):
+        committee = load_committee(ledger.store, epoch)
+        if committee is None:
+            continue
+        for seat, sitting in enumerate(committee.seats):
+            if sitting.vote_key == vote_key:
+                tally = load_tally(ledger.store, epoch)
+                if tally is None or tally.finalised[seat] or tally.led[seat]:
+                    return True
+    return False
+
+
+def _root(ledger: NodeLedger, number: int) -> tuple[Root, tuple[Certificate, ...]]:
     tip = ledger.store.tip
+    header = decode_header(tip.header) if tip.header else None
     return root_of(
         block_hash=tip.block_hash,
         height=tip.height,
-        view=decode_header(tip.header).view if tip.header else 0,
+        view=header.view if header is not None and header.epoch == number else 0,
         state_root=tip.state_root,
         receipt_root=tip.receipt_root,
         certificate=ledger.store.certificate(tip.height),
-        epoch=EPOCH,
+        epoch=number,
     )
 
 
 class _NetworkPort:
     """Consensus messages to peers: votes before everything, blocks before all but votes."""
 
-    def __init__(self, network: Network, committee: Committee) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._seats = [seat.address for seat in committee.seats]
+        self.seats: tuple[bytes, ...] = ()
+        """Who is told everything: those who vote now or in the next epoch."""
         self._blames = RateLimiter(per_s=BLAMES_LOGGED_PER_S, burst=BLAMES_LOGGED_BURST)
 
     async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
@@ -179,7 +256,7 @@ class _NetworkPort:
         """Send to every other seat and to every connected follower."""
         cls, kind = _lane(is_bulk)
         followers = (peer.address for peer in self._network.peers())
-        self._network.broadcast(dict.fromkeys((*self._seats, *followers)), cls, kind, data)
+        self._network.broadcast(dict.fromkeys((*self.seats, *followers)), cls, kind, data)
 
     def blame(self, address: bytes, reason: str) -> None:
         """Count what only a faulty node sends against it."""
@@ -195,8 +272,11 @@ def _lane(is_bulk: bool) -> tuple[Class, int]:
 class _ChainPort:
     """The chain tree, its long calls in worker threads."""
 
-    def __init__(self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages) -> None:
+    def __init__(
+        self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages, evidence: EvidenceSource
+    ) -> None:
         self._ledger = ledger
+        self._evidence = evidence
         self._chain = ledger.chain
         self._verifier = verifier
         self._stages = stages
@@ -218,8 +298,9 @@ class _ChainPort:
             seat=request.seat,
             time_ms=request.time_ms,
             voters_bitmap=request.voters_bitmap,
-            committee_hash=request.committee_hash,
+            vrf_proof=request.vrf_proof,
             transactions=transactions,
+            evidence=self._evidence.take(),
         )
 
     async def check(self, block: Block) -> None:

@@ -13,7 +13,6 @@ from threading import RLock
 from typing import NamedTuple
 
 from state.primitives.blocks import (
-    VERSION,
     Block,
     Header,
     encode_block,
@@ -26,8 +25,12 @@ from state.primitives.blocks import (
 from state.primitives.errors import DecodeError, InvalidBlock, InvalidTransaction
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.transactions import Transaction, decode_transaction
+from state.primitives.votes import vrf_alpha
+from state.primitives.vrf import vrf_verify
 from state.store import FinalisedBlock, Store, Tip
+from state.transition.epochs import EpochInfo, check_voters, load_epoch, load_tally
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
+from state.transition.staking import load_committee
 from state.trie import NodeLayer, Trie
 from state.view import Overlay, Reader
 
@@ -247,6 +250,28 @@ class Chain:
         with self._lock:
             return self.runtime.base_fee(self._parent(block_hash).state)
 
+    def epoch_info(self, epoch: int, block_hash: bytes | None = None) -> EpochInfo | None:
+        """Return what the state after ``block_hash`` (None: the final one) knows of ``epoch``, None for nothing.
+
+        It is the current epoch, one before within the age of evidence, or the next once its boundary is executed.
+        Raises BlockUnknown.
+        """
+        with self._lock:
+            state = self.store if block_hash is None else self._parent(block_hash).state
+            return load_epoch(state, epoch, self.runtime.chain)
+
+    def vrf_input(self, parent_hash: bytes, view: int) -> bytes:
+        """Return what the leader of ``view`` proves with its VRF key for a child of that block.
+
+        Raises BlockUnknown, UpgradeRequired.
+        """
+        with self._lock:
+            parent = self._parent(parent_hash)
+            return self._vrf_input(self.runtime.epoch_at(parent.state, parent.height + 1), view)
+
+    def _vrf_input(self, epoch: EpochInfo, view: int) -> bytes:
+        return vrf_alpha(self.runtime.genesis_hash, epoch.randomness, epoch.epoch, view)
+
     def next_nonces(self, block_hash: bytes) -> Mapping[bytes, int]:
         """Return the next nonce of each sender in the blocks above the tip up to ``block_hash``."""
         with self._lock:
@@ -260,21 +285,29 @@ class Chain:
 
     def build(
         self, parent_hash: bytes, *, epoch: int, view: int, seat: int, time_ms: int, voters_bitmap: bytes,
-        committee_hash: bytes, transactions: Iterable[Checked],
+        vrf_proof: bytes, transactions: Iterable[Checked], evidence: Iterable[bytes] = (),
     ) -> tuple[Block, list[Checked]]:  # fmt: skip
         """Return a block on an executed parent, and its transactions: those that fit, in the order given.
 
-        ``time_ms`` is raised to be after the parent's. Raises BlockUnknown.
+        ``vrf_proof`` is for ``vrf_input``. Of ``evidence`` that is taken which still proves something. ``time_ms``
+        is raised to be after the parent's. Raises BlockUnknown, UpgradeRequired, and InvalidBlock for an epoch
+        that is not the parent's next.
         """
         with self._lock:
             parent = self._parent(parent_hash)
+            height = parent.height + 1
+            info = self.runtime.epoch_at(parent.state, height)
+            if epoch != info.epoch:
+                raise InvalidBlock(f"a block of epoch {epoch}, where epoch {info.epoch} goes on")
+            proofs = self.runtime.select_evidence(parent.state, epoch, evidence)
+            next_hash = _next_committee_hash(parent.state, info, height)
             base_fee = self.runtime.base_fee(parent.state)
             chosen = self.runtime.select(parent.state, base_fee, transactions)
         raws = tuple([checked.transaction.raw for checked in chosen])
         header = Header(
-            version=VERSION,
+            version=info.version,
             genesis_hash=self.runtime.genesis_hash,
-            height=parent.height + 1,
+            height=height,
             epoch=epoch,
             view=view,
             proposer_seat=seat,
@@ -283,33 +316,27 @@ class Chain:
             tx_root=transactions_root(raws),
             receipt_root=parent.receipt_root,
             state_root=parent.state_root,
-            evidence_root=evidence_root(()),
-            vrf_proof=b"",
-            committee_hash=committee_hash,
-            next_committee_hash=ZERO_HASH,
+            evidence_root=evidence_root(proofs),
+            vrf_proof=vrf_proof,
+            committee_hash=info.committee.hash,
+            next_committee_hash=next_hash,
             voters_bitmap=voters_bitmap,
             base_fee=base_fee,
             tx_bytes=sum(map(len, raws)),
             tx_count=len(raws),
-            signal=VERSION,
+            signal=self.runtime.signal,
         )
-        return Block(header, raws), chosen
+        return Block(header, raws, proofs), chosen
 
     def check(self, block: Block, transactions: Sequence[Checked], *, now_ms: int | None) -> None:
         """Check a block against its executed parent, without executing it; raise InvalidBlock or a subclass.
 
-        Not checked is what consensus knows: epoch, view, seat, committee. ``now_ms`` is this node's clock; None,
-        for a block that is final already, leaves it out.
+        Not checked is what consensus alone knows: whether the view is the current one. ``now_ms`` is this node's
+        clock; None, for a block that is final already, leaves it out.
         """
         header, chain = block.header, self.runtime.chain
-        if header.version != VERSION:
-            raise InvalidBlock(f"version {header.version}, this node knows {VERSION}")
         if header.genesis_hash != self.runtime.genesis_hash:
             raise InvalidBlock("a block of another chain")
-        if block.evidence:
-            raise InvalidBlock("evidence, of which version 1 has none")
-        if header.vrf_proof or header.next_committee_hash != ZERO_HASH:
-            raise InvalidBlock("a VRF proof or a next committee, which version 1 has not")
         if not is_body_of(block):
             raise InvalidBlock("the body is not the header's")
         with self._lock:
@@ -322,11 +349,34 @@ class Chain:
             base_fee = self.runtime.base_fee(parent.state)
             if header.base_fee != base_fee:
                 raise InvalidBlock(f"base fee {header.base_fee}, expected {base_fee}")
-            self.runtime.leader(parent.state, header.epoch, header.proposer_seat)
+            self._check_epoch(header, parent.state)
+            self.runtime.check_evidence(parent.state, header.epoch, block.evidence)
             try:
                 self.runtime.check_body(parent.state, base_fee, transactions)
             except InvalidTransaction as error:
                 raise BodyInvalid(error.code, str(error)) from None
+
+    def _check_epoch(self, header: Header, state: Reader) -> None:
+        """Check what a header says of its epoch against the state after its parent."""
+        info = self.runtime.epoch_at(state, header.height)
+        committee, tally = info.committee, load_tally(state, info.epoch)
+        assert tally is not None, "an epoch begins with its tally"
+        if header.epoch != info.epoch:
+            raise InvalidBlock(f"epoch {header.epoch} at height {header.height}, expected {info.epoch}")
+        if header.version != info.version or header.signal < header.version:
+            raise InvalidBlock(f"version {header.version}, signal {header.signal}, expected {info.version}")
+        if header.committee_hash != committee.hash:
+            raise InvalidBlock(f"a committee {header.committee_hash.hex()}, expected {committee.hash.hex()}")
+        if header.next_committee_hash != _next_committee_hash(state, info, header.height):
+            raise InvalidBlock("the next committee is not the one that was selected")
+        if header.view <= tally.view:
+            raise InvalidBlock(f"view {header.view} after view {tally.view}")
+        if header.proposer_seat != committee.leader(header.view):
+            raise InvalidBlock(f"seat {header.proposer_seat} does not lead view {header.view}")
+        check_voters(committee, header.voters_bitmap)
+        vrf_key = committee.seats[header.proposer_seat].vrf_key
+        if vrf_verify(vrf_key, self._vrf_input(info, header.view), header.vrf_proof) is None:
+            raise InvalidBlock(f"the VRF proof is not that of seat {header.proposer_seat}")
 
     def execute(
         self, block: Block, transactions: Sequence[Checked], *, block_hash: bytes | None = None,
@@ -353,13 +403,16 @@ class Chain:
             execution = self.runtime.execute(
                 parent.state,
                 BlockInput(
-                    header.height,
-                    header.epoch,
-                    header.proposer_seat,
-                    header.time_ms,
-                    header.base_fee,
-                    header.parent_hash,
-                    header.vrf_proof,
+                    height=header.height,
+                    epoch=header.epoch,
+                    view=header.view,
+                    proposer_seat=header.proposer_seat,
+                    time_ms=header.time_ms,
+                    base_fee=header.base_fee,
+                    vrf_proof=header.vrf_proof,
+                    voters_bitmap=header.voters_bitmap,
+                    signal=header.signal,
+                    evidence=block.evidence,
                 ),
                 transactions,
             )
@@ -446,6 +499,15 @@ class Chain:
                 rooted.add(executed.block_hash)
             else:
                 del self._blocks[executed.block_hash]
+
+
+def _next_committee_hash(state: Reader, info: EpochInfo, height: int) -> bytes:
+    """Return what the header at ``height`` says of the next committee: nothing but in the last of an epoch."""
+    if height != info.last_height:
+        return ZERO_HASH
+    committee = load_committee(state, info.epoch + 1)
+    assert committee is not None, "selected at the boundary before"
+    return committee.hash
 
 
 def _check_place(header: Header, parent: _Parent) -> None:

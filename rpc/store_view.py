@@ -23,6 +23,7 @@ from state.store import Store
 from state.store.errors import HeightUnknown as StoreHeightUnknown
 from state.store.errors import Pruned as StorePruned
 from state.store.records import Place
+from state.transition.epochs import epoch_of
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
 from state.transition.staking import load_committee
@@ -283,14 +284,13 @@ class StoreView:
             payload, b"", b"",
         )  # fmt: skip
         transaction.sender = sender
-        header = decode_header(tip.header) if tip.header else None
         block = BlockInput(
             height=tip.height + 1,
-            epoch=header.epoch if header else 0,
+            epoch=epoch_of(tip.height + 1, runtime.chain),
+            view=0,
             proposer_seat=0,
             time_ms=tip.time_ms + runtime.chain.block_interval_ms_min,
             base_fee=base_fee,
-            parent_hash=tip.block_hash,
         )
         return encode_receipt(runtime.dry_run(state, block, runtime.check(transaction)))
 

@@ -23,14 +23,15 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Final
 
-from node.bench.transfers import make_load
+from node.bench.transfers import make_load, secret_of
 from node.chain import Chain, decode_body
 from node.verifier import SignatureVerifier, VerifierOptions, default_workers
 from state.primitives.blocks import Block, decode_block, encode_block, header_hash
 from state.primitives.genesis import Genesis
-from state.primitives.hashing import ZERO_HASH
 from state.primitives.keys import recover_addresses
+from state.primitives.votes import VoteKey
 from state.store import Store
+from state.transition.epochs import epoch_of
 from state.transition.runtime import Checked, Execution, Runtime
 
 __all__ = ["run"]
@@ -86,6 +87,7 @@ def _prepare(folder: Path, blocks: int, accounts: int, transactions: int, proces
     Store.open(folder / "follower", load.genesis, runtime.genesis_changes).close()
     shutil.copytree(folder / "follower", folder / "leader")
     raws: list[bytes] = []
+    leader = VoteKey(secret_of(accounts))
     with (
         Store.open(folder / "leader", load.genesis, runtime.genesis_changes) as store,
         SignatureVerifier(VerifierOptions(workers=processes)) as verifier,
@@ -94,9 +96,11 @@ def _prepare(folder: Path, blocks: int, accounts: int, transactions: int, proces
         for number, body in enumerate(load.bodies, start=1):
             decoded = decode_body(runtime, body)
             checked = decoded.resolve(verifier.recover_sync(decoded.batch))
+            parent_hash = store.tip.block_hash
             block, chosen = chain.build(
-                store.tip.block_hash, epoch=0, view=number, seat=0, time_ms=number * 1_000, voters_bitmap=b"\x01",
-                committee_hash=ZERO_HASH, transactions=checked,
+                parent_hash, epoch=epoch_of(number, runtime.chain), view=number, seat=0, time_ms=number * 1_000,
+                voters_bitmap=b"\x01", vrf_proof=leader.prove(chain.vrf_input(parent_hash, number)),
+                transactions=checked,
             )  # fmt: skip
             if len(chosen) != len(body):
                 raise AssertionError(f"a block took {len(chosen)} of {len(body)} transfers")

@@ -35,8 +35,10 @@ from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.votes import VoteKey
 from state.primitives.vrf import vrf_key_of
 from state.store import Store
+from state.transition.epochs import epoch_of
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 from state.view.accounts import Account, load_account
@@ -135,9 +137,12 @@ class _Live:
         while True:
             await trio.sleep(1)
             tip = self.store.tip
+            view = tip.height + 1
             block, checked = self.chain.build(
-                tip.block_hash, epoch=0, view=tip.height + 1, seat=0, time_ms=tip.time_ms + 1_000,
-                voters_bitmap=b"\1", committee_hash=ZERO_HASH, transactions=self.pool.take(2_000),
+                tip.block_hash, epoch=epoch_of(view, self.runtime.chain), view=view, seat=0,
+                time_ms=tip.time_ms + 1_000, voters_bitmap=b"\1",
+                vrf_proof=VoteKey(_VALIDATOR).prove(self.chain.vrf_input(tip.block_hash, view)),
+                transactions=self.pool.take(2_000),
             )  # fmt: skip
             block_hash = block.hash
             executed = self.chain.execute(block, checked, raw=encode_block(block))

@@ -50,6 +50,8 @@ class ChainParameters:
     evidence_epochs: int = 336
     """A fault can be proven for so many epochs after its own; as long, faults of several seats correlate, and the
     committees stay in the state. ``unbonding_ms`` has to be at least as long."""
+    downtime_blocks_min: int = 16
+    """Of fewer blocks in an epoch nobody's downtime is concluded from missing votes."""
     unbonding_ms: int = 14 * 24 * 3_600_000
     stake_min: int = 1_000 * 10**18
     validators_max: int = 100

@@ -27,6 +27,7 @@ class BlockContext(NamedTuple):
     chain: ChainParameters
     chain_id: int
     genesis_hash: bytes
+    epoch: int
 
 
 class Context(NamedTuple):

@@ -11,12 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
+from state.primitives.blocks import VERSION
+from state.primitives.committee import SEATS_MAX
 from state.primitives.errors import ConfigError, DecodeError, InvalidBlock, InvalidTransaction, ProtocolError
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
-from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
 from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
 from state.primitives.transactions import Transaction
+from state.transition.epochs import (
+    EpochInfo,
+    UpgradeRequired,
+    add_randomness,
+    begin_epochs,
+    end_epoch,
+    epoch_of,
+    load_epoch,
+    load_tally,
+    record_block,
+)
 from state.transition.errors import (
     FeeCapTooLow,
     GasLimitTooHigh,
@@ -31,17 +44,11 @@ from state.transition.errors import (
     UnknownKind,
     WrongChain,
 )
+from state.transition.evidence import apply_evidence, check_block_evidence, select_evidence
 from state.transition.fees import effective_price, next_base_fee
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
-from state.transition.staking import (
-    HOLDINGS,
-    StakeRecord,
-    genesis_committee,
-    load_committee,
-    release_unbonded,
-    save_committee,
-    save_stake,
-)
+from state.transition.slashing import forget_offences
+from state.transition.staking import HOLDINGS, StakeRecord, release_unbonded, save_stake
 from state.transition.staking import RULES as STAKING_RULES
 from state.transition.transfer import TRANSFER
 from state.view import EMPTY, Overlay, Reader, Table
@@ -63,11 +70,12 @@ __all__ = ["BASE_HOOKS", "BASE_RULES", "BlockInput", "Checked", "Execution", "Ru
 
 BASE_RULES: Final[tuple[Rule[Any], ...]] = (TRANSFER, *STAKING_RULES)
 """The kinds that ``state`` itself knows; other packages add theirs."""
-BASE_HOOKS: Final[tuple[BlockHook, ...]] = (release_unbonded,)
+BASE_HOOKS: Final[tuple[BlockHook, ...]] = (release_unbonded, forget_offences)
+LAST_HOOKS: Final[tuple[BlockHook, ...]] = (end_epoch,)
+"""After those of other packages: the stakes are frozen as the block leaves them."""
 
 _CHAIN: Final = bytes([Table.CHAIN])
 _BASE_FEE_KEY: Final = _CHAIN + b"base-fee"
-_BEACON_KEY: Final = _CHAIN + b"beacon"
 _NOBODY: Final = bytes(20)
 
 
@@ -84,15 +92,21 @@ class Checked(NamedTuple):
 
 
 class BlockInput(NamedTuple):
-    """What execution takes from a header: the rest of the context stands in the state itself."""
+    """What execution takes from a block beside its transactions: the rest of the context stands in the state.
+
+    A dry run needs no ``vrf_proof``; execution does, and trusts that it was verified.
+    """
 
     height: int
     epoch: int
+    view: int
     proposer_seat: int
     time_ms: int
     base_fee: int
-    parent_hash: bytes
     vrf_proof: bytes = b""
+    voters_bitmap: bytes = b""
+    signal: int = 0
+    evidence: tuple[bytes, ...] = ()
 
 
 class Execution(NamedTuple):
@@ -121,11 +135,13 @@ class Runtime:
     def __init__(
         self, genesis: Genesis, *, rules: Iterable[Rule[Any]] = (), hooks: Iterable[BlockHook] = (),
         invariants: Iterable[Invariant] = (), holdings: Iterable[Holding] = (), check_invariants: bool = False,
+        versions: Iterable[int] = (VERSION,),
     ) -> None:  # fmt: skip
         """Join ``rules`` and ``hooks`` to those of ``state``; raise ConfigError for a genesis that cannot be used.
 
         With ``check_invariants`` each block is checked for ``invariants`` and for money made or lost, where
         ``holdings`` names the tables of other packages that hold money; a breach is an AssertionError.
+        ``versions`` are those of the protocol that these rules know.
         """
         self.genesis: Final = genesis
         self.genesis_hash: Final = genesis_hash(genesis)
@@ -137,7 +153,10 @@ class Runtime:
                 raise AssertionError(f"two rules for kind {rule.kind:#x}")
             if rule.gas <= 0:
                 raise AssertionError(f"kind {rule.kind:#x} weighs nothing")
-        self.hooks: Final = (*BASE_HOOKS, *hooks)
+        self.versions: Final = frozenset(versions)
+        self.signal: Final = max(self.versions)
+        """What a leader's blocks signal: the highest version that is known here."""
+        self.hooks: Final = (*BASE_HOOKS, *hooks, *LAST_HOOKS)
         self.invariants: Final = tuple(invariants)
         self.holdings: Final = {holding.table: holding.amount_of for holding in (*HOLDINGS, *holdings)}
         self.check_invariants: Final = check_invariants
@@ -158,9 +177,8 @@ class Runtime:
             save_stake(
                 state, validator.address, StakeRecord(validator.stake, validator.vote_key, validator.vrf_key, 0)
             )
-        save_committee(state, 0, genesis_committee(self.genesis))
+        begin_epochs(state, self.genesis, self.chain)
         _save_base_fee(state, self.chain.base_fee_initial)
-        state.put(_BEACON_KEY, digest(b"beacon", self.genesis_hash))
         return state.changes
 
     # Reads
@@ -170,22 +188,38 @@ class Runtime:
         record = state.get(_BASE_FEE_KEY)
         return self.chain.base_fee_initial if record is None else int.from_bytes(record, "big")
 
-    def leader(self, state: Reader, epoch: int, seat: int) -> bytes:
-        """Return the account of a seat of the committee of ``epoch``. Raises InvalidBlock for no such seat."""
-        committee = load_committee(state, epoch)
-        if committee is None or not 0 <= seat < committee.size:
-            raise InvalidBlock(f"no seat {seat} in the committee of epoch {epoch}")
-        return committee.seats[seat].address
+    def epoch_at(self, state: Reader, height: int) -> EpochInfo:
+        """Return the epoch of the block at ``height``, which follows ``state``.
+
+        Raises InvalidBlock for a height that does not, UpgradeRequired for a version that is not known here.
+        """
+        epoch = load_epoch(state, epoch_of(height, self.chain), self.chain)
+        if epoch is None:
+            raise InvalidBlock(f"no block of height {height} follows this state")
+        self.require_version(epoch.version)
+        return epoch
+
+    def require_version(self, version: int) -> None:
+        """Raise UpgradeRequired for a version of the protocol that is not known here."""
+        if version not in self.versions:
+            raise UpgradeRequired(version=version, known=self.versions)
 
     def context(self, state: Reader, block: BlockInput) -> BlockContext:
         """Return what the rules may know of ``block`` on top of ``state``. Raises InvalidBlock."""
-        beacon = digest(
-            b"beacon", (state.get(_BEACON_KEY) or bytes(HASH_BYTES)) + block.parent_hash + block.vrf_proof
+        epoch = self.epoch_at(state, block.height)
+        tally = load_tally(state, epoch.epoch)
+        randomness = tally.randomness if tally else epoch.randomness
+        return self._context(
+            epoch, block, add_randomness(randomness, block.vrf_proof) if block.vrf_proof else randomness
         )
-        leader = self.leader(state, block.epoch, block.proposer_seat)
+
+    def _context(self, epoch: EpochInfo, block: BlockInput, randomness: bytes) -> BlockContext:
+        if block.epoch != epoch.epoch or not 0 <= block.proposer_seat < epoch.committee.size:
+            raise InvalidBlock(f"no seat {block.proposer_seat} of epoch {block.epoch} leads height {block.height}")
+        leader = epoch.committee.seats[block.proposer_seat].address
         return BlockContext(
-            block.height, block.time_ms, block.base_fee, leader, beacon, self.chain, self.genesis.chain_id,
-            self.genesis_hash,
+            block.height, block.time_ms, block.base_fee, leader, digest(b"beacon", randomness), self.chain,
+            self.genesis.chain_id, self.genesis_hash, epoch.epoch,
         )  # fmt: skip
 
     # Admission
@@ -243,6 +277,17 @@ class Runtime:
         if size > chain.body_bytes_max:
             raise InvalidBlock(f"transactions of {size} bytes in sum, limit {chain.body_bytes_max}")
 
+    def check_evidence(self, state: Reader, epoch: int, evidence: Sequence[bytes]) -> None:
+        """Check the evidence of a block of ``epoch`` against the state after its parent.
+
+        Raises BlockEvidenceInvalid.
+        """
+        check_block_evidence(state, evidence, epoch_now=epoch, chain=self.chain, genesis_hash=self.genesis_hash)
+
+    def select_evidence(self, state: Reader, epoch: int, evidence: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Return those of ``evidence`` that together pass ``check_evidence``, in its order."""
+        return select_evidence(state, evidence, epoch_now=epoch, chain=self.chain, genesis_hash=self.genesis_hash)
+
     def select(self, state: Reader, base_fee: int, transactions: Iterable[Checked]) -> list[Checked]:
         """Return those of ``transactions``, in their order, that together pass ``check_body``.
 
@@ -276,15 +321,20 @@ class Runtime:
         """Apply a block over the state after its parent, which is not changed.
 
         Raises InvalidBlock for a body that would not have passed ``check_body`` (a wrong nonce, a fee that cannot
-        be paid).
+        be paid), for evidence that proves nothing, for a place, seat, view or VRF output that there is not.
         """
         state = Overlay(parent)
-        context = self.context(parent, block)
-        state.put(_BEACON_KEY, context.beacon)
+        epoch = self.epoch_at(parent, block.height)
+        randomness = record_block(
+            state, epoch, self.chain, height=block.height, view=block.view, seat=block.proposer_seat,
+            voters_bitmap=block.voters_bitmap, signal=block.signal, vrf_proof=block.vrf_proof,
+        )  # fmt: skip
+        context = self._context(epoch, block, randomness)
+        events: list[Event] = []
+        apply_evidence(state, block.evidence, context, events.append)
         receipts, gas_used, tips = self._apply_all(state, context, transactions)
         burn(state, gas_used * context.base_fee)
         credit(state, context.leader, tips)
-        events: list[Event] = []
         for hook in self.hooks:
             try:
                 hook(state, context, events.append)
@@ -428,7 +478,10 @@ def _check_parameters(chain: ChainParameters) -> None:
         and 0 < chain.base_fee_min <= chain.base_fee_initial < 2**96
         and 1 < chain.base_fee_change_denominator < 2**32
         and chain.transactions_max > 0
-        and 0 < chain.validators_max <= 2**16
+        and 0 < chain.validators_max <= SEATS_MAX
+        and 0 < chain.epoch_blocks < 2**32
+        and 2 <= chain.evidence_epochs < 2**32
+        and 0 <= chain.downtime_blocks_min < 2**32
         and 0 < chain.unbonding_ms < 2**48
         and 0 < chain.stake_min < SUPPLY_LIMIT
     ):

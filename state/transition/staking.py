@@ -1,25 +1,27 @@
-"""Stake: kinds 0x02 and 0x03, unbonding, the record of validators and the committee of an epoch.
+"""Stake: kinds 0x02 and 0x03, unbonding, the record of validators and the committees of epochs.
 
-A validator's account stakes for a vote key and proves that it holds that key. A vote key belongs to one account
-for ever, also after it was replaced, so that evidence against an old key finds its owner. Withdrawn stake stays
-slashable in the table of unbonding until ``unbonding_ms`` of agreed time have passed.
+A validator's account stakes for a vote key and a VRF key and proves that it holds both. Staking nothing more, with
+other keys, replaces them; stakes and keys count from the next freeze on (``state.transition.epochs``). A vote key
+belongs to one account for ever, also after it was replaced, so that evidence against an old key finds its owner.
+Withdrawn stake keeps its seat where one was selected already, and stays slashable in the table of unbonding until
+``unbonding_ms`` of agreed time have passed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
-from state.primitives.committee import Committee, Seat
+from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, ProtocolError
-from state.primitives.genesis import ChainParameters, Genesis
 from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES, SecretKey, verify_vote
 from state.primitives.receipts import Event, EventType
 from state.primitives.vrf import VRF_KEY_BYTES, VRF_PROOF_BYTES, vrf_key_of, vrf_verify
+from state.transition.jail import FOREVER, load_jail
 from state.transition.rules import BlockContext, Context, Holding, Rule
 from state.view import Overlay, Reader, Table
 from state.view.accounts import AMOUNT_BYTES, BALANCE_MASK, SUPPLY_LIMIT, credit, debit
@@ -37,8 +39,8 @@ __all__ = [
     "UNSTAKE_KIND",
     "StakeRecord",
     "Unbonding",
-    "committee_from_stakes",
-    "genesis_committee",
+    "delete_committee",
+    "largest_stakes",
     "list_stakes",
     "load_committee",
     "load_stake",
@@ -73,6 +75,8 @@ UNSTAKED: Final = EventType(
 UNBONDED: Final = EventType(STAKING_ADDRESS, "Unbonded(address indexed validator, uint256 amount)")
 
 _STAKE: Final = bytes([Table.STAKE])
+_STAKE_RANK: Final = bytes([Table.STAKE_RANK])
+_RANK_MAX: Final = 2**128 - 1
 _UNBONDING: Final = bytes([Table.UNBONDING])
 _UNBONDING_OF: Final = bytes([Table.UNBONDING_OF])
 _INDEXED: Final = b"\1"
@@ -115,6 +119,12 @@ class StakeInsufficient(ProtocolError):
         self.amount = amount
 
 
+class OperatorTombstoned(ProtocolError):
+    """The sender was proven to have voted twice: it never sits again, so it stakes no more."""
+
+    code = "operator_tombstoned"
+
+
 class TooManyUnbondings(ProtocolError):
     """As many withdrawals of the account wait as may; the next is possible when the earliest is paid out."""
 
@@ -153,11 +163,19 @@ def load_stake(state: Reader, address: bytes) -> StakeRecord | None:
 
 def save_stake(state: Overlay, address: bytes, record: StakeRecord) -> None:
     """Write the stake of ``address``; a stake of nothing is removed, its vote key stays known."""
+    before = load_stake(state, address)
+    if before is not None and before.amount != record.amount:
+        state.delete(_rank_key(before.amount, address))
     if record.amount:
+        state.put(_rank_key(record.amount, address), _INDEXED)
         state.put(_STAKE + address, encode(record))
         state.put(_VOTE_KEY + record.vote_key, address)
     else:
         state.delete(_STAKE + address)
+
+
+def _rank_key(amount: int, address: bytes) -> bytes:
+    return _STAKE_RANK + (_RANK_MAX - amount).to_bytes(16, "big") + address
 
 
 def vote_key_owner(state: Reader, vote_key: bytes) -> bytes | None:
@@ -172,6 +190,17 @@ def list_stakes(state: Reader) -> list[tuple[bytes, StakeRecord]]:
     while page := state.scan(start, stop, _PAGE):
         found += [(key[1:], StakeRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))) for key, data in page]
         start = page[-1][0] + b"\0"
+    return found
+
+
+def largest_stakes(state: Reader, limit: int) -> list[tuple[bytes, StakeRecord]]:
+    """Return up to ``limit`` validators and their stakes, the largest first, equal ones by address."""
+    found: list[tuple[bytes, StakeRecord]] = []
+    for key, _ in state.scan(_STAKE_RANK, bytes([Table.STAKE_RANK + 1]), limit):
+        address = key[-ADDRESS_BYTES:]
+        record = load_stake(state, address)
+        assert record is not None, "the index and its table change together"
+        found.append((address, record))
     return found
 
 
@@ -211,40 +240,27 @@ def _unbonding(key: bytes, data: bytes) -> Unbonding:
     )
 
 
-# The committee
-
-
-def committee_from_stakes(stakes: Iterable[tuple[bytes, StakeRecord]], chain: ChainParameters) -> Committee:
-    """Return the committee that ``stakes`` give: the largest ``validators_max``, weight equal to stake.
-
-    The seam for epochs: capped weights and lottery seats (SDBFT.md 3.9) change this function alone.
-    """
-    largest = sorted(stakes, key=lambda entry: (-entry[1].amount, entry[0]))[: chain.validators_max]
-    return Committee(Seat(address, record.vote_key, record.vrf_key, record.amount) for address, record in largest)
-
-
-def genesis_committee(genesis: Genesis) -> Committee:
-    """Return the committee of epoch 0: the founding validators in the order of the genesis."""
-    return Committee(Seat(*validator) for validator in genesis.validators)
+# Committees
 
 
 def save_committee(state: Overlay, epoch: int, committee: Committee) -> None:
     """Write the committee of ``epoch``."""
-    state.put(_COMMITTEE + epoch.to_bytes(4, "big"), committee.encode())
+    state.put(_committee_key(epoch), committee.encode())
 
 
 def load_committee(state: Reader, epoch: int) -> Committee | None:
-    """Return the committee of ``epoch``, None when there is none.
-
-    An epoch for which none was written has that of the epoch before it.
-    """
-    key = _COMMITTEE + epoch.to_bytes(4, "big")
-    data = state.get(key)
-    if data is None:
-        start = _COMMITTEE
-        while page := state.scan(start, key, _PAGE):
-            data, start = page[-1][1], page[-1][0] + b"\0"
+    """Return the committee of ``epoch``; None for one that is not selected yet, or is forgotten."""
+    data = state.get(_committee_key(epoch))
     return None if data is None else _committee(data)
+
+
+def delete_committee(state: Overlay, epoch: int) -> None:
+    """Forget the committee of ``epoch``."""
+    state.delete(_committee_key(epoch))
+
+
+def _committee_key(epoch: int) -> bytes:
+    return _COMMITTEE + epoch.to_bytes(4, "big")
 
 
 @lru_cache(maxsize=16)
@@ -308,6 +324,9 @@ def _decode_unstake(payload: list[Any]) -> Unstake:
 
 def _apply_stake(state: Overlay, stake: Stake, context: Context) -> None:
     sender, block = context.sender, context.block
+    jail = load_jail(state, sender)
+    if jail is not None and jail.until_epoch == FOREVER:
+        raise OperatorTombstoned(f"0x{sender.hex()}")
     record = load_stake(state, sender)
     total = stake.amount + (record.amount if record else 0)
     if total < block.chain.stake_min:

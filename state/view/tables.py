@@ -12,7 +12,7 @@ class Table(IntEnum):
     """First byte of a state key; what follows is the table's own key."""
 
     CHAIN = 0x00
-    """Singletons: base fee, totals, the committee."""
+    """Singletons: base fee, totals; committees, tallies and randomness by epoch."""
     ACCOUNT = 0x01
     """address -> nonce (8) || balance (16)."""
     STAKE = 0x02
@@ -29,6 +29,8 @@ class Table(IntEnum):
     """2^32 - 1 - epoch (4) || address -> nothing: the faults that still correlate, newest epoch first."""
     JAIL = 0x08
     """address -> until which epoch an operator may not sit, and how many times in a row."""
+    STAKE_RANK = 0x09
+    """2^128 - 1 - amount (16) || address -> nothing: the index of STAKE by amount, the largest first."""
     NODE = 0x10
     """address -> NodeRecord."""
     NODE_CLASS = 0x11

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from node.chain import BlockUnknown, Chain, Executed, StateDiverged, decode_body
 from node.mempool import Mempool, MempoolOptions
-from state.primitives.blocks import Block, decode_block, encode_block
+from state.primitives.blocks import Block, decode_block, encode_block, evidence_root
 from state.primitives.errors import InvalidBlock
 from state.primitives.keys import SecretKey, recover_addresses
 from state.primitives.transactions import Transaction, decode_transaction
+from state.primitives.votes import VoteKey
 from state.store import Store
+from state.transition.epochs import load_tally
 from state.transition.runtime import Checked, Runtime
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 from state.trie import verify_proof
@@ -27,7 +29,7 @@ from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, gene
 
 ALICE, BOB, CAROL, _ = USERS
 GENESIS = genesis()
-COMMITTEE = b"c" * 32
+SIGNERS = {key.address: VoteKey(key) for key in VALIDATORS}
 
 
 class Node:
@@ -43,12 +45,28 @@ class Node:
             transaction.sender = known.address if known else b""
         return [self.runtime.check(transaction) for transaction in transactions]
 
-    def build(self, parent: bytes, *transactions: Transaction, view: int = 1, seat: int = 0) -> Block:
-        block, _ = self.chain.build(
-            parent, epoch=0, view=view, seat=seat, time_ms=START_MS, voters_bitmap=b"\3", committee_hash=COMMITTEE,
-            transactions=self.checked(*transactions),
+    def build(self, parent: bytes, *transactions: Transaction, view: int | None = None) -> Block:
+        """Build as the leader of ``view``, by default the next one."""
+        return self.choose(parent, self.checked(*transactions), view)[0]
+
+    def choose(
+        self, parent: bytes, transactions: list[Checked], view: int | None = None, evidence: tuple[bytes, ...] = ()
+    ) -> tuple[Block, list[Checked]]:
+        state = self.chain.state_after(parent)
+        epoch = self.runtime.epoch_at(state, self.height_of(parent) + 1)
+        tally = load_tally(state, epoch.epoch)
+        assert tally is not None
+        view = view or tally.view + 1
+        seat = epoch.committee.leader(view)
+        return self.chain.build(
+            parent, epoch=epoch.epoch, view=view, seat=seat, time_ms=START_MS, voters_bitmap=b"",
+            vrf_proof=SIGNERS[epoch.committee.seats[seat].address].prove(self.chain.vrf_input(parent, view)),
+            transactions=transactions, evidence=evidence,
         )  # fmt: skip
-        return block
+
+    def height_of(self, block_hash: bytes) -> int:
+        executed = self.chain.get(block_hash)
+        return executed.header.height if executed else self.chain.tip.height
 
     def receive(self, block: Block, *, now_ms: int | None = None) -> Executed:
         """Do what a voter does with bytes from a peer."""
@@ -59,7 +77,7 @@ class Node:
         self.chain.check(block, transactions, now_ms=now_ms)
         return self.chain.execute(block, transactions, raw=raw)
 
-    def grow(self, parent: bytes, *transactions: Transaction, view: int = 1) -> Executed:
+    def grow(self, parent: bytes, *transactions: Transaction, view: int | None = None) -> Executed:
         block = self.build(parent, *transactions, view=view)
         assert len(block.transactions) == len(transactions)
         return self.receive(block)
@@ -169,7 +187,15 @@ HEADER_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"receipt_root": b"r" * 32}, "state_diverged"),
     ({"state_root": b"s" * 32}, "state_diverged"),
     ({"vrf_proof": b"v" * 80}, "invalid_block"),
+    ({"vrf_proof": b""}, "invalid_block"),
     ({"next_committee_hash": b"n" * 32}, "invalid_block"),
+    ({"committee_hash": b"n" * 32}, "invalid_block"),
+    ({"epoch": 1}, "invalid_block"),
+    ({"view": 2}, "invalid_block"),
+    ({"view": 0}, "invalid_block"),
+    ({"signal": 0}, "invalid_block"),
+    ({"voters_bitmap": b"\4"}, "invalid_block"),
+    ({"voters_bitmap": b"\3\0"}, "invalid_block"),
     ({"base_fee": 1}, "invalid_block"),
 ]
 
@@ -191,9 +217,7 @@ def test_the_clock_binds_proposals_alone(node: Node) -> None:
     node.receive(block, now_ms=None)
 
 
-def test_evidence_is_not_known_yet(node: Node) -> None:
-    from state.primitives.blocks import evidence_root
-
+def test_what_proves_nothing_is_no_evidence(node: Node) -> None:
     good = node.build(node.tip_hash)
     bad = Block(good.header._replace(evidence_root=evidence_root((b"e",))), (), (b"e",))
     with pytest.raises(InvalidBlock, match="evidence"):
@@ -262,10 +286,7 @@ def test_a_leader_builds_what_fits_from_the_pool(node: Node) -> None:
     first = node.grow(node.tip_hash, *rich)
     taken = pool.take(100, next_nonces=node.chain.next_nonces(first.block_hash))
     assert [checked.transaction for checked in taken] == mine
-    block, chosen = node.chain.build(
-        first.block_hash, epoch=0, view=2, seat=1, time_ms=START_MS, voters_bitmap=b"", committee_hash=COMMITTEE,
-        transactions=[*taken, *node.checked(*rich)],
-    )  # fmt: skip
+    block, chosen = node.choose(first.block_hash, [*taken, *node.checked(*rich)])
     assert (block.transactions, [c.transaction for c in chosen]) == (tuple(t.raw for t in mine), mine)
     second = node.receive(block)
     for executed in node.chain.commit(second.block_hash, b"final"):

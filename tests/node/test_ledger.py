@@ -122,8 +122,8 @@ def test_a_block_is_not_offered_what_its_parent_already_holds(world: World) -> N
     tip = world.store.tip
     taken = world.ledger.take(10, tip.block_hash)
     block, checked = world.chain.build(
-        tip.block_hash, epoch=0, view=1, seat=0, time_ms=START_MS + 1, voters_bitmap=b"\1",
-        committee_hash=bytes(32), transactions=taken,
+        tip.block_hash, epoch=0, view=1, seat=0, time_ms=START_MS + 1, voters_bitmap=b"",
+        vrf_proof=world.prove(tip.block_hash, 1), transactions=taken,
     )  # fmt: skip
     world.chain.execute(block, checked)
     assert len(taken) == 1

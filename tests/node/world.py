@@ -21,8 +21,10 @@ from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
+from state.primitives.votes import VoteKey
 from state.primitives.vrf import vrf_key_of
 from state.store import Store
+from state.transition.epochs import epoch_of
 from tasks.transitions import REGISTER_NODE, node_payload
 from tests.p2p.helpers import NOW_MS, account, identity
 from tests.p2p.test_service import Wires, memory_endpoint
@@ -62,14 +64,20 @@ class World:
     def mint(self, *, after_ms: int = BLOCK_MS) -> Executed:
         """Make, execute and commit a block of what waits."""
         tip = self.store.tip
+        view = tip.height + 1
         block, checked = self.chain.build(
-            tip.block_hash, epoch=0, view=tip.height + 1, seat=0, time_ms=max(tip.time_ms, START_MS) + after_ms,
-            voters_bitmap=b"\1", committee_hash=bytes(32), transactions=self.ledger.take(500, tip.block_hash),
+            tip.block_hash, epoch=epoch_of(view, self.runtime.chain), view=view, seat=0,
+            time_ms=max(tip.time_ms, START_MS) + after_ms, voters_bitmap=b"\1",
+            vrf_proof=self.prove(tip.block_hash, view), transactions=self.ledger.take(500, tip.block_hash),
         )  # fmt: skip
         executed = self.chain.execute(block, checked, raw=encode_block(block))
         self.chain.commit(block.hash, b"certificate")
         self.ledger.on_commit([executed])
         return executed
+
+    def prove(self, parent_hash: bytes, view: int) -> bytes:
+        """Return the leader's VRF proof."""
+        return VoteKey(VALIDATOR).prove(self.chain.vrf_input(parent_hash, view))
 
     async def keep_minting(self) -> None:
         """Make blocks until cancelled."""

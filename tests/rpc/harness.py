@@ -23,14 +23,13 @@ from rpc.store_view import StoreView, describe, show_committee
 from rpc.view import Committee, Peer, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
-from state.primitives.committee import Committee as VotingCommittee
-from state.primitives.committee import Seat as VotingSeat
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
-from state.primitives.votes import Candidate, Vote, vote_digest
+from state.primitives.votes import Candidate, Vote, VoteKey, vote_digest
 from state.primitives.vrf import vrf_key_of
 from state.store import Store
+from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view.accounts import Account, load_account
@@ -67,7 +66,7 @@ class Node:
         self.runtime = Runtime(self.genesis)
         self.store = Store.open(path, self.genesis, self.runtime.genesis_changes)
         self.chain = Chain(self.store, self.runtime)
-        self.voting = VotingCommittee(VotingSeat(*v) for v in self.genesis.validators)
+        self.voting = genesis_committee(self.genesis, self.runtime.chain.validators_max)
         self.pool = Mempool(MempoolOptions(), self._account)
         self.highest = 0
         self.peer_list = [Peer(DAVE.address, "tcp:192.0.2.1:30303", 1, "direct", ("validate",), 1_500, "dekube/0")]
@@ -109,14 +108,15 @@ class Node:
         changes: dict[int, list[bytes]] = {}
         for _ in range(blocks):
             tip = self.store.tip
+            height = tip.height + 1
             block, checked = self.chain.build(
                 tip.block_hash,
-                epoch=0,
-                view=tip.height + 1,
+                epoch=epoch_of(height, self.runtime.chain),
+                view=height,
                 seat=0,
                 time_ms=tip.time_ms + 1_000,
                 voters_bitmap=b"\3",
-                committee_hash=self.voting.hash,
+                vrf_proof=VoteKey(VALIDATORS[0]).prove(self.chain.vrf_input(tip.block_hash, height)),
                 transactions=self.pool.take(1_000),
             )
             block_hash = block.hash

@@ -91,7 +91,8 @@ class Chain:
         checked = [self.runtime.check(transaction) for transaction in transactions]
         base_fee = self.runtime.base_fee(self.state)
         self.runtime.check_body(self.state, base_fee, checked)
-        block = BlockInput(self.height, 0, 0, self.time_ms, base_fee, self.height.to_bytes(32, "big"))
+        proof = vrf_key_of(VALIDATOR).prove(self.height.to_bytes(8, "big"))
+        block = BlockInput(self.height, 0, self.height, 0, self.time_ms, base_fee, proof)
         execution = self.runtime.execute(self.state, block, checked)
         self.state.changes.update(execution.changes)
         self.runtime.check_whole_supply(self.state)

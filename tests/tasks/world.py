@@ -159,7 +159,7 @@ class World:
     def context(self) -> BlockContext:
         beacon = digest(b"test-beacon", self.seed.to_bytes(8, "big") + self.height.to_bytes(8, "big"))
         return BlockContext(
-            self.height, self.time_ms, 1, b"\xee" * 20, beacon, ChainParameters(), 7, b"g" * 32
+            self.height, self.time_ms, 1, b"\xee" * 20, beacon, ChainParameters(), 7, b"g" * 32, 0
         )  # fmt: skip
 
     def send(self, sender: bytes, kind: int, payload: list[Value]) -> str | None:

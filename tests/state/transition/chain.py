@@ -7,6 +7,7 @@ from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import Transaction, decode_transaction, sign_transaction
 from state.primitives.vrf import vrf_key_of
+from state.transition.epochs import epoch_of, load_tally
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 
@@ -17,6 +18,7 @@ KEYS = tuple(SecretKey(bytes([i + 1]) * 32) for i in range(6))
 VALIDATORS = KEYS[:2]
 USERS = KEYS[2:]
 START_MS = 1_700_000_000_000
+VRF = vrf_key_of(KEYS[0])
 
 
 def genesis(**parameters: int) -> Genesis:
@@ -88,15 +90,28 @@ class Ledger:
         self.height = 0
         self.time_ms = START_MS
 
-    def input(self, *, after_ms: int = 1_000, seat: int = 0) -> BlockInput:
+    def input(
+        self, *, after_ms: int = 1_000, seat: int = 0, skip: int = 0, voters: bytes = b"", signal: int = 1,
+        evidence: tuple[bytes, ...] = (),
+    ) -> BlockInput:  # fmt: skip
+        """The next block, ``skip`` views left out; its proof is one of somebody, which execution does not mind."""
+        epoch = epoch_of(self.height + 1, self.runtime.chain)
+        tally = load_tally(self.state, epoch)
+        assert tally is not None
         return BlockInput(
-            self.height + 1, 0, seat, self.time_ms + after_ms, self.runtime.base_fee(self.state),
-            self.height.to_bytes(32, "big"),
+            height=self.height + 1, epoch=epoch, view=tally.view + 1 + skip, proposer_seat=seat,
+            time_ms=self.time_ms + after_ms, base_fee=self.runtime.base_fee(self.state), vrf_proof=self.proof(),
+            voters_bitmap=voters, signal=signal, evidence=evidence,
         )  # fmt: skip
 
-    def step(self, *transactions: Transaction, after_ms: int = 1_000, seat: int = 0) -> Execution:
+    def proof(self) -> bytes:
+        return VRF.prove(self.height.to_bytes(8, "big"))
+
+    def step(
+        self, *transactions: Transaction, after_ms: int = 1_000, seat: int = 0, block: BlockInput | None = None
+    ) -> Execution:
         checked: list[Checked] = [self.runtime.check(transaction) for transaction in transactions]
-        block = self.input(after_ms=after_ms, seat=seat)
+        block = block or self.input(after_ms=after_ms, seat=seat)
         self.runtime.check_body(self.state, block.base_fee, checked)
         execution = self.runtime.execute(self.state, block, checked)
         self.state.write(execution.changes)

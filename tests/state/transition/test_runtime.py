@@ -39,6 +39,7 @@ from tests.state.transition.chain import (
     KEYS,
     USERS,
     VALIDATORS,
+    VRF,
     Ledger,
     Memory,
     genesis,
@@ -327,11 +328,19 @@ def test_the_beacon_follows_the_chain(ledger: Ledger) -> None:
         seen.append(ledger.runtime.context(ledger.state, ledger.input()).beacon)
         ledger.step()
     assert len(set(seen)) == 3
-    other = ledger.input()._replace(parent_hash=b"x" * 32)
-    assert (
-        ledger.runtime.context(ledger.state, other).beacon
-        != ledger.runtime.context(ledger.state, ledger.input()).beacon
-    )
+    block = ledger.input()
+    beacon = ledger.runtime.context(ledger.state, block).beacon
+    other = block._replace(vrf_proof=VRF.prove(b"of another view"))
+    assert ledger.runtime.context(ledger.state, other).beacon != beacon
+    # A leader chooses time, view and content of its block, but not the beacon.
+    chosen = block._replace(time_ms=block.time_ms + 7, view=block.view + 1, voters_bitmap=b"\1", signal=9)
+    assert ledger.runtime.context(ledger.state, chosen).beacon == beacon
+
+
+def test_a_block_without_a_vrf_output_cannot_be_executed(ledger: Ledger) -> None:
+    for proof in (b"", bytes(80), b"\xff" * 80):
+        with pytest.raises(InvalidBlock, match="VRF"):
+            ledger.runtime.execute(ledger.state, ledger.input()._replace(vrf_proof=proof), [])
 
 
 # Fees

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.primitives.committee import Committee, Seat
 from state.primitives.errors import InvalidTransaction
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.vrf import vrf_key_of
+from state.transition.jail import FOREVER, JailRecord, save_jail
 from state.transition.runtime import Execution, Runtime
 from state.transition.staking import (
     RELEASES_MAX,
@@ -24,11 +24,9 @@ from state.transition.staking import (
     UNSTAKED,
     StakeRecord,
     Unbonding,
-    committee_from_stakes,
+    largest_stakes,
     list_stakes,
-    load_committee,
     load_stake,
-    save_committee,
     save_stake,
     save_unbonding,
     stake_payload,
@@ -36,7 +34,7 @@ from state.transition.staking import (
     unstake_payload,
     vote_key_owner,
 )
-from state.view import EMPTY, Overlay
+from state.view import Overlay
 from state.view.accounts import balance_of
 from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, Ledger, genesis, signed
 
@@ -183,37 +181,30 @@ def test_other_payloads_are_inadmissible(ledger: Ledger, kind: int, payload: lis
     assert error.value.code == "invalid_payload"
 
 
-def test_the_first_committee_is_that_of_the_genesis(ledger: Ledger) -> None:
-    committee = load_committee(ledger.state, 0)
-    assert committee is not None
-    assert committee.seats == tuple(
-        Seat(key.address, key.vote_key, vrf_key_of(key).public, 5_000 * COIN) for key in VALIDATORS
-    )
-    assert load_committee(ledger.state, 7) == committee
+def test_the_index_by_amount_follows_the_stakes(ledger: Ledger) -> None:
+    stake(ledger, ALICE, 0, 6 * MINIMUM)
+    stake(ledger, BOB, 0, MINIMUM, OTHER_VOTE)
+    validators = sorted(key.address for key in VALIDATORS)
+    assert [address for address, _ in largest_stakes(ledger.state, 10)] == [
+        ALICE.address, *validators, BOB.address
+    ]  # fmt: skip
+    assert [address for address, _ in largest_stakes(ledger.state, 2)] == [ALICE.address, validators[0]]
+    unstake(ledger, ALICE, 1, 5 * MINIMUM)
+    unstake(ledger, BOB, 1, MINIMUM)
+    assert [(a, record.amount) for a, record in largest_stakes(ledger.state, 10)] == [
+        *((address, 5 * MINIMUM) for address in validators), (ALICE.address, MINIMUM),
+    ]  # fmt: skip
+    assert sorted(largest_stakes(ledger.state, 10)) == list_stakes(ledger.state)
+
+
+def test_an_operator_that_is_out_for_ever_stakes_no_more(ledger: Ledger) -> None:
+    stake(ledger, ALICE, 0, 2 * MINIMUM)
     changed = Overlay(ledger.state)
-    save_committee(changed, 5, Committee([Seat(ALICE.address, VOTE.vote_key, b"d" * 32, 1)]))
-    assert [found.size for epoch in (0, 4, 5, 6, 2**32 - 1) if (found := load_committee(changed, epoch))] == [
-        2,
-        2,
-        1,
-        1,
-        1,
-    ]
-    assert load_committee(Overlay(EMPTY), 0) is None
-
-
-def test_the_largest_stakes_make_the_committee(ledger: Ledger) -> None:
-    chain = Runtime(genesis(validators_max=2)).chain
-    stakes = [
-        (bytes([i]) * 20, StakeRecord(amount, bytes([i]) * 32, bytes([i]) * 32, 0))
-        for i, amount in enumerate((5, 7, 7, 1))
-    ]
-    expected = (Seat(b"\1" * 20, b"\1" * 32, b"\1" * 32, 7), Seat(b"\2" * 20, b"\2" * 32, b"\2" * 32, 7))
-    assert (
-        committee_from_stakes(stakes, chain).seats
-        == committee_from_stakes(reversed(stakes), chain).seats
-        == expected
-    )
+    save_jail(changed, ALICE.address, JailRecord(FOREVER, 0))
+    ledger.state.write(changed.changes)
+    assert stake(ledger, ALICE, 1, MINIMUM).reason == "operator_tombstoned"
+    assert stake(ledger, ALICE, 2, 0, OTHER_VOTE).reason == "operator_tombstoned"
+    assert unstake(ledger, ALICE, 3, MINIMUM).status == 1
 
 
 STEPS = st.lists(
