@@ -25,6 +25,7 @@ _BENCHES: Final = {
     "transport": ("node.bench.transport", "The encrypted peer channel on loopback."),
     "relay": ("node.bench.relay", "A circuit through the relay daemon on loopback."),
     "rpc": ("node.bench.rpc", "The JSON-RPC gateway."),
+    "light": ("node.bench.light", "A light client's checks: epoch records and account proofs."),
     "train": ("node.bench.train", "Steps of the exact training engine against plain NumPy."),
 }
 
