@@ -29,7 +29,6 @@ from p2p.identity import Identity
 from p2p.limits import RateLimiter
 from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
-from state.primitives.committee import Committee
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
 from state.primitives.votes import Equivocation
@@ -286,11 +285,14 @@ class _ChainPort:
         limit = self._ledger.runtime.chain.transactions_max
         with self._stages.measure("build"):
             transactions = self._ledger.take(limit, request.parent_hash)
-        block, chosen = await self._in_thread("build", lambda: self._build(request, transactions))
+        evidence = self._evidence.take()
+        block, chosen = await self._in_thread("build", lambda: self._build(request, transactions, evidence))
         self._keep(header_hash(block.header), chosen)
         return block
 
-    def _build(self, request: BuildRequest, transactions: Iterable[Checked]) -> tuple[Block, list[Checked]]:
+    def _build(
+        self, request: BuildRequest, transactions: Iterable[Checked], evidence: tuple[bytes, ...]
+    ) -> tuple[Block, list[Checked]]:
         return self._chain.build(
             request.parent_hash,
             epoch=request.epoch,
@@ -300,7 +302,7 @@ class _ChainPort:
             voters_bitmap=request.voters_bitmap,
             vrf_proof=request.vrf_proof,
             transactions=transactions,
-            evidence=self._evidence.take(),
+            evidence=evidence,
         )
 
     async def check(self, block: Block) -> None:
@@ -353,7 +355,7 @@ class _ChainPort:
         return found
 
     async def epoch(self, number: int) -> Epoch:
-        raise AssertionError(f"epoch {number} cannot begin: the first has no end")
+        return _epoch(_epoch_info(self._ledger, number))
 
     def time_ms(self, block_hash: bytes) -> int:
         executed = self._chain.get(block_hash)

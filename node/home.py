@@ -61,6 +61,11 @@ class Home:
         return self.root / "data" / "chain"
 
     @property
+    def evidence(self) -> Path:
+        """Proofs of faults that no block has carried yet."""
+        return self.root / "data" / "evidence"
+
+    @property
     def guard(self) -> Path:
         """The durable record of the vote guard."""
         return self.root / "data" / "guard"

@@ -25,12 +25,14 @@ from node.chain import Chain
 from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.duties import Duties
+from node.evidence import EvidenceService
 from node.gateway import keep_gateway
 from node.home import Home, load_key, node_secret, read_passphrase
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
 from node.runtime import make_runtime
+from node.signer import votes_elsewhere
 from node.stages import Stages
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
 from node.verifier import SignatureVerifier, VerifierOptions
@@ -47,12 +49,14 @@ from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.keys import SecretKey
 from state.store import Store
+from state.transition.evidence import EVIDENCE_LIMIT_BYTES
 
 __all__ = ["Node", "PartFailed", "run_node"]
 
 _log = structlog.get_logger("node")
 
 TOPIC_TRANSACTIONS: Final = "tx"
+TOPIC_EVIDENCE: Final = "evidence"
 COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
@@ -72,13 +76,15 @@ class Node:
     """One node: ``run`` lives until it is cancelled, told to stop, or a part fails."""
 
     def __init__(
-        self, home: Home, options: NodeOptions, genesis: Genesis, account: SecretKey, vote: SecretKey | None
-    ) -> None:
+        self, home: Home, options: NodeOptions, genesis: Genesis, account: SecretKey, vote: SecretKey | None,
+        *, accepts_empty_guard: bool = False,
+    ) -> None:  # fmt: skip
         self.home = home
         self.options = options
         self.genesis = genesis
         self.account = account
         self.vote = vote
+        self.accepts_empty_guard = accepts_empty_guard
         self.chain_hash = genesis_hash(genesis)
         self.metrics = NodeMetrics()
         self.stages = Stages()
@@ -110,14 +116,27 @@ class Node:
             )
             self.ledger.on_admitted = gossip.enqueue
             self.network.on_gossip_batch(TOPIC_TRANSACTIONS, gossip.validate, payload_bytes_max=BATCH_LIMIT_BYTES)
+            self.evidence = EvidenceService(
+                self.ledger,
+                lambda payload: self.network.publish(TOPIC_EVIDENCE, payload),
+                reporter=self.account.address,
+                path=self.home.evidence,
+                metrics=self.metrics,
+            )
+            self.network.on_gossip(TOPIC_EVIDENCE, self.evidence.validate, payload_bytes_max=EVIDENCE_LIMIT_BYTES)
+            self.ledger.add_listener(self.evidence.on_commit)
             self.agreement = Agreement(
                 self.ledger,
                 verifier,
                 self.network,
                 self.metrics,
                 home=self.home,
+                options=self.options,
                 vote=self.vote,
+                make_identity=lambda: self._identity,
+                evidence=self.evidence,
                 stages=self.stages,
+                accepts_empty_guard=self.accepts_empty_guard,
             )
             self.wallet = Wallet(self.account, self.ledger)
             self.duties = Duties(
@@ -136,6 +155,7 @@ class Node:
 
             async with trio.open_nursery() as nursery:
                 await self._start(nursery, "network", self.network.run)
+                await self._start(nursery, "evidence", self.evidence.run)
                 await self._start(nursery, "consensus", self.agreement.run)
                 await self._start(nursery, "rpc backend", backend.run)
                 await self._start(nursery, "control", control.run)
@@ -325,18 +345,21 @@ def _first(errors: ExceptionGroup[Exception]) -> Exception:
     return error
 
 
-def run_node(home: Home, ask_passphrase: Callable[[], str]) -> None:
-    """Run the node in ``home`` until SIGTERM or SIGINT. Raises ConfigError, KeystoreError or PartFailed."""
+def run_node(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_guard: bool = False) -> None:
+    """Run the node in ``home`` until SIGTERM or SIGINT.
+
+    ``accepts_empty_guard``: see Agreement. Raises ConfigError, KeystoreError and PartFailed, and what parts raise.
+    """
     options, genesis = home.load_options(), home.load_genesis()
     file = home.path(options.keys.passphrase_file)
     passphrase = read_passphrase(file) if options.keys.passphrase_file and file.exists() else ask_passphrase()
     account = load_key(home.path(options.keys.account), passphrase)
     vote = None
-    if "validator" in options.roles:
+    if "validator" in options.roles and not votes_elsewhere(options):
         vote = load_key(home.path(options.keys.vote), passphrase)
         if vote.address == account.address:
             raise ConfigError("keys: the vote key must not be the account's key")
-    node = Node(home, options, genesis, account, vote)
+    node = Node(home, options, genesis, account, vote, accepts_empty_guard=accepts_empty_guard)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -21,13 +21,22 @@ node.add_command(guard)
 
 @node.command()
 @home_option
-def run(home: Home) -> None:
+@click.option(
+    "--accept-empty-guard",
+    is_flag=True,
+    help="The vote key has certainly never voted, although its record of votes is empty or gone.",
+)
+def run(home: Home, accept_empty_guard: bool) -> None:
     """Run the node in --home until SIGTERM or Ctrl-C."""
     from node.logs import configure_logs
     from node.service import run_node
 
     configure_logs(home.load_options().log)
-    run_node(home, lambda: str(click.prompt("Passphrase", hide_input=True, err=True)))
+    run_node(
+        home,
+        lambda: str(click.prompt("Passphrase", hide_input=True, err=True)),
+        accepts_empty_guard=accept_empty_guard,
+    )
 
 
 @node.command()
