@@ -86,6 +86,8 @@ EARLY_BYTES_MAX: Final = 8 * 1024 * 1024
 VOTE_BYTES: Final = 512
 """What a vote takes in memory, about."""
 ANSWERED_MAX: Final = 256
+VIEW_LIMIT: Final = 2**48
+"""Above every view."""
 DOPPELGANGER_FACTOR_MAX: Final = 2
 """The watch at the start ends after so many times its shortest, also where no views pass."""
 
@@ -331,6 +333,8 @@ class Replica:
         self._proposal: tuple[int, bytes] | None = None
         self._requested: dict[tuple[int, Candidate], c.CastVote | c.Propose] = {}
         self._has_transactions = True
+        self._opening: tuple[tuple[Vote, ...], tuple[int, int]] | None = None
+        """Votes and floor of the guard in another process, when they are known."""
         self._previous: Core | None = None
         self._boundaries: dict[int, Certificate] = {}
         self._early: deque[tuple[bytes, Decoded, int]] = deque()
@@ -348,7 +352,7 @@ class Replica:
         self._torn = journal[:whole] if whole < len(journal) else None
         self._sync = BlockSync(parameters, self._own_address, root=root.height, last_height=epoch.last_height)
         self._sync.begin_epoch(epoch.last_height, self._addresses)
-        self.core = self._core(root, restored, knows_own_votes=not self._is_remote)
+        self.core = self._core(root, restored)
 
     def _take(self, epoch: Epoch) -> None:
         """Look at an epoch's committee: the own seat may be another one in it, or none."""
@@ -365,25 +369,39 @@ class Replica:
         root: Root,
         restored: Restored,
         *,
-        knows_own_votes: bool,
         watch: DoppelgangerWatch | None = None,
         heard_ms: dict[int, int] | None = None,
     ) -> Core:
-        floor = self._guard.floor if self._guard is not None else (0, 0)
+        own, floor = self._own_votes()
         return self.core_type(
             epoch=self._reign,
             genesis_hash=self._genesis_hash,
             seat=self._seat,
             root=root,
             parameters=self._parameters,
-            restored=restored,
+            restored=restored._replace(own=own),
             watches_own_seat=self._watches_own_seat,
             watch=watch,
-            knows_own_votes=knows_own_votes,
-            floor_view=floor[1] if floor[0] == self._epoch else 0,
+            knows_own_votes=not self._is_remote or self._opening is not None,
+            floor_view=self._floor_view(floor),
             heard_ms=heard_ms,
             has_transactions=self._has_transactions,
         )
+
+    def _own_votes(self) -> tuple[tuple[Vote, ...], tuple[int, int]]:
+        """The votes of this epoch that the guard holds, maybe of a life that got further, and its floor."""
+        if self._guard is not None:
+            votes, floor = self._guard.votes(), self._guard.floor
+        else:
+            votes, floor = self._opening or ((), (0, 0))
+        own = [vote for vote in votes if vote.epoch == self._epoch and self._seat is not None]
+        return tuple(own), floor
+
+    def _floor_view(self, floor: tuple[int, int]) -> int:
+        """Up to which view of this epoch the guard knows nothing: all of them, if it has voted in a later one."""
+        if floor[0] > self._epoch:
+            return VIEW_LIMIT
+        return floor[1] if floor[0] == self._epoch else 0
 
     def _restore(self, journal: bytes, root: Root, verify: Verifier) -> tuple[Restored, int]:
         records, whole = read_journal(journal)
@@ -406,8 +424,7 @@ class Replica:
                         headers.append((block_hash, block.header))
             except DecodeError:
                 continue  # written by a newer version, or damaged: it can be asked for again
-        own = self._guard.votes() if self._guard is not None and self._seat is not None else ()
-        return Restored(own, tuple(certificates), tuple(headers)), whole
+        return Restored((), tuple(certificates), tuple(headers)), whole
 
     # What the shell asks.
 
@@ -601,7 +618,7 @@ class Replica:
     def _admit_foreign(self, inbound: Inbound, epoch: int, now_ms: int) -> list[Action]:
         sender, early = inbound.sender, inbound.early
         if early is not None:
-            self._sync.claim(sender, self._reign.last_height, now_ms)
+            self._sync.claim(sender, self._reign.last_height, now_ms, is_least=True)
             if epoch == self._epoch + 1:
                 self._keep_early(sender, early)
             if self._ahead is None and not self.core.has_ended:
@@ -743,8 +760,7 @@ class Replica:
             seat: by_address[address] for seat, address in enumerate(self._addresses) if address in by_address
         }
         root = old.root._replace(view=0, certificate=None)
-        knows = not self._is_remote or not old.is_listening or old.watch is not None
-        self.core = self._core(root, Restored(), knows_own_votes=knows, watch=old.watch, heard_ms=heard_ms)
+        self.core = self._core(root, Restored(), watch=old.watch, heard_ms=heard_ms)
         actions += self.step(c.Start(), now_ms)
         early, self._early, self._early_bytes = self._early, deque(), 0
         actions += [Redeliver(sender, decoded) for sender, decoded, _ in early]
@@ -760,8 +776,8 @@ class Replica:
         """Take what the guard in another process holds: its votes above its floor (epoch, view)."""
         if not self._is_remote:
             return []
-        floor_view = floor[1] if floor[0] == self._epoch else 0
-        return self.step(c.OwnVotesKnown(votes, floor_view), now_ms)
+        self._opening = votes, floor
+        return self.step(c.OwnVotesKnown(votes, self._floor_view(floor)), now_ms)
 
     def voted(self, request: RequestVote, vote: Vote, now_ms: int) -> list[Action]:
         """Take the answer to RequestVote; its signature has been verified."""

@@ -666,6 +666,9 @@ class ConsensusService:
             await self._request_wake.wait()
 
     async def _ask_vote(self, voter: Voter, request: r.RequestVote) -> None:
+        if request.candidate.epoch != self._replica.core.epoch:
+            self._put(lambda: self._replica.vote_refused(request, "stale"))
+            return
         try:
             vote = await voter.vote(*request)
         except GuardRefused as error:

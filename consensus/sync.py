@@ -32,6 +32,8 @@ FORGET_MS: Final = 60_000
 TRIES_MAX: Final = 8
 """Windows in a row that nobody sent: the blocks are then asked for one by one."""
 LATE_MAX: Final = 64
+STALLED_MS: Final = 30_000
+"""Windows that came and were not executed for so long are fetched anew."""
 SPEED_MS: Final = 10_000
 """The speed shown is that of so long."""
 
@@ -129,15 +131,18 @@ class BlockSync:
         """Go on in another epoch: its windows end at its last block, its seats can be asked before anybody."""
         self._last_height = last_height
         self._seats = seats
+        for peer in self._peers.values():
+            peer.asked = 0
         self._asked.clear()
         self._waiting.clear()
         self._delivered = self._root
 
-    def claim(self, address: bytes, height: int, now_ms: int) -> None:
-        """Take a peer's word for what it has, as a reason to ask it."""
+    def claim(self, address: bytes, height: int, now_ms: int, *, is_least: bool = False) -> None:
+        """Take a peer's word for what it has (``is_least``: at least), as a reason to ask it."""
         if address == self._own or self._forgotten.get(address, 0) > now_ms:
             return
-        self._peer(address).height = height
+        peer = self._peer(address)
+        peer.height = max(peer.height, height) if is_least else height
 
     def prove(self, height: int) -> None:
         """Take notice that a verified certificate names a block of that height."""
@@ -170,7 +175,7 @@ class BlockSync:
         found = self._asked.get(window.from_height)
         if found is not None and found[0].address == address:
             del self._asked[window.from_height]
-            peer.asked -= 1
+            peer.asked = max(0, peer.asked - 1)
             asked_ms = found[1]
         else:
             asked_ms = self._late.pop((address, window.from_height), (0, now_ms - self._window_ms))[1]
@@ -203,19 +208,24 @@ class BlockSync:
     def expire(self, now_ms: int) -> bool:
         """Give up requests that were not answered in time; tell whether nobody serves at all."""
         for from_height, (request, asked_ms) in list(self._asked.items()):
-            if now_ms - asked_ms < self._window_ms:
+            is_needed = from_height + request.blocks_max - 1 > self._delivered
+            if is_needed and now_ms - asked_ms < self._window_ms:
                 continue
             del self._asked[from_height]
+            peer = self._peer(request.address)
+            peer.asked = max(0, peer.asked - 1)
+            if not is_needed:
+                continue  # the blocks came otherwise
             self._late[request.address, from_height] = (request.blocks_max, asked_ms)
             while len(self._late) > LATE_MAX:
                 self._late.popitem(last=False)
             self._tries += 1
-            peer = self._peer(request.address)
-            peer.asked -= 1
             peer.misses += 1
             peer.bytes_per_ms = max(0, peer.bytes_per_ms // 2)
             if peer.misses >= MISSES_MAX:
                 self._forget(request.address, now_ms)
+        if self._delivered > self._root and now_ms - self._moved_ms > STALLED_MS:
+            self._delivered = self._root
         if self._tries < TRIES_MAX:
             return False
         self._tries = 0
