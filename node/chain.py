@@ -23,6 +23,7 @@ from state.primitives.blocks import (
     transactions_root,
 )
 from state.primitives.errors import DecodeError, InvalidBlock, InvalidTransaction
+from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import vrf_alpha
@@ -178,9 +179,13 @@ class Executed:
         """Who sent the block's transactions."""
         return set(self.next_nonces)
 
-    def finalised(self, certificate: bytes) -> FinalisedBlock:
+    def finalised(self, certificate: bytes, chain: ChainParameters) -> FinalisedBlock:
         """Return what the store writes for this block."""
         execution, header = self.execution, self.header
+        following = None
+        if header.next_committee_hash != ZERO_HASH:
+            following = load_epoch(self.state, header.epoch + 1, chain)
+            assert following is not None, "the last block of an epoch knows the next committee"
         return FinalisedBlock(
             tip=Tip(
                 header.height,
@@ -201,6 +206,7 @@ class Executed:
             block_receipt=execution.block_receipt,
             changes=execution.changes,
             nodes=self.nodes,
+            next_committee=None if following is None else following.committee.encode(),
         )
 
 
@@ -438,7 +444,7 @@ class Chain:
         with self._lock:
             branch = self._branch(block_hash)
             for executed in branch:
-                self.store.commit(executed.finalised(certificate))
+                self.store.commit(executed.finalised(certificate, self.runtime.chain))
                 del self._blocks[executed.block_hash]
                 self._rebase(executed.block_hash)
             return branch

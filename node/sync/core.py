@@ -1,0 +1,701 @@
+"""State sync without its I/O: what to ask of whom, what to believe, whom to ban. Pure.
+
+The trust root is the genesis or a checkpoint. From there the records of epochs lead to the committee of the newest
+epoch (``consensus.light``); a manifest shows that a header of that epoch is final and has the root of the state
+after the last block of the epoch before; each piece of that state shows by itself that it is one. So whatever a
+peer says is checked when it comes, and a lie costs one request.
+
+The shell performs the effects in their order and answers with events; ``now_ms`` is the wall clock, on which the
+trust in old committees depends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from consensus.light import (
+    CommitteeUnknown,
+    EpochRecord,
+    Fork,
+    ForkFound,
+    HeaderAhead,
+    LightClient,
+    LightOptions,
+    RecordInvalid,
+    TrustedState,
+    TrustExpired,
+    VersionUnknown,
+    checkpoint_root,
+    decode_epoch_record,
+)
+from node.sync.messages import (
+    CHUNK,
+    MANIFEST,
+    MANIFEST_LIMIT_BYTES,
+    OFFERS,
+    OFFERS_LIMIT_BYTES,
+    RECORDS,
+    RECORDS_LIMIT_BYTES,
+    RECORDS_MAX,
+    Manifest,
+    Offer,
+    decode_manifest,
+    decode_offers,
+    decode_records,
+    encode_asked,
+)
+from state.primitives.blocks import encode_header, header_hash
+from state.primitives.errors import ConfigError, DekubeError, ProtocolError
+from state.store import Tip
+from state.trie import RANGE_LIMIT_BYTES
+
+__all__ = [
+    "Answered",
+    "Ask",
+    "Ban",
+    "Begin",
+    "Begun",
+    "Checkpoint",
+    "Effect",
+    "Event",
+    "Failed",
+    "Finish",
+    "KeepRecord",
+    "NoSnapshots",
+    "PeersChanged",
+    "PieceFalse",
+    "PieceTaken",
+    "Stage",
+    "SyncCore",
+    "SyncProgress",
+    "TakePiece",
+    "Tick",
+    "Unanswered",
+    "parse_checkpoint",
+]
+
+TIMEOUT_MS: Final = 20_000
+GATHER_MS: Final = 4_000
+"""Offers are weighed when every peer has answered, or so long after the first."""
+OFFERS_FRESH_MS: Final = 60_000
+"""Peers are asked again for what they offer, so that a sync that lasts finds what replaces a lost snapshot."""
+SETTLE_MS: Final = 8_000
+"""When no peer offers anything, so long is waited for others."""
+NOTHING_MS: Final = 60_000
+"""Nothing that may be of use was offered for so long: there is nothing to sync from."""
+SUPPORT_SHARE: Final = 3
+"""A newer snapshot is preferred when this part of the peers that offer anything has it."""
+IN_FLIGHT_MAX: Final = 8
+IN_FLIGHT_OF_ONE_MAX: Final = 2
+TAKING_MAX: Final = 8
+"""Pieces that have come and are not on the disk yet; no more are asked for."""
+REST_MS: Final = 2_000
+REST_MS_MAX: Final = 120_000
+BUSY_MS: Final = 1_000
+FAILURES_MAX: Final = 6
+"""What a peer offers that failed so often in a row, for half an hour in sum, counts no more."""
+RECORDS_AHEAD_MAX: Final = 2**20
+_BUSY: Final = ("busy", "too_many_requests")
+
+
+class NoSnapshots(DekubeError):
+    """No peer has a snapshot to begin from; the blocks themselves are left."""
+
+    code = "no_snapshots"
+
+
+class _NotOurCheckpoint(ProtocolError):
+    """The record of the checkpoint's epoch is of another block: who is wrong cannot be told."""
+
+
+class Checkpoint(NamedTuple):
+    """The last block of an epoch that the operator vouches for."""
+
+    height: int
+    block_hash: bytes
+
+
+class Stage:
+    """Where the sync stands; for people."""
+
+    OFFERS = "looking for snapshots"
+    CHECKPOINT = "fetching the checkpoint"
+    RECORDS = "following epochs"
+    MANIFEST = "fetching the list of pieces"
+    BEGIN = "preparing the database"
+    PIECES = "fetching the state"
+    DONE = "done"
+
+
+class SyncProgress(NamedTuple):
+    """How far the sync is; ``target`` is 0 while no snapshot is chosen."""
+
+    stage: str
+    target: int
+    epoch: int
+    pieces_done: int
+    pieces: int
+    bytes_taken: int
+    peers: int
+
+
+# Events
+
+
+class PeersChanged(NamedTuple):
+    """These peers are connected now."""
+
+    addresses: frozenset[bytes]
+
+
+class Answered(NamedTuple):
+    """A peer's answer to the request of that number."""
+
+    number: int
+    data: bytes
+
+
+class Unanswered(NamedTuple):
+    """No answer: refused with the peer's code, or None: out of time or out of reach."""
+
+    number: int
+    code: str | None
+
+
+class Begun(NamedTuple):
+    """The database takes in the target's state; of its pieces these are not there yet."""
+
+    missing: frozenset[int]
+
+
+class PieceTaken(NamedTuple):
+    """A piece is on the disk."""
+
+    piece: int
+
+
+class PieceFalse(NamedTuple):
+    """A piece is not what the target's state has in its range."""
+
+    piece: int
+    peer: bytes
+
+
+class Tick(NamedTuple):
+    """Time has passed; at least every second."""
+
+
+Event: TypeAlias = PeersChanged | Answered | Unanswered | Begun | PieceTaken | PieceFalse | Tick
+
+
+# Effects
+
+
+class Ask(NamedTuple):
+    """Send a request; answer with Answered or Unanswered of the same number, once."""
+
+    number: int
+    peer: bytes
+    method: str
+    body: bytes
+    limit_bytes: int
+    timeout_ms: int
+
+
+class KeepRecord(NamedTuple):
+    """Keep a record of an epoch that was verified."""
+
+    epoch: int
+    record: bytes
+
+
+class Begin(NamedTuple):
+    """Take in the state of ``target``, cut into ``ranges``; answer with Begun."""
+
+    target: Tip
+    ranges: tuple[tuple[bytes, bytes | None], ...]
+
+
+class TakePiece(NamedTuple):
+    """Check a piece and write it durably; answer with PieceTaken or PieceFalse."""
+
+    piece: int
+    peer: bytes
+    start: bytes
+    stop: bytes | None
+    data: bytes
+
+
+class Ban(NamedTuple):
+    """Ban a peer: it sent what only a liar sends."""
+
+    peer: bytes
+    reason: str
+
+
+class Finish(NamedTuple):
+    """All is there: put the database into its place."""
+
+    target: Tip
+
+
+class Failed(NamedTuple):
+    """The sync cannot go on, and no peer is to blame for it."""
+
+    error: DekubeError
+
+
+Effect: TypeAlias = Ask | KeepRecord | Begin | TakePiece | Ban | Finish | Failed
+
+
+@dataclass(slots=True)
+class _Peer:
+    offers: dict[tuple[int, bytes], Offer] = field(default_factory=dict)
+    asked_ms: int | None = None
+    """When it was last asked for offers."""
+    has_answered: bool = False
+    rest_until_ms: int = 0
+    failures: int = 0
+    in_flight: int = 0
+
+
+class _Asked(NamedTuple):
+    peer: bytes
+    method: str
+    target: tuple[int, bytes] | None
+    item: int
+    """The epoch of the first record, or the number of the piece."""
+
+
+def parse_checkpoint(text: str) -> Checkpoint:
+    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError."""
+    height, colon, block_hash = text.strip().partition(":")
+    digits = block_hash.removeprefix("0x")
+    try:
+        parsed = bytes.fromhex(digits)
+    except ValueError:
+        parsed = b""
+    if not (colon and height.isascii() and height.isdigit() and len(height) < 15 and len(parsed) == 32):
+        raise ConfigError(f"{text!r}: HEIGHT:HASH of the last block of an epoch expected")
+    if len(digits) != 64 or int(height) == 0:
+        raise ConfigError(f"{text!r}: HEIGHT:HASH of the last block of an epoch expected")
+    return Checkpoint(int(height), parsed)
+
+
+class SyncCore:
+    """One sync, from its trust root to a whole state.
+
+    ``root`` is what is trusted without asking (``consensus.light.genesis_root``). With a ``checkpoint`` it only
+    says which chain it is; trust then begins at the checkpoint. ``records`` are those that an earlier process has
+    kept. Raises ConfigError for a checkpoint that cannot be one of this chain.
+    """
+
+    def __init__(
+        self,
+        root: TrustedState,
+        options: LightOptions,
+        *,
+        checkpoint: Checkpoint | None = None,
+        records: Iterable[tuple[int, bytes]] = (),
+        now_ms: int,
+    ) -> None:
+        if checkpoint is not None and checkpoint.height % root.epoch_blocks:
+            raise ConfigError(
+                f"height {checkpoint.height} is not the last of an epoch (of {root.epoch_blocks} blocks)"
+            )
+        self._root = root
+        self._options = options
+        self._checkpoint = checkpoint
+        self._light = LightClient(root, options) if checkpoint is None else None
+        self._peers: dict[bytes, _Peer] = {}
+        self._banned: set[bytes] = set()
+        self._asked: dict[int, _Asked] = {}
+        self._next_number = 0
+        self._hope_ms = now_ms
+        """When a snapshot that may be of use was last on offer."""
+        self._strangers = 0
+        self._first_offer_ms: int | None = None
+        self._plan: tuple[int, bytes] | None = None
+        self._manifest: Manifest | None = None
+        self._target: Tip | None = None
+        self._ranges: tuple[tuple[bytes, bytes | None], ...] = ()
+        self._begun = self._is_beginning = False
+        self._missing: deque[int] = deque()
+        self._open: set[int] = set()
+        """Pieces that are not on the disk: missing, asked for, or being taken in."""
+        self._taking = 0
+        self._bytes_taken = 0
+        self._is_over = False
+        self._effects: list[Effect] = []
+        self._resume(dict(records), now_ms)
+
+    # What the shell asks.
+
+    @property
+    def target(self) -> Tip | None:
+        """The block whose state is being fetched."""
+        return self._target
+
+    def progress(self) -> SyncProgress:
+        """Return how far the sync is."""
+        light = self._light
+        return SyncProgress(
+            stage=self._stage(),
+            target=self._plan[0] if self._plan else 0,
+            epoch=light.trusted.epoch if light is not None else 0,
+            pieces_done=len(self._ranges) - len(self._open) if self._begun else 0,
+            pieces=len(self._ranges),
+            bytes_taken=self._bytes_taken,
+            peers=len(self._peers),
+        )
+
+    def _stage(self) -> str:
+        if self._is_over:
+            return Stage.DONE
+        if self._plan is None:
+            return Stage.OFFERS
+        if self._light is None:
+            return Stage.CHECKPOINT
+        if self._light.trusted.height < self._plan[0]:
+            return Stage.RECORDS
+        if self._manifest is None:
+            return Stage.MANIFEST
+        return Stage.PIECES if self._begun else Stage.BEGIN
+
+    # Events.
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take an event in; return what is to be done, in order."""
+        if self._is_over:
+            return []
+        match event:
+            case PeersChanged(addresses):
+                self._on_peers(addresses)
+            case Answered(number, data):
+                asked = self._asked.pop(number)
+                try:
+                    self._on_answer(asked, data, now_ms)
+                except (TrustExpired, ForkFound, VersionUnknown, ConfigError) as error:
+                    self._fail(error)
+                except (HeaderAhead, _NotOurCheckpoint):  # this clock or this checkpoint may be what is wrong
+                    self._distrust(asked.peer, now_ms)
+                except ProtocolError as error:
+                    self._ban(asked.peer, f"{asked.method}: {error}")
+                    self._give_back(asked)
+            case Unanswered(number, code):
+                self._on_silence(self._asked.pop(number), code, now_ms)
+            case Begun(missing):
+                self._begun, self._is_beginning = True, False
+                self._open = set(missing)
+                self._missing = deque(sorted(missing))
+            case PieceTaken(piece):
+                self._taking -= 1
+                self._open.discard(piece)
+            case PieceFalse(piece, peer):
+                self._taking -= 1
+                self._missing.appendleft(piece)
+                self._ban(peer, f"piece {piece} of the state after block {self._plan and self._plan[0]} is false")
+            case Tick():
+                pass
+            case _:
+                raise AssertionError(event)
+        self._move(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _on_peers(self, addresses: frozenset[bytes]) -> None:
+        for gone in self._peers.keys() - addresses:
+            del self._peers[gone]
+        for address in sorted(addresses - self._peers.keys() - self._banned):
+            self._peers[address] = _Peer()
+
+    def _on_answer(self, asked: _Asked, data: bytes, now_ms: int) -> None:
+        peer = self._peers.get(asked.peer)
+        if peer is not None:
+            peer.in_flight -= 1
+        match asked.method:
+            case "sync/offers":
+                if peer is not None:
+                    offers = decode_offers(data)
+                    peer.offers = {(offer.height, offer.plan_hash): offer for offer in offers}
+                    peer.has_answered = True
+                    if offers and self._first_offer_ms is None:
+                        self._first_offer_ms = now_ms
+            case "sync/records":
+                self._on_records(asked, decode_records(data), now_ms)
+            case "sync/manifest":
+                if asked.target == self._plan and self._manifest is None:
+                    self._on_manifest(decode_manifest(data), now_ms)
+            case "sync/chunk":
+                if asked.target != self._plan or asked.item not in self._open:
+                    return
+                if peer is not None:
+                    peer.failures = 0
+                self._taking += 1
+                self._bytes_taken += len(data)
+                self._effects.append(TakePiece(asked.item, asked.peer, *self._ranges[asked.item], data))
+            case _:
+                raise AssertionError(asked)
+
+    def _on_silence(self, asked: _Asked, code: str | None, now_ms: int) -> None:
+        peer = self._peers.get(asked.peer)
+        self._give_back(asked)
+        if peer is None:
+            return
+        peer.in_flight -= 1
+        if asked.method == OFFERS and code is not None:
+            peer.has_answered = True  # a node that offers nothing, or knows no snapshots
+            peer.offers = {}
+        elif code in _BUSY:
+            peer.rest_until_ms = now_ms + BUSY_MS
+        elif code is not None and asked.target is not None:
+            peer.offers.pop(asked.target, None)  # it had the snapshot, and has replaced it since
+            self._rest(peer, now_ms)
+        else:
+            self._rest(peer, now_ms)
+
+    def _give_back(self, asked: _Asked) -> None:
+        if asked.method == CHUNK and asked.target == self._plan and asked.item in self._open:
+            self._missing.appendleft(asked.item)
+
+    def _rest(self, peer: _Peer, now_ms: int) -> None:
+        peer.rest_until_ms = now_ms + min(REST_MS << min(peer.failures, 16), REST_MS_MAX)
+        peer.failures += 1
+
+    def _distrust(self, address: bytes, now_ms: int) -> None:
+        """Do without what a peer offers for a while."""
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.offers = {}
+            self._rest(peer, now_ms)
+
+    def _ban(self, address: bytes, reason: str) -> None:
+        self._banned.add(address)
+        if self._peers.pop(address, None) is not None:
+            self._effects.append(Ban(address, reason))
+
+    def _fail(self, error: DekubeError) -> None:
+        self._is_over = True
+        self._effects.append(Failed(error))
+
+    # The records of epochs.
+
+    def _resume(self, records: Mapping[int, bytes], now_ms: int) -> None:
+        """Follow what an earlier process has kept, as far as it leads; what is missing is asked for again."""
+        epoch = 0 if self._checkpoint is None else self._checkpoint.height // self._root.epoch_blocks - 1
+        while (record := records.get(epoch)) is not None:
+            try:
+                self._follow(decode_epoch_record(record), now_ms)
+            except DekubeError:  # damaged, of another checkpoint, or too old: a peer's answer will say so
+                return
+            epoch += 1
+
+    def _on_records(self, asked: _Asked, records: tuple[bytes, ...], now_ms: int) -> None:
+        expected = self._next_epoch()
+        if asked.item != expected:
+            return  # another peer was faster
+        if not records:
+            self._distrust(asked.peer, now_ms)  # it offers what it cannot lead to
+            return
+        for data in records:
+            if self._plan is not None and self._light and self._light.trusted.height >= self._plan[0]:
+                break
+            epoch = self._next_epoch()
+            self._follow(decode_epoch_record(data), now_ms)
+            self._effects.append(KeepRecord(epoch, data))
+
+    def _next_epoch(self) -> int:
+        if self._light is not None:
+            return self._light.trusted.epoch
+        assert self._checkpoint is not None
+        return self._checkpoint.height // self._root.epoch_blocks - 1
+
+    def _follow(self, record: EpochRecord, now_ms: int) -> None:
+        if self._light is not None:
+            fork = self._light.follow(record, now_ms)
+            if fork is not None:
+                raise ForkFound(fork)
+            return
+        assert self._checkpoint is not None
+        try:
+            height, block_hash = self._checkpoint
+            trusted = checkpoint_root(record, height=height, block_hash=block_hash)
+        except RecordInvalid as error:
+            self._strangers += 1
+            raise _NotOurCheckpoint(str(error)) from None
+        if (trusted.genesis_hash, trusted.epoch_blocks) != (self._root.genesis_hash, self._root.epoch_blocks):
+            raise ConfigError("the checkpoint is a block of another chain")
+        light = LightClient(trusted, self._options, last=None)
+        light.check_trust(now_ms)
+        self._light = light
+
+    # The manifest.
+
+    def _on_manifest(self, manifest: Manifest, now_ms: int) -> None:
+        light, plan = self._light, self._plan
+        assert light is not None and plan is not None
+        boundary_hash = header_hash(manifest.boundary)
+        if (manifest.height, manifest.plan_hash) != plan:
+            raise ProtocolError("a manifest of another snapshot than was offered")
+        if light.boundaries.get(manifest.boundary.epoch) != boundary_hash:
+            raise ProtocolError("a manifest whose block is not the last of its epoch")
+        following = manifest.headers[0]
+        if following.parent_hash != boundary_hash or following.height != manifest.height + 1:
+            raise ProtocolError("a manifest whose next header does not follow the boundary")
+        try:
+            proven = light.verify_headers(manifest.headers, manifest.certificate, now_ms)
+        except CommitteeUnknown as error:
+            raise ProtocolError(f"a manifest proven by a later epoch: {error}") from None
+        if isinstance(proven, Fork):
+            raise ForkFound(proven)
+        boundary = manifest.boundary
+        self._manifest = manifest
+        self._ranges = manifest.ranges()
+        self._target = Tip(
+            height=boundary.height,
+            block_hash=boundary_hash,
+            state_root=following.state_root,
+            receipt_root=following.receipt_root,
+            next_base_fee=following.base_fee,
+            time_ms=boundary.time_ms,
+            header=encode_header(boundary),
+        )
+        self._is_beginning = True
+        self._effects.append(Begin(self._target, self._ranges))
+
+    # What comes next.
+
+    def _move(self, now_ms: int) -> None:
+        if self._is_over:
+            return
+        self._ask_offers(now_ms)
+        if self._plan is not None and not (self._has_supporters() or self._taking or self._is_beginning):
+            self._forget_plan()
+        if self._plan is None:
+            self._choose(now_ms)
+        if self._plan is None or self._is_over:
+            return
+        light = self._light
+        if light is None or light.trusted.height < self._plan[0]:
+            self._ask_one(RECORDS, now_ms)
+        elif self._manifest is None:
+            self._ask_one(MANIFEST, now_ms)
+        elif self._begun:
+            self._ask_pieces(now_ms)
+            if not self._open:
+                assert self._target is not None
+                self._is_over = True
+                self._effects.append(Finish(self._target))
+
+    def _ask_offers(self, now_ms: int) -> None:
+        for address, peer in self._peers.items():
+            if peer.rest_until_ms <= now_ms and (
+                peer.asked_ms is None or peer.asked_ms + OFFERS_FRESH_MS <= now_ms
+            ):
+                peer.asked_ms = now_ms
+                self._ask(address, OFFERS, b"", OFFERS_LIMIT_BYTES)
+
+    def _has_supporters(self) -> bool:
+        """Tell whether a connected peer still has the chosen snapshot, be it resting or not."""
+        return any(self._plan in peer.offers for peer in self._peers.values())
+
+    def _forget_plan(self) -> None:
+        """Nobody has the snapshot any more: choose anew; what was fetched of the same state stays."""
+        self._plan = self._manifest = None
+        self._ranges, self._begun = (), False
+        self._open, self._missing = set(), deque()
+        for peer in self._peers.values():
+            peer.asked_ms = None if not peer.offers else peer.asked_ms
+
+    def _choose(self, now_ms: int) -> None:
+        support: dict[tuple[int, bytes], int] = {}
+        offering = 0
+        lowest = self._checkpoint.height if self._checkpoint is not None else 0
+        if self._light is not None:
+            lowest = max(lowest, self._light.trusted.height)
+        for peer in self._peers.values():
+            usable = [key for key in peer.offers if self._is_usable(key[0], lowest)]
+            if not usable or peer.failures > FAILURES_MAX:
+                continue
+            self._hope_ms = now_ms
+            if peer.rest_until_ms <= now_ms:
+                offering += 1
+                for key in usable:
+                    support[key] = support.get(key, 0) + 1
+        if not support:
+            self._give_up(now_ms)
+            return
+        is_settled = all(peer.has_answered or peer.rest_until_ms > now_ms for peer in self._peers.values())
+        if not is_settled and (self._first_offer_ms is None or now_ms - self._first_offer_ms < GATHER_MS):
+            return
+        enough = -(-offering // SUPPORT_SHARE)
+        wide = [key for key, count in support.items() if count >= enough]
+        most = max(support.values())
+        self._plan = max(wide or [key for key, count in support.items() if count == most])
+
+    def _give_up(self, now_ms: int) -> None:
+        """End the sync when there is nothing to sync from."""
+        waited = now_ms - self._hope_ms
+        none_has = all(peer.has_answered and not peer.offers for peer in self._peers.values())
+        if waited >= NOTHING_MS or (self._peers and none_has and not self._asked and waited >= SETTLE_MS):
+            strangers = f"; {self._strangers} answers know another block at the checkpoint" * bool(self._strangers)
+            self._fail(NoSnapshots(f"no peer offers a snapshot of this chain that can be used{strangers}"))
+
+    def _is_usable(self, height: int, lowest: int) -> bool:
+        blocks = self._root.epoch_blocks
+        return height >= lowest and height % blocks == 0 and (height - lowest) // blocks <= RECORDS_AHEAD_MAX
+
+    def _ask_one(self, method: str, now_ms: int) -> None:
+        """Have one request for records or for the manifest on its way, to a peer that has the snapshot."""
+        assert self._plan is not None
+        if any(asked.method == method for asked in self._asked.values()):
+            return
+        ready = self._ready(now_ms)
+        if not ready:
+            return
+        address = ready[self._next_number % len(ready)]
+        if method == RECORDS:
+            epoch = self._next_epoch()
+            limit = RECORDS_LIMIT_BYTES + 4 * RECORDS_MAX
+            self._ask(address, RECORDS, encode_asked(epoch), limit, self._plan, epoch)
+        else:
+            self._ask(address, MANIFEST, encode_asked(self._plan[0]), MANIFEST_LIMIT_BYTES, self._plan)
+
+    def _ask_pieces(self, now_ms: int) -> None:
+        assert self._plan is not None
+        in_flight = sum(asked.method == CHUNK for asked in self._asked.values())
+        ready = deque(sorted(self._ready(now_ms), key=lambda address: self._peers[address].in_flight))
+        while self._missing and ready and in_flight < IN_FLIGHT_MAX and self._taking < TAKING_MAX:
+            address = ready.popleft()
+            if self._peers[address].in_flight >= IN_FLIGHT_OF_ONE_MAX:
+                continue
+            piece = self._missing.popleft()
+            body = encode_asked(self._plan[0], piece)
+            self._ask(address, CHUNK, body, RANGE_LIMIT_BYTES, self._plan, piece)
+            in_flight += 1
+            ready.append(address)
+
+    def _ready(self, now_ms: int) -> list[bytes]:
+        return [
+            address
+            for address, peer in self._peers.items()
+            if self._plan in peer.offers and peer.rest_until_ms <= now_ms
+        ]
+
+    def _ask(
+        self,
+        address: bytes,
+        method: str,
+        body: bytes,
+        limit_bytes: int,
+        target: tuple[int, bytes] | None = None,
+        item: int = 0,
+    ) -> None:
+        number = self._next_number
+        self._next_number += 1
+        self._asked[number] = _Asked(address, method, target, item)
+        self._peers[address].in_flight += 1
+        self._effects.append(Ask(number, address, method, body, limit_bytes, TIMEOUT_MS))
