@@ -63,7 +63,6 @@ __all__ = [
     "encode_epoch_record",
     "encode_merkle_proof",
     "genesis_root",
-    "pack_epoch_record",
     "trusting_period_ms",
     "verify_account",
     "verify_receipt",
@@ -254,15 +253,10 @@ def trusting_period_ms(unbonding_ms: int) -> int:
 # Records
 
 
-def pack_epoch_record(header: bytes, certificate: bytes, committee: bytes) -> bytes:
-    """Return the bytes of a record of its three parts, each encoded already."""
-    return encode([header, certificate, committee])
-
-
 def encode_epoch_record(record: EpochRecord) -> bytes:
     """Return the canonical bytes of a record."""
-    return pack_epoch_record(
-        encode_header(record.header), encode_certificate(record.certificate), record.committee.encode()
+    return encode(
+        [encode_header(record.header), encode_certificate(record.certificate), record.committee.encode()]
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from consensus.light import (
     EPOCH_RECORD_LIMIT_BYTES,
+    HEADERS_MAX,
     CommitteeUnknown,
     EpochOutOfOrder,
     EpochRecord,
@@ -178,8 +179,8 @@ class AccountAt(NamedTuple):
 
 def save_light_file(path: Path, saved: LightFile) -> None:
     """Write or replace the file; after a crash it holds the old text or the new one. Raises ConfigError."""
-    trusted, first = saved.trusted, _first_of_run(saved.boundaries)
-    fork = saved.fork
+    trusted, boundaries, fork = saved.trusted, saved.client().boundaries, saved.fork
+    first = _first_of_run(boundaries)
     document = {
         "format": FILE_FORMAT,
         "genesis_hash": trusted.genesis_hash.hex(),
@@ -193,7 +194,7 @@ def save_light_file(path: Path, saved: LightFile) -> None:
         "committee": trusted.committee.encode().hex(),
         "last_record": "" if saved.last is None else encode_epoch_record(saved.last).hex(),
         "first_boundary": first,
-        "boundaries": [saved.boundaries[epoch].hex() for epoch in range(first, trusted.epoch)],
+        "boundaries": [boundaries[epoch].hex() for epoch in range(first, trusted.epoch)],
         "endpoints": [{"url": endpoint.url, "banned": endpoint.banned} for endpoint in saved.endpoints],
         "fork": None
         if fork is None
@@ -620,11 +621,12 @@ class LightNode:
         raise HeaderUnproven(f"{limit} headers without a certificate")
 
     def _to_boundary(self, endpoint: Endpoint, headers: list[Header]) -> list[Header]:
-        """Extend headers of an epoch that was followed up to its last block, which needs no certificate."""
-        path, epoch = list(headers), headers[-1].epoch
+        """Extend headers up to the next boundary block that is known, which needs no certificate."""
+        path, known = list(headers), self.client.boundaries
+        epoch = max(headers[-1].epoch, min(known, default=0))
         top = (epoch + 1) * self.client.trusted.epoch_blocks
-        if epoch not in self.client.boundaries:
-            raise _Silent(f"height {path[-1].height} is from before what is trusted")
+        if epoch not in known or top - path[0].height >= HEADERS_MAX:
+            raise _Silent(f"height {path[0].height} is too far below what is trusted")
         while path[-1].height < top:
             missing = min(top - path[-1].height, HEADERS_PAGE)
             more = _headers(self._call(endpoint, "dekube_getHeaders", path[-1].height + 1, missing))

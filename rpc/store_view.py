@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from consensus.light import pack_epoch_record
 from consensus.wire import decode_certificate
 from rpc.errors import HeightUnknown, Pruned
 from rpc.view import BlockRecord, Committee, Description, Head, KindInfo, Peer, PoolStatus, Seat, Sync
@@ -26,7 +25,6 @@ from state.store.records import Place
 from state.transition.epochs import epoch_of
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
-from state.transition.staking import load_committee
 from state.view import Reader
 from state.view.accounts import nonce_of
 
@@ -233,20 +231,11 @@ class StoreView:
         """Return the records of at most ``limit`` epochs from ``first`` on."""
         records: list[bytes] = []
         for epoch in range(first, first + limit):
-            record = self._epoch_record(epoch)
+            record = self._store.epoch_record(epoch)
             if record is None:
                 break
             records.append(record)
         return records
-
-    def _epoch_record(self, epoch: int) -> bytes | None:
-        store = self._store
-        height = (epoch + 1) * self._runtime.chain.epoch_blocks
-        tip, certificate = store.height(height), store.certificate(height)
-        if tip is None or certificate is None:
-            return None
-        committee = load_committee(store.at(store.tip.height), epoch + 1)
-        return None if committee is None else pack_epoch_record(tip.header, certificate, committee.encode())
 
     def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction."""

@@ -32,6 +32,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "tx": ("node.cli.transactions:tx", "Send transactions and look them up."),
     "task": ("node.cli.tasks:task", "Post a task, follow it, fetch its result and its bill."),
     "worker": ("node.cli.workers:worker", "Register this machine, list the machines of the market."),
+    "light": ("node.cli.light:light", "Check accounts and transactions without trusting a gateway."),
     "status": ("node.cli.status:status", "Show how a node and its chain are doing."),
     "bench": ("node.cli.bench:bench", "Measure speed and memory."),
     "completion": ("node.cli.completion:completion", "Print a script for shell completion."),

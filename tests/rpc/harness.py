@@ -109,29 +109,41 @@ class Node:
         for _ in range(blocks):
             tip = self.store.tip
             height = tip.height + 1
+            epoch = epoch_of(height, self.runtime.chain)
+            view = height - epoch * self.runtime.chain.epoch_blocks
+            info = self.chain.epoch_info(epoch)
+            assert info is not None
+            seat = info.committee.leader(view)
+            [leader] = [key for key in VALIDATORS if key.address == info.committee.seats[seat].address]
             block, checked = self.chain.build(
                 tip.block_hash,
-                epoch=epoch_of(height, self.runtime.chain),
-                view=height,
-                seat=0,
+                epoch=epoch,
+                view=view,
+                seat=seat,
                 time_ms=tip.time_ms + 1_000,
                 voters_bitmap=b"\3",
-                vrf_proof=VoteKey(VALIDATORS[0]).prove(self.chain.vrf_input(tip.block_hash, height)),
+                vrf_proof=VoteKey(leader).prove(self.chain.vrf_input(tip.block_hash, view)),
                 transactions=self.pool.take(1_000),
             )
             block_hash = block.hash
             executed = self.chain.execute(block, checked, raw=encode_block(block))
-            self.chain.commit(block_hash, self.certificate(block_hash, tip.height + 1))
+            self.chain.commit(block_hash, self.certificate(block_hash, view, epoch))
             self.pool.on_block(block.header.height, executed.senders)
             changes[block.header.height] = list(executed.execution.changes)
         self.view.notify_head(changes)
         return block_hash
 
-    def certificate(self, block_hash: bytes, view: int) -> bytes:
-        candidate = Candidate(0, view, view - 1, block_hash)
+    def certificate(self, block_hash: bytes, view: int, epoch: int = 0) -> bytes:
+        info = self.chain.epoch_info(epoch)
+        assert info is not None
+        candidate = Candidate(epoch, view, view - 1, block_hash)
         digest = vote_digest(self.runtime.genesis_hash, FINALIZE, candidate)
-        votes = [Vote(FINALIZE, *candidate, seat, key.sign_vote(digest)) for seat, key in enumerate(VALIDATORS)]
-        return encode_certificate(Certificate.of(self.voting, votes))
+        votes = []
+        for key in VALIDATORS:
+            seat = info.committee.seat_of(key.address)
+            assert seat is not None
+            votes.append(Vote(FINALIZE, *candidate, seat, key.sign_vote(digest)))
+        return encode_certificate(Certificate.of(info.committee, votes))
 
 
 def transfer(

@@ -1,0 +1,425 @@
+"""``dekube light``: follow the chain by its epochs; check accounts and transactions; trust no gateway."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from consensus.light import TrustedState, genesis_root, trusting_period_ms
+from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.home import load_genesis
+from node.light import (
+    Endpoint,
+    LightFile,
+    LightNode,
+    Place,
+    gateway_source,
+    load_light_file,
+    save_light_file,
+    trust_checkpoint,
+    with_endpoints,
+)
+from state.primitives.address import format_address, parse_address
+from state.primitives.blocks import Header
+from state.primitives.errors import ConfigError, DecodeError, SignatureInvalid
+from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.transactions import decode_transaction
+from state.transition.epochs import genesis_committee
+
+__all__ = ["CHECKPOINT", "genesis_trust", "light"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+DEFAULT_HOME: Final = "~/.dekube/light"
+FILE: Final = "light.json"
+HOUR_MS: Final = 3_600_000
+STALE_MS: Final = 60_000
+"""What is shown is called old when it is so far behind this clock."""
+
+
+class _Hash(click.ParamType[bytes]):
+    name = "hash"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        try:
+            data = bytes.fromhex(str(value).removeprefix("0x"))
+        except ValueError:
+            data = b""
+        if len(data) != HASH_BYTES:
+            self.fail("0x and 64 hex digits expected", param, ctx)
+        return data
+
+
+class _Checkpoint(click.ParamType[tuple[int, bytes]]):
+    name = "height:hash"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, bytes]:
+        if isinstance(value, tuple):
+            return value
+        height, _, digits = str(value).partition(":")
+        if not (height.isascii() and height.isdigit() and 0 < int(height[:18]) < 2**48):
+            self.fail("HEIGHT:HASH expected, such as 3600:0x12ab...", param, ctx)
+        return int(height), _Hash().convert(digits, param, ctx)
+
+
+class _Address(click.ParamType[bytes]):
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        try:
+            return parse_address(str(value))
+        except DecodeError as error:
+            self.fail(str(error), param, ctx)
+
+
+CHECKPOINT: Final = _Checkpoint()
+
+
+def _home_option(function: _Function) -> _Function:
+    return click.option(
+        "--home",
+        default=DEFAULT_HOME,
+        show_default=True,
+        callback=lambda _ctx, _param, value: Path(os.path.expanduser(value)).absolute() / FILE,
+        help="Folder of the light client.",
+    )(function)
+
+
+def _rpc_option(function: _Function) -> _Function:
+    return click.option(
+        "--rpc", "urls", multiple=True, metavar="URL", help="Gateway to ask; give several, they check each other."
+    )(function)
+
+
+@click.group()
+def light() -> None:
+    """A light client: check what gateways say, with the signatures of the validators.
+
+    It keeps a few kilobytes, follows one record an epoch, and believes no endpoint. Begin with a genesis file or a
+    checkpoint that you have from a source you trust; docs/light.md says what is trusted and what is not.
+
+    \b
+    Examples:
+      dekube light init --genesis genesis.json --rpc http://127.0.0.1:8545 --rpc https://rpc.example
+      dekube light sync
+      dekube light account 0x52908400098527886E0F7030069857D2E4169EE7
+    """
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def genesis_trust(genesis: Genesis) -> TrustedState:
+    """Return the state that trusts a genesis."""
+    chain = read_parameters(ChainParameters, "chain", genesis)
+    return genesis_root(
+        genesis_hash=genesis_hash(genesis),
+        time_ms=genesis.time_ms,
+        epoch_blocks=chain.epoch_blocks,
+        committee=genesis_committee(genesis, chain.validators_max),
+    )
+
+
+@light.command()
+@click.option("--genesis", "genesis_file", type=click.Path(path_type=Path), help="Trust this genesis (JSON).")
+@click.option("--checkpoint", type=CHECKPOINT, help="Trust this block: the last of an epoch, HEIGHT:HASH.")
+@_rpc_option
+@click.option(
+    "--trusting-hours",
+    type=click.IntRange(1, 24 * 365),
+    help="How old trust may be; two thirds of the unbonding time unless given.",
+)
+@click.option(
+    "--accept-old", is_flag=True, help="Trust the beginning although it is older: you know it is the only history."
+)
+@click.option("--force", is_flag=True, help="Forget what was trusted before.")
+@_home_option
+@json_option
+def init(
+    genesis_file: Path | None, checkpoint: tuple[int, bytes] | None, urls: tuple[str, ...],
+    trusting_hours: int | None, accept_old: bool, force: bool, home: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Begin to trust a genesis or a checkpoint.
+
+    With both, the genesis gives the parameters and the checkpoint has to be of its chain.
+
+    \b
+    Examples:
+      dekube light init --genesis genesis.json --rpc http://127.0.0.1:8545
+      dekube light init --checkpoint 3600:0x12ab... --rpc https://one.example --rpc https://two.example
+    """
+    if genesis_file is None and checkpoint is None:
+        raise click.UsageError("--genesis FILE or --checkpoint HEIGHT:HASH says what is trusted.")
+    if not urls:
+        raise click.UsageError("--rpc URL names a gateway to ask.")
+    if home.exists() and not force:
+        raise ConfigError(f"{home}: something is trusted already; --force forgets it")
+    genesis = None if genesis_file is None else load_genesis(genesis_file)
+    chain = ChainParameters() if genesis is None else read_parameters(ChainParameters, "chain", genesis)
+    if checkpoint is not None:
+        sources = ((url, gateway_source(url)) for url in urls)
+        trusted = trust_checkpoint(sources, height=checkpoint[0], block_hash=checkpoint[1])
+        if genesis is not None and trusted.genesis_hash != genesis_hash(genesis):
+            raise ConfigError(f"the checkpoint is of another chain than {genesis_file}")
+    else:
+        assert genesis is not None
+        trusted = genesis_trust(genesis)
+    period_ms = trusting_hours * HOUR_MS if trusting_hours else trusting_period_ms(chain.unbonding_ms)
+    empty = LightFile(trusted, period_ms, accept_old, {}, None, (), None)
+    saved = with_endpoints(empty, urls)
+    saved.client().check_trust(_now_ms())
+    save_light_file(home, saved)
+    _show_status(saved, as_json=as_json)
+
+
+@contextmanager
+def _session(home: Path, urls: tuple[str, ...]) -> Iterator[LightNode]:
+    """Open the client, bring it up to date, and keep what it learned, also from a failure."""
+    saved = load_light_file(home)
+    if urls:
+        saved = with_endpoints(saved, urls)
+    with Progress(
+        TextColumn("epochs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("epochs", total=None, start=True)
+        node = LightNode(
+            saved,
+            now_ms=_now_ms,
+            progress=lambda done, of: bar.update(task, completed=done, total=of),
+        )
+        try:
+            node.sync()
+        finally:
+            node.save(home)
+    try:
+        yield node
+    finally:
+        node.save(home)
+        for endpoint in node.endpoints:
+            if endpoint.banned:
+                click.echo(f"banned {endpoint.url}: {endpoint.banned}", err=True)
+
+
+@light.command()
+@_rpc_option
+@_home_option
+@json_option
+def sync(urls: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Follow the chain to its newest epoch, and compare the endpoints.
+
+    Every other command does so first; this one shows what came of it.
+    """
+    with _session(home, urls) as node:
+        pass
+    _show_status(load_light_file(home), as_json=as_json, node=node)
+
+
+@light.command()
+@_home_option
+@json_option
+def status(home: Path, as_json: bool) -> None:
+    """Show what is trusted, how old that is, and the endpoints; asks nobody."""
+    _show_status(load_light_file(home), as_json=as_json)
+
+
+@light.command()
+@click.option("--add", "added", multiple=True, metavar="URL", help="Ask this gateway too.")
+@click.option("--remove", "removed", multiple=True, metavar="URL", help="Ask this gateway no more.")
+@click.option("--forgive", multiple=True, metavar="URL", help="Lift the ban of this gateway.")
+@_home_option
+@json_option
+def endpoints(
+    added: tuple[str, ...], removed: tuple[str, ...], forgive: tuple[str, ...], home: Path, as_json: bool
+) -> None:
+    """Show or change the gateways that are asked."""
+    saved = load_light_file(home)
+    known = [endpoint.url for endpoint in saved.endpoints]
+    for url in (*removed, *forgive):
+        if url not in known:
+            raise ConfigError(f"{url} is not among the endpoints")
+    for url in added:
+        gateway_source(url)
+    saved = with_endpoints(saved, [url for url in (*known, *added) if url not in removed])
+    for endpoint in saved.endpoints:
+        if endpoint.url in forgive:
+            endpoint.banned = ""
+    if added or removed or forgive:
+        save_light_file(home, saved)
+    rows = [{"url": endpoint.url, "banned": endpoint.banned or None} for endpoint in saved.endpoints]
+    show_rows(rows, ("url", "banned"), as_json=as_json, title="Endpoints")
+
+
+@light.command()
+@click.argument("address", type=_Address())
+@click.option("--height", type=click.IntRange(0), help="After this block; else the newest that can be proven.")
+@_rpc_option
+@_home_option
+@json_option
+def account(address: bytes, height: int | None, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Show balance and nonce of ADDRESS, proven."""
+    with _session(home, urls) as node:
+        found = node.account(address, height)
+    age_ms = _age_ms(found.following.header)
+    fields: dict[str, Any] = {
+        "address": format_address(address),
+        "balance": str(found.account.balance) if as_json else show_amount(found.account.balance),
+        "nonce": found.account.nonce,
+        "height": found.height,
+        "block": found.block_hash,
+        "age_ms": age_ms,
+        "endpoint": found.source,
+    }
+    show_fields(fields, as_json=as_json, title="Account (proven)")
+    if height is None:
+        _warn_if_old(age_ms)
+
+
+@light.command()
+@click.argument("hash_", metavar="HASH", type=_Hash())
+@_rpc_option
+@_home_option
+@json_option
+def tx(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Show the final transaction HASH, proven to be in its block."""
+    with _session(home, urls) as node:
+        place = node.transaction(hash_)
+    show_fields(_transaction_fields(place), as_json=as_json, title="Transaction (proven)")
+
+
+@light.command()
+@click.argument("hash_", metavar="HASH", type=_Hash())
+@_rpc_option
+@_home_option
+@json_option
+def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Show what the final transaction HASH did, proven."""
+    with _session(home, urls) as node:
+        place = node.receipt(hash_)
+    found = place.receipt
+    assert found is not None
+    fee = found.gas_used * found.effective_gas_price
+    events = [
+        {
+            "address": format_address(event.address),
+            "topics": ["0x" + topic.hex() for topic in event.topics],
+            "data": event.data,
+        }
+        for event in found.events
+    ]
+    fields = _transaction_fields(place) | {
+        "succeeded": found.status == 1,
+        "reason": found.reason,
+        "gas_used": found.gas_used,
+        "fee": str(fee) if as_json else show_amount(fee),
+        "events": events if as_json else len(events),
+    }
+    show_fields(fields, as_json=as_json, title="Receipt (proven)")
+    if events and not as_json:
+        show_rows(events, ("address", "topics", "data"), as_json=False, title="Events")
+
+
+@light.command()
+@click.argument("height", type=click.IntRange(1))
+@_rpc_option
+@_home_option
+@json_option
+def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Show the header of block HEIGHT, proven to be part of the final chain."""
+    with _session(home, urls) as node:
+        found, source = node.header(height)
+    fields = {"hash": found.block_hash, **found.header._asdict(), "endpoint": source}
+    fields["base_fee"] = str(found.header.base_fee)
+    show_fields(fields, as_json=as_json, title="Header (proven)")
+
+
+# Showing
+
+
+def _age_ms(header: Header) -> int:
+    return max(0, _now_ms() - header.time_ms)
+
+
+def _warn_if_old(age_ms: int) -> None:
+    if age_ms > STALE_MS:
+        text = f"The newest block that any endpoint proves is {age_ms // 1000} s old: ask more of them."
+        click.echo(text, err=True)
+
+
+def _transaction_fields(place: Place) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "hash": place.hash,
+        "height": place.block.header.height,
+        "block": place.block.block_hash,
+        "position": place.position,
+        "time_ms": place.block.header.time_ms,
+    }
+    try:
+        transaction = decode_transaction(place.raw)
+        transaction.recover_sender()
+        fields |= {
+            "from": format_address(transaction.sender),
+            "nonce": transaction.nonce,
+            "kind": transaction.kind,
+            "gas_limit": transaction.gas_limit,
+        }
+    except (DecodeError, SignatureInvalid):
+        fields["note"] = "its form is unknown to this release"
+    return fields | {"raw": place.raw, "endpoint": place.source}
+
+
+def _endpoint_row(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "url": endpoint.url,
+        "proven_height": endpoint.height or None,
+        "banned": endpoint.banned or None,
+        "note": endpoint.note or None,
+    }
+
+
+def _show_status(saved: LightFile, *, as_json: bool, node: LightNode | None = None) -> None:
+    trusted, client = saved.trusted, saved.client()
+    age_ms = client.age_ms(_now_ms())
+    fields: dict[str, Any] = {
+        "genesis_hash": trusted.genesis_hash,
+        "epoch": trusted.epoch,
+        "height": trusted.height,
+        "block": trusted.block_hash,
+        "age_ms": age_ms,
+        "trusting_period_ms": saved.trusting_period_ms,
+        "expired": age_ms > saved.trusting_period_ms and not saved.accepts_old_root,
+        "committee": trusted.committee.hash,
+        "seats": trusted.committee.size,
+    }
+    newest = None if node is None else node.newest
+    if newest is not None:
+        fields |= {"head_height": newest.header.height, "head_age_ms": _age_ms(newest.header)}
+    if saved.fork is not None:
+        fields["fork"] = {
+            "height": saved.fork.height,
+            "blocks": ["0x" + block_hash.hex() for block_hash in saved.fork.hashes],
+            "suspects": [format_address(address) for address in saved.fork.suspects],
+            "convicted": len(saved.fork.equivocations),
+        }
+    shown = (saved if node is None else saved._replace(endpoints=node.endpoints)).endpoints
+    rows = [_endpoint_row(endpoint) for endpoint in shown]
+    if as_json:
+        show(fields | {"endpoints": rows})
+        return
+    show_fields(fields, as_json=False, title="Light client")
+    show_rows(rows, ("url", "proven_height", "banned", "note"), as_json=False, title="Endpoints")
+    if newest is not None:
+        _warn_if_old(_age_ms(newest.header))

@@ -1,0 +1,139 @@
+"""``dekube light`` against a real gateway of a node whose chain has passed several epochs."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from node.cli import group
+from node.cli.light import CHECKPOINT
+from node.light import load_light_file
+from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.genesis import genesis_to_json
+from state.primitives.transactions import decode_transaction
+from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Node, gateway, hexed, served, transfer
+
+EPOCH_BLOCKS = 4
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(group, ["light", *(str(argument) for argument in arguments)], standalone_mode=False)
+
+
+class Shell:
+    """Runs commands in a thread, so that the node's backend goes on."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    async def result(self, *arguments: object) -> Result:
+        return await trio.to_thread.run_sync(partial(run, *arguments, "--home", self.home))
+
+    async def json(self, *arguments: object) -> Any:
+        done = await self.result(*arguments, "--json")
+        if done.exception is not None:
+            raise done.exception
+        return json.loads(done.stdout)
+
+
+async def test_everything_is_proven_from_the_genesis_and_from_a_checkpoint(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db", epoch_blocks=EPOCH_BLOCKS)
+    (tmp_path / "genesis.json").write_text(genesis_to_json(node.genesis))
+    sent = transfer(ALICE, 0, BOB.address, 5 * COIN)
+    node.pool.add(node.runtime.check(_recovered(sent)))
+    node.mint(3 * EPOCH_BLOCKS + 2)
+    hash_ = hexed(decode_transaction(sent).hash)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        shell = Shell(tmp_path / "light")
+        with pytest.raises(DekubeError):  # that chain is years old
+            await shell.json("init", "--genesis", tmp_path / "genesis.json", "--rpc", it.url)
+        begun = await shell.json("init", "--genesis", tmp_path / "genesis.json", "--rpc", it.url, "--accept-old")
+        assert (begun["epoch"], begun["genesis_hash"]) == (0, hexed(node.runtime.genesis_hash))
+        with pytest.raises(ConfigError):  # nothing is forgotten by mistake
+            await shell.json("init", "--genesis", tmp_path / "genesis.json", "--rpc", it.url, "--accept-old")
+        followed = await shell.json("sync")
+        assert (followed["epoch"], followed["height"], followed["head_height"]) == (3, 12, 14)
+        assert followed["endpoints"] == [{"url": it.url, "proven_height": 14, "banned": None, "note": None}]
+
+        account = await shell.json("account", hexed(BOB.address))
+        assert account["balance"] == str(10_005 * COIN) and account["height"] == 13
+        assert (await shell.json("account", hexed(BOB.address), "--height", 0))["balance"] == str(10_000 * COIN)
+        assert (await shell.json("account", hexed(ALICE.address)))["nonce"] == 1
+        assert (await shell.json("account", hexed(DAVE.address)))["balance"] == "0"
+        placed = await shell.json("tx", hash_)
+        assert (placed["height"], placed["position"], placed["raw"]) == (1, 0, hexed(sent))
+        assert placed["from"].lower() == hexed(ALICE.address)
+        receipt = await shell.json("receipt", hash_)
+        assert receipt["succeeded"] is True and int(receipt["fee"]) > 0
+        header = await shell.json("header", 8)
+        known = node.store.height(8)
+        assert known is not None and header["hash"] == hexed(known.block_hash)
+        with pytest.raises(DekubeError) as told:
+            await shell.json("tx", "0x" + "ab" * 32)
+        assert told.value.code == "not_shown"
+        for words in (("account", hexed(BOB.address)), ("receipt", hash_), ("header", 8), ("status",), ("sync",)):
+            done = await shell.result(*words)
+            assert done.exception is None and done.stdout
+
+        other = Shell(tmp_path / "other")
+        begun = await other.json("init", "--checkpoint", f"8:{header['hash']}", "--rpc", it.url, "--accept-old")
+        assert (begun["epoch"], begun["genesis_hash"]) == (2, hexed(node.runtime.genesis_hash))
+        assert (await other.json("sync"))["epoch"] == 3
+        assert (await other.json("receipt", hash_, "--rpc", it.url, "--rpc", "http://127.0.0.1:1"))["height"] == 1
+        assert len(load_light_file(tmp_path / "other" / "light.json").endpoints) == 2
+        with pytest.raises(DekubeError):
+            await Shell(tmp_path / "x").json("init", "--checkpoint", f"7:{header['hash']}", "--rpc", it.url)
+
+
+def _recovered(raw: bytes) -> Any:
+    transaction = decode_transaction(raw)
+    transaction.recover_sender()
+    return transaction
+
+
+def test_endpoints_are_added_removed_and_forgiven(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    (tmp_path / "genesis.json").write_text(genesis_to_json(node.genesis))
+    node.store.close()
+    home = ("--home", tmp_path / "light", "--json")
+
+    def urls(done: Result) -> list[str]:
+        return [row["url"] for row in json.loads(done.stdout)]
+
+    assert (
+        run("init", "--genesis", tmp_path / "genesis.json", "--rpc", "a:1", "--accept-old", *home).exit_code == 0
+    )
+    assert urls(run("endpoints", "--add", "http://b", *home)) == ["a:1", "http://b"]
+    assert urls(run("endpoints", "--remove", "a:1", *home)) == ["http://b"]
+    for refused in (("--remove", "a:1"), ("--forgive", "c"), ("--add", "ftp://x"), ("--add", "http://[")):
+        assert isinstance(run("endpoints", *refused, *home).exception, ConfigError)
+    assert urls(run("endpoints", *home)) == ["http://b"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("init", "--rpc", "a"),
+        ("init", "--genesis", "x"),
+        ("init", "--checkpoint", "5", "--rpc", "a"),
+        ("init", "--checkpoint", "0:" + "ab" * 32, "--rpc", "a"),
+        ("init", "--checkpoint", "9" * 30 + ":" + "ab" * 32, "--rpc", "a"),
+        ("account", "0x12"),
+        ("tx", "12"),
+        ("header", "0"),
+        ("status",),
+    ],
+)
+def test_mistakes_are_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*arguments, "--home", tmp_path)
+    assert done.exception is not None and "\n" not in str(done.exception)
+
+
+def test_a_checkpoint_has_one_spelling_and_a_hash() -> None:
+    assert CHECKPOINT.convert("8:0x" + "AB" * 32, None, None) == (8, b"\xab" * 32)
