@@ -41,6 +41,7 @@ def testnet() -> None:
 @testnet.command()
 @_folder
 @click.option("--validators", default=4, show_default=True, help="Validators that agree on blocks.")
+@click.option("--founders", type=int, help="So many of the validators sit from the beginning.  [default: all]")
 @click.option("--workers", default=2, show_default=True, help="Workers that accept no inbound connection.")
 @click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
 @click.option("--base-port", default=BASE_PORT, show_default=True, help="First of three ports a member.")
@@ -51,8 +52,8 @@ def testnet() -> None:
 @click.option("--parameter", "parameters", multiple=True, metavar="NAME=NUMBER", help="Change a chain parameter.")
 @click.option("--without", "absent", multiple=True, metavar="MEMBER", help="Leave MEMBER out at first.")
 def up(
-    folder: Path, validators: int, workers: int, seed: int, base_port: int, demonstrate: bool,
-    exit_when_settled: bool, parameters: tuple[str, ...], absent: tuple[str, ...],
+    folder: Path, validators: int, founders: int | None, workers: int, seed: int, base_port: int,
+    demonstrate: bool, exit_when_settled: bool, parameters: tuple[str, ...], absent: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a network, run a task until its bill is settled, and go on until Ctrl-C.
 
@@ -63,7 +64,7 @@ def up(
     with hold_folder(root):
         plan = lay_out(
             root, validators=validators, workers=workers, seed=seed, base_port=base_port,
-            parameters=_numbers(parameters),
+            parameters=_numbers(parameters), founders=founders,
         )  # fmt: skip
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent)
         click.echo(f"Starting {validators} validators, a relay and {workers} workers in {root} ...")

@@ -105,13 +105,20 @@ def lay_out(
     base_port: int,
     parameters: dict[str, int] | None = None,
     allocations: tuple[tuple[bytes, int], ...] = (),
+    founders: int | None = None,
 ) -> Plan:
     """Make the folder of a network: a home for each member, the genesis, the plan; return the plan.
 
     The same folder is taken up again when it holds a network of the same numbers and seed.
     Raises TestnetError or ConfigError.
     """
-    wanted = {"validators": validators, "workers": workers, "seed": seed, "base_port": base_port}
+    wanted = {
+        "validators": validators,
+        "founders": validators if founders is None else founders,
+        "workers": workers,
+        "seed": seed,
+        "base_port": base_port,
+    }
     file = root / PLAN_FILE
     document: dict[str, Any] = {**wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}}
     if file.exists():
@@ -133,6 +140,7 @@ def lay_out(
         placements=_loopback(member_names(validators, workers), base_port),
         parameters=document["parameters"],
         allocations=allocations,
+        founders=founders,
     )
     for member in plan.members:
         write_home(root / member.name, member, plan)

@@ -27,6 +27,8 @@ __all__ = ["COIN", "MEMBERS_MAX", "Member", "Placement", "Plan", "make_plan"]
 COIN: Final = 10**18
 MEMBERS_MAX: Final = 100
 CHAIN_ID: Final = 19_888
+STAKE: Final = 100_000 * COIN
+"""What a validator stakes."""
 
 # Short enough to watch on one machine, long enough for two loaded cores. Everything else keeps its default.
 TESTNET_PARAMETERS: Final[dict[str, int]] = {
@@ -90,12 +92,17 @@ def derive_key(seed: int, purpose: str) -> SecretKey:
 def make_plan(
     *, validators: int, workers: int, seed: int, time_ms: int, placements: dict[str, Placement],
     parameters: dict[str, int] | None = None, allocations: tuple[tuple[bytes, int], ...] = (),
+    founders: int | None = None,
 ) -> Plan:  # fmt: skip
     """Return the plan of a network of ``validators``, one relay and ``workers`` that accept no connection.
 
     ``placements`` has an entry for each of ``member_names``; ``allocations`` are balances beside the members' own.
-    Raises ConfigError for impossible numbers.
+    ``founders`` of the validators (None: all) sit from the first block on; the others follow the chain and own
+    what they need to join by staking. Raises ConfigError for impossible numbers.
     """
+    founders = validators if founders is None else founders
+    if not 1 <= founders <= validators:
+        raise ConfigError(f"testnet: 1 to {validators} of the validators are founders")
     if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
         raise ConfigError(f"testnet: 1 to {MEMBERS_MAX} validators and 0 to {MEMBERS_MAX} workers")
     names = member_names(validators, workers)
@@ -103,13 +110,12 @@ def make_plan(
     votes = {name: derive_key(seed, f"{name}/vote") for name in names if name.startswith("validator")}
     requester = derive_key(seed, "requester")
     founding = tuple(
-        GenesisValidator(
-            accounts[name].address, votes[name].vote_key, vrf_key_of(votes[name]).public, 100_000 * COIN
-        )
-        for name in votes
+        GenesisValidator(accounts[name].address, votes[name].vote_key, vrf_key_of(votes[name]).public, STAKE)
+        for name in list(votes)[:founders]
     )
+    joining = list(votes)[founders:]
     balances = (
-        *((accounts[name].address, 10_000 * COIN) for name in names),
+        *((accounts[name].address, 10_000 * COIN + STAKE * (name in joining)) for name in names),
         (requester.address, 1_000_000 * COIN),
         *allocations,
     )

@@ -100,3 +100,20 @@ def test_parameters_and_allocations_are_added() -> None:
 def test_impossible_numbers_are_refused(validators: int, workers: int) -> None:
     with pytest.raises(ConfigError, match="testnet"):
         make_plan(validators=validators, workers=workers, seed=1, time_ms=1, placements={})
+
+
+def test_validators_that_found_nothing_can_join() -> None:
+    names = member_names(4, 0)
+    places = {name: Placement("127.0.0.1", "127.0.0.1", 1, 2, 3) for name in names}
+    plan = make_plan(validators=4, workers=0, seed=1, time_ms=1, placements=places, founders=3)
+    members = {member.name: member for member in plan.members}
+    assert [found.address for found in plan.genesis.validators] == [
+        members[f"validator-{number}"].account.address for number in range(3)
+    ]
+    balances = dict(plan.genesis.allocations)
+    assert len(balances) == len(plan.genesis.allocations)
+    joining, sitting = (members[name].account.address for name in ("validator-3", "validator-0"))
+    assert balances[joining] == balances[sitting] + plan.genesis.validators[0].stake
+    for impossible in (0, 5):
+        with pytest.raises(ConfigError):
+            make_plan(validators=4, workers=0, seed=1, time_ms=1, placements=places, founders=impossible)
