@@ -387,8 +387,8 @@ class RemoteVoter:
         if self._link is not None:
             try:
                 await self._link.ask(RaiseFloor(epoch, view))
-            except SignerUnavailable:
-                pass
+            except (SignerUnavailable, SignerRefused):
+                pass  # told when the connection is made anew; nothing rests on it
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the connection until cancelled.
@@ -436,11 +436,11 @@ class RemoteVoter:
         if self._opening is None and self._check_opening is not None:
             self._check_opening(opening)
         self._voted = max([self._voted, *((vote.epoch, vote.view) for vote in opening.votes)])
+        if self._floor > opening.floor:
+            await link.ask(RaiseFloor(*self._floor))
         self._opening = opening
         self._link, link.is_open = link, True
         self._tell(True, "")
-        if self._floor > opening.floor:
-            await link.ask(RaiseFloor(*self._floor))
         while True:
             await trio.sleep(self._options.ping_s)
             await link.ask(Ping())

@@ -332,15 +332,30 @@ async def test_a_signer_that_is_away_is_told_at_once_and_found_again(
         with pytest.raises(SignerUnavailable):
             await remote.prove(1, 1, b"r" * 32)
         assert trio.current_time() == begun_s
-        await remote.raise_floor(3, 4)
         is_there = True
         opening = await remote.opening()
         assert opening.is_fresh
         assert len(await remote.prove(1, 1, b"r" * 32)) == 80
         assert trio.current_time() - begun_s <= LinkOptions().backoff_s_max + 1
-        status = await ask_signer(await signer.connect(), AskStatus())
-        assert isinstance(status, SignerStatus)
-        assert (status.mark.epoch, status.mark.view) == (3, 4), "what it missed is told first"
+
+
+async def test_what_became_final_while_the_signer_was_away_is_told_first() -> None:
+    async with machine() as (signer, nursery):
+        is_there = trio.Event()
+
+        async def connect() -> trio.abc.Stream:
+            await is_there.wait()
+            return await signer.connect()
+
+        remote = voter(connect, options=LinkOptions(connect_s=60, answer_s=60, patience_s=60))
+        await nursery.start(remote.run)
+        await remote.raise_floor(3, 4)
+        await remote.raise_floor(2, 9)
+        is_there.set()
+        with pytest.raises(GuardRefused) as refused:
+            await remote.vote(NOTARIZE, candidate(4, epoch=3), 1)
+        assert refused.value.rule == "floor"
+        assert Guard.load(signer.log.synced, GENESIS, KEY.vote_key)[0].floor == (3, 4)
 
 
 async def run_to_its_end(remote: RemoteVoter) -> DekubeError:
