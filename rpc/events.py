@@ -8,12 +8,12 @@ from typing import Final
 
 from billing import escrow
 from state.primitives.receipts import EventType
-from state.transition import staking
+from state.transition import epochs, slashing, staking
 from tasks import case, registry
 
 __all__ = ["EVENTS", "collect"]
 
-_MODULES: Final[tuple[ModuleType, ...]] = (staking, case, registry, escrow)
+_MODULES: Final[tuple[ModuleType, ...]] = (staking, epochs, slashing, case, registry, escrow)
 
 
 def collect(modules: tuple[ModuleType, ...]) -> Mapping[tuple[bytes, bytes], EventType]:

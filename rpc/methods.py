@@ -12,6 +12,7 @@ from typing import Any, Final
 from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightUnknown, Pruned, RpcError
+from rpc.evidence import EVIDENCE_METHODS
 from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers
 from rpc.market import MARKET_METHODS
 from rpc.render import AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
@@ -815,6 +816,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *_TRANSACTIONS,
     *_ACCOUNTS,
     *_NETWORK,
+    *EVIDENCE_METHODS,
     *LIGHT_METHODS,
     *MARKET_METHODS,
 )

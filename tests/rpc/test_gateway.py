@@ -164,6 +164,9 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         assert (await call("dekube_getEpochRecord", 0))["record"] is None
         assert (await call("dekube_getEpochRecords", 0))["records"] == []
         assert await call("dekube_getAccountProof", hexed(ALICE.address), 1)
+        assert (await call("dekube_getSlash", hexed(ALICE.address)))["slash"] is None
+        assert (await call("dekube_getSlashes"))["items"] == []
+        assert (await call("dekube_getEvidence", 1))["evidence"] == []
 
         native = {name for name, method in SURFACE.items() if not method.needs_session}
         market = {name for name in native if SURFACE[name].group in ("tasks", "nodes", "billing")}

@@ -1,0 +1,115 @@
+"""Who was slashed and why, as everybody can read it, and the votes that prove it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rpc.surface import DOCUMENT, SURFACE
+from state.primitives.address import format_address
+from state.primitives.blocks import encode_block
+from state.primitives.keys import verify_vote
+from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Equivocation, Vote, VoteKey, vote_digest
+from state.transition.evidence import Evidence, decode_evidence
+from state.transition.slashing import EQUIVOCATED, SLASHED
+from tests.rpc.harness import ALICE, BOB, COIN, VALIDATORS, Node, gateway, hexed, served
+from tests.rpc.validate import validate
+
+COMPONENTS = DOCUMENT["components"]["schemas"]
+
+
+def faults(node: Node) -> list[bytes]:
+    """Return evidence that each of the two validators voted twice."""
+    found = []
+    for key in VALIDATORS:
+        seat = node.voting.seat_of(key.address)
+        assert seat is not None
+        candidates = [Candidate(0, 9, 8, name * 32) for name in (b"a", b"b")]
+        first, second = (
+            Vote(NOTARIZE, *each, seat, key.sign_vote(vote_digest(node.runtime.genesis_hash, NOTARIZE, each)))
+            for each in candidates
+        )
+        found.append(Evidence.of(Equivocation(second, first), BOB.address).encode())
+    return found
+
+
+def mint(node: Node, evidence: list[bytes]) -> None:
+    """Make a block with evidence in it."""
+    tip = node.store.tip
+    view = tip.height + 1
+    block, checked = node.chain.build(
+        tip.block_hash, epoch=0, view=view, seat=0, time_ms=tip.time_ms + 1_000, voters_bitmap=b"\3",
+        vrf_proof=VoteKey(VALIDATORS[0]).prove(node.chain.vrf_input(tip.block_hash, view)), transactions=[],
+        evidence=evidence,
+    )  # fmt: skip
+    assert len(block.evidence) == len(evidence)
+    executed = node.chain.execute(block, checked, raw=encode_block(block))
+    node.chain.commit(block.hash, node.certificate(block.hash, view))
+    node.view.notify_head({view: list(executed.execution.changes)})
+
+
+async def test_a_slash_is_told_with_its_reason_its_sums_and_its_proof(tmp_path: Path) -> None:
+    node = Node(tmp_path / "chain")
+    try:
+        async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+
+            async def call(name: str, *params: Any, **named: Any) -> Any:
+                result = await it.call(name, *params, **named)
+                validate(result, SURFACE[name].result, COMPONENTS, name)
+                return result
+
+            culprit = hexed(VALIDATORS[1].address)
+            node.mint()
+            assert (await call("dekube_getSlash", culprit))["slash"] is None
+            assert (await call("dekube_getSlashes"))["items"] == []
+            raws = faults(node)
+            mint(node, raws[1:])
+            slash = (await call("dekube_getSlash", operator=culprit, min_height=2))["slash"]
+            # Half of the weight: everything.
+            assert slash == {
+                "operator": format_address(VALIDATORS[1].address),
+                "fault": "E1", "epoch": 0, "view": 9, "height": 2,
+                "share_ppm": 500_000, "rate_ppm": 10**6, "bonded": str(5_000 * COIN), "taken": str(5_000 * COIN),
+                "reporter": format_address(BOB.address), "reward": str(250 * COIN),
+            }  # fmt: skip
+            mint(node, raws[:1])
+            first = await call("dekube_getSlashes", limit=1, min_height=3)
+            second = await call("dekube_getSlashes", first["next"])
+            assert second["next"] is None
+            expected = sorted(key.address for key in VALIDATORS)
+            assert [item["operator"] for item in first["items"] + second["items"]] == list(
+                map(format_address, expected)
+            )
+
+            assert (await call("dekube_getEvidence", 1))["evidence"] == []
+            (found,) = (await call("dekube_getEvidence", 2))["evidence"]
+            assert (found["fault"], found["raw"]) == ("E1", hexed(raws[1]))
+            evidence = decode_evidence(bytes.fromhex(found["raw"][2:]))
+            for vote, shown in zip(evidence[:2], found["votes"], strict=True):
+                assert shown["kind"] == "notarize" and shown["block"] == hexed(vote.block_hash)
+                signature = bytes.fromhex(shown["signature"][2:])
+                digest = vote_digest(node.runtime.genesis_hash, NOTARIZE, vote.candidate)
+                assert verify_vote(VALIDATORS[1].vote_key, digest, signature)
+                assert not verify_vote(
+                    VALIDATORS[1].vote_key,
+                    vote_digest(node.runtime.genesis_hash, FINALIZE, vote.candidate),
+                    signature,
+                )
+            balance = (await call("dekube_getBalance", hexed(BOB.address)))["balance"]
+            assert int(balance) == 10_500 * COIN
+
+            error = await it.error("dekube_getEvidence", 99)
+            assert error["data"]["reason"] == "height_unknown"
+            for cursor in (second["at"]["hash"], "AAAA", first["next"][:-2]):
+                assert (await it.error("dekube_getSlashes", cursor))["data"]["reason"] == "invalid_params"
+            assert (await it.error("dekube_getSlash", hexed(ALICE.address)[:-2]))["data"][
+                "reason"
+            ] == "invalid_params"
+    finally:
+        node.store.close()
+
+
+def test_the_events_of_a_slash_are_shown_by_name() -> None:
+    from rpc.events import EVENTS
+
+    assert {(EQUIVOCATED.address, EQUIVOCATED.topic), (SLASHED.address, SLASHED.topic)} <= set(EVENTS)
