@@ -7,6 +7,7 @@ state on a simulated database. The same seed gives the same trace, byte for byte
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import random
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from consensus import events as c
 from consensus import replica as r
 from consensus.core import Core
 from consensus.events import ConsensusParameters, Epoch
-from consensus.guard import Guard, GuardCorrupt, GuardMissing
+from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World
@@ -26,7 +27,8 @@ from consensus.votes import Certificate, Check, Signer
 from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
 from state.primitives.blocks import Block
 from state.primitives.errors import DecodeError
-from state.primitives.votes import NOTARIZE, Vote, vote_digest, vrf_alpha
+from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import NOTARIZE, NULLIFY, Candidate, Vote, vote_digest, vrf_alpha
 
 __all__ = ["Cluster", "Network", "Node", "sim_parameters"]
 
@@ -93,6 +95,9 @@ class Node:
     """Why its guard has refused to open; it follows without a vote from then on."""
     entered: int = 0
     epoch: int = 0
+    guard: Guard | None = None
+    commits: int = 0
+    """Commits on their way to the disk."""
     commit_at_ms: int = 0
     advance_ms: int = 0
     """The time-out of its present view, with the back-off."""
@@ -113,6 +118,7 @@ class Cluster:
 
     guard_type: type[Guard] = Guard
     core_type: type[Core] = Core
+    replica_type: type[r.Replica] = r.Replica
 
     def __init__(
         self,
@@ -252,11 +258,12 @@ class Cluster:
         """Start a node from what its disk holds. Raises Violation when the guard refuses without a reason."""
         node.incarnation += 1
         node.timers.clear()
+        node.commits = 0
         standing = node.machine.start()
         signer, guard = self._open_guard(node, standing.epoch)
         node.epoch = standing.epoch
         reign = self._enter_epoch(node, standing.epoch)
-        node.replica = _replica_of(self.core_type)(
+        node.replica = _replica_of(self.replica_type, self.core_type)(
             epoch=c.Epoch(standing.epoch, reign.last_height, reign.committee, reign.randomness),
             genesis_hash=self.world.genesis_hash,
             root=standing.root,
@@ -287,8 +294,10 @@ class Cluster:
                 raise Violation(f"a guard refuses to open: {error}") from None
             node.refused = str(error)
             node.votes = False
+            node.guard = None
             return None, None
         log.durable = log.durable[:whole]
+        node.guard = guard
         return signer, guard
 
     def _begin_epoch(self, node: Node, number: int) -> None:
@@ -444,6 +453,7 @@ class Cluster:
             case c.Commit():
                 # One commit after the other, as the writer of a database does it.
                 node.commit_at_ms = max(node.commit_at_ms, self.now_ms + self.rng.randrange(0, 4))
+                node.commits += 1
                 self._push(node.commit_at_ms, node.number, node.incarnation, "committed", action)
             case c.DropBlocks(block_hashes):
                 node.machine.drop(block_hashes)
@@ -537,7 +547,10 @@ class Cluster:
             return
         self._committed(node, block_hashes, certificate)
         self.trace = crc32(certificate.block_hash, self.trace)
+        node.commits -= 1
         self.perform(node, replica.committed(block_hashes))
+        if node.honest and node.guard is not None and node.replica is not None and node.commits == 0:
+            _probe_guard(node.guard, certificate.epoch, certificate.view)
 
     def _committed(self, node: Node, block_hashes: tuple[bytes, ...], certificate: Certificate) -> None:
         written = node.machine.commit(block_hashes, certificate)
@@ -608,13 +621,25 @@ class Cluster:
         return signed
 
 
+def _probe_guard(guard: Guard, epoch: int, view: int) -> None:
+    """The floor rises with every final block, and at and below it nothing is ever signed again."""
+    if guard.floor < (epoch, view):
+        raise Violation(f"the floor of a guard is at {guard.floor}, final is {epoch, view}")
+    for below in ((epoch, view), (epoch, view - 1), (epoch - 1, 10**6)):
+        if min(below) < 0:
+            continue
+        with contextlib.suppress(GuardRefused):
+            guard.check(NULLIFY, Candidate(*below, 0, ZERO_HASH))
+            raise Violation(f"a guard with its floor at {guard.floor} would sign at {below}")
+
+
 _REPLICAS: dict[type[Core], type[r.Replica]] = {}
 
 
-def _replica_of(core_type: type[Core]) -> type[r.Replica]:
+def _replica_of(replica_type: type[r.Replica], core_type: type[Core]) -> type[r.Replica]:
     """The replica around another core: how seeded bugs get in."""
     if core_type is Core:
-        return r.Replica
+        return replica_type
     if core_type not in _REPLICAS:
         _REPLICAS[core_type] = type("MutantReplica", (r.Replica,), {"core_type": core_type})
     return _REPLICAS[core_type]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from consensus import core as c
+from consensus import events as c
 from consensus import replica as r
 from consensus.core import Core
 from consensus.guard import Guard
@@ -15,17 +15,20 @@ from consensus.simulation.cluster import Cluster, Node
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario
 from consensus.simulation.worlds import HashWorld
-from consensus.votes import Certificate
+from consensus.votes import Certificate, vote_check
+from consensus.wire import Votes
 from state.primitives.blocks import Header
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
-SEEDS_MAX = 300
+SEEDS_MAX = 500
 
 
 class OpenGuard(Guard):
-    """Allows what the core asks for, so that a bug of the core reaches the network."""
+    """Allows what the core asks for above the floor, so that a bug of the core reaches the network."""
 
     def check(self, kind: int, candidate: Candidate) -> Vote | None:
+        if (candidate.epoch, candidate.view) <= self.floor:
+            return super().check(kind, candidate)
         return None
 
 
@@ -127,10 +130,118 @@ class ForgetfulGuard(Guard):
         return guard, whole
 
 
+class NewBlockOnTheLast(Core):
+    """Goes on in the epoch after its last block."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._last_height += 1_000
+
+
+class NeverProposesAgain(Core):
+    """Leaves a last block that is notarized and not final to others."""
+
+    def _propose(self, candidate: Candidate, justify: Certificate | None, nulls: list[Certificate]) -> None:
+        if candidate.view == self._headers[candidate.block_hash].view:
+            super()._propose(candidate, justify, nulls)
+
+
+class RefusesTheLastAgain(Core):
+    """Takes the last block for invalid when it is proposed again."""
+
+    def _judge(self, candidate: Candidate) -> bool | None:
+        header = self._headers.get(candidate.block_hash)
+        if header is not None and header.view != candidate.view:
+            return False
+        return super()._judge(candidate)
+
+
+class CountsVotesOfEveryEpoch(Core):
+    def wants_vote(self, vote: Vote) -> bool:
+        return super().wants_vote(vote._replace(epoch=self._epoch))
+
+
+class HearsEveryEpoch(r.Replica):
+    """Takes votes of the committee before for those of this one."""
+
+    core_type = CountsVotesOfEveryEpoch
+
+    def _receive_foreign(self, sender: bytes, decoded: r.Decoded, epoch: int) -> r.Inbound | None:
+        if isinstance(decoded.message, Votes):
+            wanted = [vote for vote in decoded.message.votes if self.core.wants_vote(vote)]
+            if wanted and all(vote.seat < self._committee.size for vote in wanted):
+                checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
+                return r.Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks)
+        return super()._receive_foreign(sender, decoded, epoch)
+
+
+class KeepsTheSeat(r.Replica):
+    """Votes from the seat of the first epoch for ever."""
+
+    def _take(self, epoch: c.Epoch) -> None:
+        seat = getattr(self, "_seat", None)
+        super()._take(epoch)
+        if seat is not None and seat < epoch.committee.size:
+            self._seat = seat
+
+
+class KeepsTheJournal(r.Replica):
+    """Leaves a torn end of the journal where it is, and writes behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._torn = None
+
+
+class SunkenGuard(Guard):
+    """Its floor never rises."""
+
+    def raise_floor(self, epoch: int, view: int) -> None:
+        return
+
+
+class GuardOffByOne(Guard):
+    """Would sign again in the very view of its floor."""
+
+    def check(self, kind: int, candidate: Candidate) -> Vote | None:
+        if (candidate.epoch, candidate.view) == self.floor and self.floor[1] > 0:
+            return None
+        return super().check(kind, candidate)
+
+
+class KeepsTheTornSlot(Guard):
+    """Writes behind a torn slot."""
+
+    @classmethod
+    def load(cls, data: bytes, genesis_hash: bytes, vote_key: bytes) -> tuple[Guard, int]:
+        guard, _ = super().load(data, genesis_hash, vote_key)
+        return guard, len(data)
+
+
+def of_hashes(cluster: Cluster) -> HashWorld:
+    assert isinstance(cluster.world, HashWorld)
+    return cluster.world
+
+
+def state_knows_no_epochs(cluster: Cluster) -> None:
+    of_hashes(cluster).checks_epochs = False
+
+
+def quorum_of_the_first_committee(cluster: Cluster) -> None:
+    world = of_hashes(cluster)
+    for epoch in range(1, 60):
+        world.reign(epoch).committee.quorum = world.reign(0).committee.quorum
+
+
+def replica(replica_type: type[r.Replica]) -> dict[str, Any]:
+    def mutate(cluster: Cluster) -> None:
+        cluster.replica_type = replica_type
+
+    return {"mutate": mutate}
+
+
 def smaller_quorum(cluster: Cluster) -> None:
-    world = cluster.world
-    assert isinstance(world, HashWorld)
-    committee = world.reign(0).committee
+    committee = of_hashes(cluster).reign(0).committee
     committee.quorum = committee.weight // 2 + 1
 
 
@@ -186,6 +297,19 @@ MUTANTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "vote leaves before it is on disk": ("blackout", {"mutate": sends_before_sync}),
     "nothing is ever synced": ("blackout", {"mutate": never_syncs}),
     "journal lost at a crash": ("blackout", {"mutate": loses_the_journal}),
+    "torn journal not cut": ("blackout", replica(KeepsTheJournal)),
+    "torn guard not cut": ("blackout", {"guard_type": KeepsTheTornSlot}),
+    "floor of the guard not raised": ("epochs", {"guard_type": SunkenGuard}),
+    "floor of the guard off by one": ("calm", {"guard_type": GuardOffByOne}),
+    "a new block on the last of the epoch": (
+        "epochs",
+        {"core_type": NewBlockOnTheLast, "mutate": state_knows_no_epochs},
+    ),
+    "last block never proposed again": ("epochs_partition", {"core_type": NeverProposesAgain}),
+    "last block refused when proposed again": ("epochs_partition", {"core_type": RefusesTheLastAgain}),
+    "votes of the old committee count": ("epochs_crash", replica(HearsEveryEpoch)),
+    "quorum of the first committee": ("epochs_adversary", {"mutate": quorum_of_the_first_committee}),
+    "seat of the first committee": ("epochs", replica(KeepsTheSeat)),
 }
 
 
