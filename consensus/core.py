@@ -953,9 +953,11 @@ class Core:
         return self._headers[block_hash].height
 
     def _hold(self, block_hash: bytes, header: Header) -> None:
-        self._fetching.pop(block_hash, None)
+        is_wanted = self._fetching.pop(block_hash, None) is not None
         if block_hash in self._headers or header.height <= self._root.height:
             return
+        if is_wanted:  # a certified block stands on it and waits to be executed
+            self._wanted_execution.add(block_hash)
         self._headers[block_hash] = header
         self._children.setdefault(header.parent_hash, []).append(block_hash)
 
