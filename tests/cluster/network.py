@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from node.control import ask_node
 from rpc.client import Client
 from state.primitives.errors import DekubeError
+from testnet.cluster import PLAN_FILE
+from testnet.plan import member_names
 
 PATIENCE_S = 60.0
 """For what must happen at all; how fast it must happen is measured in times of blocks."""
@@ -133,7 +135,8 @@ class Network:
 
     def call(self, name: str, method: str, *params: Any) -> Any:
         """Ask the gateway of a member, which may still be coming up."""
-        members = ["relay-0", *(f"validator-{i}" for i in range(4)), "worker-0", "worker-1"]
+        plan = json.loads((self.root / PLAN_FILE).read_text())
+        members = member_names(plan["validators"], plan["workers"])
         port = self.base_port + 3 * members.index(name) + 1
 
         def ask() -> list[Any] | None:
