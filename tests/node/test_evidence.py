@@ -24,11 +24,13 @@ from node.evidence import (
     decode_file,
     encode_file,
 )
+from node.ledger import NodeLedger
+from node.mempool import MempoolOptions
 from p2p.gossip import Verdict
 from rpc.view import Head
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
-from state.primitives.votes import Equivocation
+from state.primitives.votes import NOTARIZE, Equivocation
 from state.transition.evidence import (
     EVIDENCE_LIMIT_BYTES,
     Evidence,
@@ -38,9 +40,13 @@ from state.transition.evidence import (
     prove,
 )
 from state.transition.runtime import Runtime
-from state.transition.slashing import Offence
+from state.transition.slashing import Offence, is_tombstoned
+from state.transition.staking import load_committee
 from state.view import Reader
-from tests.state.transition.faults import EPOCH_BLOCKS, EVIDENCE_EPOCHS, REPORTER, Court, evidence
+from state.view.accounts import balance_of
+from tests.node.test_chain import Node as ChainNode
+from tests.state.transition.chain import VALIDATORS
+from tests.state.transition.faults import EPOCH_BLOCKS, EVIDENCE_EPOCHS, REPORTER, Court, evidence, vote
 
 PEER = b"p" * 20
 OWN = b"\xcc" * 20
@@ -272,6 +278,44 @@ async def test_what_is_found_in_the_moment_that_ends_the_node_is_kept(ledger: Co
         node.found(Equivocation(*evidence(ledger.court, 1, 0)[:2]))
         nursery.cancel_scope.cancel()  # before the writer had its turn
     assert service(ledger, tmp_path).pending == node.pending != ()
+
+
+async def test_from_what_one_node_saw_to_the_same_punishment_on_all(tmp_path: Path) -> None:
+    """One finds it, another leads: real chains, real headers, the same roots, and nothing waits afterwards."""
+    nodes = [ChainNode(tmp_path / name) for name in ("a", "b")]
+    try:
+        ledgers = [NodeLedger(node.store, node.chain, node.runtime, MempoolOptions()) for node in nodes]
+        heard: list[bytes] = []
+        finder, leader = (
+            EvidenceService(ledger, heard.append, reporter=OWN, path=tmp_path / name, metrics=NoMetrics())
+            for ledger, name in zip(ledgers, ("e", "f"), strict=True)
+        )
+        committee = load_committee(nodes[0].store, 0)
+        assert committee is not None
+        key = next(key for key in VALIDATORS if key.address == committee.seats[0].address)
+        votes = [
+            vote(key, 0, NOTARIZE, name, epoch=0, genesis_hash=nodes[0].runtime.genesis_hash)
+            for name in (b"y", b"x")
+        ]
+        finder.found(Equivocation(*votes))
+        assert await leader.validate(PEER, heard[0]) is Verdict.ACCEPT
+        block, _ = nodes[1].choose(nodes[1].tip_hash, [], evidence=leader.take())
+        assert block.evidence == tuple(heard)
+        for node, ledger, service_ in zip(nodes, ledgers, (finder, leader), strict=True):
+            executed = node.receive(block)
+            # A child of a block that punishes cannot punish again, though the pool still has the proof.
+            child, _ = node.choose(executed.block_hash, [], evidence=service_.take())
+            assert child.evidence == ()
+            node.chain.commit(executed.block_hash, b"certificate")
+            ledger.on_commit([executed])
+            service_.on_commit([executed])
+            assert service_.pending == ()
+            assert is_tombstoned(node.store, key.address)
+            assert balance_of(node.store, OWN) > 0
+        assert nodes[0].store.tip.state_root == nodes[1].store.tip.state_root
+    finally:
+        for node in nodes:
+            node.store.close()
 
 
 async def wait_file(path: Path, content: list[bytes]) -> None:
