@@ -584,7 +584,7 @@ class LightNode:
     ) -> tuple[Proven, ...]:
         """Return what an endpoint's headers come to once they are proven, asking it for what is missing."""
         client, now_ms = self.client, self._now_ms()
-        if certificate is None:
+        if certificate is None and headers[-1].epoch >= client.trusted.epoch:
             headers, certificate = self._to_certificate(endpoint, headers)
         epoch = headers[-1].epoch
         if epoch > client.trusted.epoch:  # a boundary passed since
@@ -593,7 +593,7 @@ class LightNode:
             period = client.options.trusting_period_ms
             if period is not None and now_ms - headers[-1].time_ms > period:
                 certificate = None
-            elif client.committee(epoch) is None:
+            elif certificate is not None and client.committee(epoch) is None:
                 with suppress(_Silent):
                     self._recall(endpoint, epoch - 1)
             if certificate is None or client.committee(epoch) is None:
@@ -606,18 +606,16 @@ class LightNode:
             self._newest = proven[-1]
         return proven
 
-    def _to_certificate(
-        self, endpoint: Endpoint, headers: list[Header]
-    ) -> tuple[list[Header], Certificate | None]:
-        """Extend headers upwards until one has a certificate or is a boundary block that was followed."""
+    def _to_certificate(self, endpoint: Endpoint, headers: list[Header]) -> tuple[list[Header], Certificate]:
+        """Extend headers of the epoch that runs upwards until one has a certificate."""
         path, limit = list(headers), 2 * self.client.trusted.epoch_blocks + HEADERS_PAGE
         while len(path) <= limit:
-            if header_hash(path[-1]) == self.client.boundaries.get(path[-1].epoch):
-                return path, None
             more, certificate = _path(self._call(endpoint, "dekube_getHeader", path[-1].height + 1, HEADERS_PAGE))
             path += more
             if certificate is not None:
                 return path, certificate
+            if len(more) != HEADERS_PAGE:  # only a whole page can end without one: the newest block always has its
+                raise HeaderUnproven("headers that end without a certificate")
         raise HeaderUnproven(f"{limit} headers without a certificate")
 
     def _to_boundary(self, endpoint: Endpoint, headers: list[Header]) -> list[Header]:
@@ -630,8 +628,8 @@ class LightNode:
         while path[-1].height < top:
             missing = min(top - path[-1].height, HEADERS_PAGE)
             more = _headers(self._call(endpoint, "dekube_getHeaders", path[-1].height + 1, missing))
-            if not more or more[0].height != path[-1].height + 1 or len(more) > missing:
-                raise HeaderUnproven("headers that do not follow each other")
+            if len(more) != missing:
+                raise _Silent(f"has not all headers up to height {top}")
             path += more
         return path
 

@@ -21,7 +21,7 @@ from state.primitives.transactions import NATIVE_FORM, Transaction
 from state.store import Store
 from state.store.errors import HeightUnknown as StoreHeightUnknown
 from state.store.errors import Pruned as StorePruned
-from state.store.records import Place
+from state.store.records import Place, decode_epoch
 from state.transition.epochs import epoch_of
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
@@ -221,11 +221,19 @@ class StoreView:
             if tip is None:
                 break
             headers.append(tip.header)
-            certificate = store.certificate(above) if to_certificate else None
+            certificate = self._certificate(above) if to_certificate else None
             # The certificate kept with a block may name a later one, which made this one final as an ancestor.
             if certificate is not None and decode_certificate(certificate).block_hash == tip.block_hash:
                 return headers, certificate
         return headers, None
+
+    def _certificate(self, height: int) -> bytes | None:
+        """Return the certificate kept with a block, or with the record of the epoch that it ends."""
+        found = self._store.certificate(height)
+        epoch, rest = divmod(height, self._runtime.chain.epoch_blocks)
+        if found is None and not rest and (record := self._store.epoch_record(epoch - 1)) is not None:
+            _, found, _ = decode_epoch(record)
+        return found
 
     def epoch_records(self, first: int, limit: int) -> list[bytes]:
         """Return the records of at most ``limit`` epochs from ``first`` on."""

@@ -179,9 +179,17 @@ def test_one_honest_gateway_is_enough() -> None:
     assert banned(node) == {}
 
 
-@pytest.mark.parametrize("kept", [lambda height: True, lambda height: height % EPOCH_BLOCKS == 0 or height == 23])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda height: True,
+        lambda height: height % EPOCH_BLOCKS == 0 or height == 23,
+        lambda height: height == 23,
+    ],
+    ids=["all", "boundaries and head", "head"],
+)
 def test_transactions_and_receipts_of_any_age(kept: Callable[[int], bool]) -> None:
-    """Also where the gateway keeps the certificates of boundaries and of the newest block alone."""
+    """Also where the gateway has dropped most certificates."""
     node = light(a=Gateway(CHAIN, kept))
     node.sync()
     for height in (3, 4, 7, 8, 19, 22):
@@ -572,3 +580,36 @@ def test_endpoints_are_bounded_and_keep_their_bans(tmp_path: Path) -> None:
 def test_a_fork_has_no_culprits_without_both_certificates() -> None:
     fork = Fork(4, CHAIN.committee(0), (b"a" * 32, b"b" * 32), (None, CHAIN.certificates[4]))
     assert fork.equivocations == () and fork.suspects == ()
+
+
+def test_an_endless_or_empty_path_is_cut_off() -> None:
+    """Who shows no certificate keeps a client busy for a page, and who repeats itself not for ever."""
+
+    class Endless(Gateway):
+        def dekube_getHeader(self, height: int, limit: int = 64) -> Any:
+            return {"headers": [hexed(encode_header(self.chain.headers[22]))] * limit, "certificate": None}
+
+    class Broken(Gateway):
+        def dekube_getHeader(self, height: int, limit: int = 64) -> Any:
+            return super().dekube_getHeader(height, limit) | {"certificate": None}
+
+    endless, broken = Endless(CHAIN), Broken(CHAIN)
+    node = light(endless=endless, broken=broken, honest=Gateway(CHAIN))
+    node.sync()
+    assert node.header(22)[1] == "honest"
+    assert set(banned(node)) == {"endless", "broken"}
+    assert len(endless.calls) < 10 and len(broken.calls) < 10
+
+
+def test_headers_missing_below_a_boundary_are_asked_elsewhere() -> None:
+    class Short(Gateway):
+        def dekube_getHeaders(self, height: int, limit: int = 64) -> Any:
+            return {"headers": super().dekube_getHeaders(height, limit)["headers"][:1]}
+
+        def dekube_getHeader(self, height: int, limit: int = 64) -> Any:
+            return super().dekube_getHeader(height, 1)
+
+    node = light(short=Short(CHAIN, lambda height: height > 20), honest=Gateway(CHAIN))
+    node.sync()
+    assert node.header(5)[1] == "honest"
+    assert banned(node) == {} and "has not all headers" in node.endpoints[0].note
