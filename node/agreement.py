@@ -12,16 +12,17 @@ import trio
 
 from consensus import sync
 from consensus.events import ConsensusParameters, Epoch, Root
-from consensus.guard_log import VoteDirectory
+from consensus.guard_log import FileLog, VoteDirectory
 from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService, VotingKey
+from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
 from node.config import NodeOptions
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
-from node.signer import LocalVoter, make_voter, votes_elsewhere
+from node.signer import LocalVoter, make_voter, open_guard, votes_elsewhere
 from node.stages import Stages
 from node.verifier import SignatureVerifier
 from p2p.frame import Class
@@ -31,7 +32,7 @@ from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
-from state.primitives.votes import Equivocation
+from state.primitives.votes import Equivocation, VoteKey
 from state.store import Pruned
 from state.transition.epochs import EpochInfo, epoch_of, load_tally
 from state.transition.runtime import Checked
@@ -77,6 +78,7 @@ class EvidenceSource(Protocol):
 class Agreement:
     """Wires ``consensus.service`` and starts it.
 
+    ``votes`` are the vote key and, while it is being replaced, the one that follows it: whichever sits votes.
     ``accepts_empty_guard`` is the operator's word that the vote key has never voted although its record is empty.
     Raises GuardMissing, GuardCorrupt, GuardOutdated and ConfigError, and UpgradeRequired for a chain that has
     gone on in a version of the protocol that this software does not know.
@@ -84,7 +86,7 @@ class Agreement:
 
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, network: Network, metrics: NodeMetrics, *,
-        home: Home, options: NodeOptions, vote: SecretKey | None, make_identity: Callable[[], Identity],
+        home: Home, options: NodeOptions, votes: Sequence[SecretKey], make_identity: Callable[[], Identity],
         evidence: EvidenceSource, stages: Stages, accepts_empty_guard: bool = False,
     ) -> None:  # fmt: skip
         self._ledger = ledger
@@ -95,23 +97,30 @@ class Agreement:
         self.committee = info.committee
         root, certificates = _root(ledger, number)
         vote_key = bytes.fromhex(options.signer.vote_key) if votes_elsewhere(options) else None
-        if vote is not None:
-            vote_key = vote.vote_key
+        if votes:
+            vote_key = votes[0].vote_key
         voter = make_voter(
             home,
             options,
             chain_hash=runtime.genesis_hash,
-            vote=vote,
+            vote=votes[0] if votes else None,
             make_identity=make_identity,
             may_have_voted=lambda: vote_key is not None and _may_have_voted(ledger, number, vote_key),
             tip=(number, root.view),
             accepts_empty_guard=accepts_empty_guard,
         )
-        self._directory: VoteDirectory | None = None
+        self._directories: list[VoteDirectory] = []
+        journal: FileLog | None = None
+        keys: list[VotingKey] = []
+        self._signer: RemoteVoter | None = None
         if isinstance(voter, LocalVoter):
-            self._directory = voter.directory
+            self._directories.append(voter.directory)
+            keys.append(VotingKey(voter.key, voter.directory))
+            keys += [self._next_key(home, number, root.view, following) for following in votes[1:]]
         elif voter is not None:
-            self._directory = VoteDirectory(home.guard)  # what the votes rest on stays with the chain
+            self._signer = voter
+            self._directories.append(VoteDirectory(home.guard))  # what the votes rest on stays with the chain
+            journal = self._directories[0].journal
         self._port = _NetworkPort(network)
         self.service = ConsensusService(
             epoch=_epoch(info),
@@ -122,9 +131,9 @@ class Agreement:
             chain=_ChainPort(ledger, verifier, stages, evidence),
             network=self._port,
             wall_ms=wall_ms,
-            keys=(VotingKey(voter.key, voter.directory),) if isinstance(voter, LocalVoter) else (),
-            voter=None if isinstance(voter, LocalVoter) else voter,
-            journal=self._directory.journal if self._directory and not isinstance(voter, LocalVoter) else None,
+            keys=keys,
+            voter=self._signer,
+            journal=journal,
             metrics=metrics,
             on_equivocation=evidence.found,
         )
@@ -139,12 +148,28 @@ class Agreement:
         ledger.on_pool_changed = self._pool_changed
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the replica; see ConsensusService.run for what it raises."""
+        """Run the replica and the link to a signer; see ConsensusService.run and RemoteVoter.run for errors."""
         try:
-            await self.service.run(task_status)
+            async with trio.open_nursery() as nursery:
+                if self._signer is not None:
+                    await nursery.start(self._signer.run)
+                await self.service.run(task_status)
         finally:
-            if self._directory is not None:
-                self._directory.close()
+            for directory in self._directories:
+                directory.close()
+
+    def _next_key(self, home: Home, number: int, view: int, secret: SecretKey) -> VotingKey:
+        """Open the guard of a key that takes over when the chain seats it."""
+        directory = open_guard(
+            home,
+            self._ledger.runtime.genesis_hash,
+            secret.vote_key,
+            may_have_voted=_may_have_voted(self._ledger, number, secret.vote_key),
+            tip=(number, view),
+            accepts_empty=False,
+        )
+        self._directories.append(directory)
+        return VotingKey(VoteKey(secret), directory)
 
     def _on_peer(self, address: bytes, is_connected: bool) -> None:
         if is_connected:
