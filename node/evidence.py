@@ -23,6 +23,7 @@ from rpc.view import Head
 from state.primitives.blocks import evidence_root
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.receipts import decode_receipt
 from state.primitives.votes import Equivocation
 from state.transition.evidence import (
     BLOCK_EVIDENCE_BYTES_MAX,
@@ -35,7 +36,7 @@ from state.transition.evidence import (
     prove,
 )
 from state.transition.runtime import Runtime
-from state.transition.slashing import Offence
+from state.transition.slashing import EQUIVOCATED, Offence
 from state.view import Reader
 
 __all__ = ["PENDING_MAX", "EvidencePool", "EvidenceService", "Ledger", "PoolFull", "decode_file", "encode_file"]
@@ -224,10 +225,10 @@ class EvidenceService:
     def on_commit(self, blocks: Sequence[Executed]) -> None:
         """Follow the chain: what became final, or too old, waits no longer."""
         epoch = self._epoch_now()
-        is_touched = epoch != self._epoch or any(
-            executed.header.evidence_root != NO_EVIDENCE for executed in blocks
-        )
-        if is_touched and self._pool.refresh():
+        punishing = [executed for executed in blocks if executed.header.evidence_root != NO_EVIDENCE]
+        for executed in punishing:
+            _tell(executed)
+        if (punishing or epoch != self._epoch) and self._pool.refresh():
             self._note()
         self._epoch = epoch
 
@@ -283,6 +284,14 @@ class EvidenceService:
                 self._pool.add(raw)
             except (DecodeError, EvidenceRefused):
                 continue  # in a block since, or too old
+
+
+def _tell(executed: Executed) -> None:
+    """Log who is out for ever by a block that is final now."""
+    receipt = executed.execution.block_receipt
+    for event in decode_receipt(receipt).events if receipt is not None else ():
+        if event.address == EQUIVOCATED.address and event.topics[0] == EQUIVOCATED.topic:
+            _log.warning("an operator is out for ever", height=executed.header.height, **EQUIVOCATED.decode(event))
 
 
 def _save(path: Path, data: bytes) -> None:

@@ -88,7 +88,8 @@ class CourtLedger:
 
 def block(root: bytes) -> Executed:
     """Return what the service reads of an executed block."""
-    return cast(Executed, SimpleNamespace(header=SimpleNamespace(evidence_root=root)))
+    execution = SimpleNamespace(block_receipt=None)
+    return cast(Executed, SimpleNamespace(header=SimpleNamespace(evidence_root=root), execution=execution))
 
 
 @dataclass
@@ -280,7 +281,9 @@ async def test_what_is_found_in_the_moment_that_ends_the_node_is_kept(ledger: Co
     assert service(ledger, tmp_path).pending == node.pending != ()
 
 
-async def test_from_what_one_node_saw_to_the_same_punishment_on_all(tmp_path: Path) -> None:
+async def test_from_what_one_node_saw_to_the_same_punishment_on_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One finds it, another leads: real chains, real headers, the same roots, and nothing waits afterwards."""
     nodes = [ChainNode(tmp_path / name) for name in ("a", "b")]
     try:
@@ -313,6 +316,7 @@ async def test_from_what_one_node_saw_to_the_same_punishment_on_all(tmp_path: Pa
             assert is_tombstoned(node.store, key.address)
             assert balance_of(node.store, OWN) > 0
         assert nodes[0].store.tip.state_root == nodes[1].store.tip.state_root
+        assert capsys.readouterr().out.count("an operator is out for ever") == 2
     finally:
         for node in nodes:
             node.store.close()
