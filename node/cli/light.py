@@ -107,7 +107,7 @@ def _rpc_option(function: _Function) -> _Function:
 def light() -> None:
     """A light client: check what gateways say, with the signatures of the validators.
 
-    It keeps a few kilobytes, follows one record an epoch, and believes no endpoint. Begin with a genesis file or a
+    It keeps one small file, follows one record an epoch, and believes no endpoint. Begin with a genesis file or a
     checkpoint that you have from a source you trust; docs/light.md says what is trusted and what is not.
 
     \b
