@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from node.chain import BlockUnknown, Chain, Executed, StateDiverged, decode_body
 from node.mempool import Mempool, MempoolOptions
 from state.primitives.blocks import Block, decode_block, encode_block, evidence_root
+from state.primitives.committee import Seat
 from state.primitives.errors import InvalidBlock
+from state.primitives.genesis import Genesis
 from state.primitives.keys import SecretKey, recover_addresses
 from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import VoteKey
@@ -35,9 +37,9 @@ SIGNERS = {key.address: VoteKey(key) for key in VALIDATORS}
 class Node:
     """A chain with its store, and short words for what tests do with it."""
 
-    def __init__(self, path: Path) -> None:
-        self.runtime = Runtime(GENESIS, check_invariants=True)
-        self.store = Store.open(path, GENESIS, self.runtime.genesis_changes)
+    def __init__(self, path: Path, *, versions: tuple[int, ...] = (1,), founded: Genesis = GENESIS) -> None:
+        self.runtime = Runtime(founded, check_invariants=True, versions=versions)
+        self.store = Store.open(path, founded, self.runtime.genesis_changes)
         self.chain = Chain(self.store, self.runtime)
 
     def checked(self, *transactions: Transaction, known: SecretKey | None = None) -> list[Checked]:
@@ -352,6 +354,136 @@ def test_two_nodes_agree_whatever_else_they_executed(node: Node, other: Node) ->
     assert node.chain.tip == other.chain.tip
 
 
+# Epochs
+
+SHORT = genesis(epoch_blocks=4, evidence_epochs=2, stake_min=1)
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "short", founded=SHORT)
+    yield made
+    made.store.close()
+
+
+def test_the_last_header_of_an_epoch_names_the_next_committee(short: Node, tmp_path: Path) -> None:
+    fresh = Node(tmp_path / "fresh", founded=SHORT)
+    vote = SecretKey(b"v" * 32)
+    stake = stake_payload(3_000 * COIN, vote, genesis_hash=short.runtime.genesis_hash, address=CAROL.address)
+    SIGNERS[CAROL.address] = VoteKey(vote)
+    committees: dict[int, bytes] = {}
+    for height in range(1, 23):
+        epoch, place = divmod(height - 1, 4)
+        info = short.chain.epoch_info(epoch)
+        assert info is not None
+        assert short.chain.epoch_info(epoch + 1) is None
+        body = [signed(CAROL, 0, STAKE_KIND, stake)] if height == 1 else []
+        executed = short.grow(short.tip_hash, *body)
+        header = executed.header
+        assert (header.epoch, header.view, header.version) == (epoch, place + 1, 1)
+        assert header.committee_hash == info.committee.hash == committees.setdefault(epoch, info.committee.hash)
+        following = short.chain.epoch_info(epoch + 1, executed.block_hash)
+        if place == 3:  # the boundary: what it names is what its execution begins
+            assert following is not None
+            assert header.next_committee_hash == following.committee.hash
+            assert following.randomness != info.randomness
+            committees[epoch + 1] = following.committee.hash
+        else:
+            assert following is None
+            assert header.next_committee_hash == bytes(32)
+        short.chain.commit(executed.block_hash, b"final")
+        fresh.chain.commit(fresh.receive(decode_block(executed.raw)).block_hash, b"final")
+    assert fresh.chain.tip == short.chain.tip
+    last = short.chain.epoch_info(5)
+    assert last is not None
+    assert {seat.address for seat in last.committee.seats} == {CAROL.address, *(key.address for key in VALIDATORS)}
+    assert len(set(committees.values())) > 2  # each epoch draws its own order, of which there are few here
+    fresh.store.close()
+
+
+def test_a_chain_goes_on_from_a_boundary_after_reopening(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db", founded=SHORT)
+    for _ in range(4):
+        node.chain.commit(node.grow(node.tip_hash).block_hash, b"final")
+    before = node.chain.epoch_info(1)
+    node.store.close()
+    again = Node(tmp_path / "db", founded=SHORT)
+    after = again.chain.epoch_info(1)
+    assert before is not None
+    assert after is not None
+    assert (after.committee.hash, after.randomness) == (before.committee.hash, before.randomness)
+    assert again.grow(again.tip_hash).header.view == 1
+    again.store.close()
+
+
+def test_nobody_proves_a_view_with_another_key_input_or_seat(short: Node) -> None:
+    good = short.build(short.tip_hash)
+    header = good.header
+    leader, other = (seat.address for seat in _ordered(short, header.proposer_seat))
+    alpha = short.chain.vrf_input(short.tip_hash, 1)
+    for proof in (
+        SIGNERS[other].prove(alpha),
+        SIGNERS[leader].prove(short.chain.vrf_input(short.tip_hash, 2)),
+        SIGNERS[leader].prove(b"anything"),
+        header.vrf_proof[:-1] + bytes([header.vrf_proof[-1] ^ 1]),
+    ):
+        with pytest.raises(InvalidBlock, match="VRF"):
+            short.receive(Block(header._replace(vrf_proof=proof), ()))
+    stolen = header._replace(proposer_seat=1 - header.proposer_seat, vrf_proof=SIGNERS[other].prove(alpha))
+    with pytest.raises(InvalidBlock, match="does not lead"):
+        short.receive(Block(stolen, ()))
+    short.receive(good)
+
+
+def _ordered(node: Node, first: int) -> tuple[Seat, Seat]:
+    info = node.chain.epoch_info(0)
+    assert info is not None
+    seats = info.committee.seats
+    return seats[first], seats[1 - first]
+
+
+def test_a_boundary_that_names_another_committee_is_refused(short: Node) -> None:
+    for _ in range(3):
+        short.chain.commit(short.grow(short.tip_hash).block_hash, b"final")
+    good = short.build(short.tip_hash)
+    for wrong in (bytes(32), b"n" * 32, good.header.committee_hash):
+        with pytest.raises(InvalidBlock, match="next committee"):
+            short.receive(Block(good.header._replace(next_committee_hash=wrong), ()))
+    short.receive(good)
+
+
+def test_a_leader_builds_for_the_epoch_of_its_parent_alone(short: Node) -> None:
+    arguments: dict[str, Any] = {
+        "view": 1, "seat": 0, "time_ms": START_MS, "voters_bitmap": b"", "vrf_proof": bytes(80),
+        "transactions": (),
+    }  # fmt: skip
+    with pytest.raises(InvalidBlock, match="epoch 1"):
+        short.chain.build(short.tip_hash, epoch=1, **arguments)
+
+
+def test_an_old_node_stops_where_a_new_version_begins(tmp_path: Path) -> None:
+    new, old = (Node(tmp_path / str(n), versions=known, founded=SHORT) for n, known in enumerate(((1, 2), (1,))))
+    for _ in range(8):
+        executed = new.grow(new.tip_hash)
+        assert (executed.header.version, executed.header.signal) == (1, 2)
+        new.chain.commit(executed.block_hash, b"final")
+        old.chain.commit(old.receive(decode_block(executed.raw)).block_hash, b"final")
+    info = old.chain.epoch_info(2)
+    assert info is not None
+    assert info.version == 2
+    block = new.build(new.tip_hash)
+    assert block.header.version == 2
+    for refused in (lambda: old.receive(block), lambda: old.build(old.tip_hash)):
+        with pytest.raises(InvalidBlock) as error:
+            refused()
+        assert error.value.code == "upgrade_required"
+    with pytest.raises(InvalidBlock, match="version 1"):
+        new.receive(Block(block.header._replace(version=1), ()))
+    new.receive(block)
+    for node in (new, old):
+        node.store.close()
+
+
 VECTORS = Path(__file__).parents[1] / "vectors/chain.json"
 
 
@@ -370,6 +502,25 @@ def test_roots_stand_as_in_the_vectors(node: Node) -> None:
         found.append([executed.block_hash.hex(), executed.state_root.hex(), executed.receipt_root.hex()])
         node.chain.commit(executed.block_hash, b"final")
     assert found == json.loads(VECTORS.read_text())["block_hash, state_root and receipt_root by height"]
+
+
+def test_boundaries_stand_as_in_the_vectors(short: Node) -> None:
+    assert boundaries(short) == json.loads(VECTORS.read_text())["block_hash and state_root of four boundaries"]
+
+
+def boundaries(short: Node) -> list[list[str]]:
+    """Grow over four epochs, in the first of which somebody stakes; return hashes and roots of their last blocks."""
+    vote = SecretKey(b"v" * 32)
+    SIGNERS[CAROL.address] = VoteKey(vote)
+    stake = stake_payload(3_000 * COIN, vote, genesis_hash=short.runtime.genesis_hash, address=CAROL.address)
+    found = []
+    for height in range(1, 17):
+        body = [signed(CAROL, 0, STAKE_KIND, stake)] if height == 1 else []
+        executed = short.grow(short.tip_hash, *body, view=height * 2 % 9 if height < 4 else None)
+        short.chain.commit(executed.block_hash, b"final")
+        if height % 4 == 0:
+            found.append([executed.block_hash.hex(), executed.state_root.hex()])
+    return found
 
 
 def test_threads_take_turns(node: Node) -> None:
