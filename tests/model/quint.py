@@ -13,8 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
+
+from tests.model.replay import WORLDS, Replay, load_trace
 
 HERE: Final = Path(__file__).parent
 MODEL: Final = HERE.parents[1] / "docs" / "model"
@@ -26,6 +29,7 @@ WITNESSES: Final = ("somethingFinal", "someViewSkipped", "notarizedAndNull", "pr
 INSTANCES: Final = ("equal", "weighted", "heavy")
 RECORDED: Final = ("equal", "weighted")
 TRACES_EACH: Final = 16
+SAMPLES_RECORDED: Final = 128
 STEPS: Final = 50
 KEPT: Final = ("last", "current", "committed")
 
@@ -72,16 +76,27 @@ def witnessed(output: str) -> dict[str, int]:
 
 
 def record() -> None:
-    """Write the kept traces anew, cut down to what the replay reads."""
+    """Write the kept traces anew: those that do the rarest things, cut down to what the replay reads."""
     shutil.rmtree(TRACES, ignore_errors=True)
     TRACES.mkdir()
     for seed, instance in enumerate(RECORDED, 1):
         with tempfile.TemporaryDirectory() as scratch:
-            print(quint_run(instance, samples=TRACES_EACH, seed=seed, traces=Path(scratch)))
-            for path in sorted(Path(scratch).iterdir(), key=lambda path: int(path.name.split(".")[0])):
-                trace = _cut(json.loads(path.read_text()))
-                kept = TRACES / f"{instance}-{path.name.split('.')[0]}.itf.json"
-                kept.write_text(trace)
+            print(quint_run(instance, samples=SAMPLES_RECORDED, seed=seed, traces=Path(scratch)))
+            # The tool writes many traces twice.
+            found = {_cut(json.loads(path.read_text())): path for path in sorted(Path(scratch).iterdir())}
+            seen = {trace: _features(instance, path) for trace, path in found.items()}
+        often = Counter(feature for features in seen.values() for feature in features)
+        rarest = sorted(seen, key=lambda trace: -sum(1 / often[feature] for feature in seen[trace]))
+        for number, trace in enumerate(rarest[:TRACES_EACH]):
+            (TRACES / f"{instance}-{number:02}.itf.json").write_text(trace)
+
+
+def _features(instance: str, path: Path) -> set[str]:
+    """What a trace makes the core do; one that the core does not follow is the rarest of all."""
+    try:
+        return set(Replay(WORLDS[instance], by_votes=True).run(load_trace(path)))
+    except AssertionError:
+        return {"disagreement", path.name}
 
 
 def _cut(trace: dict[str, Any]) -> str:

@@ -113,14 +113,22 @@ class Replica:
     guard: Guard
     known: dict[tuple[str, int], Named] = field(default_factory=dict)
     cast: dict[tuple[int, int], Candidate] = field(default_factory=dict)
+    formed: set[tuple[int, int]] = field(default_factory=set)
     build: c.Build | None = None
     waits_idle: bool = False
 
 
 class Replay:
-    """A trace against one committee. ``idle``: nobody has a transaction, so leaders wait before they propose."""
+    """A trace against one committee.
 
-    def __init__(self, world: World, *, idle: bool = False, core_type: type[Core] = Core) -> None:
+    ``idle``: nobody has a transaction, so leaders wait before they propose. ``by_votes``: certificates are formed
+    from votes, not received, wherever the votes tell the core no more than the model's seat learns.
+    """
+
+    def __init__(
+        self, world: World, *, idle: bool = False, by_votes: bool = False, core_type: type[Core] = Core
+    ) -> None:
+        self.by_votes = by_votes
         self.committee = committee_of(world.weights)
         self.faulty = world.faulty
         self.last_height = world.last_height
@@ -172,8 +180,7 @@ class Replay:
         self.seen[step.did] += 1
         match step.did:
             case "learn":
-                replica.known[step.kind, step.view] = named
-                self.feed(replica, c.CertificateReceived(self.certificate(step)))
+                self.learn(replica, step)
                 return
             case "propose":
                 self.propose(replica, step)
@@ -192,6 +199,24 @@ class Replay:
         assert replica.cast.get(vote) == self.candidate(step), f"the core has not done this: {step}"
         for_what = NOTHING if step.kind == "nullify" else named
         self.votes.setdefault((step.kind, step.view, for_what), set()).add(step.seat)
+
+    def learn(self, replica: Replica, step: Step) -> None:
+        """Let a replica have a certificate, or the votes that make it."""
+        replica.known[step.kind, step.view] = step.named
+        certificate = self.certificate(step)
+        votes = sorted(certificate.votes(), key=lambda vote: (vote.seat == self.faulty, vote.seat))
+        leader = self.committee.leader(step.view)
+        # A leader's NULLIFY, or its second NOTARIZE, is a reason to give the view up that the model does not have.
+        tells_more = leader in (vote.seat for vote in votes) and (step.kind == "nullify" or leader == self.faulty)
+        if self.by_votes and not tells_more:
+            for vote in votes:
+                if vote.seat != replica.seat and not self.is_formed(replica, certificate):
+                    self.feed(replica, c.VoteReceived(vote))
+            self.seen["learn by votes"] += self.is_formed(replica, certificate)
+        self.feed(replica, c.CertificateReceived(certificate))
+
+    def is_formed(self, replica: Replica, certificate: Certificate) -> bool:
+        return (certificate.kind, certificate.view) in replica.formed
 
     def propose(self, replica: Replica, step: Step) -> None:
         """Let a leader build; at the boundary there is nothing to build and the core has been faster."""
@@ -253,8 +278,11 @@ class Replay:
                         self.seen["commit"] += len(block_hashes)
                     case c.EpochEnded():
                         self.seen["epoch ended"] += 1
+                    case c.KeepCertificate(certificate, True):
+                        assert self.by_votes, f"formed from too few votes: {certificate}"
+                        replica.formed.add((certificate.kind, certificate.view))
                     case c.Halt() | c.FoundEquivocation() | c.Behind():
-                        raise AssertionError(f"an honest network knows no {effect}")
+                        raise AssertionError(f"nothing gives cause for {effect}")
                     case _:
                         pass
 

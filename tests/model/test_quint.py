@@ -31,7 +31,8 @@ def test_samples_keep_the_promises(instance: str, tmp_path: Path) -> None:
     assert seen["proposedAgain"] > 0
     if instance in WORLDS:
         for path in tmp_path.iterdir():
-            Replay(WORLDS[instance]).run(load_trace(path))
+            for by_votes in (False, True):
+                Replay(WORLDS[instance], by_votes=by_votes).run(load_trace(path))
 
 
 @needs_node

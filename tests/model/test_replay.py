@@ -20,21 +20,21 @@ def world_of(name: str) -> World:
     return WORLDS[name.partition("-")[0]]
 
 
-@pytest.mark.parametrize("idle", [False, True], ids=["busy", "idle"])
+@pytest.mark.parametrize(("idle", "by_votes"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".")[0])
-def test_the_core_goes_the_way_of_the_model(path: Any, idle: bool) -> None:
-    Replay(world_of(path.name), idle=idle).run(load_trace(path))
+def test_the_core_goes_the_way_of_the_model(path: Any, idle: bool, by_votes: bool) -> None:
+    Replay(world_of(path.name), idle=idle, by_votes=by_votes).run(load_trace(path))
 
 
 def test_the_kept_traces_go_everywhere() -> None:
     assert len(PATHS) == TRACES_EACH * len(RECORDED)
     seen: Counter[str] = Counter()
     for path in PATHS:
-        seen += Replay(world_of(path.name)).run(load_trace(path))
+        seen += Replay(world_of(path.name), by_votes=True).run(load_trace(path))
     print(seen)
     assert seen.keys() >= {
         "learn", "notarize", "nullify", "finalize", "finalize late", "refuse", "commit", "epoch ended",
-        "propose", "propose again", "propose on a skipped view", "build in vain",
+        "propose", "propose again", "propose on a skipped view", "build in vain", "learn by votes",
     }  # fmt: skip
 
 
