@@ -186,6 +186,7 @@ class Core:
         self._watches_own_seat = watches_own_seat
         self._watched_from = max(root.view, floor_view)
         self._watch = watch if seat is not None else None
+        self._is_first_view = False
         self._knows_own_votes = knows_own_votes or seat is None
         self._has_ended = False
         self._now_ms = 0
@@ -449,6 +450,7 @@ class Core:
         """Say nothing until the watch is over; before Start."""
         if self._seat is not None:
             self._watch = watch
+            self._is_first_view = True
 
     def _on_start(self) -> None:
         self._started_ms = {
@@ -535,6 +537,20 @@ class Core:
         elif vote.view > self._root.view:
             self._keep_own(vote)
 
+    def _bears_foreign_vote(self, certificate: Certificate) -> bool:
+        """Halt for a certificate with a vote of this key that its guard has not made.
+
+        Votes are heard while they are new; those of before this start stand in certificates alone, so that a guard
+        that was lost shows when its validator catches up.
+        """
+        if self._seat is None or not int.from_bytes(certificate.bitmap, "little") >> self._seat & 1:
+            return False
+        if certificate.kind not in self._cast.get(certificate.view, {}):
+            for vote in certificate.votes():
+                if vote.seat == self._seat:
+                    self._on_foreign_own_vote(vote)
+        return self._is_halted
+
     def _on_own_votes(self, votes: tuple[Vote, ...], floor_view: int) -> None:
         if self._knows_own_votes:
             return
@@ -574,6 +590,8 @@ class Core:
             return
         known = table.setdefault(view, certificate)
         if known is not certificate:
+            return
+        if not is_formed and self._bears_foreign_vote(certificate):
             return
         if self._is_contradiction(view):
             self._accuse(certificate, ())
@@ -647,7 +665,9 @@ class Core:
         leader = self._committee.leader(view)
         self._out.append(EnterView(view, leader, exponent))
         if self._watch is not None:
-            self._watch.entered_view()
+            if not self._is_first_view:  # it may have come too late for a vote in the view it starts in
+                self._watch.entered_view()
+            self._is_first_view = False
             if self._watch.is_over(self._now_ms):
                 self._watch = None
         for old in [known for known in self._proposals if known < view]:

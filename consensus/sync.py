@@ -236,7 +236,10 @@ class BlockSync:
         found: list[Request] = []
         target = min(self._target(now_ms), self._last_height, self._root + AHEAD_BLOCKS_MAX)
         at = self._delivered + 1
-        while at <= target and len(self._asked) < WINDOWS_MAX and self._held_bytes <= AHEAD_BYTES_MAX:
+        waiting_bytes = sum([window.size_bytes for window in self._waiting.values()])
+        while at <= target and len(self._asked) < WINDOWS_MAX:
+            if self._held_bytes + (waiting_bytes if at > self._delivered + 1 else 0) > AHEAD_BYTES_MAX:
+                break  # the window that all others wait for may always be asked for, once execution has caught up
             end = self._covered(at)
             if end:
                 at = end + 1

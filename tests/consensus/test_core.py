@@ -5,6 +5,7 @@ from __future__ import annotations
 from consensus import events as c
 from consensus.core import EVIDENCE_VIEWS, Core
 from consensus.events import ConsensusParameters, Epoch, Root
+from consensus.guard import DoppelgangerWatch
 from consensus.simulation.cluster import Cluster, sim_parameters
 from consensus.votes import Certificate
 from state.primitives.blocks import VERSION, Header, header_hash
@@ -102,6 +103,24 @@ def test_after_nullify_there_is_neither_notarize_nor_finalize() -> None:
     assert core.view == 2
 
 
+def test_a_certificate_with_an_own_vote_that_the_guard_lacks_halts() -> None:
+    """Catching up with a record of votes that was lost: the chain's certificates bear what the key has signed."""
+    candidate = Candidate(1, 5, 4, b"b" * 32)
+    foreign = [
+        certificate(kind, candidate, (1, 2, 3)) for kind in (NOTARIZE, FINALIZE)
+    ] + [certificate(NULLIFY, Candidate(1, 5, 0, ZERO_HASH), (1, 2, 3))]  # fmt: skip
+    for received in foreign:
+        effects = core_of(3).step(c.CertificateReceived(received), 0)
+        assert [effect.code for effect in effects if isinstance(effect, c.Halt)] == ["doppelganger"]
+        for seat in (0, None):
+            effects = core_of(seat).step(c.CertificateReceived(received), 0)
+            assert not any(isinstance(effect, c.Halt) for effect in effects)
+    core = core_of(3)
+    assert kinds_cast(core.step(c.TimerFired(c.ADVANCE), 0)) == [NULLIFY]
+    effects = core.step(c.CertificateReceived(certificate(NULLIFY, Candidate(1, 1, 0, ZERO_HASH), (1, 2, 3))), 0)
+    assert not any(isinstance(effect, c.Halt) for effect in effects), "its own"
+
+
 def test_a_wrong_header_is_nullified_at_once() -> None:
     for change in (
         {"height": 2},
@@ -151,13 +170,15 @@ def test_a_leader_with_nothing_to_say_waits_and_voters_give_it_the_time() -> Non
     assert timers(core.step(c.MempoolChanged(True), 0))[c.LEADER] == 2_000
     leader = core_of(COMMITTEE.leader(2), parameters=parameters)
     leader.step(c.MempoolChanged(False), 0)
-    effects = nullify(leader, 1)
+    others = tuple(seat for seat in range(4) if seat != COMMITTEE.leader(2))
+    skipped = certificate(NULLIFY, Candidate(1, 1, 0, ZERO_HASH), others)
+    effects = leader.step(c.CertificateReceived(skipped), 0)
     assert timers(effects)[c.IDLE] == 5_000
     assert not any(isinstance(effect, c.Build) for effect in effects)
     assert any(isinstance(effect, c.Build) for effect in leader.step(c.TimerFired(c.IDLE), 5_000))
     leader = core_of(COMMITTEE.leader(2), parameters=parameters)
     leader.step(c.MempoolChanged(False), 0)
-    nullify(leader, 1)
+    leader.step(c.CertificateReceived(skipped), 0)
     assert any(isinstance(effect, c.Build) for effect in leader.step(c.MempoolChanged(True), 10))
 
 
@@ -306,3 +327,270 @@ def test_a_dead_validator_costs_one_time_out_in_its_views_until_it_is_skipped() 
     cluster.run(6_500)
     fast = cluster.oracle.height_max - before
     assert fast > 2_000 // 60, "a silent leader's views end in one exchange"
+
+
+def built(core: Core, view: int, parent_view: int, block: tuple[bytes, Header], state: bytes) -> Candidate:
+    """A block that is proposed, executed and notarised."""
+    propose(core, view, parent_view, block)
+    core.step(c.BlockExecuted(block[0], state, ZERO_HASH), 0)
+    candidate = Candidate(1, view, parent_view, block[0])
+    core.step(c.CertificateReceived(certificate(NOTARIZE, candidate)), 0)
+    return candidate
+
+
+def accused(effects: list[c.Effect]) -> list[tuple[str, int]]:
+    return [
+        (e.equivocation.type, e.equivocation.first.seat) for e in effects if isinstance(e, c.FoundEquivocation)
+    ]
+
+
+def test_conflicting_certificates_name_their_culprits_before_the_halt() -> None:
+    one, other = Candidate(1, 1, 0, b"a" * 32), Candidate(1, 1, 0, b"b" * 32)
+    core = core_of(3)
+    core.step(c.CertificateReceived(certificate(NOTARIZE, one, (0, 1, 2))), 0)
+    effects = core.step(c.CertificateReceived(certificate(NOTARIZE, other, (1, 2, 3))), 0)
+    assert accused(effects) == [("E1", 1), ("E1", 2)]
+    assert isinstance(effects[-1], c.Halt)
+
+
+def test_a_certificate_against_what_is_final_names_its_culprits() -> None:
+    core = core_of(3)
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    candidate = built(core, 1, 0, block, b"t" * 32)
+    core.step(c.CertificateReceived(certificate(FINALIZE, candidate, (0, 1, 2))), 0)
+    assert core.root.block_hash == block[0]
+    assert not core.wants_certificate(certificate(FINALIZE, candidate, (1, 2, 3)))
+    against = certificate(NULLIFY, Candidate(1, 1, 0, ZERO_HASH), (1, 2, 3))
+    assert core.wants_certificate(against)
+    effects = core.step(c.CertificateReceived(against), 0)
+    assert accused(effects) == [("E3", 1), ("E3", 2)]
+    assert [e.code for e in effects if isinstance(e, c.Halt)] == ["safety"]
+
+
+def test_a_vote_of_a_past_view_still_proves_a_fault() -> None:
+    core = core_of(3)
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    candidate = built(core, 1, 0, block, b"t" * 32)
+    core.step(c.VoteReceived(votes(FINALIZE, candidate, (1,))[0]), 0)
+    core.step(c.CertificateReceived(certificate(FINALIZE, candidate, (0, 1, 2))), 0)
+    late = Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 1, bytes(64))
+    assert core.wants_vote(late)
+    assert accused(core.step(c.VoteReceived(late), 0)) == [("E3", 1)]
+    assert core.is_late(late)
+
+
+def test_who_is_slower_than_the_quorum_still_finalises_before_it_commits() -> None:
+    core = core_of(3)
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    child = header_of(2, 2, block[0], b"t" * 32)
+    propose(core, 1, 0, block)
+    core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))), 0)
+    propose(core, 2, 1, child)
+    grandchild = Candidate(1, 2, 1, child[0])
+    assert kinds_cast(core.step(c.CertificateReceived(certificate(NOTARIZE, grandchild)), 0)) == []
+    core.step(c.CertificateReceived(certificate(FINALIZE, grandchild)), 0)
+    effects = core.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    assert [e.candidate.view for e in effects if isinstance(e, c.CastVote) and e.kind == FINALIZE] == [2]
+    effects = core.step(c.BlockExecuted(child[0], b"u" * 32, ZERO_HASH), 0)
+    assert [type(e) for e in effects if isinstance(e, c.CastVote | c.Commit)] == [c.Commit]
+
+
+def test_a_leader_names_who_finalised_the_parent_of_the_parent() -> None:
+    parent_hash, state, parent_view = ROOT.block_hash, ROOT.state_root, 0
+    leader = core_of(COMMITTEE.leader(3))
+    for view in (1, 2):
+        block = header_of(view, view, parent_hash, state)
+        candidate = built(leader, view, parent_view, block, bytes((view,)) * 32)
+        if view == 1:
+            for vote in votes(FINALIZE, candidate, (0, 1, 3)):
+                leader.step(c.VoteReceived(vote), 0)
+        parent_hash, state, parent_view = block[0], bytes((view,)) * 32, view
+    again = core_of(COMMITTEE.leader(3))
+    builds = []
+    parent_hash, state, parent_view = ROOT.block_hash, ROOT.state_root, 0
+    for view in (1, 2):
+        block = header_of(view, view, parent_hash, state)
+        propose(again, view, parent_view, block)
+        again.step(c.BlockExecuted(block[0], bytes((view,)) * 32, ZERO_HASH), 0)
+        candidate = Candidate(1, view, parent_view, block[0])
+        if view == 1:
+            for vote in votes(FINALIZE, candidate, (0, 1, 3)):
+                again.step(c.VoteReceived(vote), 0)
+        effects = again.step(c.CertificateReceived(certificate(NOTARIZE, candidate)), 0)
+        builds += [e for e in effects if isinstance(e, c.Build)]
+        parent_hash, state, parent_view = block[0], bytes((view,)) * 32, view
+    assert [(e.epoch, e.view, e.seat, e.voters_bitmap) for e in builds] == [(1, 3, COMMITTEE.leader(3), b"\x0b")]
+    assert builds[0].randomness == b"r" * 32
+
+
+def test_fewer_voters_than_a_quorum_are_no_testimony() -> None:
+    leader = core_of(COMMITTEE.leader(3))
+    first = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    candidate = built(leader, 1, 0, first, b"t" * 32)
+    for vote in votes(FINALIZE, candidate, (0, 1)):
+        leader.step(c.VoteReceived(vote), 0)
+    second = header_of(2, 2, first[0], b"t" * 32)
+    propose(leader, 2, 1, second)
+    leader.step(c.BlockExecuted(second[0], b"u" * 32, ZERO_HASH), 0)
+    effects = leader.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 2, 1, second[0]))), 0)
+    assert [e.voters_bitmap for e in effects if isinstance(e, c.Build)] == [b""]
+
+
+BOUNDARY = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+
+
+def at_boundary(seat: int | None = 3) -> Core:
+    """A core with the epoch's last block notarised in view 1, and executed."""
+    core = core_of(seat, last_height=1)
+    built(core, 1, 0, BOUNDARY, b"t" * 32)
+    return core
+
+
+def test_the_boundary_block_proposed_again_on_a_view_before_it_is_invalid() -> None:
+    assert kinds_cast(propose(at_boundary(), 2, 0, BOUNDARY)) == [], "view 1 is not nullified: it waits"
+    core = at_boundary()
+    core.step(c.CertificateReceived(null(1)), 0)
+    assert kinds_cast(propose(core, 2, 0, BOUNDARY)) == [NULLIFY], "its header is of another view"
+
+
+def test_a_new_last_block_is_valid_where_the_old_one_was_skipped() -> None:
+    core = at_boundary()
+    core.step(c.CertificateReceived(null(1)), 0)
+    other = header_of(2, 1, ROOT.block_hash, ROOT.state_root)
+    assert kinds_cast(propose(core, 2, 0, other)) == [NOTARIZE]
+
+
+def test_only_the_last_block_may_be_proposed_again() -> None:
+    core = core_of(3, last_height=2)
+    built(core, 1, 0, BOUNDARY, b"t" * 32)
+    assert kinds_cast(propose(core, 2, 1, BOUNDARY)) == [NULLIFY]
+
+
+def test_the_boundary_block_is_final_by_any_view_that_notarised_it() -> None:
+    for final_view in (1, 2, 5):
+        core = at_boundary()
+        assert kinds_cast(propose(core, 2, 1, BOUNDARY)) == [NOTARIZE]
+        effects = core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 2, 1, BOUNDARY[0]))), 0)
+        assert [e.candidate.view for e in effects if isinstance(e, c.CastVote) and e.kind == FINALIZE] == [2]
+        core.step(c.CertificateReceived(null(3)), 0)
+        core.step(c.CertificateReceived(null(4)), 0)
+        assert kinds_cast(propose(core, 5, 2, BOUNDARY)) == [NOTARIZE]
+        core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 5, 2, BOUNDARY[0]))), 0)
+        parent_view = {1: 0, 2: 1, 5: 2}[final_view]
+        final = certificate(FINALIZE, Candidate(1, final_view, parent_view, BOUNDARY[0]))
+        effects = core.step(c.CertificateReceived(final), 0)
+        assert [type(e) for e in effects if isinstance(e, c.Commit | c.EpochEnded)] == [c.Commit, c.EpochEnded]
+        assert core.root.view == final_view
+        assert core.has_ended
+        assert not [e for e in effects if isinstance(e, c.EnterView | c.CastVote | c.Propose)]
+
+
+def test_a_leader_proposes_the_newest_notarised_view_of_the_boundary_block_with_the_skipped_ones() -> None:
+    leader = core_of(COMMITTEE.leader(4), last_height=1)
+    built(leader, 1, 0, BOUNDARY, b"t" * 32)
+    propose(leader, 2, 1, BOUNDARY)
+    again = certificate(NOTARIZE, Candidate(1, 2, 1, BOUNDARY[0]))
+    leader.step(c.CertificateReceived(again), 0)
+    effects = leader.step(c.CertificateReceived(null(3)), 0)
+    assert [e for e in effects if isinstance(e, c.Propose)] == [
+        c.Propose(Candidate(1, 4, 2, BOUNDARY[0]), again, (null(3),))
+    ]
+
+
+def test_after_the_last_block_is_known_to_be_final_nothing_is_voted_for() -> None:
+    core = core_of(3, last_height=1)
+    propose(core, 1, 0, BOUNDARY)
+    candidate = Candidate(1, 1, 0, BOUNDARY[0])
+    core.step(c.CertificateReceived(certificate(NOTARIZE, candidate)), 0)
+    core.step(c.CertificateReceived(certificate(FINALIZE, candidate)), 0)
+    assert core.is_over
+    assert not core.has_ended, "it is not executed yet"
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 0) + core.step(c.TimerFired(c.ADVANCE), 0)) == []
+    assert kinds_cast(propose(core, 2, 1, BOUNDARY)) == []
+    assert any(isinstance(e, c.Resend) for e in core.step(c.TimerFired(c.RETRANSMIT), 0))
+    effects = core.step(c.BlockExecuted(BOUNDARY[0], b"t" * 32, ZERO_HASH), 0)
+    assert any(isinstance(e, c.EpochEnded) for e in effects)
+
+
+def test_an_epoch_that_has_ended_still_shows_faults_and_does_nothing_else() -> None:
+    core = at_boundary()
+    candidate = Candidate(1, 1, 0, BOUNDARY[0])
+    core.step(c.VoteReceived(votes(FINALIZE, candidate, (1,))[0]), 0)
+    core.step(c.CertificateReceived(certificate(FINALIZE, candidate)), 0)
+    assert core.has_ended
+    for event in (
+        c.TimerFired(c.LEADER), c.TimerFired(c.RETRANSMIT), c.MempoolChanged(True),
+        c.CertificateReceived(null(2)), c.VoteReceived(Vote(NULLIFY, 1, 2, 0, ZERO_HASH, 0, bytes(64))),
+    ):  # fmt: skip
+        assert core.step(event, 0) == [], event
+    late = Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 1, bytes(64))
+    assert accused(core.step(c.VoteReceived(late), 0)) == [("E3", 1)]
+
+
+def listening(views: int = 2, wait_ms: int = 1_000, wait_ms_max: int = 2_000) -> Core:
+    core = Core(
+        epoch=Epoch(1, NEVER, COMMITTEE, b"r" * 32), genesis_hash=GENESIS, seat=3, root=ROOT, parameters=TIMES
+    )
+    core.listen(DoppelgangerWatch(views=views, wait_ms=wait_ms, wait_ms_max=wait_ms_max, now_ms=0))
+    assert timers(core.step(c.Start(), 0))[c.WATCH] == wait_ms
+    return core
+
+
+def test_while_it_listens_a_seat_says_nothing_and_then_votes() -> None:
+    core = listening()
+    block = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    assert kinds_cast(propose(core, 1, 0, block)) == []
+    core.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    assert (
+        kinds_cast(core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block[0]))), 10)) == []
+    )
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 500) + core.step(c.TimerFired(c.ADVANCE), 600)) == []
+    effects = core.step(c.TimerFired(c.WATCH), 1_000)
+    assert timers(effects) == {c.WATCH: 1_000}, "no views have passed: it waits until the latest"
+    effects = core.step(c.TimerFired(c.WATCH), 2_000)
+    assert [e.candidate.view for e in effects if isinstance(e, c.CastVote) and e.kind == FINALIZE] == [1]
+    assert c.LEADER in timers(effects), "what ran out while it listened begins anew"
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 5_000)) == [NULLIFY]
+
+
+def test_the_watch_ends_by_views_and_finds_a_double_in_any_of_them() -> None:
+    for found_in in (1, 2, 3, 4):
+        core = listening()
+        for view in range(1, found_in):
+            core.step(c.CertificateReceived(null(view)), 1_100)
+        foreign = Vote(NULLIFY, 1, found_in, 0, ZERO_HASH, 3, bytes(64))
+        if found_in <= 3:
+            assert core.is_listening
+        effects = core.step(c.VoteReceived(foreign), 1_200)
+        assert [e.code for e in effects if isinstance(e, c.Halt)] == ["doppelganger"], found_in
+    core = listening()
+    for view in (1, 2, 3):
+        assert core.is_listening
+        core.step(c.CertificateReceived(null(view)), 1_100)
+    assert not core.is_listening
+
+
+def test_own_votes_that_the_guard_tells_later_are_no_strangers() -> None:
+    core = Core(
+        epoch=Epoch(1, NEVER, COMMITTEE, b"r" * 32), genesis_hash=GENESIS, seat=3, root=ROOT, parameters=TIMES,
+        knows_own_votes=False,
+    )  # fmt: skip
+    core.step(c.Start(), 0)
+    own = Vote(NULLIFY, 1, 2, 0, ZERO_HASH, 3, bytes(64))
+    assert core.step(c.VoteReceived(own), 0) == [], "nothing is known yet, so nothing is strange"
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 0)) == []
+    effects = core.step(c.OwnVotesKnown((own,), 1), 0)
+    assert c.LEADER in timers(effects)
+    core.step(c.VoteReceived(own), 0)
+    core.step(c.VoteReceived(Vote(FINALIZE, 1, 1, 0, b"x" * 32, 3, bytes(64))), 0)
+    assert not core.is_halted, "below its floor the guard knows nothing"
+    effects = core.step(c.VoteReceived(Vote(FINALIZE, 1, 3, 0, b"x" * 32, 3, bytes(64))), 0)
+    assert [e.code for e in effects if isinstance(e, c.Halt)] == ["doppelganger"]
+
+
+def test_the_weight_that_is_not_heard_is_known() -> None:
+    core = core_of(3)
+    assert core.missing_weight(0) == 3
+    core.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 0, bytes(64))), 1_000)
+    assert core.missing_weight(2_000) == 2
+    assert core.missing_weight(1_000 + TIMES.silent_ms) == 3

@@ -321,15 +321,25 @@ def test_a_client_that_started_anew_asks_for_our_records_first() -> None:
 
 def test_two_final_blocks_within_an_epoch_are_noticed() -> None:
     light = client(5)
-    assert proven(light.verify_headers(CHAIN.path(21, 22), CHAIN.certificates[22], NOW_MS))
-    fork = forked(light.verify_headers(OTHER.path(21, 21), OTHER.certificates[21], NOW_MS))
-    assert fork.height == 21 and fork.certificates == (CHAIN.certificates[22], OTHER.certificates[21])
+    assert proven(light.verify_headers(CHAIN.path(22, 23), CHAIN.certificates[23], NOW_MS))
+    fork = forked(light.verify_headers(OTHER.path(22, 22), OTHER.certificates[22], NOW_MS))
+    assert fork.height == 22 and fork.certificates == (CHAIN.certificates[23], OTHER.certificates[22])
 
 
 def test_a_certified_block_over_another_boundary_is_a_fork() -> None:
     light = client(5)
     fork = forked(light.verify_headers(OTHER.path(20, 21), OTHER.certificates[21], NOW_MS))
     assert fork.height == 20 and fork.certificates == (CHAIN.certificates[20], OTHER.certificates[21])
+
+
+def test_a_certified_block_whose_parent_is_another_boundary_is_a_fork() -> None:
+    light = client(5)
+    fork = forked(light.verify_headers(OTHER.path(21, 21), OTHER.certificates[21], NOW_MS))
+    assert (fork.height, fork.hashes) == (20, (CHAIN.hashes[20], OTHER.hashes[20]))
+    light = client(5)
+    assert proven(light.verify_headers(CHAIN.path(21, 21), CHAIN.certificates[21], NOW_MS))
+    fork = forked(light.verify_headers(OTHER.path(22, 22), OTHER.certificates[22], NOW_MS))
+    assert (fork.height, fork.hashes) == (21, (CHAIN.hashes[21], OTHER.hashes[21]))
 
 
 def test_a_boundary_record_that_contradicts_a_proven_header_is_a_fork() -> None:

@@ -1,0 +1,187 @@
+"""Which windows are asked of whom: by hand, and against a model of peers that serve, lie, are slow or silent."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.events import ConsensusParameters
+from consensus.sync import AHEAD_BLOCKS_MAX, BlockSync, Request, Window
+from consensus.votes import Certificate
+from consensus.wire import BLOCKS_MAX
+from state.primitives.blocks import VERSION, Block, Header
+from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import FINALIZE
+
+PARAMETERS = ConsensusParameters(window_ms=3_000)
+OWN = b"o" * 20
+PEERS = tuple(bytes((number,)) * 20 for number in range(1, 6))
+
+
+def sync_of(*, root: int = 0, last_height: int = 3_600) -> BlockSync:
+    sync = BlockSync(PARAMETERS, OWN, root=root, last_height=last_height)
+    sync.begin_epoch(last_height, (OWN, *PEERS))
+    return sync
+
+
+@cache
+def window_of(from_height: int, count: int, size_bytes: int = 1_000) -> Window:
+    blocks = []
+    for height in range(from_height, from_height + count):
+        header = Header(
+            VERSION, b"g" * 32, height, 0, height, 0, ZERO_HASH, height, ZERO_HASH, ZERO_HASH, ZERO_HASH,
+            ZERO_HASH, b"", ZERO_HASH, ZERO_HASH, b"", 0, 0, 0, 1,
+        )  # fmt: skip
+        blocks.append((height.to_bytes(32, "big"), Block(header, ()), b""))
+    certificate = Certificate(FINALIZE, 0, from_height + count - 1, 0, blocks[-1][0], b"\x07", b"")
+    return Window(from_height, certificate, tuple(blocks), size_bytes)
+
+
+def test_windows_go_to_several_peers_at_once_and_end_with_the_epoch() -> None:
+    sync = sync_of(root=3_400)
+    for peer in PEERS:
+        sync.claim(peer, 10_000, 0)
+    requests = sync.plan(0)
+    assert [(request.from_height, request.blocks_max) for request in requests] == [
+        (3_401, 64), (3_465, 64), (3_529, 64), (3_593, 8)
+    ]  # fmt: skip
+    assert len({request.address for request in requests}) == 4
+    assert sync.plan(0) == [], "one request in flight for each window"
+
+
+def test_a_small_gap_is_left_to_the_votes_until_nothing_moves() -> None:
+    sync = sync_of(root=10)
+    sync.commit(10, 5_000)
+    sync.claim(PEERS[0], 12, 5_000)
+    assert sync.plan(5_000) == []
+    assert sync.plan(7_999) == []
+    assert sync.plan(8_000) == [Request(PEERS[0], 11, 2)]
+
+
+def test_a_claim_above_what_a_certificate_proves_is_believed_by_nobody() -> None:
+    sync = sync_of()
+    sync.claim(PEERS[0], 2**40, 0)
+    assert sync.proven_height == 0
+    assert {request.address for request in sync.plan(0)} == {PEERS[0]}
+    assert sync.expire(3_000) is False
+    sync.plan(3_000)
+    sync.expire(6_000)
+    sync.claim(PEERS[0], 2**40, 6_001)
+    assert sync.plan(6_001) == [], "it is forgotten"
+    assert sync.progress(6_001).claimed_height == 0
+    sync.claim(PEERS[0], 2**40, 70_000)
+    assert sync.plan(70_000), "for a while"
+
+
+def test_what_a_certificate_proves_is_asked_of_the_committee_without_any_claim() -> None:
+    sync = sync_of()
+    sync.prove(200)
+    requests = sync.plan(0)
+    assert {request.address for request in requests} <= set(PEERS)
+    assert OWN not in {request.address for request in requests}
+    assert sum(request.blocks_max for request in requests) == 200
+
+
+def test_the_fastest_is_asked_first_and_the_unknown_once() -> None:
+    sync = sync_of(last_height=10**6)
+    for peer in PEERS[:3]:
+        sync.claim(peer, 3 * 64, 0)
+    answers = {request.address: request for request in sync.plan(0)}
+    assert len(answers) == 3
+    for slow, (peer, request) in enumerate(sorted(answers.items())):
+        sync.arrived(peer, window_of(request.from_height, request.blocks_max, 10**6), 100 * (1 + 10 * slow))
+    sync.commit(64 * 3, 3_000)
+    for peer in PEERS[:3]:
+        sync.claim(peer, 4 * 64, 3_000)
+    assert sync.plan(3_000)[0].address == min(answers)
+
+
+def test_windows_that_overtake_others_wait_for_them() -> None:
+    sync = sync_of()
+    for peer in PEERS:
+        sync.claim(peer, 1_000, 0)
+    first, second, third, *_ = sync.plan(0)
+    assert sync.arrived(third.address, window_of(third.from_height, 64), 10) == []
+    assert sync.arrived(second.address, window_of(second.from_height, 64), 20) == []
+    ready = sync.arrived(first.address, window_of(first.from_height, 64), 30)
+    assert [window.from_height for window in ready] == [1, 65, 129]
+
+
+def test_a_window_cut_short_leaves_a_gap_that_is_asked_for() -> None:
+    sync = sync_of()
+    sync.claim(PEERS[0], 128, 0)
+    assert len(sync.plan(0)) == 2
+    assert sync.is_asked(PEERS[0], 1, 5)
+    assert not sync.is_asked(PEERS[1], 1, 5)
+    assert not sync.is_asked(PEERS[0], 2, 5)
+    assert not sync.is_asked(PEERS[0], 1, 65)
+    sync.arrived(PEERS[0], window_of(1, 5), 10)
+    assert sync.plan(10) == [Request(PEERS[0], 6, 59)]
+
+
+def test_a_late_window_is_still_taken() -> None:
+    sync = sync_of()
+    sync.claim(PEERS[0], 64, 0)
+    assert len(sync.plan(0)) == 1
+    sync.expire(3_000)
+    assert sync.is_asked(PEERS[0], 1, 64)
+    assert sync.arrived(PEERS[0], window_of(1, 64), 3_500)
+
+
+def test_after_enough_silence_the_blocks_are_asked_for_one_by_one() -> None:
+    sync = sync_of()
+    sync.prove(100)
+    now_ms, has_failed = 0, False
+    for _ in range(20):
+        sync.plan(now_ms)
+        now_ms += 3_000
+        has_failed = has_failed or sync.expire(now_ms)
+    assert has_failed
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 600),
+    st.lists(st.sampled_from(["honest", "short", "silent", "liar", "slow"]), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_one_honest_peer_is_enough(height: int, kinds: list[str], rng: object) -> None:
+    """Whatever the others do, every block arrives once, in order, and what is kept stays bounded."""
+    sync = sync_of(last_height=10**6)
+    kinds = [*kinds, "honest"]
+    now_ms, root = 0, 0
+    due: list[tuple[int, Request]] = []
+    for _ in range(4_000):
+        for number, kind in enumerate(kinds):
+            sync.claim(bytes((number,)) * 20, 2**40 if kind == "liar" else height, now_ms)
+        for request in sync.plan(now_ms):
+            assert root < request.from_height <= root + AHEAD_BLOCKS_MAX
+            assert 0 < request.blocks_max <= BLOCKS_MAX
+            kind = kinds[request.address[0]]
+            if kind in ("honest", "short"):
+                due.append((now_ms + 100, request))
+            elif kind == "slow":
+                due.append((now_ms + 3_500, request))
+        assert sync.sizes()["sync_windows"] <= AHEAD_BLOCKS_MAX
+        now_ms += 500
+        for at in [item for item in due if item[0] <= now_ms]:
+            due.remove(at)
+            request = at[1]
+            count = min(request.blocks_max, height - request.from_height + 1)
+            if kinds[request.address[0]] == "short":
+                count = min(count, rng.randint(1, 3))  # type: ignore[attr-defined]
+            if count <= 0 or not sync.is_asked(request.address, request.from_height, count):
+                continue
+            if request.from_height + count - 1 <= root:
+                continue
+            for window in sync.arrived(request.address, window_of(request.from_height, count), now_ms):
+                assert window.from_height <= root + 1
+                root = max(root, window.from_height + len(window.blocks) - 1)
+                sync.commit(root, now_ms)
+        sync.expire(now_ms)
+        if root == height:
+            break
+    assert root == height
+    assert sync.proven_height == height
