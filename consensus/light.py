@@ -412,7 +412,7 @@ class LightClient:
         self._check_version(header)
         earlier = self._proven.get(header.height)
         if earlier is not None and earlier[0] != block_hash:
-            return self._forked(header, trusted.committee, earlier, (block_hash, record.certificate))
+            return self._forked(header.height, trusted.committee, earlier, (block_hash, record.certificate))
         epoch = header.epoch
         self._boundaries[epoch] = block_hash
         self._epochs[block_hash] = epoch
@@ -455,7 +455,7 @@ class LightClient:
             return None
         assert committee is not None
         ours = self._records[epoch]
-        return self._forked(header, committee, (known, ours.certificate), (block_hash, record.certificate))
+        return self._forked(header.height, committee, (known, ours.certificate), (block_hash, record.certificate))
 
     def _check_record(self, record: EpochRecord, committee: Committee) -> bytes:
         """Return the hash of the boundary block when ``committee`` made it final."""
@@ -502,8 +502,8 @@ class LightClient:
         while len(kept) > RECORDS_MAX:
             kept.popitem(last=False)
 
-    def _forked(self, header: Header, committee: Committee, first: _Final, second: _Final) -> Fork:
-        self._fork = Fork(header.height, committee, (first[0], second[0]), (first[1], second[1]))
+    def _forked(self, height: int, committee: Committee, first: _Final, second: _Final) -> Fork:
+        self._fork = Fork(height, committee, (first[0], second[0]), (first[1], second[1]))
         return self._fork
 
     # Headers
@@ -551,18 +551,25 @@ class LightClient:
             raise HeaderUnproven("a certificate that is too old to count; headers up to the boundary block do")
 
     def _contradicted(self, proven: Sequence[Proven], certificate: Certificate | None) -> Fork | None:
-        """Return the fork that headers make with what was proven before."""
-        committee = self.committee(proven[-1].header.epoch) or self._trusted.committee
-        for header, block_hash in proven:
-            earlier = self._proven.get(header.height)
-            if earlier is not None and earlier[0] != block_hash:
-                return self._forked(header, committee, earlier, (block_hash, certificate))
-            boundary = self._boundaries.get(header.epoch)
-            if self._is_boundary(header) and boundary not in (None, block_hash):
-                ours = self._records.get(header.epoch)
-                known = (boundary, None if ours is None else ours.certificate)
-                return self._forked(header, committee, known, (block_hash, certificate))
+        """Return the fork that headers, or the parent of the lowest, make with what was proven before."""
+        lowest = proven[0].header
+        blocks = [(header.height, block_hash) for header, block_hash in proven]
+        for height, block_hash in ((lowest.height - 1, lowest.parent_hash), *blocks):
+            known = self._known(height)
+            if known is not None and known[0] != block_hash:
+                committee = self.committee(proven[-1].header.epoch) or self._trusted.committee
+                return self._forked(height, committee, known, (block_hash, certificate))
         return None
+
+    def _known(self, height: int) -> _Final | None:
+        """Return the block that was proven at a height, if one was."""
+        proven = self._proven.get(height)
+        epoch, rest = divmod(height, self._trusted.epoch_blocks)
+        boundary = None if rest else self._boundaries.get(epoch - 1)
+        if proven is not None or boundary is None:
+            return proven
+        ours = self._records.get(epoch - 1)
+        return boundary, None if ours is None else ours.certificate
 
     def _noted(self, proven: tuple[Proven, ...], certificate: Certificate | None) -> tuple[Proven, ...]:
         for header, block_hash in proven:
@@ -570,9 +577,6 @@ class LightClient:
         while len(self._proven) > PROVEN_MAX:
             self._proven.popitem(last=False)
         return proven
-
-    def _is_boundary(self, header: Header) -> bool:
-        return header.height == (header.epoch + 1) * self._trusted.epoch_blocks
 
 
 # What a proven header proves

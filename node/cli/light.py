@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from consensus.light import TrustedState, genesis_root, trusting_period_ms
+from consensus.wire import encode_certificate
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.home import load_genesis
 from node.light import (
@@ -413,12 +414,16 @@ def _show_status(saved: LightFile, *, as_json: bool, node: LightNode | None = No
             "blocks": ["0x" + block_hash.hex() for block_hash in saved.fork.hashes],
             "suspects": [format_address(address) for address in saved.fork.suspects],
             "convicted": len(saved.fork.equivocations),
+            "certificates": [c and "0x" + encode_certificate(c).hex() for c in saved.fork.certificates],
         }
     shown = (saved if node is None else saved._replace(endpoints=node.endpoints)).endpoints
     rows = [_endpoint_row(endpoint) for endpoint in shown]
     if as_json:
         show(fields | {"endpoints": rows})
         return
+    if saved.fork is not None:
+        del fields["fork"]["certificates"]
+        fields |= {f"fork, {name}": value for name, value in fields.pop("fork").items()}
     show_fields(fields, as_json=False, title="Light client")
     show_rows(rows, ("url", "proven_height", "banned", "note"), as_json=False, title="Endpoints")
     if newest is not None:

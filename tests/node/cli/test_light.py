@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,12 @@ from click.testing import CliRunner, Result
 
 from node.cli import group
 from node.cli.light import CHECKPOINT
-from node.light import load_light_file
+from node.light import Source, load_light_file, save_light_file
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import genesis_to_json
 from state.primitives.transactions import decode_transaction
+from tests.consensus.lightchain import SENDER
+from tests.node.test_light import CHAIN, OTHER, Gateway, Twisted, changed, saved
 from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Node, gateway, hexed, served, transfer
 
 EPOCH_BLOCKS = 4
@@ -137,3 +143,62 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], tmp_path: Path) -> No
 
 def test_a_checkpoint_has_one_spelling_and_a_hash() -> None:
     assert CHECKPOINT.convert("8:0x" + "AB" * 32, None, None) == (8, b"\xab" * 32)
+
+
+@contextmanager
+def listening(source: Source) -> Iterator[str]:
+    """Serve ``source`` by HTTP; yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            answer = source.call(request["method"], *request.get("params", ()))
+            body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": answer}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_liar_is_named_and_another_answers(tmp_path: Path) -> None:
+    save_light_file(tmp_path / "light.json", saved(accepts_old_root=True))
+    liar = Twisted(changed("value", "dekube_getAccountProof"))
+    with listening(liar) as false, listening(Gateway(CHAIN)) as true:
+        asked = ("--rpc", false, "--rpc", true, "--home", tmp_path)
+        done = run("account", hexed(SENDER.address), *asked)
+        assert done.exception is None and true in done.stdout
+        assert f"banned {false}: proof_invalid" in done.stderr
+        assert "s old: ask more of them" in done.stderr
+        rows = json.loads(run("status", "--home", tmp_path, "--json").stdout)["endpoints"]
+        assert [row["url"] for row in rows if row["banned"]] == [false]
+        assert "banned" in run("endpoints", "--home", tmp_path).stdout
+        cleared = run("endpoints", "--forgive", false, "--home", tmp_path, "--json")
+        assert [row["banned"] for row in json.loads(cleared.stdout)] == [None, None]
+
+
+def test_a_fork_ends_trust_and_is_shown_with_its_proof(tmp_path: Path) -> None:
+    save_light_file(tmp_path / "light.json", saved(accepts_old_root=True))
+    with listening(Gateway(CHAIN)) as one, listening(Gateway(OTHER)) as other:
+        asked = ("--rpc", one, "--rpc", other, "--home", tmp_path)
+        for _ in range(2):  # the second time it is known from the file
+            done = run("sync", *asked)
+            assert isinstance(done.exception, DekubeError) and done.exception.code == "fork_found"
+    shown = json.loads(run("status", "--home", tmp_path, "--json").stdout)["fork"]
+    assert shown["height"] == 20 and shown["convicted"] == len(shown["suspects"]) == 4
+    assert all(shown["certificates"])
+    assert "fork, suspects" in run("status", "--home", tmp_path).stdout
