@@ -79,6 +79,7 @@ _STAKE_RANK: Final = bytes([Table.STAKE_RANK])
 _RANK_MAX: Final = 2**128 - 1
 _UNBONDING: Final = bytes([Table.UNBONDING])
 _UNBONDING_OF: Final = bytes([Table.UNBONDING_OF])
+_PLACE_BYTES: Final = 16
 _INDEXED: Final = b"\1"
 _VOTE_KEY: Final = bytes([Table.VOTE_KEY])
 _COMMITTEE: Final = bytes([Table.CHAIN]) + b"committee"
@@ -206,31 +207,38 @@ def largest_stakes(state: Reader, limit: int) -> list[tuple[bytes, StakeRecord]]
 
 def unbondings_of(state: Reader, address: bytes) -> list[Unbonding]:
     """Return what ``address`` will get back, earliest first: at most UNBONDINGS_MAX."""
-    start = _UNBONDING_OF + address
     found: list[Unbonding] = []
-    for key, _ in state.scan(start, start + b"\xff" * 17, UNBONDINGS_MAX):
-        time, nonce = key[-16:-8], key[-8:]
-        data = state.get(_UNBONDING + time + address + nonce)
+    for place in _places(state, address):
+        key = _UNBONDING + place[:8] + address + place[8:]
+        data = state.get(key)
         assert data is not None, "the index and its table change together"
-        found.append(
-            Unbonding(
-                int.from_bytes(time, "big"), address, int.from_bytes(nonce, "big"), int.from_bytes(data, "big")
-            )
-        )
+        found.append(_unbonding(key, data))
     return found
 
 
 def save_unbonding(state: Overlay, unbonding: Unbonding) -> None:
     """Write what will return to an account; an amount of nothing is removed."""
     time_ms, address, nonce, amount = unbonding
-    time, number = time_ms.to_bytes(8, "big"), nonce.to_bytes(8, "big")
-    key, indexed = _UNBONDING + time + address + number, _UNBONDING_OF + address + time + number
+    place = time_ms.to_bytes(8, "big") + nonce.to_bytes(8, "big")
+    key = _UNBONDING + place[:8] + address + place[8:]
+    places = _places(state, address)
     if amount:
         state.put(key, amount.to_bytes(AMOUNT_BYTES, "big"))
-        state.put(indexed, _INDEXED)
+        if place not in places:
+            state.put(_UNBONDING_OF + address, b"".join(sorted((*places, place))))
+        return
+    state.delete(key)
+    left = b"".join(other for other in places if other != place)
+    if left:
+        state.put(_UNBONDING_OF + address, left)
     else:
-        state.delete(key)
-        state.delete(indexed)
+        state.delete(_UNBONDING_OF + address)
+
+
+def _places(state: Reader, address: bytes) -> list[bytes]:
+    """Return time and nonce of each withdrawal of ``address``: one record, so that no block has to search."""
+    data = state.get(_UNBONDING_OF + address) or b""
+    return [data[at : at + _PLACE_BYTES] for at in range(0, len(data), _PLACE_BYTES)]
 
 
 def _unbonding(key: bytes, data: bytes) -> Unbonding:
@@ -353,7 +361,7 @@ def _apply_unstake(state: Overlay, unstake: Unstake, context: Context) -> None:
     total = staked - unstake.amount
     if 0 < total < block.chain.stake_min:
         raise StakeTooSmall(stake=total, minimum=block.chain.stake_min)
-    if len(unbondings_of(state, sender)) == UNBONDINGS_MAX:
+    if len(_places(state, sender)) >= UNBONDINGS_MAX:
         raise TooManyUnbondings(f"{UNBONDINGS_MAX} withdrawals wait")
     release_ms = block.time_ms + block.chain.unbonding_ms
     save_stake(state, sender, record._replace(amount=total))

@@ -22,7 +22,7 @@ class Table(IntEnum):
     VOTE_KEY = 0x04
     """vote key -> address that registered it; kept for ever, so that evidence finds the owner of an old key."""
     UNBONDING_OF = 0x05
-    """address || time_ms (8) || nonce (8) -> nothing: the index of UNBONDING by its owners."""
+    """address -> time_ms (8) || nonce (8) of each of its withdrawals: the index of UNBONDING by its owners."""
     SLASH = 0x06
     """address -> what an equivocation cost its operator, and why; kept for ever."""
     SLASH_WINDOW = 0x07
