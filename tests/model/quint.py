@@ -30,6 +30,7 @@ INSTANCES: Final = ("equal", "weighted", "heavy")
 RECORDED: Final = ("equal", "weighted")
 TRACES_EACH: Final = 16
 SAMPLES_RECORDED: Final = 128
+TRACES_MAX: Final = 500
 STEPS: Final = 50
 KEPT: Final = ("last", "current", "committed")
 
@@ -63,7 +64,7 @@ def quint_run(instance: str, *, samples: int, seed: int, steps: int = STEPS, tra
     command += ["--invariants", *PROMISES, "--witnesses", *WITNESSES, "--max-samples", str(samples)]
     command += ["--max-steps", str(steps), "--seed", str(seed)]
     if traces is not None:
-        command += ["--n-traces", str(samples), "--out-itf", str(traces / "{seq}.itf.json")]
+        command += ["--n-traces", str(min(samples, TRACES_MAX)), "--out-itf", str(traces / "{seq}.itf.json")]
     done = subprocess.run([*command, str(SPEC)], capture_output=True, text=True)
     if done.returncode:
         raise QuintFailed(done.stdout + done.stderr)

@@ -6,7 +6,10 @@ import os
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from state.primitives.committee import quorum
 from tests.model.chain_check import explore
 from tests.model.interleaving_check import Interleavings
 from tests.model.liveness_check import check_no_dead_end
@@ -21,6 +24,15 @@ def test_ten_committees_of_four_stand_for_all_weights() -> None:
     assert len(COMMITTEES) == 10
     assert len(committees(45)) == 10, "greater weights make no quorums that smaller ones do not"
     assert {rules.honest for rules in COMMITTEES} >= {(1, 1, 1), (1, 1, 4)}
+
+
+@given(st.integers(1, 10**30), st.integers(0, 10**30))
+def test_the_quorum_of_the_chain_is_that_of_the_model(honest: int, faulty: int) -> None:
+    faulty %= (honest + 1) // 2  # below a third
+    weight = honest + faulty
+    assert 3 * quorum(weight) > 2 * weight >= 3 * (quorum(weight) - 1)
+    assert 2 * quorum(weight) - weight > faulty, "two quorums share an honest seat"
+    assert honest >= quorum(weight), "the honest seats are a quorum"
 
 
 @pytest.mark.parametrize("committee", COMMITTEES, ids=str)
