@@ -82,6 +82,8 @@ BOUNDARIES_MAX: Final = 2
 EARLY_MESSAGES_MAX: Final = 512
 """Messages of the next epoch that are kept until it begins here, the newest of them."""
 EARLY_OF_ONE_MAX: Final = 16
+EARLY_OF_STRANGERS_MAX: Final = 128
+"""Of these, those of senders without a seat now, who may have one then: nobody can push out what seats said."""
 EARLY_BYTES_MAX: Final = 8 * 1024 * 1024
 VOTE_BYTES: Final = 512
 """What a vote takes in memory, about."""
@@ -650,6 +652,9 @@ class Replica:
             case _:
                 return
         early = self._early
+        seats = set(self._addresses)
+        if sender not in seats and sum(other not in seats for other, _, _ in early) >= EARLY_OF_STRANGERS_MAX:
+            return
         mine = [at for at, (other, _, _) in enumerate(early) if other == sender]
         if len(mine) >= EARLY_OF_ONE_MAX:
             self._early_bytes -= early[mine[0]][2]
