@@ -78,6 +78,7 @@ __all__ = [
 ]
 
 TIMEOUT_MS: Final = 20_000
+OFFERS_TIMEOUT_MS: Final = 5_000
 GATHER_MS: Final = 4_000
 """Offers are weighed when every peer has answered, or so long after the first."""
 OFFERS_FRESH_MS: Final = 60_000
@@ -95,6 +96,7 @@ TAKING_MAX: Final = 8
 REST_MS: Final = 2_000
 REST_MS_MAX: Final = 120_000
 BUSY_MS: Final = 1_000
+AWAY_MAX: Final = 256
 FAILURES_MAX: Final = 6
 """What a peer offers that failed so often in a row, for half an hour in sum, counts no more."""
 RECORDS_AHEAD_MAX: Final = 2**20
@@ -311,6 +313,8 @@ class SyncCore:
         self._checkpoint = checkpoint
         self._light = LightClient(root, options) if checkpoint is None else None
         self._peers: dict[bytes, _Peer] = {}
+        self._away: dict[bytes, _Peer] = {}
+        """Who is not connected any more: a liar is no better for having been away."""
         self._banned: set[bytes] = set()
         self._asked: dict[int, _Asked] = {}
         self._next_number = 0
@@ -407,15 +411,17 @@ class SyncCore:
         return effects
 
     def _on_peers(self, addresses: frozenset[bytes]) -> None:
-        for gone in self._peers.keys() - addresses:
-            del self._peers[gone]
+        for gone in sorted(self._peers.keys() - addresses):
+            peer = self._away[gone] = self._peers.pop(gone)
+            peer.offers, peer.asked_ms, peer.has_answered = {}, None, False
+            if len(self._away) > AWAY_MAX:
+                del self._away[next(iter(self._away))]
         for address in sorted(addresses - self._peers.keys() - self._banned):
-            self._peers[address] = _Peer()
+            self._peers[address] = self._away.pop(address, None) or _Peer()
 
     def _on_answer(self, asked: _Asked, data: bytes, now_ms: int) -> None:
+        self._landed(asked)
         peer = self._peers.get(asked.peer)
-        if peer is not None:
-            peer.in_flight -= 1
         match asked.method:
             case "sync/offers":
                 if peer is not None:
@@ -441,21 +447,28 @@ class SyncCore:
                 raise AssertionError(asked)
 
     def _on_silence(self, asked: _Asked, code: str | None, now_ms: int) -> None:
-        peer = self._peers.get(asked.peer)
+        self._landed(asked)
         self._give_back(asked)
+        peer = self._peers.get(asked.peer)
         if peer is None:
             return
-        peer.in_flight -= 1
-        if asked.method == OFFERS and code is not None:
+        if asked.method == OFFERS and (code is None or code in _BUSY):
+            peer.asked_ms = None  # again, when it has rested
+        if code in _BUSY:
+            peer.rest_until_ms = now_ms + BUSY_MS
+        elif asked.method == OFFERS and code is not None:
             peer.has_answered = True  # a node that offers nothing, or knows no snapshots
             peer.offers = {}
-        elif code in _BUSY:
-            peer.rest_until_ms = now_ms + BUSY_MS
         elif code is not None and asked.target is not None:
             peer.offers.pop(asked.target, None)  # it had the snapshot, and has replaced it since
             self._rest(peer, now_ms)
         else:
             self._rest(peer, now_ms)
+
+    def _landed(self, asked: _Asked) -> None:
+        peer = self._peers.get(asked.peer) or self._away.get(asked.peer)
+        if peer is not None:
+            peer.in_flight -= 1
 
     def _give_back(self, asked: _Asked) -> None:
         if asked.method == CHUNK and asked.target == self._plan and asked.item in self._open:
@@ -506,6 +519,9 @@ class SyncCore:
             epoch = self._next_epoch()
             self._follow(decode_epoch_record(data), now_ms)
             self._effects.append(KeepRecord(epoch, data))
+            peer = self._peers.get(asked.peer)
+            if peer is not None:
+                peer.failures = 0
 
     def _next_epoch(self) -> int:
         if self._light is not None:
@@ -572,8 +588,10 @@ class SyncCore:
         if self._is_over:
             return
         self._ask_offers(now_ms)
-        if self._plan is not None and not (self._has_supporters() or self._taking or self._is_beginning):
-            self._forget_plan()
+        if self._plan is not None:
+            self._hope_ms = now_ms
+            if not (self._has_supporters() or self._taking or self._is_beginning):
+                self._forget_plan()
         if self._plan is None:
             self._choose(now_ms)
         if self._plan is None or self._is_over:
@@ -698,4 +716,5 @@ class SyncCore:
         self._next_number += 1
         self._asked[number] = _Asked(address, method, target, item)
         self._peers[address].in_flight += 1
-        self._effects.append(Ask(number, address, method, body, limit_bytes, TIMEOUT_MS))
+        timeout_ms = OFFERS_TIMEOUT_MS if method == OFFERS else TIMEOUT_MS
+        self._effects.append(Ask(number, address, method, body, limit_bytes, timeout_ms))

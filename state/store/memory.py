@@ -28,6 +28,8 @@ class MemoryDatabase:
         self._keys: list[bytes] = []
         self._unsynced: list[_Undo] = []
         self.closed = False
+        self.ignores_syncs = False
+        """Whether synced writes are kept in memory alone, as a disk does that lies."""
         self.before_write: Callable[[bool], None] = lambda is_sync: None
         """Called before each batch is written, with whether it is synced; what it raises, the disk has refused."""
 
@@ -102,7 +104,7 @@ class MemoryDatabase:
         for key, value in writes.items():
             self._set(key, value)
         self._unsynced.append(undo)
-        if is_sync or len(self._unsynced) > _UNSYNCED_MAX:
+        if (is_sync and not self.ignores_syncs) or len(self._unsynced) > _UNSYNCED_MAX:
             self._unsynced.clear()
 
     def _set(self, key: bytes, value: bytes | None) -> None:

@@ -1,0 +1,144 @@
+"""What a node gives to those who begin: its records of epochs, and snapshots that it makes as epochs end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from node.sync.keeper import SnapshotKeeper
+from node.sync.messages import (
+    CHUNK,
+    MANIFEST,
+    OFFERS,
+    RECORDS,
+    RECORDS_LIMIT_BYTES,
+    RECORDS_MAX,
+    decode_asked,
+    encode_offers,
+    encode_records,
+)
+from p2p.frame import Class
+from p2p.limits import RateLimiter
+from state.primitives.errors import DekubeError
+from state.store import HeightUnknown, Pruned, Store, StoreUnavailable
+
+__all__ = ["ServingNetwork", "SyncServer"]
+
+_log = structlog.get_logger("sync")
+
+PIECES_OF_ONE_PER_S: Final = 4.0
+PIECES_OF_ONE_BURST: Final = 16.0
+PIECES_PER_S: Final = 12.0
+"""Some 12 MB/s to all peers together."""
+PIECES_BURST: Final = 32.0
+SMALL_OF_ONE_PER_S: Final = 4.0
+SMALL_OF_ONE_BURST: Final = 32.0
+READS_MAX: Final = 4
+"""Pieces that are read from the disk at once."""
+
+Handler = Callable[[bytes, bytes], Awaitable[bytes]]
+
+
+class SnapshotUnknown(DekubeError):
+    """A snapshot or piece that this node does not have, or has no more."""
+
+    code = "snapshot_unknown"
+
+
+class ServerBusy(DekubeError):
+    """The peer, or all of them together, ask for more than this node gives."""
+
+    code = "busy"
+
+
+class ServingNetwork(Protocol):
+    """What is used of ``p2p.service.Network``."""
+
+    def on_request(self, method: str, handler: Handler, *, cls: Class = Class.REQUEST) -> None:
+        """Answer requests of a method."""
+        ...
+
+
+class SyncServer:
+    """Answers peers, and makes the snapshots; ``run`` lives as long as the node."""
+
+    def __init__(self, store: Store, keeper: SnapshotKeeper, network: ServingNetwork) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._wake = trio.Event()
+        self._pieces_of_one = RateLimiter(per_s=PIECES_OF_ONE_PER_S, burst=PIECES_OF_ONE_BURST)
+        self._pieces = RateLimiter(per_s=PIECES_PER_S, burst=PIECES_BURST)
+        self._small = RateLimiter(per_s=SMALL_OF_ONE_PER_S, burst=SMALL_OF_ONE_BURST)
+        self._reads = trio.CapacityLimiter(READS_MAX)
+        network.on_request(OFFERS, self._offers)
+        network.on_request(RECORDS, self._records)
+        network.on_request(MANIFEST, self._manifest)
+        network.on_request(CHUNK, self._piece, cls=Class.BULK)
+
+    def on_commit(self) -> None:
+        """Look whether a snapshot is due; call it after each commit."""
+        self._wake.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Make snapshots as they become due, until cancelled. Raises StoreDamaged."""
+        task_status.started()
+        refused = 0
+        try:
+            while True:
+                self._wake = trio.Event()
+                height = self._keeper.due()
+                if height is not None and height != refused:
+                    begun_s = trio.current_time()
+                    try:
+                        offer = await trio.to_thread.run_sync(self._keeper.make, height, abandon_on_cancel=True)
+                    except StoreUnavailable as error:  # the chain goes on without; the disk may have room later
+                        refused = height
+                        _log.warning("no snapshot", height=height, error=str(error))
+                    except (Pruned, HeightUnknown):
+                        refused = height  # blocks came faster than the snapshot began
+                    else:
+                        if offer is not None:
+                            _log.info(
+                                "snapshot made", height=height, pieces=offer.pieces,
+                                seconds=round(trio.current_time() - begun_s, 1),
+                            )  # fmt: skip
+                await self._wake.wait()
+        finally:
+            self._keeper.stop()
+
+    async def _offers(self, peer: bytes, _body: bytes) -> bytes:
+        self._check_rate(self._small, peer)
+        return encode_offers(self._keeper.offers())
+
+    async def _records(self, peer: bytes, body: bytes) -> bytes:
+        (epoch,) = decode_asked(body, 1)
+        self._check_rate(self._small, peer)
+        records = await trio.to_thread.run_sync(self._read_records, epoch)
+        return encode_records(records[:RECORDS_MAX])
+
+    def _read_records(self, epoch: int) -> list[bytes]:
+        return self._store.epoch_records(epoch, limit_bytes=RECORDS_LIMIT_BYTES)
+
+    async def _manifest(self, peer: bytes, body: bytes) -> bytes:
+        (height,) = decode_asked(body, 1)
+        self._check_rate(self._small, peer)
+        return _known(await trio.to_thread.run_sync(self._keeper.manifest, height))
+
+    async def _piece(self, peer: bytes, body: bytes) -> bytes:
+        height, number = decode_asked(body, 2)
+        self._check_rate(self._pieces_of_one, peer)
+        self._check_rate(self._pieces, None)
+        return _known(await trio.to_thread.run_sync(self._keeper.piece, height, number, limiter=self._reads))
+
+    def _check_rate(self, limiter: RateLimiter, key: bytes | None) -> None:
+        if not limiter.allows(key, trio.current_time()):
+            raise ServerBusy
+
+
+def _known(data: bytes | None) -> bytes:
+    if data is None:
+        raise SnapshotUnknown
+    return data

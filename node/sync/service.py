@@ -1,0 +1,337 @@
+"""State sync on trio: asks peers, writes pieces to the disk, and puts the finished database into its place."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from consensus.light import LightOptions, TrustedState, TrustExpired, genesis_root, trusting_period_ms
+from node.sync.core import (
+    Answered,
+    Ask,
+    Ban,
+    Begin,
+    Begun,
+    Checkpoint,
+    Event,
+    Failed,
+    Finish,
+    KeepRecord,
+    NoSnapshots,
+    PeersChanged,
+    PieceFalse,
+    PieceTaken,
+    SyncCore,
+    SyncProgress,
+    TakePiece,
+    Tick,
+    Unanswered,
+)
+from p2p.errors import PeerUnreachable, RequestFailed, RequestRefused
+from state.primitives.errors import DekubeError, ProtocolError
+from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
+from state.store import (
+    Restore,
+    StoreDamaged,
+    StoreIncompatible,
+    StoreOfAnotherChain,
+    StoreOptions,
+    StoreUnavailable,
+    Tip,
+    install,
+)
+from state.transition.epochs import genesis_committee
+
+__all__ = [
+    "AskingNetwork",
+    "StateSync",
+    "begins_with_state",
+    "is_fresh",
+    "sync_first",
+    "sync_path",
+    "trust_root",
+]
+
+_log = structlog.get_logger("sync")
+
+TICK_S: Final = 0.5
+PROGRESS_LOGGED_S: Final = 10.0
+AGAIN_S: Final = 10.0
+AUTO_EPOCHS_MIN: Final = 3
+"""A younger chain has no snapshots worth looking for."""
+
+
+class PeerSeen(Protocol):
+    """What is used of ``p2p.peer.PeerInfo``."""
+
+    @property
+    def address(self) -> bytes:
+        """Who is connected."""
+        ...
+
+
+class AskingNetwork(Protocol):
+    """What is used of ``p2p.service.Network``."""
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes:
+        """Return a peer's answer. Raises PeerUnreachable, RequestFailed."""
+        ...
+
+    def peers(self) -> Iterable[PeerSeen]:
+        """Return the connections."""
+        ...
+
+    def ban(self, address: bytes, reason: str) -> None:
+        """Drop a peer and keep it away."""
+        ...
+
+
+def is_fresh(place: Path) -> bool:
+    """Tell whether no database was ever begun in ``place``."""
+    return not (place.is_dir() and any(place.iterdir()))
+
+
+def sync_path(place: Path) -> Path:
+    """Return the directory in which a database for ``place`` is built."""
+    return place.with_name(place.name + ".sync")
+
+
+class StateSync:
+    """One state sync of a node whose database is to be in ``place``, where none is yet.
+
+    ``root`` is what the genesis makes trusted (``consensus.light.genesis_root``), ``count`` adds to the metric
+    ``statesync_chunks_total`` by result.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        genesis: Genesis,
+        network: AskingNetwork,
+        root: TrustedState,
+        trust: LightOptions,
+        *,
+        wall_ms: Callable[[], int],
+        checkpoint: Checkpoint | None = None,
+        options: StoreOptions | None = None,
+        count: Callable[[str], None] = lambda _result: None,
+    ) -> None:
+        self._place = place
+        self._genesis = genesis
+        self._network = network
+        self._root = root
+        self._trust = trust
+        self._wall_ms = wall_ms
+        self._checkpoint = checkpoint
+        self._options = options
+        self._count = count
+        self._core: SyncCore | None = None
+        self._events: deque[Event] = deque()
+        self._wake = trio.Event()
+        self._disk = trio.CapacityLimiter(1)
+        self._peers: frozenset[bytes] = frozenset()
+
+    def progress(self) -> SyncProgress | None:
+        """Return how far the sync is; None before it has begun."""
+        return None if self._core is None else self._core.progress()
+
+    async def run(self) -> Tip:
+        """Sync, and return the block whose state the database in ``place`` then has.
+
+        Raises NoSnapshots where no peer has one, TrustExpired, VersionUnknown, ForkFound, ConfigError for a
+        checkpoint that cannot be one, StoreError. Whenever it ends before, the next run goes on from there.
+        """
+        path = sync_path(self._place)
+        restore = await trio.to_thread.run_sync(self._open, path)
+        try:
+            target = restore.target if restore.is_whole else await self._fetch(restore)
+            assert target is not None
+            await trio.to_thread.run_sync(restore.finish)
+        finally:
+            restore.close()
+        await trio.to_thread.run_sync(install, path, self._place)
+        _log.info("state synced", height=target.height, block=target.block_hash)
+        return target
+
+    def _open(self, path: Path) -> Restore:
+        try:
+            return Restore.open(path, self._genesis, self._options)
+        except (StoreDamaged, StoreIncompatible, StoreOfAnotherChain) as error:
+            _log.warning("an unfinished sync is begun anew", error=str(error))
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise StoreUnavailable(f"{path}: {error.strerror}") from None
+        return Restore.open(path, self._genesis, self._options)
+
+    async def _fetch(self, restore: Restore) -> Tip:
+        self._core = await trio.to_thread.run_sync(self._make_core, restore)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tick)
+                nursery.start_soon(self._log_progress)
+                target = await self._drive(self._core, restore, nursery)
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            error = _only(group)
+            if error is None:
+                raise
+            raise error from None
+        return target
+
+    def _make_core(self, restore: Restore) -> SyncCore:
+        return SyncCore(
+            self._root,
+            self._trust,
+            checkpoint=self._checkpoint,
+            records=restore.records(),
+            now_ms=self._wall_ms(),
+        )
+
+    async def _drive(self, core: SyncCore, restore: Restore, nursery: trio.Nursery) -> Tip:
+        while True:
+            while not self._events:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            event = self._events.popleft()
+            # Certificates take their time: they are verified beside the event loop.
+            effects = await trio.to_thread.run_sync(core.step, event, self._wall_ms())
+            for effect in effects:
+                match effect:
+                    case Ask():
+                        nursery.start_soon(self._ask, effect)
+                    case TakePiece():
+                        nursery.start_soon(self._take, restore, effect)
+                    case KeepRecord(epoch, record):
+                        await trio.to_thread.run_sync(restore.keep_record, epoch, record)
+                    case Begin(target, ranges):
+                        await self._begin(restore, target, ranges)
+                    case Ban(peer, reason):
+                        _log.warning("a peer lied", peer=peer, reason=reason)
+                        self._network.ban(peer, reason)
+                    case Finish(target):
+                        return target
+                    case Failed(error):
+                        raise error
+                    case _:
+                        raise AssertionError(effect)
+
+    async def _begin(self, restore: Restore, target: Tip, ranges: tuple[tuple[bytes, bytes | None], ...]) -> None:
+        _log.info("fetching the state", height=target.height, pieces=len(ranges))
+
+        def begin() -> frozenset[int]:
+            restore.begin(target)
+            return frozenset(number for number, ends in enumerate(ranges) if not restore.has(*ends))
+
+        self._put(Begun(await trio.to_thread.run_sync(begin, limiter=self._disk)))
+
+    async def _ask(self, ask: Ask) -> None:
+        try:
+            data = await self._network.request(
+                ask.peer, ask.method, ask.body, timeout_s=ask.timeout_ms / 1000, limit_bytes=ask.limit_bytes
+            )
+        except RequestRefused as error:
+            self._put(Unanswered(ask.number, str(error)))
+        except (PeerUnreachable, RequestFailed):
+            self._put(Unanswered(ask.number, None))
+        else:
+            self._put(Answered(ask.number, data))
+
+    async def _take(self, restore: Restore, take: TakePiece) -> None:
+        try:
+            await trio.to_thread.run_sync(restore.add, take.start, take.stop, take.data, limiter=self._disk)
+        except ProtocolError:
+            self._count("false")
+            self._put(PieceFalse(take.piece, take.peer))
+        else:
+            self._count("taken")
+            self._put(PieceTaken(take.piece))
+
+    async def _tick(self) -> None:
+        while True:
+            peers = frozenset(peer.address for peer in self._network.peers())
+            if peers != self._peers:
+                self._peers = peers
+                self._put(PeersChanged(peers))
+            else:
+                self._put(Tick())
+            await trio.sleep(TICK_S)
+
+    async def _log_progress(self) -> None:
+        while True:
+            await trio.sleep(PROGRESS_LOGGED_S)
+            progress = self.progress()
+            if progress is not None:
+                fields: dict[str, Any] = progress._asdict()
+                _log.info("syncing the state", **fields)
+
+    def _put(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake.set()
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> DekubeError | None:
+    """Return a known error when nothing else ended the sync."""
+    known, others = group.split(DekubeError)
+    error: BaseException | None = known
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if others is None and isinstance(error, DekubeError) else None
+
+
+def trust_root(genesis: Genesis, versions: Iterable[int]) -> tuple[TrustedState, LightOptions]:
+    """Return what the genesis makes trusted, and for how long a committee is."""
+    chain = read_parameters(ChainParameters, "chain", genesis)
+    root = genesis_root(
+        genesis_hash=genesis_hash(genesis),
+        time_ms=genesis.time_ms,
+        epoch_blocks=chain.epoch_blocks,
+        committee=genesis_committee(genesis, chain.validators_max),
+    )
+    return root, LightOptions(trusting_period_ms(chain.unbonding_ms), versions=tuple(sorted(versions)))
+
+
+def begins_with_state(
+    place: Path, genesis: Genesis, *, mode: str, checkpoint: Checkpoint | None, keeps_all: bool, now_ms: int
+) -> bool:
+    """Tell whether a node begins with a state sync.
+
+    It never does where a database is. Mode ``auto`` wants the state of a chain that is old enough for peers to
+    have snapshots, unless the node is to keep all blocks; ``state``, or a checkpoint, always, ``blocks`` never.
+    """
+    if mode == "blocks" or not is_fresh(place):
+        return False
+    if mode == "state" or checkpoint is not None or sync_path(place).exists():
+        return True
+    chain = read_parameters(ChainParameters, "chain", genesis)
+    age_ms = now_ms - genesis.time_ms
+    return not keeps_all and age_ms > AUTO_EPOCHS_MIN * chain.epoch_blocks * chain.block_interval_ms_min
+
+
+async def sync_first(sync: StateSync, *, may_give_up: bool) -> Tip | None:
+    """Run a state sync to its end; None when there is nothing to sync from and the blocks will have to do.
+
+    Without ``may_give_up`` it waits for peers that have a snapshot. Raises what ``StateSync.run`` does.
+    """
+    while True:
+        try:
+            return await sync.run()
+        except NoSnapshots as error:
+            if may_give_up:
+                _log.info("no state sync: the blocks are synced from the genesis", reason=str(error))
+                return None
+            _log.warning("waiting for peers with a snapshot", reason=str(error))
+        except TrustExpired as error:
+            if not may_give_up:
+                raise
+            _log.warning("no state sync: the blocks are synced from the genesis", reason=str(error))
+            return None
+        await trio.sleep(AGAIN_S)

@@ -1,0 +1,31 @@
+"""How much of the past a node keeps: three profiles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from state.primitives.errors import ConfigError
+from state.store.database import StoreOptions
+
+__all__ = ["LIGHT_BLOCKS_MIN", "LIGHT_EPOCHS", "PROFILES", "profile_options"]
+
+PROFILES: Final = ("archive", "full", "light")
+LIGHT_EPOCHS: Final = 2
+"""Whoever sat in a committee serves its blocks for two epochs more (SDBFT.md 3.11)."""
+LIGHT_BLOCKS_MIN: Final = 1_024
+
+
+def profile_options(profile: str, *, epochs: int, epoch_blocks: int) -> StoreOptions:
+    """Return what a profile keeps; ``epochs`` is of account for ``full`` alone. Raises ConfigError.
+
+    Headers, the records of epochs and the state stay in every profile. ``archive`` keeps all else too, ``full``
+    the blocks of ``epochs`` epochs with their receipts, certificates and index entries, ``light`` those of two.
+    """
+    match profile:
+        case "archive":
+            return StoreOptions()
+        case "full" | "light":
+            kept = epochs if profile == "full" else LIGHT_EPOCHS
+            return StoreOptions(block_heights=max(kept * epoch_blocks, LIGHT_BLOCKS_MIN))
+        case _:
+            raise ConfigError(f"store.profile: {profile!r} is none of {', '.join(PROFILES)}")
