@@ -470,19 +470,12 @@ class Replica:
         """
         message, blocks = decoded
         core = self.core
+        if isinstance(message, Votes):  # nearly all of the traffic
+            return self._receive_votes(sender, decoded, message.votes)
         epoch = _epoch_of(message)
         if epoch is not None and epoch != self._epoch:
             return self._receive_foreign(sender, decoded, epoch)
         match message:
-            case Votes(votes):
-                wanted = [vote for vote in votes if core.wants_vote(vote)]
-                final = core.final_certificate
-                if core.is_over and final is not None and any(vote.view > final.view for vote in votes):
-                    return Inbound(sender, (), (), reply=message, epoch=epoch)
-                if not wanted:
-                    return None
-                checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
-                return Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks)
             case Proposal():
                 return self._receive_proposal(sender, message, blocks)
             case Certificates(certificates):
@@ -508,6 +501,19 @@ class Replica:
                 return Inbound(sender, (), (), reply=message)
             case _:
                 raise AssertionError(message)
+
+    def _receive_votes(self, sender: bytes, decoded: Decoded, votes: tuple[Vote, ...]) -> Inbound | None:
+        core, epoch = self.core, votes[0].epoch
+        if epoch != self._epoch:
+            return self._receive_foreign(sender, decoded, epoch)
+        final = core.final_certificate
+        if final is not None and votes[0].view > final.view and core.is_over:
+            return Inbound(sender, (), (), reply=decoded.message, epoch=epoch)
+        wanted = [vote for vote in votes if core.wants_vote(vote)]
+        if not wanted:
+            return None
+        checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
+        return Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks)
 
     def _receive_foreign(self, sender: bytes, decoded: Decoded, epoch: int) -> Inbound | None:
         """A message of another epoch: too early here, or of one that has ended."""
@@ -1055,8 +1061,6 @@ class _Writes:
 def _epoch_of(message: Message) -> int | None:
     """The epoch that a message speaks of; None where it means the same in all."""
     match message:
-        case Votes(votes):
-            return votes[0].epoch
         case Proposal(candidate):
             return candidate.epoch
         case Certificates(certificates):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from consensus.guard import GuardMissing
 from consensus.service import METRICS, ConsensusHalted
@@ -330,6 +331,29 @@ async def test_a_network_whose_validators_all_listen_begins_by_time(tmp_path: Pa
             assert not any(member.service.status().is_listening for member in members)
             nursery.cancel_scope.cancel()
     assert_one_chain(*(member.chain for member in members))
+
+
+async def test_figures_and_lines_name_the_leader_that_failed(tmp_path: Path) -> None:
+    board, epochs = Switchboard(), Epochs(EPOCH_BLOCKS)
+    members = [Member(tmp_path, account, board, epochs) for account in range(3)]
+    figures = members[0].metrics = Figures()
+    with capture_logs() as lines, trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                await nursery.start(member.live)
+            await members[0].chain.wait_height(2 * EPOCH_BLOCKS)
+            nursery.cancel_scope.cancel()
+    failed = [line for line in lines if line["event"] == "view nullified"]
+    assert failed
+    assert {(line["leader"], line["address"]) for line in failed} == {(3, address_of(3))}
+    assert {line["reason"] for line in failed} & {"leader", "advance"}
+    assert {line["epoch"] for line in failed} == {0, 1}
+    assert figures.counts["nullifications_total", "3"] > 0
+    assert figures.counts["view_timeouts_total", "leader"] > 0
+    assert figures.counts["epoch_tail_misses_total", "3"] > 0
+    assert figures.counts["certificates_total", "finalize", "formed"] > 0
+    assert figures.gauges["missing_weight_ratio",] >= 0.25
+    assert {line["event"] for line in lines} >= {"epoch ended", "epoch began"}
 
 
 async def test_a_key_without_its_record_never_votes(tmp_path: Path) -> None:
