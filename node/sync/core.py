@@ -292,7 +292,8 @@ class SyncCore:
 
     ``root`` is what is trusted without asking (``consensus.light.genesis_root``). With a ``checkpoint`` it only
     says which chain it is; trust then begins at the checkpoint. ``records`` are those that an earlier process has
-    kept. Raises ConfigError for a checkpoint that cannot be one of this chain.
+    kept, ``begun`` is the height whose state it was fetching: if anybody still has that, it is finished.
+    Raises ConfigError for a checkpoint that cannot be one of this chain.
     """
 
     def __init__(
@@ -302,6 +303,7 @@ class SyncCore:
         *,
         checkpoint: Checkpoint | None = None,
         records: Iterable[tuple[int, bytes]] = (),
+        begun: int = 0,
         now_ms: int,
     ) -> None:
         if checkpoint is not None and checkpoint.height % root.epoch_blocks:
@@ -311,6 +313,7 @@ class SyncCore:
         self._root = root
         self._options = options
         self._checkpoint = checkpoint
+        self._last_height = begun
         self._light = LightClient(root, options) if checkpoint is None else None
         self._peers: dict[bytes, _Peer] = {}
         self._away: dict[bytes, _Peer] = {}
@@ -417,7 +420,7 @@ class SyncCore:
             if len(self._away) > AWAY_MAX:
                 del self._away[next(iter(self._away))]
         for address in sorted(addresses - self._peers.keys() - self._banned):
-            self._peers[address] = self._away.pop(address, None) or _Peer()
+            self._peers[address] = self._away.pop(address, _Peer())
 
     def _on_answer(self, asked: _Asked, data: bytes, now_ms: int) -> None:
         self._landed(asked)
@@ -580,6 +583,7 @@ class SyncCore:
             header=encode_header(boundary),
         )
         self._is_beginning = True
+        self._last_height = manifest.height
         self._effects.append(Begin(self._target, self._ranges))
 
     # What comes next.
@@ -652,7 +656,8 @@ class SyncCore:
         enough = -(-offering // SUPPORT_SHARE)
         wide = [key for key, count in support.items() if count >= enough]
         most = max(support.values())
-        self._plan = max(wide or [key for key, count in support.items() if count == most])
+        begun = [key for key in support if key[0] == self._last_height]
+        self._plan = max(begun or wide or [key for key, count in support.items() if count == most])
 
     def _give_up(self, now_ms: int) -> None:
         """End the sync when there is nothing to sync from."""

@@ -193,6 +193,7 @@ class StateSync:
             self._trust,
             checkpoint=self._checkpoint,
             records=restore.records(),
+            begun=0 if restore.target is None else restore.target.height,
             now_ms=self._wall_ms(),
         )
 

@@ -229,8 +229,9 @@ class Run:
     def _drive(self, restore: Restore) -> None:
         root, trust = trust_root(GENESIS, (1,))
         core = SyncCore(
-            root, trust, checkpoint=self.checkpoint, records=restore.records(), now_ms=NOW_MS + self.now_ms
-        )
+            root, trust, checkpoint=self.checkpoint, records=restore.records(), now_ms=NOW_MS + self.now_ms,
+            begun=0 if restore.target is None else restore.target.height,
+        )  # fmt: skip
         here: set[int] = set()
         pending: list[tuple[int, int, c.Event]] = []
         order = 0
