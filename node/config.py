@@ -55,6 +55,8 @@ class KeyOptions:
 
     account: str = "keys/account.json"
     vote: str = "keys/vote.json"
+    vote_next: str = ""
+    """The vote key that takes over from ``vote`` in the first epoch that seats it (``dekube tx rotate-keys``)."""
     passphrase_file: str = "keys/passphrase"  # noqa: S105  a path
     """Mode 0600. Empty: the passphrase is asked for on the terminal."""
 

@@ -29,6 +29,7 @@ __all__ = [
     "load_key",
     "node_secret",
     "read_passphrase",
+    "rewrite_options",
     "save_key",
     "sync_folder",
     "write_private",
@@ -59,6 +60,11 @@ class Home:
     def chain(self) -> Path:
         """The database of the chain (LevelDB)."""
         return self.root / "data" / "chain"
+
+    def guard_of(self, vote_key: bytes) -> Path:
+        """The durable record of one vote key's votes: a key that came by rotation has its own folder."""
+        own = self.root / "data" / f"guard-{vote_key[:8].hex()}"
+        return own if own.exists() else self.guard
 
     @property
     def evidence(self) -> Path:
@@ -144,14 +150,22 @@ def create_home(
     return home
 
 
-def begin_guard(home: Home, chain_hash: bytes, vote_key: bytes) -> None:
-    """Begin the record of a key that was drawn just now; one whose record is gone may have voted."""
-    directory = VoteDirectory(home.guard)
+def begin_guard(home: Home, chain_hash: bytes, vote_key: bytes, *, is_next: bool = False) -> None:
+    """Begin the record of a key that was drawn just now; one whose record is gone may have voted.
+
+    With ``is_next`` in a folder of its own, beside that of the key which still votes.
+    """
+    directory = VoteDirectory(home.root / "data" / f"guard-{vote_key[:8].hex()}" if is_next else home.guard)
     try:
         if not directory.has_guard():
             directory.create_guard(Guard(chain_hash, vote_key))
     finally:
         directory.close()
+
+
+def rewrite_options(home: Home, options: NodeOptions) -> None:
+    """Put ``options`` in the place of those of the home, durably."""
+    write_whole(home.config, dump_options(options))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -76,14 +76,14 @@ class Node:
     """One node: ``run`` lives until it is cancelled, told to stop, or a part fails."""
 
     def __init__(
-        self, home: Home, options: NodeOptions, genesis: Genesis, account: SecretKey, vote: SecretKey | None,
+        self, home: Home, options: NodeOptions, genesis: Genesis, account: SecretKey, votes: Sequence[SecretKey],
         *, accepts_empty_guard: bool = False,
     ) -> None:  # fmt: skip
         self.home = home
         self.options = options
         self.genesis = genesis
         self.account = account
-        self.vote = vote
+        self.votes = tuple(votes)
         self.accepts_empty_guard = accepts_empty_guard
         self.chain_hash = genesis_hash(genesis)
         self.metrics = NodeMetrics()
@@ -132,7 +132,7 @@ class Node:
                 self.metrics,
                 home=self.home,
                 options=self.options,
-                vote=self.vote,
+                votes=self.votes,
                 make_identity=lambda: self._identity,
                 evidence=self.evidence,
                 stages=self.stages,
@@ -354,12 +354,13 @@ def run_node(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_gua
     file = home.path(options.keys.passphrase_file)
     passphrase = read_passphrase(file) if options.keys.passphrase_file and file.exists() else ask_passphrase()
     account = load_key(home.path(options.keys.account), passphrase)
-    vote = None
+    votes: list[SecretKey] = []
     if "validator" in options.roles and not votes_elsewhere(options):
-        vote = load_key(home.path(options.keys.vote), passphrase)
-        if vote.address == account.address:
-            raise ConfigError("keys: the vote key must not be the account's key")
-    node = Node(home, options, genesis, account, vote, accepts_empty_guard=accepts_empty_guard)
+        files = [options.keys.vote, options.keys.vote_next] if options.keys.vote_next else [options.keys.vote]
+        votes = [load_key(home.path(file), passphrase) for file in files]
+        if any(vote.address == account.address for vote in votes):
+            raise ConfigError("keys: a vote key must not be the account's key")
+    node = Node(home, options, genesis, account, votes, accepts_empty_guard=accepts_empty_guard)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

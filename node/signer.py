@@ -160,12 +160,13 @@ def open_guard(
     key has had a seat, is begun anew only on the operator's word. Raises GuardMissing, GuardOutdated and
     GuardCorrupt.
     """
-    directory = VoteDirectory(home.guard)
+    folder = home.guard_of(vote_key)
+    directory = VoteDirectory(folder)
     try:
         if not directory.has_guard():
             if not accepts_empty:
                 raise GuardMissing(
-                    f"{home.guard}: there is no record of this key's votes; voting without it could get the key "
+                    f"{folder}: there is no record of this key's votes; voting without it could get the key "
                     "slashed. Import its watermark (dekube node guard import), take a new vote key, or, if this "
                     "key has certainly never voted, start once with --accept-empty-guard"
                 )
@@ -174,7 +175,7 @@ def open_guard(
         guard = directory.load_guard(chain_hash, vote_key)
         if guard.is_fresh and may_have_voted:
             if not accepts_empty:
-                raise _outdated(str(home.guard))
+                raise _outdated(str(folder))
             guard.raise_floor(*tip)
             directory.guard.replace(guard.image())
             _log.warning("the guard goes on from an empty record, on the operator's word", vote_key=vote_key)
@@ -197,7 +198,9 @@ def _check_signer(home: Home, chain_hash: bytes, opening: Opening, refuses_fresh
     if opening.is_fresh and refuses_fresh:
         raise _outdated("the signer")
     try:
-        left, _ = Guard.load((home.guard / GUARD_FILE).read_bytes(), chain_hash, opening.vote_key)
+        left, _ = Guard.load(
+            (home.guard_of(opening.vote_key) / GUARD_FILE).read_bytes(), chain_hash, opening.vote_key
+        )
     except (OSError, DekubeError):
         return  # no record here, or another key's
     mark = left.watermark()

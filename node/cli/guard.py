@@ -52,9 +52,9 @@ def show(home: Home, as_json: bool) -> None:
     """Show up to where the key has voted; also while the node runs."""
     chain, vote_key = _whose(home)
     try:
-        data = (home.guard / GUARD_FILE).read_bytes()
+        data = (home.guard_of(vote_key) / GUARD_FILE).read_bytes()
     except OSError:
-        raise GuardMissing(f"{home.guard}: no record of this key's votes") from None
+        raise GuardMissing(f"{home.guard_of(vote_key)}: no record of this key's votes") from None
     loaded, _ = Guard.load(data, chain, vote_key)
     mark = loaded.watermark()
     fields = {"vote_key": mark.vote_key, "genesis_hash": mark.genesis_hash, "epoch": mark.epoch, "view": mark.view}
@@ -89,9 +89,10 @@ def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
 
     Raises GuardMissing, StoreError while a process votes with it, and ConfigError when the file exists.
     """
-    if not (home.guard / GUARD_FILE).exists():
-        raise GuardMissing(f"{home.guard}: no record of this key's votes")
-    directory = VoteDirectory(home.guard)
+    folder = home.guard_of(vote_key)
+    if not (folder / GUARD_FILE).exists():
+        raise GuardMissing(f"{folder}: no record of this key's votes")
+    directory = VoteDirectory(folder)
     try:
         mark = directory.load_guard(chain, vote_key).watermark()
     finally:
@@ -122,7 +123,7 @@ def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
         raise ConfigError(f"{file}: a watermark of another chain")
     if mark.vote_key != vote_key:
         raise ConfigError(f"{file}: a watermark of another vote key than this home's")
-    directory = VoteDirectory(home.guard)
+    directory = VoteDirectory(home.guard_of(vote_key))
     try:
         if directory.has_guard():
             loaded = directory.load_guard(chain, vote_key)
