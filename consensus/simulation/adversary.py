@@ -71,7 +71,8 @@ class Adversary:
         assert reign is not None, "its own node is in that epoch"
         self._committee = reign.committee
         self._seat = reign.committee.seat_of(self._node.address)
-        self._key = self._cluster.world.key_in(self._account, epoch)
+        if self._seat is not None:
+            self._key = self._cluster.world.key_of(self._account, reign.committee.seats[self._seat].vote_key)
 
     def hears(self, _sender: int, raw: bytes, decoded: r.Decoded) -> None:
         """Learn from a message, then perhaps act."""

@@ -216,6 +216,8 @@ class Cluster:
             self._execute(node, replica, *data)
         elif what == "committed":
             self._commit(node, replica, data)
+        elif what == "evidence":
+            node.machine.heard(data[1])
         elif what == "again":
             self._take_in(node, replica, *data)
         else:
@@ -282,7 +284,7 @@ class Cluster:
         """Open the guard of the key that sits in an epoch; a key that has never voted begins its record."""
         if not node.votes:
             return None, None
-        node.key = self.world.key_in(node.account, epoch)
+        node.key = self._key_in(node, epoch)
         signer, log = self.world.signer(node.account, node.key), node.guard_log
         genesis_hash = self.world.genesis_hash
         if not log.durable:
@@ -300,13 +302,21 @@ class Cluster:
         node.guard = guard
         return signer, guard
 
+    def _key_in(self, node: Node, epoch: int) -> int:
+        """The key that its operator runs a node with: the one that sits, else the last one."""
+        reign = node.machine.reign(epoch)
+        seat = reign.committee.seat_of(node.address) if reign is not None else None
+        if reign is None or seat is None:
+            return node.key
+        return self.world.key_of(node.account, reign.committee.seats[seat].vote_key)
+
     def _begin_epoch(self, node: Node, number: int) -> None:
         replica = node.replica
         assert replica is not None
         reign = self._enter_epoch(node, number)
         signer: Signer | None = None
         guard: Guard | None = None
-        if node.votes and self.world.key_in(node.account, number) != node.key:
+        if node.votes and self._key_in(node, number) != node.key:
             signer, guard = self._open_guard(node, number)
         self._perform_all(node, replica.begin_epoch(reign, self._clock(node), signer=signer, guard=guard))
 
@@ -346,7 +356,7 @@ class Cluster:
             log.lose_power(self.rng, is_torn=is_torn)
         height = node.machine.lose_power(self.rng)
         if node.honest:
-            self.oracle.lost(node.number, height)
+            self.oracle.saw_power_loss(node.number, height)
 
     def _stop(self, node: Node, restart_after_ms: int | None) -> None:
         node.replica = None
@@ -476,6 +486,11 @@ class Cluster:
             case c.FoundEquivocation(equivocation):
                 if node.honest:
                     self.oracle.saw_evidence(equivocation)
+                proof = node.machine.found(equivocation)
+                if proof is not None:
+                    for other in self.nodes:
+                        if other.number != node.number:
+                            self.send(node.number, other.number, proof, "evidence")
             case c.Halt(code, _):
                 self._halt(node, code)
             case c.EnterView(view, _, _):
@@ -496,7 +511,7 @@ class Cluster:
     def _reply(self, node: Node, address: bytes, message: Message) -> None:
         self._perform(node, r.Send(address, encode_message(message), True))
 
-    def send(self, source: int, target: int, data: bytes) -> None:
+    def send(self, source: int, target: int, data: bytes, what: str = "message") -> None:
         """Put a message on its way, or lose it, or let it arrive twice."""
         network, rng = self.network, self.rng
         if network.blocked is not None and network.blocked(source, target):
@@ -507,7 +522,7 @@ class Cluster:
         for _ in range(copies):
             span = network.latency_ms_max - network.latency_ms_min + 1
             at_ms = self.now_ms + network.latency_ms_min + int(rng.random() * span)
-            self._push(at_ms, target, self.nodes[target].incarnation, "message", (source, data))
+            self._push(at_ms, target, self.nodes[target].incarnation, what, (source, data))
 
     # The machine.
 

@@ -82,10 +82,11 @@ def run_break(broken: Break, seed: int = 0) -> Healed:
 def _blocked(cluster: Cluster, broken: Break) -> Callable[[int, int], bool] | None:
     kind, size, sides = broken
     nodes = cluster.nodes
-    committee = cluster.world.reign(0).committee
 
     def leader() -> int:
-        return committee.leader(max(1, max(node.entered for node in nodes)))
+        reign = nodes[0].machine.reign(0)
+        assert reign is not None, "the founders sit in the only epoch"
+        return reign.committee.leader(max(1, max(node.entered for node in nodes)))
 
     match kind:
         case "split":

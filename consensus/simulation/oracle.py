@@ -202,9 +202,10 @@ class Oracle:
         if height == reign.last_height:
             self._boundaries[block.epoch + 1] = block_hash
 
-    def lost(self, node: int, height: int) -> None:
-        """A node's database has lost what was above ``height``: it will make it final again."""
-        self._heights[node] = min(height, self._heights.get(node, 0))
+    def saw_power_loss(self, node: int, height: int) -> None:
+        """After a loss of power the database of an honest node is at ``height``. Raises Violation."""
+        if height < self._heights.get(node, 0):
+            raise Violation(f"node {node} has lost final blocks: {height} of {self._heights[node]} are left")
 
     def saw_certificate(self, certificate: Certificate, *, must_be_final: bool = False) -> None:
         """An honest node shows or keeps a certificate. Raises Violation when a vote in it was never cast."""

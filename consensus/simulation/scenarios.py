@@ -15,7 +15,17 @@ from consensus.simulation.disk import Fault
 from consensus.simulation.oracle import Violation
 from consensus.simulation.worlds import HashWorld, Member
 
-__all__ = ["HEAL_LIMIT_MS", "KINDS", "Outcome", "changing_members", "draw_weights", "run_scenario"]
+__all__ = [
+    "HEAL_LIMIT_MS",
+    "KINDS",
+    "Outcome",
+    "changing_members",
+    "cut_network",
+    "draw_weights",
+    "fail_disks",
+    "heal",
+    "run_scenario",
+]
 
 KINDS: Final = (
     "calm",
@@ -177,15 +187,15 @@ def run_scenario(
     cluster.start_all()
     chaos_ms = CHAOS_LARGE_MS if len(plan.weights) == LARGE else ABOVE_MS if kind == "above_f" else CHAOS_MS
     if kind.endswith("partition") or kind == "twins":
-        _partitions(cluster, rng, chaos_ms)
+        cut_network(cluster, rng, chaos_ms)
     elif kind == "above_f":
         _forks(cluster, rng, plan.weights, plan.faulty)
     if kind.endswith(("crash", "blackout")):
-        _crashes(cluster, rng, chaos_ms, is_whole=kind.endswith("blackout"))
+        fail_disks(cluster, rng, chaos_ms, is_whole=kind.endswith("blackout"))
     if kind in ("calm", "crash", "epochs") and rng.random() < 0.5:
         _mempools(cluster, rng, chaos_ms)
     cluster.run(chaos_ms)
-    return _heal(cluster, kind)
+    return heal(cluster, kind)
 
 
 def _cluster(
@@ -212,7 +222,7 @@ def _cluster(
     return cluster
 
 
-def _heal(cluster: Cluster, kind: str) -> Outcome:
+def heal(cluster: Cluster, kind: str) -> Outcome:
     """The network heals: every honest node must soon finalise more than anybody had before."""
     network, oracle = cluster.network, cluster.oracle
     network.loss = network.duplication = 0.0
@@ -249,7 +259,7 @@ def _heal(cluster: Cluster, kind: str) -> Outcome:
     )
 
 
-def _partitions(cluster: Cluster, rng: random.Random, chaos_ms: int) -> None:
+def cut_network(cluster: Cluster, rng: random.Random, chaos_ms: int) -> None:
     """Splits, one-way links, rings and isolated nodes, one after the other; a twin may be on the other side."""
     count = len(cluster.nodes)
     network = cluster.network
@@ -302,7 +312,7 @@ def _forks(cluster: Cluster, rng: random.Random, weights: tuple[int, ...], fault
     cluster.call_at(rng.randrange(1, 400), split)
 
 
-def _crashes(cluster: Cluster, rng: random.Random, chaos_ms: int, *, is_whole: bool) -> None:
+def fail_disks(cluster: Cluster, rng: random.Random, chaos_ms: int, *, is_whole: bool) -> None:
     """Failures inside durable operations and between events; ``is_whole`` also cuts everybody's power at once."""
 
     def arm(number: int) -> None:

@@ -21,7 +21,7 @@ from state.primitives.committee import Committee, Seat
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import SecretKey
 from state.primitives.merkle import merkle_root
-from state.primitives.votes import VoteKey, vrf_alpha
+from state.primitives.votes import Equivocation, VoteKey, vrf_alpha
 
 __all__ = [
     "GENESIS",
@@ -165,6 +165,14 @@ class Machine(Protocol):
         """Lose what was not synced; return the height that is left."""
         ...
 
+    def found(self, equivocation: Equivocation) -> bytes | None:
+        """Take in a fault that the node's consensus has found; return what the other nodes are told of it."""
+        ...
+
+    def heard(self, proof: bytes) -> None:
+        """Take in what another node has found."""
+        ...
+
 
 class World(Protocol):
     """What all nodes of a cluster share."""
@@ -181,12 +189,8 @@ class World(Protocol):
         """Return one of an account's keys."""
         ...
 
-    def key_in(self, account: int, epoch: int) -> int:
-        """Return which key its operator would run the account's node with in an epoch."""
-        ...
-
-    def reign(self, epoch: int) -> Epoch:
-        """Return the first epochs, which the founders sit in."""
+    def key_of(self, account: int, vote_key: bytes) -> int:
+        """Return which of its keys an account has registered as ``vote_key``."""
         ...
 
     def machine(self, number: int, rng: random.Random) -> Machine:
@@ -223,6 +227,7 @@ class HashWorld:
         self._reigns: dict[int, Epoch] = {}
         self._signers: dict[tuple[int, int], SimulatedKey] = {}
         self._by_vote_key: dict[bytes, SimulatedKey] = {}
+        self._numbers: dict[bytes, int] = {}
         self.checks_epochs = True
         """Whether the state refuses a block beyond its epoch; consensus must not rest on it."""
 
@@ -246,14 +251,12 @@ class HashWorld:
                 signer = FastKey(account, key)
             self._signers[account, key] = signer
             self._by_vote_key[signer.vote_key] = signer
+            self._numbers[signer.vote_key] = key
         return signer
 
-    def key_in(self, account: int, epoch: int) -> int:
-        """Return which key its operator would run the account's node with in an epoch."""
-        for member in self.members(epoch):
-            if member.account == account:
-                return member.key
-        return 0
+    def key_of(self, account: int, vote_key: bytes) -> int:
+        """Return which of its keys an account has registered as ``vote_key``."""
+        return self._numbers[vote_key]
 
     def reign(self, epoch: int) -> Epoch:
         """Return an epoch."""
@@ -444,6 +447,13 @@ class HashMachine:
     def lose_power(self, rng: random.Random) -> int:
         """Every commit was synced: the height stays."""
         return self._tip[1]
+
+    def found(self, equivocation: Equivocation) -> bytes | None:
+        """Tell nobody: this state punishes nothing."""
+        return None
+
+    def heard(self, proof: bytes) -> None:
+        """Nothing is told here."""
 
 
 def hash_of(block: Block) -> bytes:
