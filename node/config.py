@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import VOTE_KEY_BYTES
+from state.store.profiles import PROFILES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "Checkpoint",
     "ExecutorOptions",
+    "HistoryOptions",
     "KeyOptions",
     "LogOptions",
     "MempoolOptions",
@@ -35,9 +38,11 @@ __all__ = [
     "RpcOptions",
     "SignerEndpoint",
     "SignerOptions",
+    "SyncOptions",
     "dump_options",
     "load_options",
     "load_table",
+    "parse_checkpoint",
     "parse_host_port",
     "parse_peer",
     "parse_signer",
@@ -46,6 +51,7 @@ __all__ = [
 
 _Options = TypeVar("_Options")
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
+SYNC_MODES: Final = ("auto", "state", "blocks")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
 
 
@@ -116,6 +122,28 @@ class MempoolOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryOptions:
+    """How much of the past the node keeps."""
+
+    profile: str = "full"
+    """archive, full or light."""
+    epochs: int = 168
+    """Epochs whose blocks the profile full keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """How a node begins on a chain that is old already, and what it keeps for others who begin."""
+
+    mode: str = "auto"
+    """auto, state (never the blocks from the genesis) or blocks (never the state)."""
+    checkpoint: str = ""
+    """HEIGHT:HASH of the last block of an epoch that the operator vouches for; empty: the genesis."""
+    snapshots: int = 3
+    """Snapshots kept for peers; 0: none are made."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """Jobs on this machine."""
 
@@ -166,6 +194,8 @@ class NodeOptions:
     rpc: RpcOptions = field(default_factory=RpcOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     mempool: MempoolOptions = field(default_factory=MempoolOptions)
+    store: HistoryOptions = field(default_factory=HistoryOptions)
+    sync: SyncOptions = field(default_factory=SyncOptions)
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     registry: RegistryOptions = field(default_factory=RegistryOptions)
     processes: ProcessOptions = field(default_factory=ProcessOptions)
@@ -224,6 +254,27 @@ def parse_vote_key(text: str) -> bytes:
     if len(key) != VOTE_KEY_BYTES:
         raise ConfigError(f"{text!r}: a vote key (0x and 64 hex digits) expected")
     return key
+
+
+class Checkpoint(typing.NamedTuple):
+    """The last block of an epoch that the operator vouches for."""
+
+    height: int
+    block_hash: bytes
+
+
+def parse_checkpoint(text: str) -> Checkpoint:
+    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError."""
+    height, colon, block_hash = text.strip().partition(":")
+    digits = block_hash.removeprefix("0x")
+    try:
+        parsed = bytes.fromhex(digits)
+    except ValueError:
+        parsed = b""
+    is_height = height.isascii() and height.isdigit() and len(height) < 15 and int(height) > 0
+    if not (colon and is_height and len(digits) == 64 and len(parsed) == 32):
+        raise ConfigError(f"{text!r}: HEIGHT:HASH of the last block of an epoch expected")
+    return Checkpoint(int(height), parsed)
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
@@ -312,6 +363,12 @@ def _check(options: NodeOptions) -> None:
         raise ConfigError("signer: a vote_key without an endpoint")
     if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
         raise ConfigError("p2p: a node that does not listen needs relays or bootstrap peers")
+    if options.store.profile not in PROFILES:
+        raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
+    if options.sync.mode not in SYNC_MODES:
+        raise ConfigError(f"sync.mode: {options.sync.mode!r} is none of {', '.join(SYNC_MODES)}")
+    if options.sync.checkpoint:
+        parse_checkpoint(options.sync.checkpoint)
     if options.log.level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"log.level: {options.log.level!r} is none of debug, info, warning, error")
     if options.log.format not in ("auto", "text", "json"):

@@ -31,6 +31,7 @@ from consensus.light import (
     checkpoint_root,
     decode_epoch_record,
 )
+from node.config import Checkpoint
 from node.sync.messages import (
     CHUNK,
     MANIFEST,
@@ -58,7 +59,6 @@ __all__ = [
     "Ban",
     "Begin",
     "Begun",
-    "Checkpoint",
     "Effect",
     "Event",
     "Failed",
@@ -74,7 +74,6 @@ __all__ = [
     "TakePiece",
     "Tick",
     "Unanswered",
-    "parse_checkpoint",
 ]
 
 TIMEOUT_MS: Final = 20_000
@@ -111,13 +110,6 @@ class NoSnapshots(DekubeError):
 
 class _NotOurCheckpoint(ProtocolError):
     """The record of the checkpoint's epoch is of another block: who is wrong cannot be told."""
-
-
-class Checkpoint(NamedTuple):
-    """The last block of an epoch that the operator vouches for."""
-
-    height: int
-    block_hash: bytes
 
 
 class Stage:
@@ -270,21 +262,6 @@ class _Asked(NamedTuple):
     target: tuple[int, bytes] | None
     item: int
     """The epoch of the first record, or the number of the piece."""
-
-
-def parse_checkpoint(text: str) -> Checkpoint:
-    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError."""
-    height, colon, block_hash = text.strip().partition(":")
-    digits = block_hash.removeprefix("0x")
-    try:
-        parsed = bytes.fromhex(digits)
-    except ValueError:
-        parsed = b""
-    if not (colon and height.isascii() and height.isdigit() and len(height) < 15 and len(parsed) == 32):
-        raise ConfigError(f"{text!r}: HEIGHT:HASH of the last block of an epoch expected")
-    if len(digits) != 64 or int(height) == 0:
-        raise ConfigError(f"{text!r}: HEIGHT:HASH of the last block of an epoch expected")
-    return Checkpoint(int(height), parsed)
 
 
 class SyncCore:

@@ -12,13 +12,13 @@ import structlog
 import trio
 
 from consensus.light import LightOptions, TrustedState, TrustExpired, genesis_root, trusting_period_ms
+from node.config import Checkpoint
 from node.sync.core import (
     Answered,
     Ask,
     Ban,
     Begin,
     Begun,
-    Checkpoint,
     Event,
     Failed,
     Finish,

@@ -14,8 +14,9 @@ import pytest
 
 from consensus.light import EpochRecord, decode_epoch_record, encode_epoch_record
 from consensus.wire import encode_certificate
+from node.config import Checkpoint, parse_checkpoint
 from node.sync import core as c
-from node.sync.core import Checkpoint, NoSnapshots, SyncCore, parse_checkpoint
+from node.sync.core import NoSnapshots, SyncCore
 from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import (
     CHUNK,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from node.config import parse_checkpoint
 from node.sync import server as serving
-from node.sync.core import NoSnapshots, parse_checkpoint
+from node.sync.core import NoSnapshots
 from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import CHUNK, MANIFEST, OFFERS, RECORDS, encode_asked
 from node.sync.server import SyncServer
