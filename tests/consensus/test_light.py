@@ -25,6 +25,7 @@ from consensus.light import (
     Proven,
     RecordInvalid,
     TrustExpired,
+    Unreadable,
     VersionUnknown,
     checkpoint_root,
     decode_epoch_record,
@@ -38,12 +39,13 @@ from consensus.light import (
     verify_transaction,
 )
 from consensus.votes import Certificate
-from state.primitives.blocks import Header
+from state.primitives.blocks import Header, header_hash
 from state.primitives.committee import Committee, Seat
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import ZERO_HASH
-from state.primitives.merkle import MerkleProof
+from state.primitives.merkle import merkle_proof, merkle_root
 from state.primitives.votes import NOTARIZE
+from state.trie import Trie, prove
 from state.view.accounts import Account, account_key
 from tests.consensus.lightchain import (
     BLOCK_MS,
@@ -125,6 +127,10 @@ def test_a_checkpoint_is_as_good_as_the_genesis() -> None:
     assert light.trusted == client(5).trusted
 
 
+WITHIN = CHAIN.record(2)._replace(header=CHAIN.headers[12]._replace(height=11))
+"""A committee after a block that ends no epoch."""
+
+
 @pytest.mark.parametrize(
     ("record", "height", "block_hash"),
     [
@@ -133,6 +139,7 @@ def test_a_checkpoint_is_as_good_as_the_genesis() -> None:
         (CHAIN.record(2), 13, CHAIN.hashes[12]),
         (CHAIN.record(2)._replace(committee=CHAIN.committee(4)), 12, CHAIN.hashes[12]),
         (CHAIN.record(2)._replace(header=CHAIN.headers[11]), 11, CHAIN.hashes[11]),
+        (WITHIN, 11, header_hash(WITHIN.header)),
         (CHAIN.record(2)._replace(header=CHAIN.headers[9], committee=CHAIN.committee(3)), 9, CHAIN.hashes[9]),
     ],
 )
@@ -294,6 +301,12 @@ def test_certificates_of_different_views_name_suspects() -> None:
     assert fork.suspects == tuple(seat.address for seat in CHAIN.committee(2).seats[:3])
 
 
+def test_certificates_of_two_epochs_name_nobody() -> None:
+    """Seats of one number are of different validators there."""
+    ours, theirs = CHAIN.certificates[4], OTHER.certificates[8]
+    assert Fork(4, CHAIN.committee(0), (b"a" * 32, b"b" * 32), (ours, theirs)).suspects == ()
+
+
 def test_a_false_record_of_a_followed_epoch_is_told_from_a_fork() -> None:
     light = client(5)
     with pytest.raises(CertificateInvalid):
@@ -313,6 +326,8 @@ def test_a_client_that_started_anew_asks_for_our_records_first() -> None:
     assert light.compare(CHAIN.record(4)) is None
     with pytest.raises(CommitteeUnknown):
         light.compare(OTHER.record(4))
+    with pytest.raises(RecordInvalid):
+        light.compare(CHAIN.record(3)._replace(committee=CHAIN.committee(9)))
     light.compare(CHAIN.record(3))
     assert forked(light.compare(OTHER.record(4))).equivocations
     with pytest.raises(RecordInvalid):
@@ -420,6 +435,21 @@ def test_headers_that_lead_nowhere_are_refused(path: tuple[Header, ...], at: int
         client(5).verify_headers(path, CHAIN.certificates[at], NOW_MS)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        CHAIN.headers[22]._replace(genesis_hash=b"x" * 32),  # the same validators on another chain
+        CHAIN.headers[22]._replace(height=18),
+        CHAIN.headers[22]._replace(height=25),
+        CHAIN.headers[22]._replace(height=0),
+    ],
+)
+def test_a_signed_header_that_is_out_of_place_is_refused(header: Header) -> None:
+    certificate = certify(header, CHAIN.committee(5), first_key=5, genesis=header.genesis_hash)
+    with pytest.raises(HeaderUnproven):
+        client(5).verify_headers([header], certificate, NOW_MS)
+
+
 def test_a_header_ahead_of_the_clock_is_refused() -> None:
     light = client(5)
     with pytest.raises(HeaderAhead):
@@ -507,9 +537,27 @@ def test_a_changed_transaction_receipt_or_proof_is_refused(data: st.DataObject) 
 def test_the_receipt_of_a_block_s_own_events_is_no_transaction_s() -> None:
     leaves = CHAIN.receipts[7]
     assert len(leaves) == CHAIN.headers[7].tx_count + 1
-    hooks = MerkleProof(3, 4, CHAIN.placed(7, 2).receipt_proof.siblings)
     with pytest.raises(ProofInvalid):
-        verify_receipt(CHAIN.headers[7], CHAIN.headers[8], leaves[3], hooks)
+        verify_receipt(CHAIN.headers[7], CHAIN.headers[8], leaves[3], merkle_proof(leaves, 3))
+
+
+def test_the_root_over_receipts_is_that_of_the_very_next_header() -> None:
+    placed, stranger = CHAIN.placed(7, 1), CHAIN.headers[8]._replace(parent_hash=b"x" * 32)
+    with pytest.raises(ProofInvalid):
+        verify_receipt(CHAIN.headers[7], stranger, placed.receipt, placed.receipt_proof)
+
+
+def test_what_is_proven_and_of_another_form_is_nobody_s_lie() -> None:
+    who, leaves = SENDER.address, [b"receipt of later days"]
+    trie = Trie()
+    trie = trie.after(trie.update({account_key(who): b"x" * 25}))
+    following = CHAIN.headers[6]._replace(
+        state_root=trie.root, receipt_root=merkle_root(leaves), parent_hash=CHAIN.hashes[5]
+    )
+    with pytest.raises(Unreadable):
+        verify_account(following, who, b"x" * 25, prove(trie, account_key(who)))
+    with pytest.raises(Unreadable):
+        verify_receipt(CHAIN.headers[5], following, leaves[0], merkle_proof(leaves, 0))
 
 
 def test_merkle_proofs_have_one_spelling() -> None:
