@@ -561,6 +561,8 @@ class Core:
             self._cast.setdefault(vote.view, {})[vote.kind] = vote.candidate
         for vote in own:
             self._on_vote(vote, True)
+        if own and not self._is_halted and not self._has_ended:
+            self._resend()  # some may never have left
         self._speak()
 
     def _speak(self) -> None:

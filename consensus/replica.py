@@ -334,6 +334,7 @@ class Replica:
         self._is_journal_dirty = False
         self._proposal: tuple[int, bytes] | None = None
         self._requested: dict[tuple[int, Candidate], c.CastVote | c.Propose] = {}
+        self._unanswered: list[RequestVote] = []
         self._has_transactions = True
         self._opening: tuple[tuple[Vote, ...], tuple[int, int]] | None = None
         """Votes and floor of the guard in another process, when they are known."""
@@ -754,6 +755,7 @@ class Replica:
         for leftover in (self._blocks, self._requested):
             leftover.clear()
         self._journalled.clear()
+        self._unanswered = []
         self._proposal = None
         self._is_asked_next = False
         self._ahead = None
@@ -799,10 +801,30 @@ class Replica:
             return [Refused("mismatch")]
         return self._run([], now_ms, released=(vote, effect))
 
-    def vote_refused(self, request: RequestVote, rule: str) -> list[Action]:
-        """Take the other answer to RequestVote: the guard refused, or is away."""
-        self._requested.pop((request.kind, request.candidate), None)
+    def vote_refused(self, request: RequestVote, rule: str, *, is_final: bool = True) -> list[Action]:
+        """Take the other answer to RequestVote: the guard refused, or is away (``is_final`` False).
+
+        What could not be asked is asked again when the view makes no progress: a view ends by votes alone, and
+        this one may be what it lacks.
+        """
+        slot = request.kind, request.candidate
+        if is_final:
+            self._requested.pop(slot, None)
+        elif slot in self._requested:
+            self._unanswered.append(request)
         return [Refused(rule)]
+
+    def _ask_again(self) -> list[Action]:
+        """The votes of open views that their guard has not been reached for, once each."""
+        unanswered, self._unanswered = self._unanswered, []
+        again: list[Action] = []
+        for request in unanswered:
+            slot = request.kind, request.candidate
+            if request.candidate.view > self.core.root.view and slot in self._requested:
+                again.append(request)
+            else:
+                self._requested.pop(slot, None)
+        return again
 
     # Events of the shell.
 
@@ -926,6 +948,7 @@ class Replica:
                     after.append(Send(self._address(seat), encode_message(GetBlock(block_hash))))
                 case c.Resend(votes, certificates, proposal_view):
                     after.append(effect)
+                    after += self._ask_again()
                     if votes:
                         after.append(Broadcast(encode_message(Votes(votes[:VOTES_MAX]))))
                     if certificates:

@@ -672,13 +672,13 @@ class ConsensusService:
         try:
             vote = await voter.vote(*request)
         except GuardRefused as error:
-            rule = error.rule
+            rule, is_final = error.rule, True
         except DekubeError as error:
-            rule = error.code
+            rule, is_final = error.code, False
         else:
             self._put(lambda: self._replica.voted(request, vote, self._now_ms()))
             return
-        self._put(lambda: self._replica.vote_refused(request, rule))
+        self._put(lambda: self._replica.vote_refused(request, rule, is_final=is_final))
 
     async def _prove(self, action: c.Build) -> bytes | None:
         if self._key is not None:

@@ -302,6 +302,19 @@ def test_a_refusal_or_another_vote_than_was_asked_for_says_nothing() -> None:
     assert replica.sizes()["requested"] == 0
 
 
+def test_a_guard_that_was_away_is_asked_again_when_the_view_stands_still() -> None:
+    replica, _ = remote_of()
+    replica.voter_ready((), (0, 0), 0)
+    (request,) = [a for a in replica.step(c.TimerFired(c.LEADER), 0) if isinstance(a, r.RequestVote)]
+    assert replica.vote_refused(request, "signer_unavailable", is_final=False) == [r.Refused("signer_unavailable")]
+    actions = replica.step(c.TimerFired(c.RETRANSMIT), 0)
+    assert [a for a in actions if isinstance(a, r.RequestVote)] == [request]
+    actions = replica.step(c.TimerFired(c.RETRANSMIT), 0)
+    assert not any(isinstance(a, r.RequestVote) for a in actions), "one at a time"
+    vote = signed(FOUR, NULLIFY, Candidate(0, 1, 0, ZERO_HASH), 3)
+    assert said(replica.voted(request, vote, 0)) == [Votes((vote,))]
+
+
 def test_a_proposal_by_a_guard_elsewhere_travels_with_its_block() -> None:
     replica, _ = remote_of(0)
     actions = replica.voter_ready((), (0, 0), 0)
