@@ -1,0 +1,88 @@
+"""``python -m node.simulation``: campaigns of simulated runs, and single runs played again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from node.simulation.campaign import PLANS, RUNS, Campaign, Part, Piece
+
+__all__ = ["main"]
+
+_err = Console(stderr=True)
+
+
+@click.group()
+def main() -> None:
+    """Play simulated schedules of the consensus and of whole nodes."""
+
+
+@main.command()
+@click.argument("plan", type=click.Choice(sorted(PLANS)))
+@click.option("--jobs", default=lambda: len(os.sched_getaffinity(0)), show_default="all cores", type=int)
+@click.option("--seeds", type=int, help="So many seeds in the place of the plan's.")
+@click.option("--part", "only", multiple=True, type=click.Choice(sorted(RUNS)), help="These parts alone.")
+@click.option(
+    "--directory", type=click.Path(path_type=Path), help="State and report; build/simulation/PLAN if not given."
+)
+def run(plan: str, jobs: int, seeds: int | None, only: tuple[str, ...], directory: Path | None) -> None:
+    """Play the campaign PLAN, or what an earlier call has left of it; exits with 1 after a violation."""
+    parts = tuple([part for part in PLANS[plan]() if not only or part.name in only])
+    if seeds is not None:
+        parts = tuple([Part("seeds", seeds, part.piece) if part.name == "seeds" else part for part in parts])
+    campaign = Campaign(plan, parts, directory or Path("build") / "simulation" / plan)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err) as progress:
+        bars = {}
+        for part in parts:
+            done = sum(piece.runs for piece in campaign.pieces.values() if piece.part == part.name)
+            bars[part.name] = progress.add_task(part.name, total=part.runs, completed=done)
+
+        def show(piece: Piece) -> None:
+            progress.advance(bars[piece.part], piece.runs)
+            for number, text in piece.violations:
+                progress.console.print(_replay(piece.part, number, text), style="red", soft_wrap=True)
+
+        try:
+            campaign.run(max(1, jobs), show)
+        except KeyboardInterrupt:
+            progress.console.print("Stopped; the same command goes on from here.")
+    report = campaign.report()
+    click.echo(f"{report['runs']} of {report['of']} runs, {report['violations']} violations: {campaign.directory}")
+    for found in campaign.violations:
+        click.echo(_replay(*found))
+    sys.exit(1 if campaign.violations else 0 if campaign.runs_done == campaign.runs_total else 130)
+
+
+@main.command()
+@click.argument("part", type=click.Choice(sorted(RUNS)))
+@click.argument("number", type=click.IntRange(min=0))
+def replay(part: str, number: int) -> None:
+    """Play run NUMBER of PART again, with the whole traceback of what it raises."""
+    click.echo(RUNS[part](number))
+
+
+def _replay(part: str, number: int, text: str) -> str:
+    return f"python -m node.simulation replay {part} {number}: {text}"
+
+
+if __name__ == "__main__":
+    main()

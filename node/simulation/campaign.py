@@ -1,0 +1,333 @@
+"""Campaigns of simulated runs: all cores, resumable, with a report; no run is ever left out.
+
+A campaign is a list of parts, a part a range of numbers, each number one run that can be played again alone. What
+is done is kept in a file of lines, one for each finished piece, so that an interrupted campaign goes on where it
+was. The file belongs to the code it was made with: with other code the campaign begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from consensus.simulation.crash_points import operations, run_crash_point
+from consensus.simulation.disk import Fault
+from consensus.simulation.heal import breaks, run_break
+from consensus.simulation.scenarios import run_scenario
+from consensus.simulation.twins import count_scenarios, run_twins, scenario_of
+from node.simulation.scenarios import run_whole
+
+__all__ = ["PLANS", "RUNS", "Campaign", "Part", "Piece", "Run", "markdown", "play"]
+
+SEVEN_ROUNDS: Final = 4
+_FAULTS: Final = tuple(Fault)
+_BREAKS: Final = tuple(breaks())
+_PACKAGES: Final = ("consensus", "state", "node", "billing", "tasks")
+
+
+class Run(NamedTuple):
+    """What one run came to."""
+
+    kind: str
+    events: int
+    progress_ms: int = 0
+    """How long progress took after the heal, in virtual time."""
+    is_forked: bool = False
+
+
+def _seed(number: int) -> Run:
+    outcome = run_scenario(number)
+    recovery_ms = 0 if outcome.kind == "above_f" else outcome.recovery_ms
+    return Run(outcome.kind, outcome.events, recovery_ms, outcome.is_forked)
+
+
+def _whole(number: int) -> Run:
+    outcome = run_whole(number).outcome
+    return Run(outcome.kind, outcome.events, outcome.recovery_ms)
+
+
+def _two_rounds(number: int) -> Run:
+    return Run("n=4, 1 twin, 2 rounds", run_twins(scenario_of(number)))
+
+
+def _three_rounds(number: int) -> Run:
+    return Run("n=4, 1 twin, 3 rounds", run_twins(scenario_of(number, rounds=3)))
+
+
+def _seven(number: int) -> Run:
+    index = random.Random(number).randrange(count_scenarios(7, 2, SEVEN_ROUNDS))
+    return Run("n=7, 2 twins", run_twins(scenario_of(index, seats=7, twins=2, rounds=SEVEN_ROUNDS)))
+
+
+def _crash_point(number: int) -> Run:
+    operation, fault = divmod(number, len(_FAULTS))
+    return Run(_FAULTS[fault].value, 0, run_crash_point(operation + 1, _FAULTS[fault]))
+
+
+def _break(number: int) -> Run:
+    seed, which = divmod(number, len(_BREAKS))
+    return Run(_BREAKS[which].kind, 0, run_break(_BREAKS[which], seed).progress_ms)
+
+
+RUNS: Final[dict[str, Callable[[int], Run]]] = {
+    "seeds": _seed,
+    "whole": _whole,
+    "twins-2": _two_rounds,
+    "twins-3": _three_rounds,
+    "twins-7": _seven,
+    "crash-points": _crash_point,
+    "heal": _break,
+}
+"""What a number means in each part."""
+
+
+class Part(NamedTuple):
+    """``runs`` runs from number 0, in pieces of ``piece``."""
+
+    name: str
+    runs: int
+    piece: int
+
+
+def _plans() -> dict[str, Callable[[], tuple[Part, ...]]]:
+    def common() -> tuple[Part, ...]:
+        return (
+            Part("twins-2", count_scenarios(4, 1, 2), 256),
+            Part("crash-points", operations() * len(_FAULTS), 120),
+            Part("heal", 5 * len(_BREAKS), 94),
+            Part("twins-7", 50_000, 250),
+        )
+
+    return {
+        "short": lambda: (Part("seeds", 200, 20), Part("whole", 20, 5), Part("heal", len(_BREAKS), 47)),
+        "nightly": lambda: (Part("seeds", 100_000, 100), Part("whole", 2_000, 20), *common()),
+        "release": lambda: (
+            Part("seeds", 1_000_000, 250),
+            Part("whole", 20_000, 50),
+            Part("twins-3", count_scenarios(4, 1, 3), 512),
+            *common(),
+        ),
+    }
+
+
+PLANS: Final = _plans()
+
+
+@dataclass(slots=True)
+class Kind:
+    """The runs of one kind."""
+
+    runs: int = 0
+    events: int = 0
+    slowest_ms: int = 0
+    slowest_number: int = -1
+    forks: int = 0
+
+
+@dataclass(slots=True)
+class Piece:
+    """The result of consecutive runs of a part."""
+
+    part: str
+    first: int
+    runs: int = 0
+    cpu_s: float = 0.0
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    violations: list[tuple[int, str]] = field(default_factory=list)
+
+
+def play(part: str, first: int, last: int) -> Piece:
+    """Play the runs from ``first`` to below ``last``; whatever one raises is a violation with its number."""
+    piece, run = Piece(part, first), RUNS[part]
+    begun_s = time.process_time()
+    for number in range(first, last):
+        piece.runs += 1
+        try:
+            found = run(number)
+        except Exception as error:
+            piece.violations.append((number, f"{type(error).__name__}: {error}"[:500]))
+            continue
+        kind = piece.kinds.setdefault(found.kind, Kind())
+        kind.runs += 1
+        kind.events += found.events
+        kind.forks += found.is_forked
+        if found.progress_ms > kind.slowest_ms:
+            kind.slowest_ms, kind.slowest_number = found.progress_ms, number
+    piece.cpu_s = time.process_time() - begun_s
+    return piece
+
+
+def _code_digest() -> str:
+    """A digest of the sources a run depends on."""
+    root = Path(__file__).resolve().parents[2]
+    hashed = blake2b(digest_size=16)
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            hashed.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
+
+
+class Campaign:
+    """One plan in one directory: ``state.jsonl`` is what is done, ``report.json`` and ``.md`` what it came to."""
+
+    def __init__(self, name: str, parts: tuple[Part, ...], directory: Path) -> None:
+        self.name = name
+        self.parts = parts
+        self.directory = directory
+        self.pieces: dict[tuple[str, int], Piece] = {}
+        self.wall_s = 0.0
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / "state.jsonl"
+        self._head = {"campaign": name, "parts": [list(part) for part in parts], "code": _code_digest()}
+        self._load()
+
+    def _load(self) -> None:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        records = list(_readable(lines))
+        if not records or records[0] != self._head:
+            self._path.write_text(json.dumps(self._head) + "\n")
+            return
+        # A line that a crash has torn must not swallow the next one.
+        self._path.write_text("".join([json.dumps(record) + "\n" for record in records]))
+        for record in records[1:]:
+            self.wall_s += float(record.pop("wall_s"))
+            piece = _piece(record)
+            self.pieces[piece.part, piece.first] = piece
+
+    @property
+    def runs_total(self) -> int:
+        """How many runs the campaign has in all."""
+        return sum(part.runs for part in self.parts)
+
+    @property
+    def runs_done(self) -> int:
+        """How many of them are done."""
+        return sum(piece.runs for piece in self.pieces.values())
+
+    @property
+    def violations(self) -> list[tuple[str, int, str]]:
+        """Every run that broke a promise: part, number, what it says."""
+        return sorted((p.part, number, text) for p in self.pieces.values() for number, text in p.violations)
+
+    def _missing(self) -> Iterator[tuple[str, int, int]]:
+        for part in self.parts:
+            for first in range(0, part.runs, part.piece):
+                if (part.name, first) not in self.pieces:
+                    yield part.name, first, min(first + part.piece, part.runs)
+
+    def run(self, jobs: int, on_piece: Callable[[Piece], None] = lambda _: None) -> None:
+        """Play what is missing on ``jobs`` processes; each piece that ends is on disk before the next is asked."""
+        context = multiprocessing.get_context("spawn")
+        missing = self._missing()
+        last_s = time.monotonic()
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool, self._path.open("a") as state:
+            running: set[Future[Piece]] = set()
+            try:
+                while True:
+                    for task in missing:
+                        running.add(pool.submit(play, *task))
+                        if len(running) >= 2 * jobs:
+                            break
+                    if not running:
+                        return
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        piece = future.result()
+                        now_s = time.monotonic()
+                        self.wall_s += now_s - last_s
+                        state.write(json.dumps(asdict(piece) | {"wall_s": round(now_s - last_s, 3)}) + "\n")
+                        state.flush()
+                        os.fsync(state.fileno())
+                        last_s = now_s
+                        self.pieces[piece.part, piece.first] = piece
+                        on_piece(piece)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def report(self) -> dict[str, Any]:
+        """Return what the campaign came to so far, and write it beside the state."""
+        parts: dict[str, Any] = {}
+        for part in self.parts:
+            pieces = [piece for piece in self.pieces.values() if piece.part == part.name]
+            kinds: dict[str, Kind] = {}
+            for piece in pieces:
+                for name, found in piece.kinds.items():
+                    _add(kinds.setdefault(name, Kind()), found)
+            parts[part.name] = {
+                "runs": sum(piece.runs for piece in pieces),
+                "of": part.runs,
+                "events": sum(kind.events for kind in kinds.values()),
+                "cpu_s": round(sum(piece.cpu_s for piece in pieces), 1),
+                "violations": [list(found) for piece in pieces for found in piece.violations],
+                "kinds": {name: asdict(kind) for name, kind in sorted(kinds.items())},
+            }
+        report = {
+            "campaign": self.name,
+            "code": self._head["code"],
+            "runs": self.runs_done,
+            "of": self.runs_total,
+            "wall_s": round(self.wall_s, 1),
+            "violations": len(self.violations),
+            "parts": parts,
+        }
+        (self.directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        (self.directory / "report.md").write_text(markdown(report))
+        return report
+
+
+def _readable(lines: list[str]) -> Iterator[dict[str, Any]]:
+    """The lines up to the first that a crash has torn."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        yield record
+
+
+def _piece(record: dict[str, Any]) -> Piece:
+    kinds = {name: Kind(**kind) for name, kind in record.pop("kinds").items()}
+    violations = [(int(number), str(text)) for number, text in record.pop("violations")]
+    return Piece(**record, kinds=kinds, violations=violations)
+
+
+def _add(total: Kind, found: Kind) -> None:
+    total.runs += found.runs
+    total.events += found.events
+    total.forks += found.forks
+    if found.slowest_ms > total.slowest_ms:
+        total.slowest_ms, total.slowest_number = found.slowest_ms, found.slowest_number
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Return a report as text for people."""
+    lines = [
+        f"# Simulation campaign: {report['campaign']}",
+        "",
+        f"{report['runs']:,} of {report['of']:,} runs, {report['violations']} violations, "
+        f"{report['wall_s'] / 3600:.2f} h. Code {report['code']}.",
+        "",
+        "| part | kind | runs | events | slowest progress after the heal (virtual ms) | its number | forks |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, part in report["parts"].items():
+        for kind, found in part["kinds"].items():
+            slowest = (found["slowest_ms"], found["slowest_number"]) if found["slowest_number"] >= 0 else ("", "")
+            lines.append(
+                f"| {name} | {kind} | {found['runs']:,} | {found['events']:,} | {slowest[0]} | {slowest[1]} "
+                f"| {found['forks'] or ''} |"
+            )
+    broken = [(name, *found) for name, part in report["parts"].items() for found in part["violations"]]
+    lines += ["", "## Violations", ""]
+    lines += [f"- `python -m node.simulation replay {name} {number}`: {text}" for name, number, text in broken]
+    return "\n".join(lines if broken else [*lines, "None."]) + "\n"

@@ -1,0 +1,75 @@
+"""Campaigns: every run once, resumed after an interruption, a broken one told with how to play it again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from node.simulation import campaign as campaigns
+from node.simulation.__main__ import main
+from node.simulation.campaign import PLANS, RUNS, Campaign, Part, Run, play
+
+PARTS = (Part("heal", 10, 4), Part("crash-points", 6, 3))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = Campaign("test", PARTS, tmp_path)
+    assert first.runs_total == 16
+
+    def interrupt(_: object) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        first.run(1, interrupt)
+    with (tmp_path / "state.jsonl").open("a") as state:
+        state.write('{"part": "he')  # torn by a crash
+    second = Campaign("test", PARTS, tmp_path)
+    assert 0 < second.runs_done < 16
+    played: list[tuple[str, int]] = []
+    second.run(1, lambda piece: played.append((piece.part, piece.first)))
+    assert second.runs_done == 16
+    assert len(played) + 1 == 5
+    report = second.report()
+    assert (report["runs"], report["violations"]) == (16, 0)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert "None." in (tmp_path / "report.md").read_text()
+    assert Campaign("test", PARTS, tmp_path).runs_done == 16
+
+
+def test_other_code_or_another_plan_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Campaign("test", (Part("heal", 2, 2),), tmp_path).run(1)
+    assert Campaign("test", (Part("heal", 2, 2),), tmp_path).runs_done == 2
+    monkeypatch.setattr(campaigns, "_code_digest", lambda: "other code")
+    assert Campaign("test", (Part("heal", 2, 2),), tmp_path).runs_done == 0
+
+
+def test_a_run_that_breaks_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(number: int) -> Run:
+        if number == 3:
+            raise AssertionError("what it says")
+        return Run("kind", 10, number)
+
+    monkeypatch.setitem(RUNS, "heal", broken)
+    piece = play("heal", 0, 5)
+    assert piece.violations == [(3, "AssertionError: what it says")]
+    assert (piece.runs, piece.kinds["kind"].runs, piece.kinds["kind"].slowest_number) == (5, 4, 4)
+
+
+def test_one_run_is_played_again() -> None:
+    done = CliRunner().invoke(main, ["replay", "twins-2", "17"])
+    assert done.exit_code == 0, done.output
+    assert "twin" in done.output
+
+
+def test_the_plans_are_what_they_promise() -> None:
+    nightly = {part.name: part.runs for part in PLANS["nightly"]()}
+    release = {part.name: part.runs for part in PLANS["release"]()}
+    assert (nightly["seeds"], nightly["twins-2"], nightly["twins-7"]) == (100_000, 4_096, 50_000)
+    assert (release["seeds"], release["twins-3"], release["twins-2"]) == (1_000_000, 262_144, 4_096)
