@@ -6,8 +6,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from node.runtime import PARAMETER_TABLES
-from rpc.store_view import StoreView, describe, show_committee
-from rpc.view import Committee, Peer, Sync
+from rpc.store_view import StoreView, describe
+from rpc.view import Peer, Sync
 from state.primitives.genesis import read_parameters
 
 if TYPE_CHECKING:
@@ -54,11 +54,6 @@ class LiveNode:
             view=progress.view,
             epoch=progress.epoch,
         )
-
-    def committee(self) -> Committee:
-        """Return the voters of the current epoch."""
-        agreement = self._node.agreement
-        return show_committee(agreement.progress().epoch, agreement.committee)
 
 
 def make_view(node: Node) -> StoreView:

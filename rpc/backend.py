@@ -154,7 +154,6 @@ class Backend:
             "pool_list": self._pool_list,
             "peers": self._peers,
             "sync": self._sync,
-            "committee": self._committee,
             "serving": self._serving,
             "submit": self._submit,
         }
@@ -422,9 +421,6 @@ class Backend:
 
     def _sync(self, _params: list[Any]) -> Value:
         return record_value(self._view.sync())
-
-    def _committee(self, _params: list[Any]) -> Value:
-        return record_value(self._view.committee())
 
 
 def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:

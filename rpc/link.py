@@ -24,13 +24,11 @@ from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Push, e
 from rpc.limits import Cache
 from rpc.view import (
     BlockRecord,
-    Committee,
     Description,
     Head,
     KindInfo,
     Peer,
     PoolStatus,
-    Seat,
     Sync,
     read_record,
 )
@@ -577,11 +575,6 @@ class Link:
     async def sync(self) -> Sync:
         """Return how far the node is."""
         return read_record(Sync, await self.request("sync"))
-
-    async def committee(self) -> Committee:
-        """Return the voters of the current epoch."""
-        found = read_record(Committee, await self.request("committee"))
-        return found._replace(seats=tuple(Seat(*seat) for seat in found.seats))
 
 
 def _decode_all(loaded: LoadedBlock) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rpc import render
 from rpc.blocks import LoadedBlock
+from rpc.epochs import EPOCH_METHODS, JAIL_OUT, jail_json
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.evidence import EVIDENCE_METHODS
 from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers
@@ -42,6 +43,7 @@ from state.primitives.blocks import decode_header
 from state.primitives.codec import decode
 from state.primitives.receipts import decode_receipt
 from state.primitives.transactions import KIND_MAX, TRANSACTION_LIMIT_BYTES, decode_transaction
+from state.transition.jail import list_jails, load_jail
 from state.transition.staking import list_stakes, load_stake, unbondings_of
 from state.view import Reader
 from state.view.accounts import BALANCE_MASK, account_key, burned, issued
@@ -125,8 +127,13 @@ async def genesis(node: Node) -> Json:
         "hash": hexed(what.genesis_hash),
         "time_ms": what.genesis_time_ms,
         "validators": [
-            {"address": address(who), "vote_key": hexed(vote_key), "stake": str(stake)}
-            for who, vote_key, stake in what.validators
+            {
+                "address": address(who),
+                "vote_key": hexed(vote_key),
+                "vrf_key": hexed(vrf_key),
+                "stake": str(stake),
+            }
+            for who, vote_key, vrf_key, stake in what.validators
         ],
         "parameters": {name: str(number) for name, number in what.parameters},
     }
@@ -346,20 +353,27 @@ async def get_account(node: Node, who: bytes, height: int | None) -> Json:
     number = _height_of_param(node, height)
     [record] = await node.read(number, account_key(who))
     nonce, balance = _nonce_and_balance(record)
-    stake, unbonding = await node.query(number, _stake_of, who)
+    stake, unbonding, jail = await node.query(number, _stake_of, who)
     return {
         "at": await _stamp(node, number),
         "address": address(who),
         "balance": str(balance),
         "nonce": nonce,
         "pending_nonce": max(nonce, await node.pending_nonce(who)),
-        "stake": None if stake is None else {"amount": str(stake.amount), "vote_key": hexed(stake.vote_key)},
+        "stake": None
+        if stake is None
+        else {
+            "amount": str(stake.amount),
+            "vote_key": hexed(stake.vote_key),
+            "vrf_key": hexed(stake.vrf_key),
+        },
+        "jail": jail_json(jail),
         "unbonding": [{"amount": str(item.amount), "release_time_ms": item.time_ms} for item in unbonding],
     }
 
 
 def _stake_of(reader: Reader, who: bytes) -> Any:
-    return load_stake(reader, who), unbondings_of(reader, who)
+    return load_stake(reader, who), unbondings_of(reader, who), load_jail(reader, who)
 
 
 async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: int) -> Json:
@@ -425,30 +439,24 @@ async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
 async def get_validators(node: Node, height: int | None) -> Json:
     """Answer ``dekube_getValidators``."""
     number = _height_of_param(node, height)
-    stakes = await node.query(number, _stakes)
+    stakes, jails = await node.query(number, _stakes)
     return {
         "at": await _stamp(node, number),
         "validators": [
-            {"address": address(who), "vote_key": hexed(record.vote_key), "stake": str(record.amount)}
+            {
+                "address": address(who),
+                "vote_key": hexed(record.vote_key),
+                "vrf_key": hexed(record.vrf_key),
+                "stake": str(record.amount),
+                "jail": jail_json(jails.get(who)),
+            }
             for who, record in stakes
         ],
     }
 
 
 def _stakes(reader: Reader) -> Any:
-    return list_stakes(reader)[:STAKES_MAX]
-
-
-async def get_committee(node: Node) -> Json:
-    """Answer ``dekube_getCommittee``."""
-    committee = await node.committee()
-    return {
-        "at": at(node.head),
-        "epoch": committee.epoch,
-        "quorum": str(committee.quorum),
-        "hash": hexed(committee.hash),
-        "seats": render.committee(committee),
-    }
+    return list_stakes(reader)[:STAKES_MAX], dict(list_jails(reader))
 
 
 async def get_peers(node: Node) -> Json:
@@ -477,7 +485,12 @@ _OUTCOME: Final = obj(
         "events": array(ref("Event")),
     }
 )
-_STAKER: Final = obj({"address": render.ADDRESS_OUT, "vote_key": HASH_OUT, "stake": AMOUNT_OUT})
+_STAKER: Final = {
+    "address": render.ADDRESS_OUT,
+    "vote_key": HASH_OUT,
+    "vrf_key": HASH_OUT,
+    "stake": AMOUNT_OUT,
+}
 _PROOF: Final = obj(
     {
         "at": AT,
@@ -520,7 +533,7 @@ _CHAIN: Final = (
                 "name": STRING,
                 "hash": HASH_OUT,
                 "time_ms": NUMBER,
-                "validators": array(_STAKER),
+                "validators": array(obj(_STAKER)),
                 "parameters": {"type": "object", "additionalProperties": AMOUNT_OUT},
             }
         ),
@@ -728,7 +741,8 @@ _ACCOUNTS: Final = (
                 "balance": AMOUNT_OUT,
                 "nonce": NUMBER,
                 "pending_nonce": NUMBER,
-                "stake": nullable(obj({"amount": AMOUNT_OUT, "vote_key": HASH_OUT})),
+                "stake": nullable(obj({"amount": AMOUNT_OUT, "vote_key": HASH_OUT, "vrf_key": HASH_OUT})),
+                "jail": JAIL_OUT,
                 "unbonding": array(obj({"amount": AMOUNT_OUT, "release_time_ms": NUMBER})),
             }
         ),
@@ -776,19 +790,11 @@ _ACCOUNTS: Final = (
 _NETWORK: Final = (
     Method(
         "dekube_getValidators",
-        "All that have stake",
+        "All that have stake, with their keys and what is held against them",
         get_validators,
-        obj({"at": AT, "validators": array(_STAKER, maximum=STAKES_MAX)}),
+        obj({"at": AT, "validators": array(obj(_STAKER | {"jail": JAIL_OUT}), maximum=STAKES_MAX)}),
         (_AT_HEIGHT,),
         cost=5,
-        group="network",
-    ),
-    Method(
-        "dekube_getCommittee",
-        "The voters of the current epoch",
-        get_committee,
-        obj({"at": AT, "epoch": NUMBER, "quorum": AMOUNT_OUT, "hash": HASH_OUT, "seats": array(ref("Seat"))}),
-        cost=2,
         group="network",
     ),
     Method(
@@ -816,6 +822,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *_TRANSACTIONS,
     *_ACCOUNTS,
     *_NETWORK,
+    *EPOCH_METHODS,
     *EVIDENCE_METHODS,
     *LIGHT_METHODS,
     *MARKET_METHODS,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rpc.blocks import LoadedBlock
 from rpc.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
-from rpc.view import Committee, Head, Peer
+from rpc.view import Head, Peer
 from state.primitives.address import format_address
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import Event, EventType, Receipt
@@ -24,7 +24,6 @@ __all__ = [
     "address",
     "at",
     "block",
-    "committee",
     "event",
     "hexed",
     "payload",
@@ -134,7 +133,6 @@ COMPONENTS: Final[dict[str, Schema]] = {
         description="What execution left: exactly `fee` left the sender beside what the kind moves; `reason` is "
         "the stable code of the refusal where it did not succeed.",
     ),
-    "Seat": obj({"seat": NUMBER, "address": ADDRESS_OUT, "vote_key": HASH_OUT, "weight": AMOUNT_OUT}),
     "Peer": obj(
         {
             "address": ADDRESS_OUT,
@@ -300,14 +298,6 @@ def block(
         else [hexed(item) for item in loaded.hashes],
         "events": [event(item, types) for item in loaded.hooks.events] if loaded.hooks else [],
     }
-
-
-def committee(item: Committee) -> Json:
-    """Return the seats of a committee."""
-    return [
-        {"seat": seat, "address": address(who), "vote_key": hexed(vote_key), "weight": str(weight)}
-        for seat, (who, vote_key, weight) in enumerate(item.seats)
-    ]
 
 
 def peer(item: Peer) -> Json:

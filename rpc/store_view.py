@@ -12,9 +12,8 @@ import trio
 
 from consensus.wire import decode_certificate
 from rpc.errors import HeightUnknown, Pruned
-from rpc.view import BlockRecord, Committee, Description, Head, KindInfo, Peer, PoolStatus, Seat, Sync
+from rpc.view import BlockRecord, Description, Head, KindInfo, Peer, PoolStatus, Sync
 from state.primitives.blocks import decode_header
-from state.primitives.committee import Committee as VotingCommittee
 from state.primitives.genesis import Genesis
 from state.primitives.receipts import encode_receipt
 from state.primitives.transactions import NATIVE_FORM, Transaction
@@ -28,7 +27,7 @@ from state.transition.runtime import BlockInput, Checked, Runtime
 from state.view import Reader
 from state.view.accounts import nonce_of
 
-__all__ = ["Live", "Pool", "StoreView", "describe", "show_committee"]
+__all__ = ["Live", "Pool", "StoreView", "describe"]
 
 
 HEIGHTS_KEPT: Final = 16
@@ -81,10 +80,6 @@ class Live(Protocol):
         """Return how far the node is."""
         ...
 
-    def committee(self) -> Committee:
-        """Return the voters of the current epoch."""
-        ...
-
 
 def describe(
     runtime: Runtime,
@@ -112,14 +107,8 @@ def describe(
         version=version,
         kinds=tuple(KindInfo(rule.kind, rule.name, rule.gas) for _, rule in sorted(runtime.rules.items())),
         parameters=tuple(sorted(numbers.items())),
-        validators=tuple((v.address, v.vote_key, v.stake) for v in genesis.validators),
+        validators=tuple((v.address, v.vote_key, v.vrf_key, v.stake) for v in genesis.validators),
     )
-
-
-def show_committee(epoch: int, committee: VotingCommittee) -> Committee:
-    """Return the committee of consensus as a record."""
-    seats = tuple(Seat(seat.address, seat.vote_key, seat.weight) for seat in committee.seats)
-    return Committee(epoch, committee.quorum, committee.hash, seats)
 
 
 class StoreView:
@@ -298,10 +287,6 @@ class StoreView:
     def sync(self) -> Sync:
         """Return how far the node is."""
         return self._live.sync()
-
-    def committee(self) -> Committee:
-        """Return the voters of the current epoch."""
-        return self._live.committee()
 
 
 @contextmanager

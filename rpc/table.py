@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from rpc.blocks import LoadedBlock
 from rpc.errors import RpcError
 from rpc.schema import HEIGHT, Param, Schema
-from rpc.view import Committee, Description, Head, Peer, PoolStatus, Sync
+from rpc.view import Description, Head, Peer, PoolStatus, Sync
 from state.primitives.receipts import EventType
 from state.primitives.transactions import Transaction
 
@@ -125,10 +125,6 @@ class Node(Protocol):
 
     async def sync(self) -> Sync:
         """Return how far the node is."""
-        ...
-
-    async def committee(self) -> Committee:
-        """Return the voters of the current epoch."""
         ...
 
 

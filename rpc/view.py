@@ -10,14 +10,12 @@ from state.view import Reader
 
 __all__ = [
     "BlockRecord",
-    "Committee",
     "Description",
     "Head",
     "KindInfo",
     "NodeView",
     "Peer",
     "PoolStatus",
-    "Seat",
     "Sync",
     "read_record",
     "record_value",
@@ -47,8 +45,8 @@ class Description(NamedTuple):
     version: str
     kinds: tuple[KindInfo, ...]
     parameters: tuple[tuple[str, int], ...]
-    validators: tuple[tuple[bytes, bytes, int], ...]
-    """Founding validators: address, vote key, stake."""
+    validators: tuple[tuple[bytes, bytes, bytes, int], ...]
+    """Founding validators: address, vote key, VRF key, stake."""
 
 
 class Head(NamedTuple):
@@ -110,23 +108,6 @@ class Sync(NamedTuple):
     peers: int
     view: int
     epoch: int
-
-
-class Seat(NamedTuple):
-    """One place in a committee."""
-
-    address: bytes
-    vote_key: bytes
-    weight: int
-
-
-class Committee(NamedTuple):
-    """The voters of the current epoch."""
-
-    epoch: int
-    quorum: int
-    hash: bytes
-    seats: tuple[Seat, ...]
 
 
 class NodeView(Protocol):
@@ -241,10 +222,6 @@ class NodeView(Protocol):
 
     def sync(self) -> Sync:
         """Return how far the node is."""
-        ...
-
-    def committee(self) -> Committee:
-        """Return the voters of the current epoch."""
         ...
 
 

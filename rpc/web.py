@@ -329,6 +329,8 @@ ROUTES: Final[tuple[tuple[str, str], ...]] = (
     ("/v1/quote", "dekube_quote"),
     ("/v1/validators", "dekube_getValidators"),
     ("/v1/committee", "dekube_getCommittee"),
+    ("/v1/epochs/{epoch}", "dekube_getEpoch"),
+    ("/v1/epochs/{epoch}/committee", "dekube_getCommittee"),
     ("/v1/slashes", "dekube_getSlashes"),
     ("/v1/slashes/{operator}", "dekube_getSlash"),
     ("/v1/peers", "dekube_getPeers"),

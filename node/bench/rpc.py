@@ -29,10 +29,10 @@ from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.store_view import StoreView, describe
-from rpc.view import Committee, Peer, Sync
+from rpc.view import Peer, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
-from state.primitives.hashing import ZERO_HASH, digest
+from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
 from state.primitives.votes import VoteKey
@@ -129,9 +129,6 @@ class _Live:
 
     def sync(self) -> Sync:
         return Sync(0, self.store.tip.height, 0, 0, 0)
-
-    def committee(self) -> Committee:
-        return Committee(0, 1, ZERO_HASH, ())
 
     async def make_blocks(self) -> None:
         while True:

@@ -49,8 +49,8 @@ class Committee:
         "_by_address",
         "_credit",
         "_leaders",
-        "_order",
         "hash",
+        "order",
         "quorum",
         "seats",
         "size",
@@ -74,8 +74,8 @@ class Committee:
         self.weights: tuple[int, ...] = tuple(seat.weight for seat in self.seats)
         self.weight = sum(self.weights)
         self.quorum = quorum(self.weight)
-        self._order: tuple[int, ...] = tuple(range(self.size) if order is None else order)
-        if sorted(self._order) != list(range(self.size)):
+        self.order: tuple[int, ...] = tuple(range(self.size) if order is None else order)
+        if sorted(self.order) != list(range(self.size)):
             raise ConfigError("the order of a committee is a permutation of its seats")
         self.hash: bytes = digest(b"committee", self.encode())
         self._leaders: list[int] = []
@@ -83,7 +83,7 @@ class Committee:
 
     def encode(self) -> bytes:
         """Return the canonical bytes, as the state keeps them and ``hash`` covers them."""
-        return encode([[list(seat) for seat in self.seats], list(self._order)])
+        return encode([[list(seat) for seat in self.seats], list(self.order)])
 
     @classmethod
     def decode(cls, data: bytes) -> Committee:
@@ -112,7 +112,7 @@ class Committee:
             credit = self._credit
             for seat, weight in enumerate(self.weights):
                 credit[seat] += weight
-            best = max(self._order, key=lambda seat: credit[seat])  # the first of equals in the order
+            best = max(self.order, key=lambda seat: credit[seat])  # the first of equals in the order
             credit[best] -= self.weight
             self._leaders.append(best)
         return self._leaders[at]

@@ -7,13 +7,14 @@ from typing import Final, NamedTuple
 from state.primitives.codec import decode, encode
 from state.view import Overlay, Reader, Table
 
-__all__ = ["FOREVER", "JailRecord", "is_jailed", "load_jail", "save_jail"]
+__all__ = ["FOREVER", "JailRecord", "is_jailed", "list_jails", "load_jail", "save_jail"]
 
 FOREVER: Final = 2**32 - 1
 """Of ``until_epoch``: an operator that was proven faulty never sits again, with none of its keys."""
 RECORD_LIMIT_BYTES: Final = 64
 
 _JAIL: Final = bytes([Table.JAIL])
+_PAGE: Final = 256
 
 
 class JailRecord(NamedTuple):
@@ -27,6 +28,16 @@ def load_jail(state: Reader, operator: bytes) -> JailRecord | None:
     """Return the record of an operator; None when nothing is held against it."""
     data = state.get(_JAIL + operator)
     return None if data is None else JailRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))
+
+
+def list_jails(state: Reader) -> list[tuple[bytes, JailRecord]]:
+    """Return every operator with something held against it, in the order of the addresses."""
+    found: list[tuple[bytes, JailRecord]] = []
+    start, stop = _JAIL, bytes([Table.JAIL + 1])
+    while page := state.scan(start, stop, _PAGE):
+        found += [(key[1:], JailRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))) for key, data in page]
+        start = page[-1][0] + b"\0"
+    return found
 
 
 def save_jail(state: Overlay, operator: bytes, record: JailRecord | None) -> None:

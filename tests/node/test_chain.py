@@ -509,7 +509,7 @@ def test_boundaries_stand_as_in_the_vectors(short: Node) -> None:
 
 
 def boundaries(short: Node) -> list[list[str]]:
-    """Grow over four epochs, in the first of which somebody stakes; return hashes and roots of their last blocks."""
+    """Grow over four epochs, in the first of which somebody stakes; return hash and root of each last block."""
     vote = SecretKey(b"v" * 32)
     SIGNERS[CAROL.address] = VoteKey(vote)
     stake = stake_payload(3_000 * COIN, vote, genesis_hash=short.runtime.genesis_hash, address=CAROL.address)

@@ -19,8 +19,8 @@ from node.chain import Chain
 from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend, BackendOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
-from rpc.store_view import StoreView, describe, show_committee
-from rpc.view import Committee, Peer, Sync
+from rpc.store_view import StoreView, describe
+from rpc.view import Peer, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -97,9 +97,6 @@ class Node:
         height = self.store.tip.height
         return Sync(int(self.highest > height), max(self.highest, height), len(self.peer_list), height + 1, 0)
 
-    def committee(self) -> Committee:
-        return show_committee(0, self.voting)
-
     # Blocks
 
     def mint(self, blocks: int = 1) -> bytes:
@@ -114,7 +111,7 @@ class Node:
             info = self.chain.epoch_info(epoch)
             assert info is not None
             seat = info.committee.leader(view)
-            [leader] = [key for key in VALIDATORS if key.address == info.committee.seats[seat].address]
+            [leader] = [key for key in KEYS if key.address == info.committee.seats[seat].address]
             block, checked = self.chain.build(
                 tip.block_hash,
                 epoch=epoch,

@@ -136,6 +136,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
             [item["address"] for item in (await call("dekube_getValidators"))["validators"]], key=str.lower
         )
         seats = (await call("dekube_getCommittee"))["seats"]
+        assert (await call("dekube_getEpoch"))["committee_hash"] == (await call("dekube_getCommittee"))["hash"]
         assert [seat["address"].lower() for seat in seats] == [hexed(key.address) for key in VALIDATORS]
         assert (await call("dekube_getPeers"))["peers"][0]["address"].lower() == hexed(DAVE.address)
         supply = await call("dekube_getSupply")
