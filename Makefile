@@ -9,7 +9,7 @@ JOBS ?= 2
 N ?= 100000
 TESTNET_ARGS ?=
 
-.PHONY: dev help testnet test lint unit fuzz simulation cluster compose sim-nightly bench lock wheels image clean
+.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release cluster compose bench lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,12 @@ fuzz: $(VENV)/dev.stamp ## N changed inputs to every decoder
 
 simulation: $(VENV)/dev.stamp ## consensus simulation: at least 2,000 seeds
 	$(BIN)/pytest -q -n $(JOBS) tests/simulation
+
+sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds, Twins, whole nodes, on all cores; goes on where it was stopped
+	$(BIN)/python -m node.simulation run nightly
+
+sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of three rounds; goes on where it was stopped
+	$(BIN)/python -m node.simulation run release
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(BIN)/pytest -q -m cluster
