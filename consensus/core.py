@@ -355,8 +355,8 @@ class Core:
         return tuple(vote for _, own in sorted(self._own.items()) for vote in own if vote is not None)
 
     def heard(self) -> dict[int, int]:
-        """Return when each seat was last heard."""
-        return dict(self._heard_ms)
+        """Return when each seat was last heard, or since when it is waited for."""
+        return {**self._started_ms, **self._heard_ms}
 
     def missing_weight(self, now_ms: int) -> int:
         """Return the weight of the seats not heard for ``silent_ms``."""

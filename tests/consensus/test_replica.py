@@ -151,6 +151,19 @@ def test_who_is_not_seated_follows_and_comes_back() -> None:
     assert actions == []
 
 
+def test_who_was_silent_at_the_end_of_an_epoch_is_skipped_at_once_in_the_next() -> None:
+    replica = replica_of()
+    ended(replica, TIMES.silent_ms + 1)
+    now_ms = TIMES.silent_ms + 2
+    for seat in (0, 1):
+        hear(replica, Votes((signed(FOUR, NOTARIZE, Candidate(0, 3, 2, b"x" * 32), seat),)), now_ms)
+    same = committee_of(*((account, 0, 1) for account in (2, 0, 1, 3)))
+    assert same.seats[same.leader(1)].address == FOUR.seats[2].address
+    actions = replica.begin_epoch(second(same), now_ms)
+    assert [(a.kind, a.reason) for a in actions if isinstance(a, c.CastVote)] == [(NULLIFY, "inactive")]
+    assert replica.core.missing_weight(now_ms) == 1
+
+
 def test_a_rotated_key_votes_behind_its_own_guard() -> None:
     replica = replica_of()
     ended(replica)
