@@ -107,7 +107,7 @@ class Node:
             )
             self.store = store
             self.ledger = NodeLedger(store, Chain(store, runtime), runtime, pool)
-            self.network, self.relays = self._make_network()
+            self.network, self.relays = self.make_network()
             gossip = TransactionGossip(
                 self.ledger,
                 verifier,
@@ -202,7 +202,8 @@ class Node:
 
         await nursery.start(run, name=name)  # the name by which CPU time is attributed
 
-    def _make_network(self) -> tuple[Network, RelayClient]:
+    def make_network(self) -> tuple[Network, RelayClient]:
+        """Return the peer network of this node's options and identity, not running yet, and its relays."""
         options = self.options.p2p
         self._identity = self._make_identity()
         relays = []

@@ -27,6 +27,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
     "node": ("node.cli.run:node", "Run a node."),
     "signer": ("node.cli.signer:signer", "Keep a validator's vote key in a process of its own."),
+    "db": ("node.cli.db:db", "Look into a node's database, check it, keep less of it, mend it."),
     "relay": ("node.cli.relay:relay", "Run a relay."),
     "key": ("node.cli.keys:key", "Make, import, show and use keys."),
     "tx": ("node.cli.transactions:tx", "Send transactions and look them up."),

@@ -1,0 +1,373 @@
+"""``dekube db``: look into the database of a stopped node, check it, keep less of it, mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from node.cli.options import ask_passphrase, home_option
+from node.cli.output import json_option, show, show_fields, show_rows
+from node.home import Home
+from state.primitives.errors import ConfigError, StoreError
+from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreUnavailable
+
+if TYPE_CHECKING:
+    from node.sync.core import SyncProgress
+    from state.store import Store, Tip
+
+__all__ = ["db"]
+
+REFRESH_S: Final = 0.2
+
+
+@click.group()
+def db() -> None:
+    """The node's database: look into it, check it, keep less of it, mend it.
+
+    The node must be stopped: a database has one owner. None of these commands touches keys or the vote guard.
+
+    \b
+    Examples:
+      dekube db inspect
+      dekube db verify
+      dekube db repair        # a damaged database is moved aside and synced anew from peers
+    """
+
+
+@db.command()
+@home_option
+@json_option
+def inspect(home: Home, as_json: bool) -> None:
+    """Show what the database holds: heights, epochs, sizes, snapshots. Also of one that is damaged."""
+    from node.sync.messages import MANIFEST_LIMIT_BYTES, decode_manifest
+    from node.sync.service import sync_path
+    from node.sync.wiring import snapshots_path, store_options
+    from state.primitives.errors import DecodeError
+    from state.store.inspection import inspect_database
+
+    options, genesis = home.load_options(), home.load_genesis()
+    _check_present(home)
+    with _stopped(home):
+        found = inspect_database(home.chain)
+    tip, bounds = found.tip, found.bounds
+    blocks = _epoch_blocks(genesis)
+    kept = store_options(options, genesis).block_heights
+    fields: dict[str, Any] = {
+        "path": str(home.chain),
+        "format": found.format,
+        "genesis_hash": found.genesis_hash,
+        "profile": options.store.profile,
+        "keeps_blocks": kept or None,
+        "height": tip.height if tip else None,
+        "block": tip.block_hash if tip else None,
+        "state_root": tip.state_root if tip else None,
+        "time_ms": tip.time_ms if tip else None,
+        "epoch": (tip.height - 1) // blocks if tip and tip.height else 0 if tip else None,
+        "oldest_header": bounds.base if bounds else None,
+        "oldest_block": bounds.pruned + 1 if bounds else None,
+        "can_roll_back_to": max(bounds.states, found.undo[0] - 1) if bounds and found.undo else None,
+        "epoch_records": list(found.epochs) if found.epochs else None,
+    }
+    snapshots: list[dict[str, Any]] = []
+    folder = snapshots_path(home)
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        try:
+            with (path / "manifest").open("rb") as file:
+                manifest = decode_manifest(file.read(MANIFEST_LIMIT_BYTES + 1))
+            size = sum(file.stat().st_size for file in path.iterdir())
+            snapshots.append({"height": manifest.height, "pieces": len(manifest.starts), "bytes": size})
+        except (OSError, DecodeError):
+            snapshots.append({"height": None, "pieces": 0, "bytes": 0})  # one that was being made
+    unfinished = sync_path(home.chain).exists()
+    if as_json:
+        show({
+            **fields, "sizes": found.sizes, "snapshots": snapshots, "unfinished_sync": unfinished,
+            "damage": list(found.damage),
+        })  # fmt: skip
+    else:
+        show_fields(fields, as_json=False, title="Database")
+        rows = [{"table": name, "bytes": f"{size:,}"} for name, size in found.sizes.items()]
+        show_rows(rows, ("table", "bytes"), as_json=False, title="\nTables")
+        listed = [{**row, "bytes": f"{row['bytes']:,}"} for row in snapshots]
+        show_rows(listed, ("height", "pieces", "bytes"), as_json=False, title="\nSnapshots")
+        if unfinished:
+            click.echo("\nA state sync is unfinished; the next start of the node goes on with it.")
+        for line in found.damage:
+            click.echo(f"\nDamaged: {line}", err=True)
+    if found.damage:
+        raise click.exceptions.Exit(1)
+
+
+@db.command()
+@home_option
+@click.option("--quick", is_flag=True, help="Only the chain of headers, blocks and certificates, not the state.")
+@json_option
+def verify(home: Home, quick: bool, as_json: bool) -> None:
+    """Check everything: state and trie against their root, hashes of headers, bodies, receipts, certificates.
+
+    Reads all of the database. Exit status 1 and a line that names the record when something is not as it was
+    written.
+    """
+    with _opened(home) as store:
+        result = _verify(home, store, quick=quick)
+    show_fields(result, as_json=as_json, title="All is as it was written")
+
+
+@db.command()
+@home_option
+@click.argument("blocks", type=click.IntRange(min=1))
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
+    """Take the newest BLOCKS blocks back; the node gets them again from its peers.
+
+    Only as far back as the state is kept (`can_roll_back_to` of `dekube db inspect`). The vote guard is not
+    touched: what the key has signed stays signed, and a validator votes again only above it. So a rollback is
+    safe, but it cannot undo anything for others: these blocks are final.
+    """
+    with _opened(home) as store:
+        first = store.tip.height
+        target = first - blocks
+        if not yes and not as_json:
+            click.confirm(f"Take back heights {target + 1:,} to {first:,}?", abort=True)
+        with _bar("Taking back", "blocks") as progress:
+            store.rollback(target, progress)
+        tip = store.tip
+    show_fields({"height": tip.height, "block": tip.block_hash, "taken_back": blocks}, as_json=as_json)
+
+
+@db.command()
+@home_option
+@click.option("--profile", help="Another profile than that in config.toml (archive, full, light), for this once.")
+@json_option
+def prune(home: Home, profile: str | None, as_json: bool) -> None:
+    """Take away at once what the profile does not keep, and give the room back to the disk.
+
+    A running node does the same little by little after its profile was changed.
+    """
+    from state.store.profiles import profile_options
+
+    options = home.load_options()
+    chosen = profile_options(
+        profile or options.store.profile,
+        epochs=options.store.epochs,
+        epoch_blocks=_epoch_blocks(home.load_genesis()),
+    )
+    with _opened(home, chosen) as store:
+        before = sum(store.sizes().values())
+        with _bar("Pruning", "blocks") as progress:
+            count = store.prune(progress)
+        fields = {
+            "blocks_removed": count,
+            "oldest_block": store.oldest_block,
+            "bytes_freed": max(0, before - sum(store.sizes().values())),
+        }
+    show_fields(fields, as_json=as_json)
+
+
+@db.command()
+@home_option
+@click.option("--force", is_flag=True, help="Also when nothing is found wrong.")
+@click.option("--quick", is_flag=True, help="Look for damage in what opening reads alone.")
+@click.option("--no-sync", is_flag=True, help="Leave the sync to the next start of the node.")
+@json_option
+def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -> None:
+    """Look for damage; move a damaged database aside and sync it anew from peers.
+
+    Keys, vote guard, blobs and configuration stay as they are, and the damaged files are kept beside
+    (data/chain.damaged-N) until you remove them. The state comes from a snapshot of peers where they have one,
+    else the node gets the blocks at its next start.
+    """
+    damage = "--force" if force else None
+    if not force and home.chain.is_dir():
+        damage = _find_damage(home, quick=quick)
+        if damage is None:
+            show_fields({"damage": None, "moved_to": None}, as_json=as_json, title="Nothing is wrong")
+            return
+    if not as_json and damage:
+        click.echo(f"Damaged: {damage}", err=True)
+    moved = _move_aside(home.chain) if home.chain.exists() else None
+    tip = None if no_sync else _sync_now(home)
+    fields: dict[str, Any] = {
+        "damage": damage,
+        "moved_to": None if moved is None else str(moved),
+        "height": None if tip is None else tip.height,
+    }
+    show_fields(fields, as_json=as_json, title="Repaired" if tip else "Moved aside")
+    if tip is None and not as_json:
+        click.echo("\nStart the node: it syncs from its peers.")
+
+
+@db.command()
+@home_option
+@json_option
+def sync(home: Home, as_json: bool) -> None:
+    """Fetch the state of the newest epoch from peers, for a node that has no database yet.
+
+    `dekube node run` does the same when it starts; this shows how it goes, and goes on where it was cut off.
+    """
+    from node.sync.service import is_fresh
+
+    if not is_fresh(home.chain):
+        raise ConfigError(f"{home.chain}: a database is here already; see `dekube db inspect`")
+    tip = _sync_now(home)
+    fields = {"height": tip.height, "block": tip.block_hash} if tip else {"height": None, "block": None}
+    show_fields(fields, as_json=as_json, title="Synced" if tip else "No peer offers a snapshot")
+    if tip is None:
+        raise click.exceptions.Exit(1)
+
+
+# Parts
+
+
+def _epoch_blocks(genesis: Any) -> int:
+    from state.primitives.genesis import ChainParameters, read_parameters
+
+    return read_parameters(ChainParameters, "chain", genesis).epoch_blocks
+
+
+def _check_present(home: Home) -> None:
+    if not home.chain.is_dir() or not any(home.chain.iterdir()):
+        raise ConfigError(f"{home.chain}: no database yet; `dekube node run` begins one")
+
+
+@contextmanager
+def _stopped(home: Home) -> Iterator[None]:
+    try:
+        yield
+    except StoreLocked:
+        raise StoreLocked(f"{home.chain}: in use; stop the node first") from None
+
+
+@contextmanager
+def _opened(home: Home, options: Any = None) -> Iterator[Store]:
+    """Open the database that is there; never begin one."""
+    from node.runtime import make_runtime
+    from node.sync.wiring import store_options
+    from state.store import Store
+
+    _check_present(home)
+    genesis = home.load_genesis()
+    chosen = options or store_options(home.load_options(), genesis)
+    with _stopped(home):
+        store = Store.open(home.chain, genesis, make_runtime(genesis).genesis_changes, chosen)
+    with store:
+        yield store
+
+
+def _verify(home: Home, store: Store, *, quick: bool) -> dict[str, Any]:
+    from node.sync.audit import audit_chain
+    from state.primitives.genesis import ChainParameters, read_parameters
+    from state.transition.epochs import genesis_committee
+
+    genesis = home.load_genesis()
+    seats_max = read_parameters(ChainParameters, "chain", genesis).validators_max
+    with _bar("Chain", "heights") as progress:
+        audited = audit_chain(store, genesis_committee(genesis, seats_max), progress)
+    keys = None
+    if not quick:
+        with _bar("State", "entries") as progress:
+            keys = store.verify(progress)
+    return {
+        "height": store.tip.height,
+        "state_root": store.tip.state_root,
+        "keys": keys,
+        **audited._asdict(),
+    }
+
+
+def _find_damage(home: Home, *, quick: bool) -> str | None:
+    try:
+        with _opened(home) as store:
+            if not quick:
+                _verify(home, store, quick=False)
+    except (StoreLocked, StoreUnavailable):
+        raise
+    except (StoreDamaged, StoreIncompatible) as error:
+        return str(error)
+    except StoreError as error:
+        return f"{error} [{error.code}]"
+    except ConfigError:
+        return None  # there is none yet
+    return None
+
+
+def _move_aside(path: Path) -> Path:
+    for number in range(1, 1_000):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not aside.exists():
+            try:
+                path.rename(aside)
+            except OSError as error:
+                raise StoreUnavailable(f"{path}: {error.strerror}") from None
+            return aside
+    raise StoreUnavailable(f"{path}: remove the earlier damaged databases beside it first")
+
+
+def _sync_now(home: Home) -> Tip | None:
+    """Run a state sync with a network of this process alone; None when no peer has a snapshot."""
+    import trio
+
+    from node.home import load_key
+    from node.runtime import make_runtime
+    from node.service import Node
+    from node.sync.core import NoSnapshots
+    from node.sync.wiring import make_state_sync
+
+    options, genesis = home.load_options(), home.load_genesis()
+    file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
+    passphrase = ask_passphrase(file if file is not None and file.exists() else None)
+    account = load_key(home.path(options.keys.account), passphrase)
+
+    async def main() -> Tip | None:
+        network, _ = Node(home, options, genesis, account, ()).make_network()
+        state_sync = make_state_sync(home, options, make_runtime(genesis), network)
+        if state_sync is None:
+            return None
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.run)
+            nursery.start_soon(_show_sync, state_sync.progress)
+            try:
+                tip: Tip | None = await state_sync.run()
+            except NoSnapshots:
+                tip = None
+            nursery.cancel_scope.cancel()
+        return tip
+
+    return trio.run(main)
+
+
+async def _show_sync(progress: Callable[[], SyncProgress | None]) -> None:
+    import trio
+
+    with _rich_bar("pieces") as shown:
+        task = shown.add_task("looking for peers", total=None)
+        while True:
+            now = progress()
+            if now is not None:
+                total = now.pieces or None
+                shown.update(task, description=now.stage, completed=now.pieces_done, total=total)
+            await trio.sleep(REFRESH_S)
+
+
+@contextmanager
+def _bar(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal; the function inside is called with what is done and how much it is."""
+    with _rich_bar(unit) as shown:
+        task = shown.add_task(title, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _rich_bar(unit: str) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
+        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""A look into the database of a stopped node, also into one that its node could not open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from state.primitives.errors import StoreError
+from state.store.database import StoreOptions, open_database
+from state.store.errors import StoreDamaged, StoreLocked, reported
+from state.store.records import (
+    BOUNDS,
+    EPOCH,
+    FORMAT,
+    RESTORING,
+    TABLES,
+    TIP,
+    UNDO,
+    Bounds,
+    Tip,
+    decode_bounds,
+    decode_tip,
+)
+
+__all__ = ["Inspection", "inspect_database"]
+
+_T = TypeVar("_T")
+
+
+class Inspection(NamedTuple):
+    """What could be read; None is what could not. ``damage`` says why, a line for each finding."""
+
+    format: int | None
+    genesis_hash: bytes | None
+    tip: Tip | None
+    bounds: Bounds | None
+    target: Tip | None
+    """The block whose state an unfinished sync was fetching."""
+    epochs: tuple[int, int] | None
+    """The first and the last epoch with a record."""
+    undo: tuple[int, int] | None
+    """The lowest and the highest height that a rollback can take back."""
+    sizes: dict[str, int]
+    damage: tuple[str, ...]
+
+
+def inspect_database(path: Path, options: StoreOptions | None = None) -> Inspection:
+    """Return what the database in ``path`` says of itself.
+
+    Raises StoreLocked while a node runs on it, StoreUnavailable; what is damaged is told in the result.
+    """
+    damage: list[str] = []
+    try:
+        db = open_database(path, options or StoreOptions())
+    except StoreLocked:
+        raise
+    except StoreDamaged as error:
+        return Inspection(None, None, None, None, None, None, None, {}, (str(error),))
+
+    def looked(what: str, look: Callable[[], _T]) -> _T | None:
+        try:
+            with reported():
+                return look()
+        except StoreError as error:
+            damage.append(f"{what}: {error}")
+            return None
+
+    def record(key: bytes) -> bytes | None:
+        found: bytes | None = db.get(key, verify_checksums=True)
+        return found
+
+    try:
+        form = looked("format", lambda: record(FORMAT)) or b""
+        raw_target = looked("unfinished sync", lambda: record(RESTORING))
+        tip = looked("tip", lambda: _tip(record(TIP)))
+        return Inspection(
+            format=form[0] if form else None,
+            genesis_hash=form[1:] or None,
+            tip=tip,
+            bounds=looked("bounds", lambda: decode_bounds(record(BOUNDS))) if tip is not None else None,
+            target=looked("unfinished sync", lambda: _tip(raw_target)),
+            epochs=looked("epoch records", lambda: _ends(db, EPOCH)),
+            undo=looked("undo records", lambda: _ends(db, UNDO)),
+            sizes=looked("sizes", lambda: _sizes(db)) or {},
+            damage=tuple(damage),
+        )
+    finally:
+        db.close()
+
+
+def _tip(data: bytes | None) -> Tip | None:
+    return decode_tip(data) if data else None
+
+
+def _ends(db: Any, prefix: bytes) -> tuple[int, int] | None:
+    found = []
+    for reverse in (False, True):
+        with db.iterator(prefix=prefix, include_value=False, reverse=reverse) as keys:
+            key = next(keys, None)
+        if key is None:
+            return None
+        found.append(int.from_bytes(key[1:], "big"))
+    return found[0], found[1]
+
+
+def _sizes(db: Any) -> dict[str, int]:
+    return {name: db.approximate_size(prefix, bytes([prefix[0] + 1])) for prefix, name in TABLES.items()}
