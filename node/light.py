@@ -7,6 +7,7 @@ with the reason, and the next is asked. One that is silent, behind or has pruned
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -73,6 +74,9 @@ REQUEST_TIMEOUT_S: Final = 20.0
 RECORDS_PAGE: Final = 32
 HEADERS_PAGE: Final = 512
 MERKLE_PROOF_LIMIT_BYTES: Final = 2048
+PAUSES_MAX: Final = 30
+PAUSE_S_MAX: Final = 10.0
+"""A gateway that rations its callers is asked again as often, after at most so long each time."""
 _HEIGHT_LIMIT: Final = 2**48
 
 _T = TypeVar("_T")
@@ -392,12 +396,14 @@ class LightNode:
         now_ms: Callable[[], int],
         open_source: Callable[[str], Source] = gateway_source,
         progress: Callable[[int, int], None] = lambda done, of: None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._saved = saved
         self.client: Final = saved.client()
         self.endpoints: Final = saved.endpoints
         self._now_ms = now_ms
         self._progress = progress
+        self._sleep = sleep
         self._sources = {endpoint.url: open_source(endpoint.url) for endpoint in saved.endpoints}
         self._newest: Proven | None = None
 
@@ -636,7 +642,17 @@ class LightNode:
     # All endpoints
 
     def _call(self, endpoint: Endpoint, method: str, *params: Any) -> Json:
-        return self._sources[endpoint.url].call(method, *params)
+        for _ in range(PAUSES_MAX):
+            try:
+                return self._sources[endpoint.url].call(method, *params)
+            except RpcError as error:
+                if error.reason != "limit_exceeded":
+                    raise
+                wait_s: Any = error.fields.get("retry_after_s")
+                if type(wait_s) not in (int, float) or not wait_s > 0:
+                    wait_s = 1.0
+                self._sleep(min(wait_s, PAUSE_S_MAX))
+        raise _Silent("rations what may be asked")
 
     def _halt(self, fork: Fork | None) -> None:
         if fork is not None:

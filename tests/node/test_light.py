@@ -613,3 +613,26 @@ def test_headers_missing_below_a_boundary_are_asked_elsewhere() -> None:
     node.sync()
     assert node.header(5)[1] == "honest"
     assert banned(node) == {} and "has not all headers" in node.endpoints[0].note
+
+
+def test_a_gateway_that_rations_is_asked_again_and_not_for_ever() -> None:
+    class Rationed(Gateway):
+        waits: tuple[Any, ...] = (1e9, "x", 0.25)
+
+        def call(self, method: str, *params: Any) -> Any:
+            if self.waits:
+                wait_s, *left = self.waits
+                self.waits = tuple(left)
+                raise RpcError("limit_exceeded", "slow down", retry_after_s=wait_s)
+            return super().call(method, *params)
+
+    slept: list[float] = []
+    gateway = Rationed(CHAIN)
+    node = LightNode(saved("a"), now_ms=CHAIN.now_ms, open_source=lambda url: gateway, sleep=slept.append)
+    node.sync()
+    assert slept == [10.0, 1.0, 0.25]
+    gateway.waits = (0.1,) * 1_000
+    with pytest.raises(NoEndpoint) as told:
+        node.header(5)
+    assert told.value.reasons == {"a": "rations what may be asked"}
+    assert len(slept) < 50
