@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
+import trio
 
-from testnet.plan import STAKE
+from consensus.wire import Votes, encode_message
+from node.agreement import KIND_CONSENSUS
+from node.home import Home
+from p2p.frame import Class
+from p2p.identity import Identity
+from p2p.service import Network as Peers
+from p2p.service import NetworkConfig
+from state.primitives.genesis import genesis_hash
+from state.primitives.keys import SecretKey
+from state.primitives.votes import NOTARIZE, Candidate, Vote, VoteKey, vote_digest
+from testnet.plan import STAKE, derive_key
 from tests.cluster.network import Network, dekube, network, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -112,3 +124,58 @@ def test_validators_join_leave_and_are_jailed_while_blocks_go_on(running: Networ
     assert accounts[names[3]] not in seats(running, names[0])
     height = running.check_agreement(*names)
     assert height > 4 * EPOCH_BLOCKS
+
+
+def test_whoever_hears_a_validator_vote_twice_can_prove_it(running: Network) -> None:
+    culprit, listener = "validator-4", "validator-0"
+    who = address(running, culprit)
+    wait_seat(running, listener, who, sits=True)
+    trio.run(tell_two_votes, running, culprit, listener)
+    slashed = wait_for(
+        lambda: running.call(listener, "dekube_getSlash", who)["slash"], "the culprit is slashed", patience_s=60
+    )
+    assert slashed["fault"] == "E1"
+    # The reporter is paid, the operator is out for ever with all its keys, whatever it stakes.
+    assert slashed["reporter"] == address(running, listener)
+    assert int(slashed["taken"]) >= STAKE // 20
+    wait_seat(running, listener, who, sits=False)
+    refused = dekube("tx", "stake", 1, "--home", running.root / culprit)
+    assert refused.returncode != 0
+    assert "tombstoned" in refused.stderr + refused.stdout
+    height = running.check_agreement(listener, "validator-2", culprit)
+    running.wait_height(culprit, height + 2)  # it follows the chain like anybody
+
+
+async def tell_two_votes(running: Network, culprit: str, listener: str) -> None:
+    """As a stranger, tell one validator two votes that another one's key has signed."""
+    genesis = Home(running.root / listener).load_genesis()
+    chain, key = genesis_hash(genesis), VoteKey(derive_key(1, f"{culprit}/vote"))
+    status = running.status(listener)
+    committee = running.call(listener, "dekube_getCommittee")
+    seat = next(n for n, found in enumerate(committee["seats"]) if found["vote_key"] == "0x" + key.vote_key.hex())
+    at = (committee["epoch"], status["view"])
+    votes = []
+    for filler in (b"\1", b"\2"):
+        candidate = Candidate(*at, at[1] - 1, filler * 32)
+        votes.append(Vote(NOTARIZE, *candidate, seat, key.sign_vote(vote_digest(chain, NOTARIZE, candidate))))
+    account = SecretKey(b"stranger".rjust(32, b"\1"))
+    identity = Identity.create(
+        account, genesis_hash=chain, now_ms=time.time_ns() // 1_000_000, node_secret=b"s" * 32
+    )
+    target = bytes.fromhex(status["address"][2:])
+    port = running.base_port + 3
+    peers = Peers(NetworkConfig(bootstrap=(f"{status['address']}@tcp:127.0.0.1:{port}",)), identity)
+    met = trio.Event()
+
+    def on_peer(peer: bytes, is_connected: bool) -> None:
+        if peer == target and is_connected:
+            met.set()
+
+    peers.on_peer(on_peer)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(peers.run)
+        with trio.fail_after(20):
+            await met.wait()
+        assert peers.send_now(target, Class.CONSENSUS, KIND_CONSENSUS, encode_message(Votes(tuple(votes))))
+        await trio.sleep(1.0)  # it is on its way: nothing answers a vote
+        nursery.cancel_scope.cancel()
