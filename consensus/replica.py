@@ -9,11 +9,29 @@ first ``Append`` and ``Sync`` to the journal, then to the guard, and only then a
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final
 
 from consensus import events as c
+from consensus.actions import (
+    GUARD,
+    JOURNAL,
+    Action,
+    Append,
+    Broadcast,
+    NextEpoch,
+    RaiseFloor,
+    Redeliver,
+    Refused,
+    Replace,
+    RequestVote,
+    Send,
+    ServeBlock,
+    ServeBlocks,
+    Sync,
+    Writes,
+)
 from consensus.core import Core
 from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import (
@@ -25,10 +43,10 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
+from consensus.inbound import Decoded, EarlyMessages, Inbound, Pace, decode_inbound, epoch_of
 from consensus.sync import GAP_BLOCKS, BlockSync, Progress, Window
 from consensus.votes import Certificate, Check, Signer, Verifier, certificate_checks, verify_checks, vote_check
 from consensus.wire import (
-    CERTIFICATE_LIMIT_BYTES,
     VIEWS_MAX,
     VOTES_MAX,
     BlockReply,
@@ -42,13 +60,12 @@ from consensus.wire import (
     Status,
     Votes,
     decode_certificate,
-    decode_message,
     encode_certificate,
     encode_message,
 )
-from state.primitives.blocks import Block, Header, decode_block, encode_block, header_hash, is_body_of
+from state.primitives.blocks import Block, Header, decode_block, encode_block, header_hash
 from state.primitives.errors import DecodeError
-from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Vote, vote_digest
+from state.primitives.votes import NOTARIZE, Candidate, Vote, vote_digest
 
 __all__ = [
     "GUARD",
@@ -73,162 +90,14 @@ __all__ = [
     "root_of",
 ]
 
-GUARD: Final = "guard"
-JOURNAL: Final = "journal"
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """A log is written anew when it has grown by so much; what is above the final view is carried over."""
 BOUNDARIES_MAX: Final = 2
 """For so many epochs that have ended, a straggler is told the certificate of the last block (3.11)."""
-EARLY_MESSAGES_MAX: Final = 512
-"""Messages of the next epoch that are kept until it begins here, the newest of them."""
-EARLY_OF_ONE_MAX: Final = 16
-EARLY_OF_STRANGERS_MAX: Final = 128
-"""Of these, those of senders without a seat now, who may have one then: nobody can push out what seats said."""
-EARLY_BYTES_MAX: Final = 8 * 1024 * 1024
-VOTE_BYTES: Final = 512
-"""What a vote takes in memory, about."""
-ANSWERED_MAX: Final = 256
 VIEW_LIMIT: Final = 2**48
 """Above every view."""
 DOPPELGANGER_FACTOR_MAX: Final = 2
 """The watch at the start ends after so many times its shortest, also where no views pass."""
-
-
-class Decoded(NamedTuple):
-    """A message and the blocks in it, each with its hash and its bytes; header and body belong together."""
-
-    message: Message
-    blocks: tuple[tuple[bytes, Block, bytes], ...]
-
-
-class Inbound(NamedTuple):
-    """A message that may matter, the events it becomes, and the signatures to verify before.
-
-    ``reply`` is a message that is answered, ``window`` proves ``blocks`` that were asked for. ``epoch`` is that of
-    a message of another epoch: ``early`` is kept until it begins, who asks about an old one is told how it ended.
-    """
-
-    sender: bytes
-    events: tuple[c.Event, ...]
-    checks: tuple[Check, ...]
-    blocks: tuple[tuple[bytes, Block, bytes], ...] = ()
-    reply: Message | None = None
-    window: Certificate | None = None
-    epoch: int | None = None
-    early: Decoded | None = None
-
-
-class Append(NamedTuple):
-    """Write to the end of a log (GUARD or JOURNAL)."""
-
-    log: str
-    data: bytes
-
-
-class Sync(NamedTuple):
-    """Wait until a log is on the disk."""
-
-    log: str
-
-
-class Replace(NamedTuple):
-    """Put new bytes in the place of a whole log, durably."""
-
-    log: str
-    data: bytes
-
-
-class Send(NamedTuple):
-    """Send a message to one address; ``is_bulk`` for messages that carry blocks."""
-
-    address: bytes
-    data: bytes
-    is_bulk: bool = False
-
-
-class Broadcast(NamedTuple):
-    """Send a message to all other seats, and to whoever follows."""
-
-    data: bytes
-    is_bulk: bool = False
-
-
-class ServeBlock(NamedTuple):
-    """Look a final block up and send it as BlockReply."""
-
-    address: bytes
-    block_hash: bytes
-
-
-class ServeBlocks(NamedTuple):
-    """Look a window of final blocks up and send it as BlocksReply."""
-
-    address: bytes
-    from_height: int
-    count_max: int
-
-
-class NextEpoch(NamedTuple):
-    """The epoch before has ended durably: answer with ``begin_epoch``, or with ``refuse_epoch``."""
-
-    number: int
-
-
-class Redeliver(NamedTuple):
-    """Take this message in as if it came now: it came before its epoch had begun."""
-
-    sender: bytes
-    decoded: Decoded
-
-
-class RequestVote(NamedTuple):
-    """Ask the guard in another process to vote; answer with ``voted`` or ``vote_refused``, one after the other."""
-
-    kind: int
-    candidate: Candidate
-    seat: int
-
-
-class RaiseFloor(NamedTuple):
-    """Tell the guard in another process that everything up to this view is final."""
-
-    epoch: int
-    view: int
-
-
-class Refused(NamedTuple):
-    """The guard refused a vote the core asked for; for the metric alone."""
-
-    rule: str
-
-
-Action: TypeAlias = (
-    Append
-    | Sync
-    | Replace
-    | Send
-    | Broadcast
-    | ServeBlock
-    | ServeBlocks
-    | NextEpoch
-    | Redeliver
-    | RequestVote
-    | RaiseFloor
-    | Refused
-    | c.Build
-    | c.Check
-    | c.Execute
-    | c.Commit
-    | c.DropBlocks
-    | c.SetTimer
-    | c.EnterView
-    | c.CastVote
-    | c.KeepCertificate
-    | c.FoundEquivocation
-    | c.Resend
-    | c.EpochEnded
-    | c.Halt
-)
 
 
 def root_of(
@@ -252,40 +121,6 @@ def root_of(
     if known.block_hash == block_hash:
         return Root(block_hash, height, known.view, state_root, receipt_root, known), ()
     return Root(block_hash, height, view, state_root, receipt_root), (known,)
-
-
-def decode_inbound(data: bytes) -> Decoded:
-    """Return the message of a peer's bytes. Touches no replica, so a worker thread may do it for large ones.
-
-    Raises DecodeError, also for a block whose body is not the one its header names.
-    """
-    message = decode_message(data)
-    match message:
-        case Proposal() | BlockReply():
-            raw: tuple[bytes, ...] = (message.block,)
-        case BlocksReply():
-            raw = message.blocks
-        case _:
-            return Decoded(message, ())
-    blocks = tuple([_decode_whole_block(block) for block in raw])
-    if isinstance(message, Proposal) and blocks[0][0] != message.candidate.block_hash:
-        raise DecodeError("a proposal of another block")
-    if isinstance(message, BlocksReply):
-        for number, (_, block, _) in enumerate(blocks):
-            if block.header.height != message.from_height + number or (
-                number > 0 and block.header.parent_hash != blocks[number - 1][0]
-            ):
-                raise DecodeError("a window of blocks that do not follow each other")
-        if blocks[-1][0] != message.certificate.block_hash or message.certificate.kind != FINALIZE:
-            raise DecodeError("a window of blocks without the certificate of its last")
-    return Decoded(message, blocks)
-
-
-def _decode_whole_block(raw: bytes) -> tuple[bytes, Block, bytes]:
-    block = decode_block(raw)
-    if not is_body_of(block):
-        raise DecodeError("a body that its header does not name")
-    return header_hash(block.header), block, raw
 
 
 class Replica:
@@ -340,10 +175,9 @@ class Replica:
         """Votes and floor of the guard in another process, when they are known."""
         self._previous: Core | None = None
         self._boundaries: dict[int, Certificate] = {}
-        self._early: deque[tuple[bytes, Decoded, int]] = deque()
-        self._early_bytes = 0
+        self._early = EarlyMessages()
         self._is_asked_next = False
-        self._answered: OrderedDict[bytes, int] = OrderedDict()
+        self._answers = Pace(parameters.fetch_ms)
         self._ahead: bytes | None = None
         self._is_sync_armed = False
         assert root.height < epoch.last_height, "on the last block of an epoch the next one has begun"
@@ -458,7 +292,7 @@ class Replica:
             **self._sync.sizes(),
             "blocks": len(self._blocks),
             "early": len(self._early),
-            "answered": len(self._answered),
+            "answered": len(self._answers),
             "requested": len(self._requested),
         }
 
@@ -473,7 +307,7 @@ class Replica:
         core = self.core
         if isinstance(message, Votes):  # nearly all of the traffic
             return self._receive_votes(sender, decoded, message.votes)
-        epoch = _epoch_of(message)
+        epoch = epoch_of(message)
         if epoch is not None and epoch != self._epoch:
             return self._receive_foreign(sender, decoded, epoch)
         match message:
@@ -629,7 +463,7 @@ class Replica:
         if early is not None:
             self._sync.claim(sender, self._reign.last_height, now_ms, is_least=True)
             if epoch == self._epoch + 1:
-                self._keep_early(sender, early)
+                self._early.keep(sender, early, frozenset(self._addresses))
             if self._ahead is None and not self.core.has_ended:
                 self._ahead = sender
                 if not self._is_sync_armed:
@@ -643,44 +477,10 @@ class Replica:
         boundary = self._boundaries.get(epoch)
         if epoch == self._epoch:
             boundary = self.core.final_certificate
-        if inbound.reply is None or not self._may_answer(sender, now_ms):
+        if inbound.reply is None or not self._answers.may(sender, now_ms):
             return actions
         message = Certificates((boundary,)) if boundary is not None else self._status()
         return [*actions, Send(sender, encode_message(message))]
-
-    def _keep_early(self, sender: bytes, decoded: Decoded) -> None:
-        match decoded.message:
-            case Votes(votes):
-                size = VOTE_BYTES * len(votes)
-            case Certificates(certificates):
-                size = CERTIFICATE_LIMIT_BYTES * len(certificates)
-            case Proposal(_, _, _, nulls, block):
-                size = len(block) + CERTIFICATE_LIMIT_BYTES * (1 + len(nulls))
-            case _:
-                return
-        early = self._early
-        seats = set(self._addresses)
-        if sender not in seats and sum(other not in seats for other, _, _ in early) >= EARLY_OF_STRANGERS_MAX:
-            return
-        mine = [at for at, (other, _, _) in enumerate(early) if other == sender]
-        if len(mine) >= EARLY_OF_ONE_MAX:
-            self._early_bytes -= early[mine[0]][2]
-            del early[mine[0]]
-        early.append((sender, decoded, size))
-        self._early_bytes += size
-        while len(early) > EARLY_MESSAGES_MAX or self._early_bytes > EARLY_BYTES_MAX:
-            self._early_bytes -= early.popleft()[2]
-
-    def _may_answer(self, address: bytes, now_ms: int) -> bool:
-        """Whether an address may be told something it has not asked for, at a bounded pace."""
-        last_ms = self._answered.get(address)
-        if last_ms is not None and now_ms - last_ms < self._parameters.fetch_ms:
-            return False
-        self._answered[address] = now_ms
-        self._answered.move_to_end(address)
-        while len(self._answered) > ANSWERED_MAX:
-            self._answered.popitem(last=False)
-        return True
 
     def _status(self) -> Status:
         root = self.core.root
@@ -690,7 +490,7 @@ class Replica:
         self._sync.claim(sender, status.finalized_height, now_ms)
         actions = self._ask_windows(now_ms)
         height = self.core.root.height
-        if status.finalized_height + GAP_BLOCKS < height and self._may_answer(sender, now_ms):
+        if status.finalized_height + GAP_BLOCKS < height and self._answers.may(sender, now_ms):
             actions.append(Send(sender, encode_message(self._status())))
         return actions
 
@@ -775,8 +575,7 @@ class Replica:
         root = old.root._replace(view=0, certificate=None)
         self.core = self._core(root, Restored(), watch=old.watch, heard_ms=heard_ms)
         actions += self.step(c.Start(), now_ms)
-        early, self._early, self._early_bytes = self._early, deque(), 0
-        actions += [Redeliver(sender, decoded) for sender, decoded, _ in early]
+        actions += [Redeliver(sender, decoded) for sender, decoded in self._early.take()]
         return actions + self._ask_windows(now_ms)
 
     def refuse_epoch(self, code: str, message: str) -> list[Action]:
@@ -921,7 +720,7 @@ class Replica:
         if not effects and released is None:
             return []
         queue = deque(effects)
-        writes = _Writes(self._is_journal_dirty)
+        writes = Writes(self._is_journal_dirty)
         after: list[Action] = []
         is_behind = False
         if released is not None:
@@ -995,7 +794,7 @@ class Replica:
                 raise AssertionError(effect)
         return self.core.step(c.VoteReceived(vote, True), now_ms)
 
-    def _vote(self, effect: c.CastVote | c.Propose, writes: _Writes, after: list[Action]) -> Vote | None:
+    def _vote(self, effect: c.CastVote | c.Propose, writes: Writes, after: list[Action]) -> Vote | None:
         """Ask the guard and sign; ``writes`` gets what makes the vote durable. None if the answer comes later."""
         kind = effect.kind if isinstance(effect, c.CastVote) else NOTARIZE
         candidate = effect.candidate
@@ -1021,7 +820,7 @@ class Replica:
         writes.to_guard(self._guard.record(vote))
         return vote
 
-    def _journal_block(self, candidate: Candidate, writes: _Writes) -> None:
+    def _journal_block(self, candidate: Candidate, writes: Writes) -> None:
         """The block that a vote is for must outlive a crash of everybody."""
         held = self._blocks.get(candidate.block_hash)
         if held is not None and candidate.block_hash not in self._journalled:
@@ -1030,65 +829,3 @@ class Replica:
 
     def _address(self, seat: int) -> bytes:
         return self._committee.seats[seat].address
-
-
-class _Writes:
-    """The writes of one step in their only safe order.
-
-    A vote's record goes to the guard when all that it rests on is durable; what follows from the vote (a
-    certificate it completed) goes to the journal when the vote's record is.
-    """
-
-    def __init__(self, is_journal_dirty: bool) -> None:
-        self._actions: list[Action] = []
-        self._is_guard_dirty = False
-        self.is_journal_dirty = is_journal_dirty
-        self.journal_bytes = 0
-        self.guard_bytes = 0
-
-    def to_journal(self, data: bytes) -> None:
-        if self._is_guard_dirty:
-            self._actions.append(Sync(GUARD))
-            self._is_guard_dirty = False
-        self._append(JOURNAL, data)
-        self.journal_bytes += len(data)
-        self.is_journal_dirty = True
-
-    def to_guard(self, data: bytes) -> None:
-        if self.is_journal_dirty:
-            self._actions.append(Sync(JOURNAL))
-            self.is_journal_dirty = False
-        self._append(GUARD, data)
-        self.guard_bytes += len(data)
-        self._is_guard_dirty = True
-
-    def sync_journal(self) -> None:
-        """What follows rests on the journal, and its guard is elsewhere."""
-        if self.is_journal_dirty:
-            self._actions.append(Sync(JOURNAL))
-            self.is_journal_dirty = False
-
-    def finish(self) -> list[Action]:
-        if self._is_guard_dirty:
-            self._actions.append(Sync(GUARD))
-        return self._actions
-
-    def _append(self, log: str, data: bytes) -> None:
-        match self._actions[-1:]:
-            case [Append(last, before)] if last == log:
-                self._actions[-1] = Append(log, before + data)
-            case _:
-                self._actions.append(Append(log, data))
-
-
-def _epoch_of(message: Message) -> int | None:
-    """The epoch that a message speaks of; None where it means the same in all."""
-    match message:
-        case Proposal(candidate):
-            return candidate.epoch
-        case Certificates(certificates):
-            return certificates[0].epoch
-        case GetCertificates(epoch):
-            return epoch
-        case _:
-            return None

@@ -10,6 +10,7 @@ from consensus import events as c
 from consensus import replica as r
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
+from consensus.inbound import EARLY_OF_ONE_MAX, EARLY_OF_STRANGERS_MAX
 from consensus.votes import Certificate
 from consensus.wire import (
     BlocksReply,
@@ -198,10 +199,10 @@ def test_what_is_kept_of_the_next_epoch_is_bounded_for_each_sender_and_in_all() 
     for number in range(200):
         vote = Vote(NULLIFY, 1, 1 + number, 0, ZERO_HASH, 0, bytes(64))
         hear(replica, Votes((vote,)), sender=seats[number % 3])
-    assert replica.sizes()["early"] == 3 * r.EARLY_OF_ONE_MAX
+    assert replica.sizes()["early"] == 3 * EARLY_OF_ONE_MAX
     for number in range(1_000):
         hear(replica, Votes((vote,)), sender=number.to_bytes(20, "big"))
-    assert replica.sizes()["early"] == 3 * r.EARLY_OF_ONE_MAX + r.EARLY_OF_STRANGERS_MAX
+    assert replica.sizes()["early"] == 3 * EARLY_OF_ONE_MAX + EARLY_OF_STRANGERS_MAX
     assert replica.sizes()["sync_peers"] <= 256
     hear(replica, Votes((vote._replace(epoch=7),)), sender=b"z" * 20)
     ended(replica)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.replica import decode_inbound
+from consensus.inbound import decode_inbound
 from consensus.votes import Certificate
 from consensus.wire import (
     BlockReply,

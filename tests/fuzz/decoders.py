@@ -31,6 +31,7 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
+from consensus.inbound import decode_inbound
 from consensus.light import (
     EpochRecord,
     Fork,
@@ -41,7 +42,6 @@ from consensus.light import (
     encode_epoch_record,
     encode_merkle_proof,
 )
-from consensus.replica import decode_inbound
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
@@ -52,6 +52,7 @@ from node.config import (
     dump_options,
     load_options,
     load_table,
+    parse_checkpoint,
     parse_host_port,
     parse_peer,
     parse_signer,
@@ -67,6 +68,18 @@ from node.light import LightFile, load_light_file, save_light_file
 from node.relay import RelayHomeOptions
 from node.runtime import make_runtime
 from node.signer import SignerHomeOptions, load_signer_options
+from node.sync import messages as sync_messages
+from node.sync.messages import (
+    Offer,
+    decode_asked,
+    decode_manifest,
+    decode_offers,
+    decode_records,
+    encode_asked,
+    encode_manifest,
+    encode_offers,
+    encode_records,
+)
 from node.transactions import decode_batch, encode_batch
 from p2p.addrbook import AddressBook
 from p2p.blobs import Manifest
@@ -699,7 +712,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "consensus inbound", Target(
         canonical(decode_inbound, lambda found: encode_message(found.message)), wire,
-        ("consensus.replica:decode_inbound", "consensus.replica:_decode_whole_block"),
+        ("consensus.inbound:decode_inbound", "consensus.inbound:_decode_whole_block"),
     )  # fmt: skip
     yield "committee", Target(
         canonical(Committee.decode, Committee.encode), (COMMITTEE.encode(),),
@@ -722,6 +735,28 @@ def _targets() -> Iterator[tuple[str, Target]]:
         canonical(decode_epoch_record, encode_epoch_record),
         (encode_epoch_record(EpochRecord(BLOCK.header, FINAL, COMMITTEE)),),
         ("consensus.light:decode_epoch_record",),
+    )  # fmt: skip
+    sync = "node.sync.messages:"
+    yield "sync offers", Target(
+        canonical(decode_offers, encode_offers), (encode_offers([Offer(8, b"p" * 32, 3)]),),
+        (sync + "decode_offers",),
+    )  # fmt: skip
+    yield "sync request", Target(
+        canonical(lambda data: decode_asked(data, 2), lambda asked: encode_asked(*asked)), (encode_asked(8, 3),),
+        (sync + "decode_asked",),
+    )  # fmt: skip
+    yield "sync records", Target(
+        canonical(decode_records, encode_records), (encode_records([b"record", b"another"]),),
+        (sync + "decode_records",),
+    )  # fmt: skip
+    yield "sync manifest", Target(
+        canonical(decode_manifest, encode_manifest),
+        (encode_manifest(sync_messages.Manifest(BLOCK.header, (BLOCK.header,), FINAL, (bytes(8), b"\x40" + bytes(7)))),),
+        (sync + "decode_manifest",),
+    )  # fmt: skip
+    yield "checkpoint", Target(
+        of_text(parse_checkpoint), (b"8:" + b"ab" * 32, b"3600:0x" + b"cd" * 32),
+        ("node.config:parse_checkpoint",), (ConfigError,),
     )  # fmt: skip
     yield "merkle proof", Target(
         canonical(decode_merkle_proof, encode_merkle_proof),
