@@ -40,7 +40,7 @@ def guard() -> None:
     Moving a validator:
       1. old machine: stop the node, then    dekube node guard export watermark.json
       2. old machine: remove keys/vote.json, so that it can never vote again
-      3. new machine: dekube init ..., put keys/ there, then    dekube node guard import watermark.json
+      3. new machine: keys/, config.toml, genesis.json, then    dekube node guard import watermark.json
       4. new machine: dekube node run
     """
 
