@@ -751,7 +751,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "sync manifest", Target(
         canonical(decode_manifest, encode_manifest),
-        (encode_manifest(sync_messages.Manifest(BLOCK.header, (BLOCK.header,), FINAL, (bytes(8), b"\x40" + bytes(7)))),),
+        (encode_manifest(sync_messages.Manifest(BLOCK.header, (BLOCK.header,), FINAL, (bytes(8), b"p" * 8))),),
         (sync + "decode_manifest",),
     )  # fmt: skip
     yield "checkpoint", Target(
