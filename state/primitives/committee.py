@@ -47,8 +47,7 @@ class Committee:
 
     __slots__ = (
         "_by_address",
-        "_credit",
-        "_leaders",
+        "_drawn",
         "hash",
         "order",
         "quorum",
@@ -78,8 +77,7 @@ class Committee:
         if sorted(self.order) != list(range(self.size)):
             raise ConfigError("the order of a committee is a permutation of its seats")
         self.hash: bytes = digest(b"committee", self.encode())
-        self._leaders: list[int] = []
-        self._credit = [0] * self.size
+        self._drawn: tuple[list[int], list[int]] = [], [0] * self.size
 
     def encode(self) -> bytes:
         """Return the canonical bytes, as the state keeps them and ``hash`` covers them."""
@@ -108,14 +106,17 @@ class Committee:
         other for longer than there are faulty seats.
         """
         at = (view - 1) % (LEADER_ROUNDS * self.size)
-        while at >= len(self._leaders):
-            credit = self._credit
-            for seat, weight in enumerate(self.weights):
-                credit[seat] += weight
-            best = max(self.order, key=lambda seat: credit[seat])  # the first of equals in the order
-            credit[best] -= self.weight
-            self._leaders.append(best)
-        return self._leaders[at]
+        leaders, credit = self._drawn
+        if at >= len(leaders):
+            leaders, credit = list(leaders), list(credit)
+            while at >= len(leaders) or len(leaders) % self.size:
+                for seat, weight in enumerate(self.weights):
+                    credit[seat] += weight
+                best = max(self.order, key=credit.__getitem__)  # the first of equals in the order
+                credit[best] -= self.weight
+                leaders.append(best)
+            self._drawn = leaders, credit  # at once: threads share a committee, and draw the same
+        return leaders[at]
 
     def weight_of(self, bitmap: bytes) -> int:
         """Return the weight of the seats whose bit is set; bits beyond the committee count nothing."""

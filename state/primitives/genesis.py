@@ -47,9 +47,10 @@ class ChainParameters:
     time_ahead_ms_max: int = 2_000
     time_behind_ms_max: int = 30_000
     epoch_blocks: int = 3_600
-    evidence_epochs: int = 336
+    evidence_epochs: int = 333
     """A fault can be proven for so many epochs after its own; as long, faults of several seats correlate, and the
-    committees stay in the state. ``unbonding_ms`` has to be at least as long."""
+    committees stay in the state. ``unbonding_ms`` is at least three epochs more, for which a seat may vote whose
+    stake was withdrawn."""
     downtime_blocks_min: int = 16
     """Of fewer blocks in an epoch nobody's downtime is concluded from missing votes."""
     unbonding_ms: int = 14 * 24 * 3_600_000

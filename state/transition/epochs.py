@@ -9,7 +9,6 @@ the stakes anew. So whoever signs the last block of e has known the committee of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from state.primitives.codec import Value, decode, encode
@@ -41,6 +40,7 @@ __all__ = [
     "JAIL_TIMES_MAX",
     "LEADER_SLOTS_MIN",
     "LOTTERY_TOO_LARGE",
+    "NOTICE_EPOCHS",
     "SKIPPED_VIEWS_MAX",
     "VERSION_SCHEDULED",
     "EpochInfo",
@@ -68,6 +68,8 @@ LEADER_SLOTS_MIN: Final = 2
 """A seat that missed fewer views than this as their leader is not judged by them."""
 JAIL_TIMES_MAX: Final = 12
 """The jail no longer doubles after so many downtimes in a row: 4,096 epochs are half a year of one-hour epochs."""
+NOTICE_EPOCHS: Final = 3
+"""Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
 DOWNTIME_DIVISOR: Final = 10_000
 """The part of its bonded stake that downtime costs a seat: 0.01 %."""
 SIGNAL_SHARE: Final = (4, 5)
@@ -233,28 +235,28 @@ def _forget(state: Overlay, epoch: int) -> None:
 
 
 def genesis_randomness(genesis: Genesis) -> bytes:
-    """Return the randomness before the first epoch, which nobody could choose less freely than the genesis."""
+    """Return the randomness before the first epoch, which nobody can choose more freely than the genesis."""
     return digest(b"randomness", genesis_hash(genesis))
 
 
-@lru_cache(maxsize=4)
 def genesis_committee(genesis: Genesis, seats_max: int, epoch: int = 0) -> Committee:
-    """Return the committee of epoch 0 or 1, which come from the founding stakes."""
-    return _founding(genesis, seats_max, epoch).committee
+    """Return the committee of epoch 0 or 1, which come from the founding stakes; ``seats_max`` of the chain."""
+    return _founding(genesis, genesis_randomness(genesis), seats_max, epoch).committee
 
 
-def _founding(genesis: Genesis, seats_max: int, epoch: int) -> Selection:
+def _founding(genesis: Genesis, randomness: bytes, seats_max: int, epoch: int) -> Selection:
     candidates = [Candidate(*validator) for validator in genesis.validators]
-    return select(candidates, epoch=epoch, randomness=genesis_randomness(genesis), seats_max=seats_max)
+    return select(candidates, epoch=epoch, randomness=randomness, seats_max=seats_max)
 
 
 def begin_epochs(state: Overlay, genesis: Genesis, chain: ChainParameters) -> None:
     """Write the records of the first epochs over the founding stakes, which are in ``state``."""
     randomness = genesis_randomness(genesis)
-    for epoch in (0, 1):
-        _save_selection(state, epoch, _founding(genesis, chain.validators_max, epoch))
+    first, second = (_founding(genesis, randomness, chain.validators_max, epoch) for epoch in (0, 1))
+    _save_selection(state, 0, first)
+    _save_selection(state, 1, second)
     _save_record(state, 0, _Record(randomness, FIRST_VERSION, FIRST_VERSION))
-    _save_tally(state, 0, _new_tally(genesis_committee(genesis, chain.validators_max), randomness))
+    _save_tally(state, 0, _new_tally(first.committee, randomness))
     _freeze(state)
 
 

@@ -20,6 +20,7 @@ from state.primitives.merkle import merkle_root
 from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
 from state.primitives.transactions import Transaction
 from state.transition.epochs import (
+    NOTICE_EPOCHS,
     EpochInfo,
     UpgradeRequired,
     add_randomness,
@@ -486,3 +487,9 @@ def _check_parameters(chain: ChainParameters) -> None:
         and 0 < chain.stake_min < SUPPLY_LIMIT
     ):
         raise ConfigError("genesis: a chain parameter is out of range")
+    provable_ms = (chain.evidence_epochs + NOTICE_EPOCHS) * chain.epoch_blocks * chain.block_interval_ms_min
+    if chain.unbonding_ms < provable_ms:
+        raise ConfigError(
+            f"genesis: chain.unbonding_ms is {chain.unbonding_ms}, but faults can be proven for {provable_ms} ms: "
+            f"({NOTICE_EPOCHS} + chain.evidence_epochs) x chain.epoch_blocks x chain.block_interval_ms_min"
+        )

@@ -56,7 +56,8 @@ __all__ = [
 ]
 
 STAKE_KIND: Final = 0x02
-STAKE_GAS: Final = 100_000
+STAKE_GAS: Final = 500_000
+"""Two proofs of possession are checked, of which that of the VRF key takes as long as twenty transfers."""
 UNSTAKE_KIND: Final = 0x03
 UNSTAKE_GAS: Final = 60_000
 RELEASES_MAX: Final = 256

@@ -33,7 +33,7 @@ async def test_epochs_are_shown_as_they_go(tmp_path: Path) -> None:
             payload = stake_payload(
                 4_000 * COIN, ALICE, genesis_hash=node.runtime.genesis_hash, address=ALICE.address
             )
-            raw = transfer(ALICE, 0, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=200_000)
+            raw = transfer(ALICE, 0, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=600_000)
             await call("dekube_sendTransaction", hexed(raw))
             node.mint(4)
             went = await call("dekube_getEpoch", epoch=0, min_height=4)

@@ -56,7 +56,7 @@ class Memory:
 
 
 def signed(
-    key: SecretKey, nonce: int, kind: int, payload: list[Value], *, gas_limit: int = 200_000, fee: int = FEE,
+    key: SecretKey, nonce: int, kind: int, payload: list[Value], *, gas_limit: int = 600_000, fee: int = FEE,
     tip: int = 0, chain_id: int = CHAIN_ID,
 ) -> Transaction:  # fmt: skip
     raw = sign_transaction(

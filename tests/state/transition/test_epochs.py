@@ -60,7 +60,7 @@ def vote_key(key: SecretKey, number: int = 0) -> SecretKey:
 
 
 def founded(**parameters: int) -> Genesis:
-    named = {"epoch_blocks": BLOCKS, "downtime_blocks_min": 2, "unbonding_ms": 30_000, "evidence_epochs": 3}
+    named = {"epoch_blocks": BLOCKS, "downtime_blocks_min": 2, "unbonding_ms": 36_000, "evidence_epochs": 3}
     return Genesis(
         CHAIN_ID, "epochs", START_MS, True, tuple((key.address, 100_000 * COIN) for key in KEYS),
         tuple(
@@ -356,7 +356,7 @@ def test_each_downtime_in_a_row_takes_twice_as_long(world: World) -> None:
 
 def test_a_seat_that_never_led_its_views_is_down_too() -> None:
     """Whoever tells of its votes, and however few blocks there are."""
-    world = World(downtime_blocks_min=10**6, epoch_blocks=14)
+    world = World(downtime_blocks_min=10**6, epoch_blocks=14, unbonding_ms=84_000)
     dead, slow = (world.epoch.committee.seats[number].address for number in (3, 2))
     world.dead, world.silent = {dead}, {slow}
     while world.epoch.epoch == 0:

@@ -384,6 +384,9 @@ def test_a_genesis_that_cannot_be_used_is_refused() -> None:
         ("base_fee_initial", 1),
         ("validators_max", 0),
         ("unbonding_ms", 2**48),
+        ("unbonding_ms", 14 * 24 * 3_600_000 - 1),
+        ("evidence_epochs", 1),
+        ("epoch_blocks", 0),
         ("unknown", 1),
     ):
         with pytest.raises(ConfigError):

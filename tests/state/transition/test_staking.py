@@ -41,12 +41,13 @@ from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, Ledg
 ALICE, BOB = USERS[:2]
 VOTE, OTHER_VOTE = SecretKey(b"v" * 32), SecretKey(b"w" * 32)
 UNBONDING_MS = 10_000
+QUICK = {"block_interval_ms_min": 1, "epoch_blocks": 500, "evidence_epochs": 2}
 MINIMUM = 1_000 * COIN
 
 
 @pytest.fixture
 def ledger() -> Ledger:
-    return Ledger(Runtime(genesis(unbonding_ms=UNBONDING_MS), check_invariants=True))
+    return Ledger(Runtime(genesis(unbonding_ms=UNBONDING_MS, **QUICK), check_invariants=True))
 
 
 def stake(ledger: Ledger, key: SecretKey, nonce: int, amount: int, vote: SecretKey = VOTE) -> Receipt:
@@ -219,7 +220,7 @@ STEPS = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(STEPS)
 def test_no_sequence_makes_or_loses_money(steps: list[tuple[SecretKey, str, int, SecretKey]]) -> None:
-    ledger = Ledger(Runtime(genesis(unbonding_ms=2_500), check_invariants=True))
+    ledger = Ledger(Runtime(genesis(unbonding_ms=2_500, **QUICK), check_invariants=True))
     nonces = {ALICE: 0, BOB: 0}
     for key, what, amount, vote in steps:
         if what == "wait":
