@@ -98,6 +98,7 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "committee_lottery_weight_ratio": ("gauge", ()),
     "messages_dropped_total": ("counter", ("reason",)),
     "state_divergence": ("gauge", ()),
+    "signer_connected": ("gauge", ()),
 }
 """Every metric of SDBFT.md 6, without its prefix ``sdbft_``: its type and its labels.
 

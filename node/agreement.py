@@ -108,6 +108,7 @@ class Agreement:
             may_have_voted=lambda: vote_key is not None and _may_have_voted(ledger, number, vote_key),
             tip=(number, root.view),
             accepts_empty_guard=accepts_empty_guard,
+            on_change=lambda is_reached, _: metrics.set("signer_connected", float(is_reached)),
         )
         self._directories: list[VoteDirectory] = []
         journal: FileLog | None = None
