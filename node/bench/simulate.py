@@ -15,9 +15,9 @@ def run(
 ) -> dict[str, float]:
     """Run ``scenarios`` seeds on one core and return the figures; ``progress`` hears how many of them are done.
 
-    A violation is counted, and its seed with it in ``first_violating_seed``: it is never left out. A fork is none in
-    the runs whose faulty hold more than the protocol bears, if the proofs name enough of them. Campaigns on all
-    cores are ``python -m node.simulation``.
+    A violation is counted, and its seed with it in ``first_violating_seed``: it is never left out. In the runs
+    whose faulty hold more than the protocol bears a fork is none, if the proofs name enough of them. Campaigns on
+    all cores are ``python -m node.simulation``.
     """
     events = violations = forks = epochs = 0
     first_violating_seed = -1
