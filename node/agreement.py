@@ -18,7 +18,7 @@ from consensus.service import BuildRequest, ConsensusService, VotingKey
 from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
-from node.config import NodeOptions
+from node.config import NodeOptions, parse_vote_key
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
@@ -96,7 +96,7 @@ class Agreement:
         info = _epoch_info(ledger, number)
         self.committee = info.committee
         root, certificates = _root(ledger, number)
-        vote_key = bytes.fromhex(options.signer.vote_key) if votes_elsewhere(options) else None
+        vote_key = parse_vote_key(options.signer.vote_key) if votes_elsewhere(options) else None
         if votes:
             vote_key = votes[0].vote_key
         voter = make_voter(
