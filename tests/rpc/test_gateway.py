@@ -50,7 +50,7 @@ COMPONENTS = DOCUMENT["components"]["schemas"]
 
 def stake(node: Node, key: SecretKey, nonce: int, amount: int) -> bytes:
     payload = stake_payload(amount, key, genesis_hash=node.runtime.genesis_hash, address=key.address)
-    return transfer(key, nonce, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=100_000)
+    return transfer(key, nonce, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=600_000)
 
 
 async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_heads_events_and_tasks_in_order_without_gaps(tmp_path: Path) -> N
         assert (await second.call("dekube_unsubscribe", replay))["result"] == {"found": True}
         assert (await second.call("dekube_unsubscribe", replay))["result"] == {"found": False}
         payload = stake_payload(2_000 * COIN, BOB, genesis_hash=node.runtime.genesis_hash, address=BOB.address)
-        raw = transfer(BOB, 0, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=100_000)
+        raw = transfer(BOB, 0, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=600_000)
         await it.call("dekube_sendTransaction", hexed(raw))
         node.mint(2)
         identifier, result = await second.next_news()
