@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -34,6 +35,8 @@ from node.metrics import NodeMetrics, serve_metrics
 from node.runtime import make_runtime
 from node.signer import votes_elsewhere
 from node.stages import Stages
+from node.sync.phase import run_state_sync
+from node.sync.wiring import make_server, open_chain
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
 from node.verifier import SignatureVerifier, VerifierOptions
 from node.view import LiveNode, make_view
@@ -48,7 +51,6 @@ from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.keys import SecretKey
-from state.store import Store
 from state.transition.evidence import EVIDENCE_LIMIT_BYTES
 
 __all__ = ["Node", "PartFailed", "run_node"]
@@ -98,7 +100,19 @@ class Node:
         """Run all parts; tells ``task_status`` when the node answers. Raises PartFailed or a typed error."""
         with ExitStack() as stack:
             runtime = make_runtime(self.genesis, check_invariants=self.options.check_invariants)
-            store = stack.enter_context(Store.open(self.home.chain, self.genesis, runtime.genesis_changes))
+            is_wanted = await run_state_sync(
+                self.home,
+                self.options,
+                runtime,
+                address=self.account.address,
+                make_network=lambda: self.make_network()[0],
+                wait_stop=self._stop.wait,
+                stop=self.stop,
+                count=lambda result: self.metrics.count("statesync_chunks_total", result=result),
+            )
+            if not is_wanted:
+                return
+            store = stack.enter_context(open_chain(self.home, self.options, runtime))
             verifier = stack.enter_context(
                 SignatureVerifier(VerifierOptions(workers=self.options.processes.signature_workers))
             )
@@ -108,6 +122,8 @@ class Node:
             self.store = store
             self.ledger = NodeLedger(store, Chain(store, runtime), runtime, pool)
             self.network, self.relays = self.make_network()
+            snapshots = make_server(self.home, self.options, store, self.network)
+            self.ledger.add_listener(lambda _blocks: snapshots.on_commit())
             gossip = TransactionGossip(
                 self.ledger,
                 verifier,
@@ -156,6 +172,7 @@ class Node:
             async with trio.open_nursery() as nursery:
                 await self._start(nursery, "network", self.network.run)
                 await self._start(nursery, "evidence", self.evidence.run)
+                await self._start(nursery, "snapshots", snapshots.run)
                 await self._start(nursery, "consensus", self.agreement.run)
                 await self._start(nursery, "rpc backend", backend.run)
                 await self._start(nursery, "control", control.run)
@@ -346,12 +363,16 @@ def _first(errors: ExceptionGroup[Exception]) -> Exception:
     return error
 
 
-def run_node(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_guard: bool = False) -> None:
+def run_node(
+    home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_guard: bool = False, checkpoint: str = ""
+) -> None:
     """Run the node in ``home`` until SIGTERM or SIGINT.
 
-    ``accepts_empty_guard``: see Agreement. Raises ConfigError, KeystoreError and PartFailed, and what parts raise.
+    ``accepts_empty_guard``: see Agreement. ``checkpoint`` takes the place of that in the options. Raises ConfigError, KeystoreError and PartFailed, and what parts raise.
     """
     options, genesis = home.load_options(), home.load_genesis()
+    if checkpoint:
+        options = replace(options, sync=replace(options.sync, checkpoint=checkpoint))
     file = home.path(options.keys.passphrase_file)
     passphrase = read_passphrase(file) if options.keys.passphrase_file and file.exists() else ask_passphrase()
     account = load_key(home.path(options.keys.account), passphrase)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,12 +16,9 @@ from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreUnavailable
 
 if TYPE_CHECKING:
-    from node.sync.core import SyncProgress
     from state.store import Store, Tip
 
 __all__ = ["db"]
-
-REFRESH_S: Final = 0.2
 
 
 @click.group()
@@ -191,7 +188,9 @@ def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -
     if not as_json and damage:
         click.echo(f"Damaged: {damage}", err=True)
     moved = _move_aside(home.chain) if home.chain.exists() else None
-    tip = None if no_sync else _sync_now(home)
+    options = home.load_options()
+    wants_blocks = options.store.profile == "archive" or options.sync.mode == "blocks"
+    tip = None if no_sync or wants_blocks else _sync_now(home)
     fields: dict[str, Any] = {
         "damage": damage,
         "moved_to": None if moved is None else str(moved),
@@ -316,6 +315,7 @@ def _sync_now(home: Home) -> Tip | None:
     from node.runtime import make_runtime
     from node.service import Node
     from node.sync.core import NoSnapshots
+    from node.sync.phase import show_progress
     from node.sync.wiring import make_state_sync
 
     options, genesis = home.load_options(), home.load_genesis()
@@ -326,11 +326,9 @@ def _sync_now(home: Home) -> Tip | None:
     async def main() -> Tip | None:
         network, _ = Node(home, options, genesis, account, ()).make_network()
         state_sync = make_state_sync(home, options, make_runtime(genesis), network)
-        if state_sync is None:
-            return None
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
-            nursery.start_soon(_show_sync, state_sync.progress)
+            nursery.start_soon(show_progress, state_sync.progress)
             try:
                 tip: Tip | None = await state_sync.run()
             except NoSnapshots:
@@ -339,19 +337,6 @@ def _sync_now(home: Home) -> Tip | None:
         return tip
 
     return trio.run(main)
-
-
-async def _show_sync(progress: Callable[[], SyncProgress | None]) -> None:
-    import trio
-
-    with _rich_bar("pieces") as shown:
-        task = shown.add_task("looking for peers", total=None)
-        while True:
-            now = progress()
-            if now is not None:
-                total = now.pieces or None
-                shown.update(task, description=now.stage, completed=now.pieces_done, total=total)
-            await trio.sleep(REFRESH_S)
 
 
 @contextmanager

@@ -26,16 +26,26 @@ node.add_command(guard)
     is_flag=True,
     help="The vote key has certainly never voted, although its record of votes is empty or gone.",
 )
-def run(home: Home, accept_empty_guard: bool) -> None:
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="HEIGHT:HASH",
+    help="The last block of an epoch that you vouch for: a node without a database begins with its state.",
+)
+def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
     """Run the node in --home until SIGTERM or Ctrl-C."""
+    from node.config import parse_checkpoint
     from node.logs import configure_logs
     from node.service import run_node
 
+    if checkpoint:
+        parse_checkpoint(checkpoint)
     configure_logs(home.load_options().log)
     run_node(
         home,
         lambda: str(click.prompt("Passphrase", hide_input=True, err=True)),
         accepts_empty_guard=accept_empty_guard,
+        checkpoint=checkpoint,
     )
 
 

@@ -65,6 +65,10 @@ def _show(state: dict[str, Any]) -> None:
 
 
 def _health(state: dict[str, Any]) -> str:
+    state_sync = state.get("state_sync")
+    if state_sync is not None:
+        pieces = f", {state_sync['pieces_done']:,} of {state_sync['pieces']:,} pieces" * bool(state_sync["pieces"])
+        return f"begins with the state of block {state_sync['target']:,}: {state_sync['stage']}{pieces}"
     if state["syncing"]:
         return f"catching up: {state['height']:,} of {state['highest']:,} blocks"
     if not state["peers"]:

@@ -84,30 +84,40 @@ class SyncServer:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Make snapshots as they become due, until cancelled. Raises StoreDamaged."""
-        task_status.started()
-        refused = 0
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._end_with_the_node)
+            task_status.started()
+            await self._make_snapshots()
+
+    async def _end_with_the_node(self, task_status: trio.TaskStatus[None]) -> None:
+        """Have a snapshot end at once when the node does: nothing may read a database that is being closed."""
         try:
-            while True:
-                self._wake = trio.Event()
-                height = self._keeper.due()
-                if height is not None and height != refused:
-                    begun_s = trio.current_time()
-                    try:
-                        offer = await trio.to_thread.run_sync(self._keeper.make, height, abandon_on_cancel=True)
-                    except StoreUnavailable as error:  # the chain goes on without; the disk may have room later
-                        refused = height
-                        _log.warning("no snapshot", height=height, error=str(error))
-                    except (Pruned, HeightUnknown):
-                        refused = height  # blocks came faster than the snapshot began
-                    else:
-                        if offer is not None:
-                            _log.info(
-                                "snapshot made", height=height, pieces=offer.pieces,
-                                seconds=round(trio.current_time() - begun_s, 1),
-                            )  # fmt: skip
-                await self._wake.wait()
+            task_status.started()
+            await trio.sleep_forever()
         finally:
             self._keeper.stop()
+
+    async def _make_snapshots(self) -> None:
+        refused = 0
+        while True:
+            self._wake = trio.Event()
+            height = self._keeper.due()
+            if height is not None and height != refused:
+                begun_s = trio.current_time()
+                try:
+                    offer = await trio.to_thread.run_sync(self._keeper.make, height)
+                except StoreUnavailable as error:  # the chain goes on without; the disk may have room later
+                    refused = height
+                    _log.warning("no snapshot", height=height, error=str(error))
+                except (Pruned, HeightUnknown):
+                    refused = height  # blocks came faster than the snapshot began
+                else:
+                    if offer is not None:
+                        _log.info(
+                            "snapshot made", height=height, pieces=offer.pieces,
+                            seconds=round(trio.current_time() - begun_s, 1),
+                        )  # fmt: skip
+            await self._wake.wait()
 
     async def _offers(self, peer: bytes, _body: bytes) -> bytes:
         self._check_rate(self._small, peer)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from node.config import NodeOptions, parse_checkpoint
+from node.config import Checkpoint, NodeOptions, parse_checkpoint
 from node.home import Home
 from node.sync.keeper import SnapshotKeeper
 from node.sync.server import ServingNetwork, SyncServer
@@ -23,6 +23,7 @@ __all__ = [
     "snapshots_path",
     "store_options",
     "sync_before_start",
+    "wants_state_sync",
 ]
 
 
@@ -58,32 +59,33 @@ def make_server(home: Home, options: NodeOptions, store: Store, network: Serving
     return SyncServer(store, SnapshotKeeper(store, snapshots_path(home), kept=options.sync.snapshots), network)
 
 
+def wants_state_sync(home: Home, options: NodeOptions, runtime: Runtime) -> bool:
+    """Tell whether a node is to run a state sync before its database is opened."""
+    return begins_with_state(
+        home.chain,
+        runtime.genesis,
+        mode=options.sync.mode,
+        checkpoint=_checkpoint(options),
+        keeps_all=options.store.profile == "archive",
+        now_ms=_wall_ms(),
+    )
+
+
 def make_state_sync(
     home: Home, options: NodeOptions, runtime: Runtime, network: AskingNetwork,
     count: Callable[[str], None] = lambda _result: None,
-) -> StateSync | None:  # fmt: skip
-    """Return the state sync that a node is to run before its database is opened, None when it is not to."""
-    genesis = runtime.genesis
-    checkpoint = parse_checkpoint(options.sync.checkpoint) if options.sync.checkpoint else None
-    if not begins_with_state(
-        home.chain,
-        genesis,
-        mode=options.sync.mode,
-        checkpoint=checkpoint,
-        keeps_all=options.store.profile == "archive",
-        now_ms=_wall_ms(),
-    ):
-        return None
-    root, trust = trust_root(genesis, runtime.versions)
+) -> StateSync:  # fmt: skip
+    """Return the state sync of a node, from the trust root in its options."""
+    root, trust = trust_root(runtime.genesis, runtime.versions)
     return StateSync(
         home.chain,
-        genesis,
+        runtime.genesis,
         network,
         root,
         trust,
         wall_ms=_wall_ms,
-        checkpoint=checkpoint,
-        options=store_options(options, genesis),
+        checkpoint=_checkpoint(options),
+        options=store_options(options, runtime.genesis),
         count=count,
     )
 
@@ -95,6 +97,10 @@ async def sync_before_start(options: NodeOptions, sync: StateSync) -> Tip | None
     """
     may_give_up = options.sync.mode == "auto" and not options.sync.checkpoint
     return await sync_first(sync, may_give_up=may_give_up)
+
+
+def _checkpoint(options: NodeOptions) -> Checkpoint | None:
+    return parse_checkpoint(options.sync.checkpoint) if options.sync.checkpoint else None
 
 
 def _wall_ms() -> int:

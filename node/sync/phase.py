@@ -1,0 +1,134 @@
+"""The beginning of a node that has no database yet: a state sync, before anything that needs one is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from importlib.metadata import version
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from node.config import NodeOptions
+from node.control import ControlServer
+from node.home import Home
+from node.sync.core import SyncProgress
+from node.sync.service import AskingNetwork
+from node.sync.wiring import make_state_sync, sync_before_start, wants_state_sync
+from state.primitives.address import format_address
+from state.primitives.genesis import genesis_hash
+from state.transition.runtime import Runtime
+
+__all__ = ["SyncingNetwork", "run_state_sync", "show_progress"]
+
+_log = structlog.get_logger("sync")
+
+REFRESH_S: Final = 0.2
+
+
+class SyncingNetwork(AskingNetwork, Protocol):
+    """A network that is not running yet, as ``p2p.service.Network``."""
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled."""
+        ...
+
+
+async def run_state_sync(
+    home: Home,
+    options: NodeOptions,
+    runtime: Runtime,
+    *,
+    address: bytes,
+    make_network: Callable[[], SyncingNetwork],
+    wait_stop: Callable[[], Awaitable[None]],
+    stop: Callable[[], None],
+    count: Callable[[str], None],
+) -> bool:
+    """Fetch the state of a node that begins on an old chain; False when it was told to stop meanwhile.
+
+    Does nothing where a database is, or where the options want the blocks. Meanwhile the node has peers and
+    answers ``status`` and ``stop`` at its control socket, no more. Raises what ``StateSync.run`` does.
+    """
+    if not wants_state_sync(home, options, runtime):
+        return True
+    network = make_network()
+    state_sync = make_state_sync(home, options, runtime, network, count)
+    is_stopped = False
+
+    async def status(_request: Any) -> Any:
+        return _status(runtime, options, address, len(list(network.peers())), state_sync.progress())
+
+    async def stop_verb(_request: Any) -> Any:
+        stop()
+        return {}
+
+    async def watch(scope: trio.CancelScope) -> None:
+        nonlocal is_stopped
+        await wait_stop()
+        is_stopped = True
+        scope.cancel()
+
+    control = ControlServer(home.control, {"status": status, "stop": stop_verb})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, nursery.cancel_scope)
+        await nursery.start(network.run)
+        await nursery.start(control.run)
+        if sys.stderr.isatty():
+            nursery.start_soon(show_progress, state_sync.progress)
+        await sync_before_start(options, state_sync)
+        nursery.cancel_scope.cancel()
+    return not is_stopped
+
+
+def _status(
+    runtime: Runtime, options: NodeOptions, address: bytes, peers: int, progress: SyncProgress | None
+) -> dict[str, Any]:
+    """Return what ``dekube status`` shows, as a node with a chain answers it."""
+    genesis = runtime.genesis
+    return {
+        "address": format_address(address),
+        "chain": genesis.name,
+        "chain_id": genesis.chain_id,
+        "height": 0,
+        "block": genesis_hash(genesis).hex(),
+        "state_root": "",
+        "block_time_ms": genesis.time_ms,
+        "behind_ms": 0,
+        "syncing": True,
+        "highest": progress.target if progress else 0,
+        "epoch": progress.epoch if progress else 0,
+        "view": 0,
+        "peers": peers,
+        "mempool": 0,
+        "relays": 0,
+        "jobs": [],
+        "roles": list(options.roles),
+        "version": version("dekube-node"),
+        "state_sync": progress._asdict() if progress else None,
+    }
+
+
+async def show_progress(progress: Callable[[], SyncProgress | None]) -> None:
+    """Show a bar on the terminal until cancelled."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("pieces"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True)
+    with bar if console.is_terminal else nullcontext():
+        task = bar.add_task("looking for peers", total=None)
+        while True:
+            now = progress()
+            if now is not None:
+                bar.update(task, description=now.stage, completed=now.pieces_done, total=now.pieces or None)
+            await trio.sleep(REFRESH_S)
