@@ -368,7 +368,8 @@ def run_node(
 ) -> None:
     """Run the node in ``home`` until SIGTERM or SIGINT.
 
-    ``accepts_empty_guard``: see Agreement. ``checkpoint`` takes the place of that in the options. Raises ConfigError, KeystoreError and PartFailed, and what parts raise.
+    ``accepts_empty_guard``: see Agreement. ``checkpoint`` takes the place of that in the options. Raises
+    ConfigError, KeystoreError and PartFailed, and what parts raise.
     """
     options, genesis = home.load_options(), home.load_genesis()
     if checkpoint:
