@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from consensus.guard import GuardMissing
-from node.agreement import _open_guard
 from node.config import NodeOptions
 from node.home import create_home, load_key, read_passphrase, write_private
+from node.signer import open_guard
 from state.primitives.errors import ConfigError, KeystoreError
-from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.genesis import Genesis, GenesisValidator, genesis_hash
 from state.primitives.keys import SecretKey
 from state.primitives.vrf import vrf_key_of
 
@@ -79,8 +79,14 @@ def test_the_guard_of_a_vote_key_begins_with_its_home_and_is_never_begun_anew(tm
         passphrase="p",
         scrypt_n=16,
     )
-    _open_guard(home).close()
+
+    def open_it() -> None:
+        open_guard(
+            home, genesis_hash(GENESIS), VOTE.vote_key, may_have_voted=False, tip=(0, 0), accepts_empty=False
+        ).close()
+
+    open_it()
     for path in home.guard.iterdir():
         path.unlink()
-    with pytest.raises(GuardMissing, match="is gone"):
-        _open_guard(home)
+    with pytest.raises(GuardMissing, match="no record"):
+        open_it()
