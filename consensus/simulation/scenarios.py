@@ -53,9 +53,8 @@ _DRAWN: Final = (
 LIVE_BLOCKS: Final = 5
 HEAL_LIMIT_MS: Final = 20_000
 """Virtual time within which five more blocks are final on every honest node after the network has healed."""
-CHAOS_MS: Final = 2_500
-CHAOS_LARGE_MS: Final = 600
-"""Of a committee of 21, whose every view costs thirty times the events of one of 4."""
+CHAOS_MS: Final = {4: 2_500, 7: 1_800, 10: 1_200, 21: 600}
+"""By the size of the committee, because the events of a view grow with its square."""
 ABOVE_MS: Final = 1_500
 REAL_CRYPTO_EACH: Final = 40
 """One seed in so many signs with BIP340."""
@@ -185,7 +184,7 @@ def run_scenario(
         for account in sorted(plan.faulty):
             Adversary(cluster, account, rate=rng.choice((0.02, 0.1, 0.3)))
     cluster.start_all()
-    chaos_ms = CHAOS_LARGE_MS if len(plan.weights) == LARGE else ABOVE_MS if kind == "above_f" else CHAOS_MS
+    chaos_ms = ABOVE_MS if kind == "above_f" else CHAOS_MS[len(plan.weights)]
     if kind.endswith("partition") or kind == "twins":
         cut_network(cluster, rng, chaos_ms)
     elif kind == "above_f":
