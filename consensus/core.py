@@ -156,7 +156,7 @@ class Core:
     ended and only looks for faults any more. ``watches_own_seat`` halts on a vote of the own seat that the own
     guard has not made (doppelganger), above ``floor_view``, up to which the guard knows nothing. While ``watch``
     lasts, or while the own votes are not known, the core listens and says nothing. ``heard_ms`` is when seats were
-    last heard before this epoch.
+    last heard before this epoch, ``waited_ms`` since when they are waited for.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class Core:
         knows_own_votes: bool = True,
         floor_view: int = 0,
         heard_ms: Mapping[int, int] | None = None,
+        waited_ms: Mapping[int, int] | None = None,
         has_transactions: bool = True,
     ) -> None:
         self._reign = epoch
@@ -235,7 +236,7 @@ class Core:
         self._resends = 0
         self._ask_turn = seat or 0
         self._heard_ms: dict[int, int] = dict(heard_ms or {})
-        self._started_ms: dict[int, int] = {}
+        self._started_ms: dict[int, int] = dict(waited_ms or {})
         """Since when a seat that was never heard is waited for."""
         self._restored = restored
 
@@ -355,8 +356,12 @@ class Core:
         return tuple(vote for _, own in sorted(self._own.items()) for vote in own if vote is not None)
 
     def heard(self) -> dict[int, int]:
-        """Return when each seat was last heard, or since when it is waited for."""
-        return {**self._started_ms, **self._heard_ms}
+        """Return when each seat was last heard."""
+        return dict(self._heard_ms)
+
+    def waited(self) -> dict[int, int]:
+        """Return since when each seat is waited for that was never heard."""
+        return dict(self._started_ms)
 
     def missing_weight(self, now_ms: int) -> int:
         """Return the weight of the seats not heard for ``silent_ms``."""
@@ -453,9 +458,8 @@ class Core:
             self._is_first_view = True
 
     def _on_start(self) -> None:
-        self._started_ms = {
-            seat: self._now_ms for seat in range(self._committee.size) if seat not in self._heard_ms
-        }
+        for seat in range(self._committee.size):
+            self._started_ms.setdefault(seat, self._now_ms)
         if self._watch is not None:
             self._out.append(SetTimer(WATCH, max(1, self._watch.earliest_ms - self._now_ms)))
         restored, self._restored = self._restored, Restored()

@@ -207,7 +207,8 @@ class Replica:
         restored: Restored,
         *,
         watch: DoppelgangerWatch | None = None,
-        heard_ms: dict[int, int] | None = None,
+        heard: dict[bytes, int] | None = None,
+        waited: dict[bytes, int] | None = None,
     ) -> Core:
         own, floor = self._own_votes()
         return self.core_type(
@@ -221,9 +222,14 @@ class Replica:
             watch=watch,
             knows_own_votes=not self._is_remote or self._opening is not None,
             floor_view=self._floor_view(floor),
-            heard_ms=heard_ms,
+            heard_ms=self._by_seat(heard),
+            waited_ms=self._by_seat(waited),
             has_transactions=self._has_transactions,
         )
+
+    def _by_seat(self, times: dict[bytes, int] | None) -> dict[int, int]:
+        known = times or {}
+        return {seat: known[address] for seat, address in enumerate(self._addresses) if address in known}
 
     def _own_votes(self) -> tuple[tuple[Vote, ...], tuple[int, int]]:
         """The votes of this epoch that the guard holds, maybe of a life that got further, and its floor."""
@@ -549,7 +555,8 @@ class Replica:
         self._boundaries[self._epoch] = certificate
         for gone in [known for known in self._boundaries if known <= self._epoch - BOUNDARIES_MAX]:
             del self._boundaries[gone]
-        by_address = {self._addresses[seat]: at_ms for seat, at_ms in old.heard().items()}
+        heard = {self._addresses[seat]: at_ms for seat, at_ms in old.heard().items()}
+        waited = {self._addresses[seat]: at_ms for seat, at_ms in old.waited().items()}
         self._previous = old
         self._take(epoch)
         for leftover in (self._blocks, self._requested):
@@ -569,11 +576,8 @@ class Replica:
             actions.append(RaiseFloor(epoch.number, 0))
         actions.append(Replace(JOURNAL, b""))
         self._sync.begin_epoch(epoch.last_height, self._addresses)
-        heard_ms = {
-            seat: by_address[address] for seat, address in enumerate(self._addresses) if address in by_address
-        }
         root = old.root._replace(view=0, certificate=None)
-        self.core = self._core(root, Restored(), watch=old.watch, heard_ms=heard_ms)
+        self.core = self._core(root, Restored(), watch=old.watch, heard=heard, waited=waited)
         actions += self.step(c.Start(), now_ms)
         actions += [Redeliver(sender, decoded) for sender, decoded in self._early.take()]
         return actions + self._ask_windows(now_ms)

@@ -585,7 +585,7 @@ class ConsensusService:
                 elif entered_s is not None:
                     name = "finalization" if certificate.kind == FINALIZE else "notarization"
                     metrics.observe(f"{name}_latency_seconds", trio.current_time() - entered_s)
-                metrics.set("blocksync_lag_blocks", self.progress().proven_height - core.root.height)
+                self._tell_lag()
             case c.FoundEquivocation(equivocation):
                 self._note_equivocation(equivocation)
             case c.EpochEnded():
@@ -625,6 +625,10 @@ class ConsensusService:
         )
         if self._on_equivocation is not None:
             self._on_equivocation(equivocation)
+
+    def _tell_lag(self) -> None:
+        progress = self.progress()
+        self._metrics.set("blocksync_lag_blocks", max(0, progress.claimed_height - progress.height))
 
     def _tell_epoch(self) -> None:
         epoch = self._replica.epoch
@@ -747,6 +751,7 @@ class ConsensusService:
                     case c.Commit(certificate, block_hashes, height):
                         await self._chain.commit(block_hashes[-1], encode_certificate(certificate))
                         self._metrics.set("finalized_height", height)
+                        self._tell_lag()
                         self._put(partial(self._replica.committed, block_hashes))
                     case _:
                         raise AssertionError(action)

@@ -21,14 +21,18 @@ GAP_BLOCKS: Final = 2
 """Behind by no more than this, blocks are expected to come with the votes on them."""
 WINDOWS_MAX: Final = 4
 """Windows asked for at once, each from another peer where there are enough."""
+PEER_WINDOWS_MAX: Final = 2
+"""Of these, one peer's: it serves no more to one asker (consensus.service)."""
 AHEAD_BLOCKS_MAX: Final = 256
 """Final blocks fetched above the last committed one."""
 AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
 """No new window is asked for while as much waits to be executed."""
 PEERS_MAX: Final = 256
 MISSES_MAX: Final = 2
-"""Windows in a row that a peer may owe before it is forgotten."""
-FORGET_MS: Final = 60_000
+"""After so many time-outs in a row a peer is forgotten."""
+FORGET_MS: Final = 10_000
+"""How long it is forgotten the first time; each further time is twice as long, until it serves again."""
+FORGET_FACTOR_MAX: Final = 32
 TRIES_MAX: Final = 8
 """Windows in a row that nobody sent: the blocks are then asked for one by one."""
 LATE_MAX: Final = 64
@@ -88,7 +92,8 @@ class BlockSync:
         self._proven = root
         self._moved_ms = 0
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
-        self._forgotten: OrderedDict[bytes, int] = OrderedDict()
+        self._forgotten: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        """Until when, and how often in a row."""
         self._seats: tuple[bytes, ...] = ()
         self._turn = 0
         self._asked: dict[int, tuple[Request, int]] = {}
@@ -139,7 +144,7 @@ class BlockSync:
 
     def claim(self, address: bytes, height: int, now_ms: int, *, is_least: bool = False) -> None:
         """Take a peer's word for what it has (``is_least``: at least), as a reason to ask it."""
-        if address == self._own or self._forgotten.get(address, 0) > now_ms:
+        if address == self._own or self._is_forgotten(address, now_ms):
             return
         peer = self._peer(address)
         peer.height = max(peer.height, height) if is_least else height
@@ -182,6 +187,7 @@ class BlockSync:
         measured = window.size_bytes // max(1, now_ms - asked_ms)
         peer.bytes_per_ms = measured if peer.bytes_per_ms < 0 else (3 * peer.bytes_per_ms + measured) // 4
         peer.misses = self._tries = 0
+        self._forgotten.pop(address, None)
         self.prove(window.from_height + len(window.blocks) - 1)
         if window.from_height + len(window.blocks) - 1 > self._delivered:
             self._waiting.setdefault(window.from_height, window)
@@ -207,6 +213,7 @@ class BlockSync:
 
     def expire(self, now_ms: int) -> bool:
         """Give up requests that were not answered in time; tell whether nobody serves at all."""
+        owing: dict[bytes, None] = {}
         for from_height, (request, asked_ms) in list(self._asked.items()):
             is_needed = from_height + request.blocks_max - 1 > self._delivered
             if is_needed and now_ms - asked_ms < self._window_ms:
@@ -220,10 +227,13 @@ class BlockSync:
             while len(self._late) > LATE_MAX:
                 self._late.popitem(last=False)
             self._tries += 1
+            owing[request.address] = None
+        for address in owing:
+            peer = self._peer(address)
             peer.misses += 1
             peer.bytes_per_ms = max(0, peer.bytes_per_ms // 2)
             if peer.misses >= MISSES_MAX:
-                self._forget(request.address, now_ms)
+                self._forget(address, now_ms)
         if self._delivered > self._root and now_ms - self._moved_ms > STALLED_MS:
             self._delivered = self._root
         if self._tries < TRIES_MAX:
@@ -282,17 +292,19 @@ class BlockSync:
         """
         able = [address for address, peer in self._peers.items() if peer.height >= height]
         if able:
+            able = [address for address in able if self._peers[address].asked < PEER_WINDOWS_MAX]
             unknown = 0 if self._tries else 1
 
             def rank(address: bytes) -> tuple[int, int, int]:
                 peer = self._peers[address]
                 return -peer.asked, unknown if peer.bytes_per_ms < 0 else 1 - unknown, peer.bytes_per_ms
 
-            return max(able, key=rank)
+            return max(able, key=rank, default=None)
         if height > self._proven:
             return None
         seats = [seat for seat in self._seats if seat != self._own]
-        willing = [seat for seat in seats if self._forgotten.get(seat, 0) <= now_ms] or seats
+        seats = [seat for seat in seats if seat not in self._peers or self._peers[seat].asked < PEER_WINDOWS_MAX]
+        willing = [seat for seat in seats if not self._is_forgotten(seat, now_ms)] or seats
         if not willing:
             return None
         self._turn += 1
@@ -307,9 +319,13 @@ class BlockSync:
         self._peers.move_to_end(address)
         return peer
 
+    def _is_forgotten(self, address: bytes, now_ms: int) -> bool:
+        return address in self._forgotten and self._forgotten[address][0] > now_ms
+
     def _forget(self, address: bytes, now_ms: int) -> None:
         self._peers.pop(address, None)
-        self._forgotten[address] = now_ms + FORGET_MS
+        factor = min(FORGET_FACTOR_MAX, 2 * self._forgotten[address][1] if address in self._forgotten else 1)
+        self._forgotten[address] = now_ms + factor * FORGET_MS, factor
         self._forgotten.move_to_end(address)
         while len(self._forgotten) > PEERS_MAX:
             self._forgotten.popitem(last=False)

@@ -71,8 +71,37 @@ def test_a_claim_above_what_a_certificate_proves_is_believed_by_nobody() -> None
     sync.claim(PEERS[0], 2**40, 6_001)
     assert sync.plan(6_001) == [], "it is forgotten"
     assert sync.progress(6_001).claimed_height == 0
-    sync.claim(PEERS[0], 2**40, 70_000)
-    assert sync.plan(70_000), "for a while"
+    sync.claim(PEERS[0], 2**40, 17_000)
+    assert sync.plan(17_000), "for a while"
+    sync.expire(20_000)
+    sync.plan(20_000)
+    sync.expire(23_000)
+    sync.claim(PEERS[0], 2**40, 40_000)
+    assert sync.plan(40_000) == [], "and for twice as long the next time"
+
+
+def test_a_peer_is_asked_for_no_more_windows_than_it_serves_at_once() -> None:
+    sync = sync_of()
+    sync.claim(PEERS[0], 1_000, 0)
+    assert [request.from_height for request in sync.plan(0)] == [1, 65]
+    sync.arrived(PEERS[0], window_of(1, 64), 10)
+    assert [request.from_height for request in sync.plan(10)] == [129]
+
+
+def test_the_window_that_all_others_wait_for_is_asked_for_however_much_waits() -> None:
+    sync = sync_of()
+    for peer in PEERS:
+        sync.claim(peer, 1_000, 0)
+    first, *others = sync.plan(0)
+    for request in others:
+        sync.arrived(request.address, window_of(request.from_height, 64, 2**25), 10)
+    assert sync.plan(10) == []
+    sync.blamed(first.address, 20)
+    again = sync.plan(20)
+    assert [request.from_height for request in again] == [1]
+    assert again[0].address != first.address
+    assert len(sync.arrived(again[0].address, window_of(1, 64), 30)) == 4
+    assert sync.plan(30) == [], "now execution has to catch up"
 
 
 def test_what_a_certificate_proves_is_asked_of_the_committee_without_any_claim() -> None:
