@@ -312,6 +312,7 @@ def _sync_now(home: Home) -> Tip | None:
     import trio
 
     from node.home import load_key
+    from node.logs import configure_logs
     from node.runtime import make_runtime
     from node.service import Node
     from node.sync.core import NoSnapshots
@@ -319,6 +320,7 @@ def _sync_now(home: Home) -> Tip | None:
     from node.sync.wiring import make_state_sync
 
     options, genesis = home.load_options(), home.load_genesis()
+    configure_logs(options.log)
     file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
     passphrase = ask_passphrase(file if file is not None and file.exists() else None)
     account = load_key(home.path(options.keys.account), passphrase)

@@ -47,17 +47,3 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
         accepts_empty_guard=accept_empty_guard,
         checkpoint=checkpoint,
     )
-
-
-@node.command()
-@home_option
-def verify(home: Home) -> None:
-    """Recompute the state root of a stopped node's database and check each trie node."""
-    from node.runtime import make_runtime
-    from state.store import Store
-
-    genesis = home.load_genesis()
-    runtime = make_runtime(genesis)
-    with Store.open(home.chain, genesis, runtime.genesis_changes) as store:
-        keys = store.verify(lambda count, _: click.echo(f"\r{count:,} entries", nl=False, err=True))
-        click.echo(f"height {store.tip.height}: {keys:,} keys, root 0x{store.tip.state_root.hex()} is theirs")

@@ -369,6 +369,8 @@ class SyncCore:
                 except ProtocolError as error:
                     self._ban(asked.peer, f"{asked.method}: {error}")
                     self._give_back(asked)
+                except DekubeError:  # nobody's fault that could be told
+                    self._distrust(asked.peer, now_ms)
             case Unanswered(number, code):
                 self._on_silence(self._asked.pop(number), code, now_ms)
             case Begun(missing):
