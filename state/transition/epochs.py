@@ -20,7 +20,7 @@ from state.primitives.receipts import Event, EventType
 from state.primitives.vrf import vrf_output
 from state.transition.jail import FOREVER, JailRecord, is_jailed, load_jail, save_jail
 from state.transition.rules import BlockContext
-from state.transition.selection import CANDIDATES_MAX, Candidate, Selection, select
+from state.transition.selection import CANDIDATES_MAX, Candidate, Selection, draw_seats, seated, select
 from state.transition.slashing import bonded, take_bonded
 from state.transition.staking import (
     STAKING_ADDRESS,
@@ -33,6 +33,7 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import burn
 
 __all__ = [
+    "ABSENT_SHARE",
     "DOWNTIME_DIVISOR",
     "EPOCH_BEGAN",
     "FIRST_VERSION",
@@ -70,6 +71,8 @@ JAIL_TIMES_MAX: Final = 12
 """The jail no longer doubles after so many downtimes in a row: 4,096 epochs are half a year of one-hour epochs."""
 NOTICE_EPOCHS: Final = 3
 """Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
+ABSENT_SHARE: Final = (2, 3)
+"""The part of an epoch's counted blocks that a seat has to be missing from, and more, to be down."""
 DOWNTIME_DIVISOR: Final = 10_000
 """The part of its bonded stake that downtime costs a seat: 0.01 %."""
 SIGNAL_SHARE: Final = (4, 5)
@@ -257,7 +260,7 @@ def begin_epochs(state: Overlay, genesis: Genesis, chain: ChainParameters) -> No
     _save_selection(state, 1, second)
     _save_record(state, 0, _Record(randomness, FIRST_VERSION, FIRST_VERSION))
     _save_tally(state, 0, _new_tally(first.committee, randomness))
-    _freeze(state)
+    _freeze(state, NOTICE_EPOCHS - 1)
 
 
 # A block
@@ -287,7 +290,7 @@ def record_block(
     """Add a block to the tally of its epoch; return the randomness with it. Raises InvalidBlock.
 
     The bitmap tells of the block's grandparent, so in the first two blocks of an epoch, whose grandparent another
-    committee voted on, it counts nothing.
+    committee voted on, it counts nothing; nor does one of less than a quorum, which says that nothing is final.
     """
     tally = load_tally(state, epoch.epoch)
     committee = epoch.committee
@@ -302,7 +305,8 @@ def record_block(
     tally.led[seat] += 1
     tally.signals[seat] = min(tally.signals[seat], signal) if tally.led[seat] > 1 else signal
     blocks = tally.blocks
-    if voters_bitmap and height >= first_height(epoch.epoch, chain) + 2:
+    is_told = committee.weight_of(voters_bitmap) >= committee.quorum
+    if is_told and height >= first_height(epoch.epoch, chain) + 2:
         blocks += 1
         bits, finalised = int.from_bytes(voters_bitmap, "little"), tally.finalised
         for voter in range(committee.size):
@@ -334,7 +338,7 @@ def end_epoch(state: Overlay, block: BlockContext, emit: Callable[[Event], None]
     selection = _select_after(state, epoch + 2, following, tally.randomness, chain)
     selected = selection.committee
     _save_selection(state, epoch + 2, selection)
-    _freeze(state)
+    _freeze(state, epoch + NOTICE_EPOCHS)
     if epoch >= chain.evidence_epochs:
         _forget(state, epoch - chain.evidence_epochs)
     emit(EPOCH_BEGAN(epoch + 1, following.hash, following.size, following.weight, record.version_next))
@@ -350,11 +354,14 @@ def end_epoch(state: Overlay, block: BlockContext, emit: Callable[[Event], None]
 def is_down(tally: Tally, seat: int, chain: ChainParameters) -> bool:
     """Tell whether a seat's votes were missing from most blocks, or a block from each of its views.
 
-    A minority of leaders that lie about votes can neither bring an honest seat below a half nor lift a dead one
-    above it. Of fewer than ``downtime_blocks_min`` blocks nothing is concluded.
+    A faulty leader can keep a seat from finalising its own block, by telling that seat alone that the view is
+    skipped, and it can deny the votes for the block of another. So a faulty third can make an honest seat look
+    absent from two thirds of the blocks, and no more; and it can speak for a dead one in a third, and no more.
+    Of fewer than ``downtime_blocks_min`` blocks nothing is concluded.
     """
     absent = tally.blocks - tally.finalised[seat]
-    if tally.blocks >= chain.downtime_blocks_min and 2 * absent > tally.blocks:
+    part, whole = ABSENT_SHARE
+    if tally.blocks >= chain.downtime_blocks_min and absent * whole > tally.blocks * part:
         return True
     return tally.led[seat] == 0 and tally.missed[seat] >= LEADER_SLOTS_MIN
 
@@ -394,25 +401,29 @@ def _is_signalled(committee: Committee, tally: Tally, version: int) -> bool:
 def _select_after(
     state: Reader, epoch: int, before: Committee, randomness: bytes, chain: ChainParameters
 ) -> Selection:
-    """Return the committee of ``epoch``: the frozen stakes without the jailed.
+    """Return the committee of ``epoch``: the frozen stakes, the seats of those jailed since then left empty.
 
     A jail never empties a committee. If nobody is left, those sit who are jailed for a while; if everybody is out
     for ever, or has left, the members of ``before`` sit on: a chain that could not go on would help nobody.
     """
-    frozen = _load_frozen(state)
-    candidates = [candidate for candidate in frozen if not is_jailed(state, candidate.address, epoch)]
-    if not candidates:
-        candidates = [candidate for candidate in frozen if not is_jailed(state, candidate.address, FOREVER - 1)]
-    if not candidates:
-        candidates = [Candidate(*seat) for seat in before.seats]
-    return select(candidates, epoch=epoch, randomness=randomness, seats_max=min(chain.validators_max, SEATS_MAX))
+    seats_max = min(chain.validators_max, SEATS_MAX)
+    last = [Candidate(*member) for member in before.seats]
+    candidates = _load_frozen(state) or last
+    drawn = draw_seats(candidates, epoch=epoch, randomness=randomness, seats_max=seats_max)
+    for until in (epoch, FOREVER - 1):
+        absent = {candidate.address for candidate in candidates if is_jailed(state, candidate.address, until)}
+        selection = seated(drawn, absent)
+        if selection is not None:
+            return selection
+    return select(last, epoch=epoch, randomness=randomness, seats_max=seats_max)
 
 
-def _freeze(state: Overlay) -> None:
-    """Keep the largest stakes and their keys as they are now, for the boundary after the next epoch."""
+def _freeze(state: Overlay, epoch: int) -> None:
+    """Keep the largest stakes and their keys as they are, without the jailed, for the selection of ``epoch``."""
     candidates: list[Value] = [
         [address, record.vote_key, record.vrf_key, record.amount]
         for address, record in largest_stakes(state, CANDIDATES_MAX)
+        if not is_jailed(state, address, epoch)
     ]
     for part in range(-(-CANDIDATES_MAX // _FROZEN_PART)):
         taken = candidates[part * _FROZEN_PART : (part + 1) * _FROZEN_PART]

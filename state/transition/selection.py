@@ -12,7 +12,7 @@ drawn above its share more often than in independent draws, and splitting a stak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from state.primitives.committee import Committee, Seat
@@ -22,11 +22,14 @@ __all__ = [
     "CANDIDATES_MAX",
     "Candidate",
     "Draw",
+    "Drawn",
     "Selection",
     "anchors_of",
     "cap_weights",
+    "draw_seats",
     "draw_tickets",
     "permutation",
+    "seated",
     "select",
 ]
 
@@ -87,25 +90,60 @@ class Draw:
                 return value
 
 
+class Drawn(NamedTuple):
+    """What the randomness decided; who has been jailed since the stakes were frozen has no part in it.
+
+    ``ranked`` are the candidates, the largest first, ``tickets`` the lottery weights of those behind the
+    ``anchors``, ``order`` numbers in ``ranked``.
+    """
+
+    ranked: list[Candidate]
+    anchors: int
+    tickets: list[int]
+    order: list[int]
+    is_tail_large: bool
+
+
 def select(candidates: Iterable[Candidate], *, epoch: int, randomness: bytes, seats_max: int) -> Selection:
     """Return the committee of ``epoch``; ``candidates``, one or more, may come in any order."""
+    selection = seated(draw_seats(candidates, epoch=epoch, randomness=randomness, seats_max=seats_max))
+    if selection is None:
+        raise AssertionError("a committee without candidates")
+    return selection
+
+
+def draw_seats(candidates: Iterable[Candidate], *, epoch: int, randomness: bytes, seats_max: int) -> Drawn:
+    """Draw the tickets of the lottery and the order of leaders."""
     ranked = sorted(candidates, key=lambda candidate: (-candidate.stake, candidate.address))[:CANDIDATES_MAX]
     seed = randomness + epoch.to_bytes(4, "big")
-    anchors, is_tail_large = len(ranked), False
-    if len(ranked) <= seats_max:
-        weights = cap_weights([candidate.stake for candidate in ranked])
-    else:
+    anchors, is_tail_large, tickets = len(ranked), False, []
+    if len(ranked) > seats_max:
         anchors, is_tail_large = anchors_of([candidate.stake for candidate in ranked], seats_max)
         tail = [candidate.stake for candidate in ranked[anchors:]]
-        tickets = draw_tickets(tail, seats_max - anchors, Draw(digest(b"lottery", seed)))
-        weights = [candidate.stake for candidate in ranked[:anchors]] + _ticket_weights(tickets, sum(tail))
-    seats = [
-        Seat(candidate.address, candidate.vote_key, candidate.vrf_key, weight)
-        for candidate, weight in zip(ranked, weights, strict=True)
-        if weight
-    ]
-    order = permutation(len(seats), Draw(digest(b"leaders", seed)))
-    return Selection(Committee(seats, order), anchors, sum(weights[anchors:]), is_tail_large)
+        won = draw_tickets(tail, seats_max - anchors, Draw(digest(b"lottery", seed)))
+        tickets = _ticket_weights(won, sum(tail))
+    drawn = [*range(anchors), *(anchors + number for number, weight in enumerate(tickets) if weight)]
+    order = permutation(len(drawn), Draw(digest(b"leaders", seed)))
+    return Drawn(ranked, anchors, tickets, [drawn[number] for number in order], is_tail_large)
+
+
+def seated(drawn: Drawn, absent: Collection[bytes] = ()) -> Selection | None:
+    """Return the committee of those drawn but the ``absent``, whose seats stay empty; None when nobody is left.
+
+    Nothing is drawn anew for them: whoever makes the last block of an epoch knows its randomness and could try
+    which of its own accounts to have jailed in it until the draw is to its liking.
+    """
+    ranked, anchors, tickets, order, is_tail_large = drawn
+    present = [number for number in sorted(order) if ranked[number].address not in absent]
+    if not present:
+        return None
+    firm = [ranked[number].stake for number in present if number < anchors]
+    lots = [tickets[number - anchors] for number in present if number >= anchors]
+    weights = [*firm, *lots] if tickets else cap_weights(firm)
+    seats = [Seat(*ranked[number][:3], weight) for number, weight in zip(present, weights, strict=True)]
+    places = {number: place for place, number in enumerate(present)}
+    committee = Committee(seats, [places[number] for number in order if number in places])
+    return Selection(committee, len(firm), sum(lots), is_tail_large)
 
 
 def cap_weights(stakes: Sequence[int]) -> list[int]:

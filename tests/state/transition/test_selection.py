@@ -19,8 +19,10 @@ from state.transition.selection import (
     Draw,
     anchors_of,
     cap_weights,
+    draw_seats,
     draw_tickets,
     permutation,
+    seated,
     select,
 )
 
@@ -280,3 +282,39 @@ def test_anchors_make_a_captured_committee_rare(anchors: int, tail: Fraction, ex
         found = float(with_anchors(SEATS_MAX - anchors, tail, Fraction(percent, 100)))
         assert found <= chance * 2
         assert found >= chance / 2
+
+
+# Empty seats
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(STAKES, min_size=2, max_size=40), st.integers(2, 12), st.binary(min_size=32, max_size=32), st.data()
+)
+def test_who_is_absent_moves_nobody_else(
+    stakes: list[int], seats_max: int, seed: bytes, data: st.DataObject
+) -> None:
+    """The seats, tickets and order of the others are those of the whole draw, whoever is taken out of it."""
+    candidates = candidates_of(stakes)
+    absent = data.draw(st.sets(st.sampled_from([candidate.address for candidate in candidates])))
+    drawn = draw_seats(candidates, epoch=5, randomness=seed, seats_max=seats_max)
+    whole, rest = seated(drawn), seated(drawn, absent)
+    assert whole is not None
+    assert whole == select(candidates, epoch=5, randomness=seed, seats_max=seats_max)._replace(
+        committee=whole.committee
+    )
+    kept = [seat for seat in whole.committee.seats if seat.address not in absent]
+    if rest is None:
+        assert not kept
+        return
+    committee = rest.committee
+    assert [seat[:3] for seat in committee.seats] == [seat[:3] for seat in kept]
+    in_order = [whole.committee.seats[place].address for place in whole.committee.order]
+    assert [committee.seats[place].address for place in committee.order] == [
+        address for address in in_order if address not in absent
+    ]
+    if len(stakes) > seats_max:
+        assert committee.seats == tuple(kept)
+        assert rest.lottery_weight == sum(committee.weights[rest.anchors :])
+    else:
+        assert list(committee.weights) == cap_weights([c.stake for c in drawn.ranked if c.address not in absent])
