@@ -7,6 +7,7 @@ chain goes on beside and comes back as an event.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -312,6 +313,8 @@ class ConsensusService:
         self._reasons: dict[int, str] = {}
         self._requests: deque[r.RequestVote] = deque()
         self._request_wake = trio.Event()
+        self._floor: r.RaiseFloor | None = None
+        self._floor_wake = trio.Event()
 
     def _seated_key(self, epoch: Epoch) -> VotingKey | None:
         seated = {seat.vote_key for seat in epoch.committee.seats}
@@ -372,6 +375,7 @@ class ConsensusService:
             nursery.start_soon(self._work_on_chain)
             if self._voter is not None:
                 nursery.start_soon(self._vote_elsewhere, self._voter)
+                nursery.start_soon(self._tell_floor, self._voter)
             self._tell_epoch()
             self._metrics.set("state_divergence", 0)
             await self._perform(self._replica.start(self._now_ms()))
@@ -544,9 +548,9 @@ class ConsensusService:
                 case r.RequestVote():
                     self._requests.append(action)
                     self._request_wake.set()
-                case r.RaiseFloor(epoch, view):
-                    if self._voter is not None:
-                        self._nursery.start_soon(self._voter.raise_floor, epoch, view)
+                case r.RaiseFloor():
+                    self._floor = action
+                    self._floor_wake.set()
                 case c.Halt(code, message):
                     if code == "state_divergence":
                         self._metrics.set("state_divergence", 1)
@@ -669,6 +673,15 @@ class ConsensusService:
                 await self._ask_vote(voter, self._requests.popleft())
             self._request_wake = trio.Event()
             await self._request_wake.wait()
+
+    async def _tell_floor(self, voter: Voter) -> None:
+        """The newest alone: while catching up, blocks become final faster than they need be told."""
+        while True:
+            await self._floor_wake.wait()
+            self._floor_wake = trio.Event()
+            if self._floor is not None:
+                with contextlib.suppress(DekubeError):  # it hears the next one
+                    await voter.raise_floor(*self._floor)
 
     async def _ask_vote(self, voter: Voter, request: r.RequestVote) -> None:
         if request.candidate.epoch != self._replica.core.epoch:
