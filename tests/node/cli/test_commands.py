@@ -66,7 +66,8 @@ def test_the_verbs_are_those_of_the_documents() -> None:
         "create", "quote", "list", "show", "watch", "cancel", "top-up", "resume", "result", "bill", "proof",
     }  # fmt: skip
     assert verbs["worker"] >= {"list", "show", "register", "update", "retire", "earnings", "duties", "jobs"}
-    assert verbs["node"] >= {"run", "verify", "guard"}
+    assert verbs["node"] >= {"run", "guard"}
+    assert verbs["db"] >= {"inspect", "verify", "rollback", "prune", "repair", "sync"}
 
 
 @pytest.mark.parametrize("text", ["", "0x", "0x12", "g" * 64, "0x" + "ab" * 33, "ab" * 31])

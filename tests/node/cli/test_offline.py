@@ -121,7 +121,7 @@ def test_a_node_and_a_relay_get_their_homes_once(dekube: Any, tmp_path: Path) ->
         (("key", "verify", format_address(KEY.address), "0x" + "ff" * 65, "m"), 1),
         (("key", "list", "nowhere"), 2),
         (("node", "run", "--home", "nowhere"), 1),
-        (("node", "verify", "--home", "nowhere"), 1),
+        (("db", "verify", "--home", "nowhere"), 1),
         (("node", "guard", "show", "--home", "nowhere"), 1),
         (("relay", "run", "--home", "nowhere"), 1),
         (("status", "--home", "nowhere"), 1),
