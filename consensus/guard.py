@@ -122,6 +122,8 @@ class Guard:
         """
         if kind not in KINDS:
             raise GuardRefused("kind", kind, candidate)
+        if candidate.view < 1:
+            raise GuardRefused("view", kind, candidate)
         at = (candidate.epoch, candidate.view)
         if at <= self._floor:
             raise GuardRefused("floor", kind, candidate)
@@ -210,6 +212,8 @@ class Guard:
                 raise GuardCorrupt("the vote guard belongs to another chain or another key")
         elif kind == _FLOOR:
             self._floor = (epoch, view)
+        elif view == 0:
+            raise GuardCorrupt(f"the vote guard has a vote in no view at byte {at}")
         else:
             vote = Vote(kind, epoch, view, parent_view, block_hash, seat, signature)
             if (epoch, view) > self._floor:

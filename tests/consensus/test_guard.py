@@ -58,6 +58,8 @@ RECORD = recorded((NOTARIZE, candidate(1)), (FINALIZE, candidate(1)), (NULLIFY, 
         ([(FINALIZE, candidate(5))], NULLIFY, null(5), "nullify_after_finalize"),
         ([], NOTARIZE, candidate(4)._replace(epoch=0), "floor"),
         ([], 4, candidate(5), "kind"),
+        ([], NOTARIZE, Candidate(2, 0, 0, b"a" * 32), "view"),
+        ([(NULLIFY, Candidate(2, 1, 0, ZERO_HASH))], NOTARIZE, candidate(5), "floor"),
     ],
 )
 def test_the_table_of_refusals(
