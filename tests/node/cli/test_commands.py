@@ -61,7 +61,7 @@ def test_each_command_has_a_help_that_says_what_it_does_and_how_to_get_json(path
 
 def test_the_verbs_are_those_of_the_documents() -> None:
     verbs = {name: {path[1] for path in COMMANDS if path[0:1] == (name,) and len(path) == 2} for name in
-             ("task", "worker", "node")}  # fmt: skip
+             ("task", "worker", "node", "db")}  # fmt: skip
     assert verbs["task"] >= {
         "create", "quote", "list", "show", "watch", "cancel", "top-up", "resume", "result", "bill", "proof",
     }  # fmt: skip
