@@ -16,7 +16,14 @@ from p2p.service import GossipItem
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.transactions import TRANSACTION_LIMIT_BYTES, Transaction, decode_transaction
-from state.transition.errors import IntrinsicGasTooLow, InvalidPayload, SenderUnknown, UnknownKind, WrongChain
+from state.transition.errors import (
+    CallRefused,
+    IntrinsicGasTooLow,
+    InvalidPayload,
+    SenderUnknown,
+    UnknownKind,
+    WrongChain,
+)
 
 __all__ = ["BATCH_BYTES_MAX", "BATCH_MAX", "TransactionGossip", "decode_batch", "encode_batch"]
 
@@ -30,7 +37,7 @@ OUTGOING_MAX: Final = 50_000
 """Transactions that wait to be passed on; beyond it the oldest is left to its other holders."""
 FLUSH_S: Final = 0.02
 """How long a transaction waits for company."""
-SENDER_FAULTS: Final = (WrongChain, UnknownKind, InvalidPayload, IntrinsicGasTooLow, SenderUnknown)
+SENDER_FAULTS: Final = (CallRefused, WrongChain, UnknownKind, InvalidPayload, IntrinsicGasTooLow, SenderUnknown)
 """What a peer that checked could have seen without our state: these count against it."""
 
 

@@ -16,11 +16,12 @@ from rpc.view import BlockRecord, Description, Head, KindInfo, Peer, PoolStatus,
 from state.primitives.blocks import decode_header
 from state.primitives.genesis import Genesis
 from state.primitives.receipts import encode_receipt
-from state.primitives.transactions import NATIVE_FORM, Transaction
+from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM, NATIVE_FORM, Transaction
 from state.store import Store
 from state.store.errors import HeightUnknown as StoreHeightUnknown
 from state.store.errors import Pruned as StorePruned
 from state.store.records import Place, decode_epoch
+from state.transition.calls import split_call
 from state.transition.epochs import epoch_of
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
@@ -258,15 +259,18 @@ class StoreView:
     def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
         """Return the encoded receipt of a dry run in a block that would follow the newest one."""
         runtime = self._runtime
-        rule = runtime.rules.get(kind)
-        if rule is None:
+        if kind == CALL_KIND:
+            form, rule = DYNAMIC_FORM, runtime.rule_of_call(*split_call(payload))
+        elif kind in runtime.rules:
+            form, rule = NATIVE_FORM, runtime.rules[kind]
+        else:
             raise UnknownKind(kind)
         tip = self._store.tip
         with _reported():
             state = self._store.at(tip.height)
         base_fee = runtime.base_fee(state)
         transaction = Transaction(
-            b"", NATIVE_FORM, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind,
+            b"", form, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind,
             payload, b"", b"",
         )  # fmt: skip
         transaction.sender = sender

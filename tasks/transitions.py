@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
@@ -12,10 +13,11 @@ from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.receipts import Event as LogEvent
+from state.transition.calls import CallForm
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
 from state.view import Overlay
 from tasks import registry
-from tasks.case import TASK_CREATED, Case, Scope
+from tasks.case import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.lifecycle import Event, Phase, Reason
 from tasks.parameters import TaskParameters
@@ -32,7 +34,7 @@ from tasks.proofs import (
 from tasks.queue import MATCH_SLOT, NODE_SLOT, TASK_SLOT, due_before
 from tasks.queue import cancel as take_due
 from tasks.records import TaskRecord, by_requester_key, save_spec
-from tasks.registry import NodeProfile, profile_from_value, profile_to_value
+from tasks.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
 from tasks.settlement import bond_at, budget_of, close_escrow, pay_kill_fee
 from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
 from tasks.verification import on_window_due, open_window, prove, reveal, seal
@@ -76,6 +78,30 @@ POKE: Final = 0x28
 TOP_UP_TASK: Final = 0x29
 RESUME_TASK: Final = 0x2A
 GIVE_UP_TASK: Final = 0x2B
+
+_CALLS: Final = {
+    REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
+    UPDATE_NODE: CallForm(REGISTRY_ADDRESS, "updateNode(bytes profile)", value_at=1, nested=("profile",)),
+    RETIRE_NODE: CallForm(REGISTRY_ADDRESS, "retireNode()"),
+    CREATE_TASK: CallForm(LEDGER_ADDRESS, "createTask(bytes specification)", is_payable=True),
+    CANCEL_TASK: CallForm(LEDGER_ADDRESS, "cancelTask(bytes32 task)"),
+    ACCEPT_TASK: CallForm(LEDGER_ADDRESS, "acceptTask(bytes32 task)", value_at=1),
+    START_TASK: CallForm(LEDGER_ADDRESS, "startTask(bytes32 task, bytes32 machine)"),
+    SUBMIT_WINDOW: CallForm(LEDGER_ADDRESS, "submitWindow(bytes proof)", nested=("proof",)),
+    SEAL_VERDICT: CallForm(LEDGER_ADDRESS, "sealVerdict(bytes32 task, uint32 window, bytes32 seal)"),
+    REVEAL_VERDICT: CallForm(
+        LEDGER_ADDRESS, "revealVerdict(bytes32 task, uint32 window, bytes findings, bytes32 nonce)",
+        nested=("findings",),
+    ),
+    OPEN_WINDOW: CallForm(
+        LEDGER_ADDRESS, "openWindow(bytes32 task, uint32 window, bytes openings)", nested=("openings",)
+    ),
+    POKE: CallForm(LEDGER_ADDRESS, "poke(bytes32 task)"),
+    TOP_UP_TASK: CallForm(LEDGER_ADDRESS, "topUpTask(bytes32 task)", value_at=1),
+    RESUME_TASK: CallForm(LEDGER_ADDRESS, "resumeTask(bytes32 task)"),
+    GIVE_UP_TASK: CallForm(LEDGER_ADDRESS, "giveUpTask(bytes32 task, uint8 reason)"),
+}  # fmt: skip
+"""How Ethereum's tools call each kind; the budget of a new task is sent with it."""
 
 EVENTS_PER_BLOCK_MAX: Final = 4096
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
@@ -536,7 +562,7 @@ class _Market:
 def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
     """Return the market's kinds of transactions."""
     market = _Market(parameters)
-    return (
+    own = (
         Rule(REGISTER_NODE, "register_node", 150_000, _decode_offer, lambda p: p.bond, market.register),
         Rule(UPDATE_NODE, "update_node", 120_000, _decode_offer, lambda p: p.bond, market.update),
         Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
@@ -555,6 +581,7 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
         Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
     )
+    return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)
 
 
 def hooks(parameters: TaskParameters) -> tuple[BlockHook, ...]:

@@ -11,22 +11,21 @@ from __future__ import annotations
 from typing import Final
 
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.errors import DecodeError
-from state.primitives.hashing import keccak
-from state.primitives.transactions import (
+from state.primitives.envelope import (
     CALL_KIND,
     CHAIN_ID_MAX,
+    DYNAMIC_FORM,
     FEE_MAX,
     GAS_LIMIT_MAX,
     LEGACY_FORM,
     NONCE_MAX,
+    VALUE_MAX,
     Transaction,
 )
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import keccak
 
 __all__ = ["DYNAMIC_FORM", "VALUE_MAX", "decode_dynamic", "decode_legacy"]
-
-DYNAMIC_FORM: Final = 0x02
-VALUE_MAX: Final = 2**256 - 1
 
 _WORD_BYTES: Final = 32
 _DYNAMIC_ITEMS: Final = 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 from state.primitives.errors import InvalidTransaction
 
 __all__ = [
+    "CallRefused",
     "FeeCapTooLow",
     "GasLimitTooHigh",
     "InsufficientFunds",
@@ -128,6 +129,19 @@ class InvalidPayload(InvalidTransaction):
     """The payload is not one that the rule of the kind reads."""
 
     code = "invalid_payload"
+
+
+class CallRefused(InvalidTransaction):
+    """A call that no system contract takes: no such function, other data than its arguments, a wrong value.
+
+    It is inadmissible, so nothing is paid for it; ``execution reverted`` is what Ethereum's tools look for.
+    """
+
+    code = "call_refused"
+    prefix = "execution reverted: "
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(self.prefix + reason)
 
 
 class TransactionTooLarge(InvalidTransaction):

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from state.primitives.genesis import ChainParameters
 from state.primitives.receipts import Event
+from state.transition.calls import CallForm
 from state.view import Overlay
 
 __all__ = ["BlockContext", "BlockHook", "Context", "Holding", "Invariant", "Rule"]
@@ -54,6 +55,7 @@ class Rule(Generic[_Payload]):
     whose code becomes the failed receipt's reason; its changes are then undone. ``checks_first`` promises that
     ``apply`` raises only before its first write and its first event, which spares the record of how to undo it.
     ``touches`` names the accounts beside the sender's that a history should show the transaction under.
+    ``call`` is how Ethereum's tools send the kind; state, events and fee are the same as of its own form.
     """
 
     kind: int
@@ -64,6 +66,7 @@ class Rule(Generic[_Payload]):
     apply: Callable[[Overlay, _Payload, Context], None]
     checks_first: bool = False
     touches: Callable[[_Payload], tuple[bytes, ...]] = _nobody
+    call: CallForm | None = None
 
 
 BlockHook = Callable[[Overlay, BlockContext, Callable[[Event], None]], None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
+from state.primitives.abi import SELECTOR_BYTES
 from state.primitives.blocks import VERSION
 from state.primitives.committee import SEATS_MAX
 from state.primitives.errors import ConfigError, DecodeError, InvalidBlock, InvalidTransaction, ProtocolError
@@ -18,7 +19,8 @@ from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, rea
 from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
 from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
-from state.primitives.transactions import Transaction
+from state.primitives.transactions import CALL_KIND, NATIVE_FORM, Transaction
+from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, split_call
 from state.transition.epochs import (
     NOTICE_EPOCHS,
     EpochInfo,
@@ -32,6 +34,7 @@ from state.transition.epochs import (
     record_block,
 )
 from state.transition.errors import (
+    CallRefused,
     FeeCapTooLow,
     GasLimitTooHigh,
     InsufficientFunds,
@@ -154,6 +157,14 @@ class Runtime:
                 raise AssertionError(f"two rules for kind {rule.kind:#x}")
             if rule.gas <= 0:
                 raise AssertionError(f"kind {rule.kind:#x} weighs nothing")
+        self._calls: Final[dict[tuple[bytes, bytes], Rule[Any]]] = {}
+        for rule in self.rules.values():
+            if rule.call is not None:
+                name = rule.call.contract, rule.call.function.selector
+                if not name[0].startswith(SYSTEM_PREFIX) or self._calls.setdefault(name, rule) is not rule:
+                    raise AssertionError(f"kind {rule.kind:#x} cannot be called by its function")
+        if CALL_KIND in self.rules:
+            raise AssertionError("the kind of a call is that of no rule")
         self.versions: Final = frozenset(versions)
         self.signal: Final = max(self.versions)
         """What a leader's blocks signal: the highest version that is known here."""
@@ -230,9 +241,7 @@ class Runtime:
 
         Raises a subclass of InvalidTransaction; the transaction is not changed.
         """
-        rule = self.rules.get(transaction.kind)
-        if rule is None:
-            raise UnknownKind(transaction.kind)
+        rule = self._rule_of(transaction)
         gas_limit, fee_cap = transaction.gas_limit, transaction.max_fee_per_gas
         if transaction.chain_id != self.genesis.chain_id:
             raise WrongChain(expected=self.genesis.chain_id, got=transaction.chain_id)
@@ -246,14 +255,52 @@ class Runtime:
             raise TipAboveFeeCap(tip=transaction.max_priority_fee_per_gas, fee_cap=fee_cap)
         if fee_cap < self.chain.base_fee_min:
             raise FeeCapTooLow(fee_cap=fee_cap, base_fee=self.chain.base_fee_min)
-        try:
-            payload = rule.decode(transaction.payload)
-        except DecodeError as error:
-            raise InvalidPayload(f"invalid payload of kind {rule.kind:#x}: {error}") from None
+        payload = self._payload_of(rule, transaction)
         sender = transaction.sender
         if not sender or sender == _NOBODY:
             raise SenderUnknown
         return Checked(transaction, rule, payload, rule.moves(payload) + gas_limit * fee_cap)
+
+    def _rule_of(self, transaction: Transaction) -> Rule[Any]:
+        kind = transaction.kind
+        if kind == CALL_KIND and transaction.form != NATIVE_FORM:
+            return self.rule_of_call(*split_call(transaction.payload))
+        rule = self.rules.get(kind)
+        if rule is None:
+            raise UnknownKind(kind)
+        return rule
+
+    def rule_of_call(self, to: bytes, value: int, data: bytes) -> Rule[Any]:
+        """Return the rule that a call of Ethereum's forms is for. Raises CallRefused."""
+        if not to.startswith(SYSTEM_PREFIX):
+            if len(data) > NOTE_LIMIT_BYTES:
+                raise CallRefused(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")
+            return TRANSFER
+        rule = self._calls.get((to, data[:SELECTOR_BYTES]))
+        if rule is None or rule.call is None:
+            raise CallRefused("unknown function")
+        if value and not rule.call.is_payable:
+            raise CallRefused(f"{rule.call.function.name} takes no value")
+        return rule
+
+    def _payload_of(self, rule: Rule[Any], transaction: Transaction) -> Any:
+        """Return the typed payload of a transaction, of what the call stands for where it is one."""
+        form = rule.call
+        if transaction.kind != CALL_KIND or form is None:
+            items = transaction.payload if transaction.kind != CALL_KIND else transaction.payload[:2]
+            try:
+                return rule.decode(items)
+            except DecodeError as error:
+                raise InvalidPayload(f"invalid payload of kind {rule.kind:#x}: {error}") from None
+        _, value, data = transaction.payload
+        try:
+            payload = rule.decode(form.payload_of(value, data))
+        except DecodeError as error:
+            raise CallRefused(f"{form.function.name}: {error}") from None
+        moves = rule.moves(payload)
+        if moves != value:
+            raise CallRefused(f"{form.function.name} takes a value of {moves}, not {value}")
+        return payload
 
     def check_body(self, state: Reader, base_fee: int, transactions: Sequence[Checked]) -> None:
         """Check a body against the state after the parent, without executing it (SDBFT.md, amendment 1).

@@ -21,6 +21,7 @@ from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES, SecretKey, verify_vote
 from state.primitives.receipts import Event, EventType
 from state.primitives.vrf import VRF_KEY_BYTES, VRF_PROOF_BYTES, vrf_key_of, vrf_verify
+from state.transition.calls import CallForm
 from state.transition.jail import FOREVER, load_jail
 from state.transition.rules import BlockContext, Context, Holding, Rule
 from state.view import Overlay, Reader, Table
@@ -383,11 +384,14 @@ def release_unbonded(state: Overlay, block: BlockContext, emit: Callable[[Event]
 RULES: Final[tuple[Rule[Any], ...]] = (
     Rule(
         kind=STAKE_KIND, name="stake", gas=STAKE_GAS, decode=_decode_stake, moves=lambda stake: stake.amount,
-        apply=_apply_stake, checks_first=True,
+        apply=_apply_stake, checks_first=True, call=CallForm(
+            STAKING_ADDRESS, "stake(bytes32 voteKey, bytes possession, bytes32 vrfKey, bytes vrfPossession)",
+            value_at=0,
+        ),
     ),
     Rule(
         kind=UNSTAKE_KIND, name="unstake", gas=UNSTAKE_GAS, decode=_decode_unstake, moves=lambda _unstake: 0,
-        apply=_apply_unstake, checks_first=True,
+        apply=_apply_unstake, checks_first=True, call=CallForm(STAKING_ADDRESS, "unstake(uint256 amount)"),
     ),
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
+from state.transition.calls import SYSTEM_PREFIX
 from state.transition.rules import Context, Rule
 from state.view import Overlay
 from state.view.accounts import SUPPLY_LIMIT, credit, debit
@@ -15,9 +16,6 @@ __all__ = ["SYSTEM_PREFIX", "TRANSFER", "TRANSFER_GAS", "TRANSFER_KIND", "Transf
 
 TRANSFER_KIND: Final = 0x01
 TRANSFER_GAS: Final = 21_000
-
-SYSTEM_PREFIX: Final = bytes(18) + b"\x07"
-"""Addresses 0x..0700 to 0x..07ff are the chain's own; nobody holds their keys: value sent there would be lost."""
 
 
 class Transfer(NamedTuple):

@@ -1,0 +1,78 @@
+"""What every form of a transaction comes to: the decoded envelope, its limits and the numbers of the forms."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from state.primitives.hashing import keccak
+from state.primitives.keys import recover_address
+
+__all__ = [
+    "CALL_KIND",
+    "CHAIN_ID_MAX",
+    "DYNAMIC_FORM",
+    "FEE_MAX",
+    "GAS_LIMIT_MAX",
+    "KIND_MAX",
+    "LEGACY_FORM",
+    "NATIVE_FORM",
+    "NONCE_MAX",
+    "TRANSACTION_LIMIT_BYTES",
+    "VALUE_MAX",
+    "Transaction",
+]
+
+TRANSACTION_LIMIT_BYTES: Final = 64 * 1024
+NONCE_MAX: Final = 2**64 - 2
+GAS_LIMIT_MAX: Final = 2**63 - 1
+FEE_MAX: Final = 2**128 - 1
+KIND_MAX: Final = 2**16 - 1
+CHAIN_ID_MAX: Final = 2**31 - 1
+VALUE_MAX: Final = 2**256 - 1
+
+CALL_KIND: Final = 0x00
+"""What Ethereum's forms carry: [to, value, data], which the runtime turns into a kind of its own."""
+NATIVE_FORM: Final = 0x44
+DYNAMIC_FORM: Final = 0x02
+LEGACY_FORM: Final = 0xC0
+
+
+class Transaction:
+    """A decoded transaction of any form.
+
+    ``raw`` is what was received and ``hash`` its keccak-256. ``payload`` is the decoded array that the rule of
+    ``kind`` reads. ``sender`` is empty until the signature was checked; nothing executes an empty sender.
+    Amounts are in the smallest unit (10^-18 DKB); fees are for one unit of gas.
+    """
+
+    __slots__ = (
+        "chain_id", "digest", "form", "gas_limit", "hash", "kind", "max_fee_per_gas",
+        "max_priority_fee_per_gas", "nonce", "payload", "raw", "sender", "signature",
+    )  # fmt: skip
+
+    def __init__(
+        self, raw: bytes, form: int, chain_id: int, nonce: int, max_priority_fee_per_gas: int,
+        max_fee_per_gas: int, gas_limit: int, kind: int, payload: list[Any], digest: bytes, signature: bytes,
+    ) -> None:  # fmt: skip
+        self.raw = raw
+        self.hash = keccak(raw)
+        self.form = form
+        self.chain_id = chain_id
+        self.nonce = nonce
+        self.max_priority_fee_per_gas = max_priority_fee_per_gas
+        self.max_fee_per_gas = max_fee_per_gas
+        self.gas_limit = gas_limit
+        self.kind = kind
+        self.payload = payload
+        self.digest = digest
+        self.signature = signature
+        self.sender = b""
+
+    def __repr__(self) -> str:
+        return f"Transaction(0x{self.hash.hex()}, kind={self.kind:#x}, nonce={self.nonce})"
+
+    def recover_sender(self) -> bytes:
+        """Return the signer's address and keep it as ``sender``. Raises SignatureInvalid."""
+        if not self.sender:
+            self.sender = recover_address(self.digest, self.signature)
+        return self.sender
