@@ -1,0 +1,255 @@
+"""Ethereum's forms and the native one say the same: the same payload, so the same state, events and fee."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.runtime import make_runtime
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError, InvalidTransaction
+from state.primitives.transactions import (
+    CALL_KIND,
+    DYNAMIC_FORM,
+    TRANSACTION_LIMIT_BYTES,
+    Transaction,
+    decode_transaction,
+)
+from state.transition.calls import NOTE_LIMIT_BYTES, CallForm
+from state.transition.errors import CallRefused, InvalidPayload, UnknownKind
+from state.transition.staking import STAKE_KIND, STAKING_ADDRESS, UNSTAKE_KIND, stake_payload, unstake_payload
+from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
+from tasks.lifecycle import Reason
+from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
+from tasks.spec import encode_spec
+from tasks.transitions import (
+    ACCEPT_TASK,
+    CANCEL_TASK,
+    CREATE_TASK,
+    GIVE_UP_TASK,
+    OPEN_WINDOW,
+    POKE,
+    REGISTER_NODE,
+    RESUME_TASK,
+    RETIRE_NODE,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    START_TASK,
+    SUBMIT_WINDOW,
+    TOP_UP_TASK,
+    UPDATE_NODE,
+    node_payload,
+)
+from tests.ethereum import sign_dynamic, sign_legacy
+from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
+from tests.tasks.test_codecs import OPENING, PROFILE
+from tests.tasks.world import World, leaves_of, proof_of, spec
+
+RUNTIME = make_runtime(genesis())
+ALICE, BOB = USERS[:2]
+TASK = b"t" * 32
+amounts = st.integers(0, 1000 * COIN)
+hashes = st.binary(min_size=32, max_size=32)
+windows = st.integers(0, 2**32 - 1)
+
+
+def proof_value(task: bytes, window: int) -> Value:
+    job = spec()
+    return window_proof_to_value(proof_of(job, task, window % job.windows, leaves_of(job, 0, b"r" * 32)))
+
+
+KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
+    TRANSFER_KIND: st.builds(lambda value: [BOB.address, value], amounts),
+    STAKE_KIND: st.builds(
+        lambda amount: stake_payload(
+            amount, ALICE, genesis_hash=RUNTIME.genesis_hash, address=ALICE.address
+        ),
+        amounts,
+    ),
+    UNSTAKE_KIND: st.builds(unstake_payload, st.integers(1, COIN)),
+    REGISTER_NODE: st.builds(lambda bond: node_payload(PROFILE, bond), amounts),
+    UPDATE_NODE: st.builds(lambda bond: node_payload(PROFILE, bond), amounts),
+    RETIRE_NODE: st.just([]),
+    CREATE_TASK: st.builds(lambda match_ms: [encode_spec(spec(match_ms=match_ms))], st.integers(1, 10**6)),
+    CANCEL_TASK: st.builds(lambda task: [task], hashes),
+    ACCEPT_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
+    START_TASK: st.builds(lambda task, machine: [task, machine], hashes, hashes),
+    SUBMIT_WINDOW: st.builds(lambda task, window: [proof_value(task, window)], hashes, windows),
+    SEAL_VERDICT: st.builds(lambda task, window, seal: [task, window, seal], hashes, windows, hashes),
+    REVEAL_VERDICT: st.builds(
+        lambda task, window, nonce: [
+            task, window, findings_to_value((Finding(3, Code.COMPUTED, b"p" * 32, b"e" * 32),)), nonce,
+        ],
+        hashes, windows, hashes,
+    ),
+    OPEN_WINDOW: st.builds(lambda task, window: [task, window, [opening_to_value(OPENING)]], hashes, windows),
+    POKE: st.builds(lambda task: [task], hashes),
+    TOP_UP_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
+    RESUME_TASK: st.builds(lambda task: [task], hashes),
+    GIVE_UP_TASK: st.builds(lambda task: [task, int(Reason.JOB_DIVERGED)], hashes),
+}  # fmt: skip
+
+
+def call_of(kind: int, payload: list[Any]) -> tuple[bytes, int, bytes]:
+    """The call that says the same: recipient, value, data."""
+    rule = RUNTIME.rules[kind]
+    if rule.call is None:
+        return payload[0], payload[1], b""
+    return rule.call.contract, *rule.call.call_of(payload, rule.moves(rule.decode(payload)))
+
+
+def dynamic(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: int = 2_000_000) -> Transaction:
+    transaction = decode_transaction(
+        sign_dynamic(key, chain_id=CHAIN_ID, nonce=nonce, to=to, value=value, data=data, gas=gas, fee=FEE)
+    )
+    transaction.recover_sender()
+    return transaction
+
+
+def legacy(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: int = 2_000_000) -> Transaction:
+    transaction = decode_transaction(
+        sign_legacy(key, chain_id=CHAIN_ID, nonce=nonce, to=to, value=value, data=data, gas=gas, price=FEE)
+    )
+    transaction.recover_sender()
+    return transaction
+
+
+def test_every_kind_can_be_called_and_is_tested_here() -> None:
+    assert KINDS.keys() == RUNTIME.rules.keys()
+    assert {kind for kind, rule in RUNTIME.rules.items() if rule.call is None} == {TRANSFER_KIND}
+
+
+@settings(max_examples=150)
+@given(st.data(), st.sampled_from(sorted(KINDS)), st.sampled_from([dynamic, legacy]))
+def test_both_forms_of_an_action_are_the_same_to_the_runtime(data: st.DataObject, kind: int, form: Any) -> None:
+    payload = data.draw(KINDS[kind])
+    native = RUNTIME.check(signed(ALICE, 3, kind, payload, gas_limit=2_000_000))
+    called = RUNTIME.check(form(ALICE, 3, *call_of(kind, payload)))
+    # What execution takes from a transaction: its rule, payload, sender, nonce and fees.
+    assert (called.rule, called.payload, called.cost_max) == (native.rule, native.payload, native.cost_max)
+    assert called.transaction.sender == native.transaction.sender == ALICE.address
+    assert called.transaction.nonce == native.transaction.nonce
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KINDS)))
+def test_execution_leaves_the_same_state_events_and_fee(data: st.DataObject, kind: int) -> None:
+    payload = data.draw(KINDS[kind])
+    native = signed(ALICE, 0, kind, payload, gas_limit=2_000_000)
+    called = dynamic(ALICE, 0, *call_of(kind, payload))
+    called.hash = native.hash  # a task's history names the transaction, which is another one here
+    outcomes = []
+    for transaction in (native, called):
+        ledger = Ledger(RUNTIME)
+        execution = ledger.step(transaction)
+        outcomes.append((execution.changes, execution.receipts, execution.gas_used))
+    assert outcomes[0] == outcomes[1]
+
+
+class CallingWorld(World):
+    """A market whose every transaction goes through its call."""
+
+    def send(self, sender: bytes, kind: int, payload: list[Value]) -> str | None:
+        _, value, data = call_of(kind, payload)
+        form = RUNTIME.rules[kind].call
+        assert form is not None
+        again = form.payload_of(value, data)
+        assert again == payload or again == [list(i) if isinstance(i, tuple) else i for i in payload]
+        return super().send(sender, kind, again)
+
+
+def test_a_whole_task_by_calls_leaves_the_state_that_it_leaves_without() -> None:
+    roots = []
+    for world in (World(), CallingWorld()):
+        for name in range(1, 6):
+            world.add_machine(name)
+        task = world.create()
+        for _ in range(60):
+            world.act()
+            world.block()
+        roots.append((world.task(task), world.events, world.state.changes))
+    assert roots[0] == roots[1]
+    assert len(roots[0][1]) > 10
+
+
+def test_a_call_to_an_account_is_a_transfer_and_its_data_is_not_read() -> None:
+    checked = RUNTIME.check(dynamic(ALICE, 0, BOB.address, 5, b"for the coffee", gas=TRANSFER_GAS))
+    assert (checked.rule.kind, checked.payload) == (TRANSFER_KIND, (BOB.address, 5))
+    RUNTIME.check(dynamic(ALICE, 0, BOB.address, 5, b"x" * NOTE_LIMIT_BYTES))
+    with pytest.raises(CallRefused, match="at most 1024 bytes"):
+        RUNTIME.check(dynamic(ALICE, 0, BOB.address, 5, b"x" * (NOTE_LIMIT_BYTES + 1)))
+    with pytest.raises(InvalidPayload):
+        RUNTIME.check(dynamic(ALICE, 0, BOB.address, 2**200, b""))
+
+
+UNSTAKE = RUNTIME.rules[UNSTAKE_KIND].call
+assert UNSTAKE is not None
+WITHDRAWAL = UNSTAKE.function.encode(5)
+
+
+@pytest.mark.parametrize(
+    ("to", "value", "data", "reason"),
+    [
+        (STAKING_ADDRESS, 0, b"", "unknown function"),
+        (STAKING_ADDRESS, 1, b"", "unknown function"),
+        (STAKING_ADDRESS, 0, WITHDRAWAL[:3], "unknown function"),
+        (STAKING_ADDRESS, 0, b"\1\2\3\4", "unknown function"),
+        ((0x0701).to_bytes(20, "big"), 0, WITHDRAWAL, "unknown function"),
+        ((0x07FF).to_bytes(20, "big"), 0, WITHDRAWAL, "unknown function"),
+        (STAKING_ADDRESS, 0, WITHDRAWAL[:-1], "unstake: call data"),
+        (STAKING_ADDRESS, 0, WITHDRAWAL + b"\0", "unstake: call data"),
+        (STAKING_ADDRESS, 1, WITHDRAWAL, "unstake takes no value"),
+        (STAKING_ADDRESS, 0, UNSTAKE.function.encode(0), "unstake: not an unstake"),
+        (STAKING_ADDRESS, 0, UNSTAKE.function.encode(2**200), "unstake: not an unstake"),
+    ],
+)
+def test_a_call_that_no_contract_takes_is_inadmissible(to: bytes, value: int, data: bytes, reason: str) -> None:
+    with pytest.raises(CallRefused, match=f"execution reverted: {reason}"):
+        RUNTIME.check(dynamic(ALICE, 0, to, value, data))
+
+
+def test_the_value_is_what_the_kind_moves() -> None:
+    to, value, data = call_of(CREATE_TASK, [encode_spec(spec())])
+    assert value > 0
+    RUNTIME.check(dynamic(ALICE, 0, to, value, data))
+    for wrong in (0, value - 1, value + 1):
+        with pytest.raises(CallRefused, match=f"takes a value of {value}, not {wrong}"):
+            RUNTIME.check(dynamic(ALICE, 0, to, wrong, data))
+
+
+def test_nested_bytes_have_one_spelling() -> None:
+    form = RUNTIME.rules[REGISTER_NODE].call
+    assert form is not None
+    for content in (b"", b"\x18\x01", b"\x9f\xff", b"\x80\x80", b"\xa0"):
+        with pytest.raises(CallRefused):
+            RUNTIME.check(dynamic(ALICE, 0, form.contract, 0, form.function.encode(content)))
+
+
+def test_the_native_form_does_not_carry_calls() -> None:
+    with pytest.raises(UnknownKind):
+        RUNTIME.check(signed(ALICE, 0, CALL_KIND, [BOB.address, 5, b""]))
+
+
+@given(
+    st.sampled_from([rule.call for rule in RUNTIME.rules.values() if rule.call is not None]),
+    st.integers(0, 2**256 - 1),
+    st.binary(max_size=400),
+    st.booleans(),
+)
+def test_any_call_data_gives_the_typed_error(form: CallForm, value: int, data: bytes, is_named: bool) -> None:
+    transaction = Transaction(
+        b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 2_000_000, CALL_KIND,
+        [form.contract, value, (form.function.selector if is_named else b"") + data], b"", b"",
+    )  # fmt: skip
+    transaction.sender = ALICE.address
+    try:
+        RUNTIME.check(transaction)
+    except InvalidTransaction:
+        pass
+    try:
+        form.payload_of(value, data[:TRANSACTION_LIMIT_BYTES])
+    except DecodeError:
+        pass
