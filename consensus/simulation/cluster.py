@@ -426,6 +426,8 @@ class Cluster:
             node.timers[name] = at_ms  # type: ignore[index]
             self._push(at_ms, node.number, node.incarnation, "timer", name)
             return
+        if kind is c.CastVote:  # what it stands for has left before it: this one is for metrics
+            return
         match action:
             case r.Broadcast(data, _):
                 self._release(node, data)
@@ -446,6 +448,11 @@ class Cluster:
                 self._durable(node, target, None)
                 target.durable += target.pending
                 target.pending = b""
+            case c.EnterView(view, _, _):
+                node.entered = view
+            case c.KeepCertificate(certificate, _):
+                if node.honest:
+                    self.oracle.saw_certificate(certificate)
             case r.Replace(log, data):
                 # The new file stands beside the old one until it is whole: a failure leaves the old one.
                 self._durable(node, None, b"")
@@ -480,9 +487,6 @@ class Cluster:
             case r.Redeliver(sender, decoded):
                 # After the rest of the list: what follows from it must not come before what it follows.
                 self._push(self.now_ms, node.number, node.incarnation, "again", (sender, decoded))
-            case c.KeepCertificate(certificate, _):
-                if node.honest:
-                    self.oracle.saw_certificate(certificate)
             case c.FoundEquivocation(equivocation):
                 if node.honest:
                     self.oracle.saw_evidence(equivocation)
@@ -493,8 +497,6 @@ class Cluster:
                             self.send(node.number, other.number, proof, "evidence")
             case c.Halt(code, _):
                 self._halt(node, code)
-            case c.EnterView(view, _, _):
-                node.entered = view
             case _:
                 pass
 
