@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -86,3 +88,22 @@ def test_a_committee_is_what_its_bytes_say(weights: list[int], rng: Random) -> N
     again = Committee.decode(committee.encode())
     assert (again.seats, again.hash, again.encode()) == (seats, committee.hash, committee.encode())
     assert [again.leader(view) for view in range(1, 50)] == [committee.leader(view) for view in range(1, 50)]
+
+
+def test_threads_that_share_a_committee_agree_on_its_leaders() -> None:
+    seats = [Seat(bytes([n]) * 20, bytes([n]) * 32, bytes(32), 10 + n % 5) for n in range(1, 8)]
+    expected = [Committee(seats).leader(view) for view in range(1, 400)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(20):
+                shared = Committee(seats)
+
+                def draw(step: int, committee: Committee = shared) -> list[tuple[int, int]]:
+                    return [(view, committee.leader(view)) for view in range(step, 400, step)]
+
+                for found in threads.map(draw, (1, 2, 3, 7)):
+                    assert all(expected[view - 1] == leader for view, leader in found)
+    finally:
+        sys.setswitchinterval(interval)
