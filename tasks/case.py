@@ -11,7 +11,7 @@ from state.primitives.hashing import ZERO_HASH
 from state.primitives.receipts import Event as LogEvent
 from state.primitives.receipts import EventType
 from state.transition.rules import BlockContext
-from state.view import Overlay
+from state.view import Overlay, Reader
 from tasks.errors import WrongPhase
 from tasks.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.parameters import TaskParameters
@@ -70,6 +70,11 @@ class Scope:
         self.parameters = parameters
         self.actor = actor
         self.evidence = evidence
+
+    @property
+    def parent(self) -> Reader:
+        """The state before the block: what its leader, who knows the beacon first, can no longer change."""
+        return self.state.base
 
 
 class Case:

@@ -93,7 +93,8 @@ def _draw(case: Case, window: WindowRecord) -> None:
     seed = draw_seed(
         b"verifier-draw", scope.block.beacon, window.task, window.number, window.draws, int(window.phase)
     )
-    pool = eligible_verifiers(case.state, case.record, window.worker, window.used, seed, case.now, parameters)
+    # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
+    pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
     count = min(_wanted(case, window), len(pool))
     if window.phase == WindowPhase.DISPUTED and count % 2 == 0:
         count -= 1  # an even jury could tie

@@ -23,7 +23,14 @@ from tasks.proofs import (
 from tasks.queries import Action
 from tasks.records import load_window
 from tasks.registry import NodeRecord, NodeRole
-from tasks.transitions import OPEN_WINDOW, REVEAL_VERDICT, SEAL_VERDICT, SUBMIT_WINDOW
+from tasks.transitions import (
+    OPEN_WINDOW,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    SUBMIT_WINDOW,
+    UPDATE_NODE,
+    node_payload,
+)
 from tests.tasks.world import HONEST, QUICK, Manners, World, leaves_of, probe, proof_of, salt, spec
 
 CHECK, WORK = NodeRole.VERIFY, NodeRole.COMPUTE
@@ -177,6 +184,24 @@ def test_a_newcomer_pays_its_additional_verifiers_itself() -> None:
         ]  # fmt: skip
         assert mine == window.charge - window.fee * (count - 1)
         assert sum(fees) == window.fee * count
+
+
+def test_the_leader_of_the_block_that_draws_cannot_move_the_draw() -> None:
+    """It knows the beacon of its block before it fills it, and may have nodes to add to or to retire."""
+    drawn = set()
+    for more in range(8):
+        world, _worker, verifiers = market(HONEST, [HONEST] * 6)
+        task = world.create()
+        world.run(task, until=lambda task: task.next_window == 1)
+        world.block()
+        if more:
+            payload = node_payload(node_of(world, verifiers[0]).profile, more * 10**17)
+            assert world.send(verifiers[0], UPDATE_NODE, payload) is None
+        world.block()
+        window = load_window(world.state, task, 0)
+        assert window.phase == WindowPhase.SEALING
+        drawn.add((window.sampled, tuple(seat.address for seat in window.verifiers)))
+    assert len(drawn) == 1
 
 
 def test_no_checker_of_the_same_operator_nor_the_requester() -> None:

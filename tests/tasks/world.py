@@ -187,6 +187,11 @@ class World:
         for hook in self._hooks:
             hook(self.state, self.context(), self.events.append)
         self.check_money()
+        before, base = Overlay(EMPTY), self.state.base
+        before.changes = (
+            {**base.changes, **self.state.changes} if isinstance(base, Overlay) else self.state.changes
+        )
+        self.state = Overlay(before)
         self.height += 1
         self.time_ms += milliseconds
 
