@@ -97,7 +97,7 @@ REST_MS_MAX: Final = 120_000
 BUSY_MS: Final = 1_000
 AWAY_MAX: Final = 256
 FAILURES_MAX: Final = 6
-"""What a peer offers that failed so often in a row, for half an hour in sum, counts no more."""
+"""What a peer offers that gave nothing of use so often in a row counts no more."""
 RECORDS_AHEAD_MAX: Final = 2**20
 _BUSY: Final = ("busy", "too_many_requests")
 
@@ -436,7 +436,8 @@ class SyncCore:
             return
         if asked.method == OFFERS and (code is None or code in _BUSY):
             peer.asked_ms = None  # again, when it has rested
-        if code in _BUSY:
+            peer.rest_until_ms = now_ms + REST_MS
+        elif code in _BUSY:
             peer.rest_until_ms = now_ms + BUSY_MS
         elif asked.method == OFFERS and code is not None:
             peer.has_answered = True  # a node that offers nothing, or knows no snapshots

@@ -21,10 +21,12 @@ from state.trie.trie import key_hash
 
 __all__ = ["PIECE_BYTES", "START_BYTES", "Piece", "cut_state", "place_of"]
 
-PIECE_BYTES: Final = 960 * 1024
+PIECE_BYTES: Final = 1000 * 1024
 """Keys and values of a piece; with its proof it stays below 1 MiB, unless a single value is larger."""
 START_BYTES: Final = 8
 """A piece starts at a place of which all but the first bytes are zero, so that a list of them is short."""
+_ITEM_OVERHEAD_BYTES: Final = 6
+"""Lengths of a key and a value as they are encoded, at most for all but large values."""
 _PARTS_MAX: Final = 256
 _PART_ENTRIES: Final = 50_000
 _PAUSE_ENTRIES: Final = 2_000
@@ -90,12 +92,13 @@ def _pieces(view: StateView, paths: list[Path], piece_bytes: int, pause: Callabl
     for path in paths:
         for number, (place, key, value) in enumerate(sorted(_read(path))):
             # Two keys whose places begin alike stay together: a piece cannot start between them.
-            if size + len(key) + len(value) > piece_bytes and held and place[:START_BYTES] > previous:
+            item_bytes = len(key) + len(value) + _ITEM_OVERHEAD_BYTES
+            if size + item_bytes > piece_bytes and held and place[:START_BYTES] > previous:
                 stop = place_of(place[:START_BYTES])
                 yield _piece(view, start, stop, held)
                 start, size, held = stop, 0, []
             held.append((key, value))
-            size += len(key) + len(value)
+            size += item_bytes
             previous = place[:START_BYTES]
             if number % _PAUSE_ENTRIES == 0:
                 pause()
