@@ -169,6 +169,8 @@ def take_bonded(state: Overlay, address: bytes, amount: int) -> int:
         part = min(left, entry.amount)
         save_unbonding(state, entry._replace(amount=entry.amount - part))
         left -= part
+        if not left:
+            break
     return amount - left
 
 
@@ -191,14 +193,16 @@ def punish(
     """Jail the operators of new offences for ever and raise the penalty of all within the window to the new rate.
 
     The order of the offences, and whether they come in one block or in several, makes no difference to what is
-    taken, as long as the money is still bonded. Each operator is punished once: the caller has refused another
-    fault of one who is jailed for ever.
+    taken, as long as the money is still bonded and no more than OFFENDERS_MAX are counted. Each operator is
+    punished once: the caller has refused another fault of one who is jailed for ever.
     """
+    added: dict[bytes, SlashRecord] = {}
     for operator, fault, epoch, view, weight, committee_weight, reporter in offences:
         jail = load_jail(state, operator)
         save_jail(state, operator, JailRecord(FOREVER, jail.times if jail else 0))
         share, base = share_of(weight, committee_weight), bonded(state, operator)
         record = SlashRecord(fault, epoch, view, block.height, share, base, 0, 0, 0, reporter)
+        added[operator] = record
         _save_slash(state, operator, record)
         state.put(_window_key(epoch) + operator, _INDEXED)
         emit(EQUIVOCATED(operator, reporter, fault, epoch, view))
@@ -208,7 +212,7 @@ def punish(
         assert found is not None, "the window and the records change together"
         records[operator] = found
     rate = rate_of(record.share for record in records.values())
-    for operator, record in records.items():
+    for operator, record in (records | added).items():  # also the new ones that are no longer counted
         if rate > record.rate:
             _raise_penalty(state, operator, record, rate, emit)
 

@@ -200,8 +200,8 @@ def test_more_offenders_than_are_counted_cost_a_bounded_amount_of_work() -> None
     offence = court.offence(0, 0)
     crowd = [offence._replace(operator=number.to_bytes(20, "big"), epoch=1) for number in range(OFFENDERS_MAX)]
     punish(state, [offence, *crowd], court.block(1), lambda _: None)
-    # The oldest is not among the newest OFFENDERS_MAX any more, and keeps what it has.
-    assert bonded(state, offence.operator) == 100 * COIN
+    # The oldest is not among the newest OFFENDERS_MAX any more, but pays the rate of the day all the same.
+    assert bonded(state, offence.operator) == 0
     assert is_tombstoned(state, offence.operator)
 
 
