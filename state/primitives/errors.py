@@ -12,6 +12,7 @@ __all__ = [
     "InvalidTransaction",
     "KeystoreError",
     "ProtocolError",
+    "RecordDamaged",
     "SignatureInvalid",
     "StoreError",
 ]
@@ -57,6 +58,12 @@ class StoreError(DekubeError):
     """The database is damaged, missing, locked by another process or of another chain."""
 
     code = "store_error"
+
+
+class RecordDamaged(StoreError):
+    """A record of the state that no rule has written: the disk changed it beneath the database's checksums."""
+
+    code = "store_damaged"
 
 
 class ConfigError(DekubeError):

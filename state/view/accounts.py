@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from state.primitives.errors import ProtocolError
+from state.primitives.errors import ProtocolError, RecordDamaged
 from state.view.overlay import Overlay, Reader
 from state.view.tables import Table
 
@@ -71,10 +71,15 @@ def account_key(address: bytes) -> bytes:
 
 
 def load_account(state: Reader, address: bytes) -> Account:
-    """Return the account at ``address``; one that was never used has nonce 0 and balance 0."""
+    """Return the account at ``address``; one that was never used has nonce 0 and balance 0.
+
+    Raises RecordDamaged.
+    """
     record = state.get(_PREFIX + address)
     if record is None:
         return Account(0, 0)
+    if len(record) != ACCOUNT_BYTES:
+        raise RecordDamaged(f"the record of account 0x{address.hex()} is not one")
     packed = int.from_bytes(record, "big")
     return Account(packed >> 128, packed & BALANCE_MASK)
 
@@ -148,6 +153,8 @@ def set_issued(state: Overlay, amount: int) -> None:
 
 def _load_amount(state: Reader, key: bytes) -> int:
     record = state.get(key)
+    if record is not None and len(record) != AMOUNT_BYTES:
+        raise RecordDamaged(f"the record of an amount, 0x{key.hex()}, is not one")
     return 0 if record is None else int.from_bytes(record, "big")
 
 
