@@ -60,7 +60,7 @@ ranges = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(SIZES), ranges)
 def test_what_is_cut_out_verifies_and_travels(size: int, ends: tuple[bytes, bytes | None]) -> None:
     trie, _ = trie_of(size)
@@ -70,7 +70,7 @@ def test_what_is_cut_out_verifies_and_travels(size: int, ends: tuple[bytes, byte
     assert all(trie.nodes.get(path) == node for path, node in nodes.items())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SIZES), st.lists(places, max_size=12, unique=True))
 def test_ranges_that_cover_the_map_have_all_of_its_nodes(size: int, ends: list[bytes]) -> None:
     trie, items = trie_of(size)
@@ -86,7 +86,7 @@ def test_ranges_that_cover_the_map_have_all_of_its_nodes(size: int, ends: list[b
     assert nodes == {path: node for path, node in Trie().update(dict(items)).nodes.items() if node is not None}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.sampled_from(SIZES[1:]), ranges, st.data())
 def test_nothing_can_be_left_out_added_or_altered(
     size: int, ends: tuple[bytes, bytes | None], data: st.DataObject
@@ -131,7 +131,7 @@ def test_nothing_can_be_left_out_added_or_altered(
         check(trie.root, *ends, RangeOfMap(tuple(held), tuple(nodes)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SIZES[1:]), ranges, ranges)
 def test_a_range_does_not_stand_for_another_one_or_another_root(
     size: int, ends: tuple[bytes, bytes | None], others: tuple[bytes, bytes | None]
@@ -148,7 +148,7 @@ def test_a_range_does_not_stand_for_another_one_or_another_root(
                 check(root, *ends, content)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([20, 700]), ranges, st.data())
 def test_no_mutation_of_the_bytes_is_accepted(
     size: int, ends: tuple[bytes, bytes | None], data: st.DataObject
