@@ -558,7 +558,9 @@ class Cluster:
             self._durable(node, None, None)
         except (PowerFailed, DiskFailed) as failure:
             whole = self.rng.randrange(len(block_hashes))
-            if whole and isinstance(failure, PowerFailed):  # each block is a batch of its own
+            if isinstance(failure, DiskFailed):
+                node.machine.commit_in_vain(block_hashes, certificate)
+            elif whole:  # each block is a batch of its own
                 self._committed(node, block_hashes[:whole], certificate)
             self._fail(node, failure)
             return

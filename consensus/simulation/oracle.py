@@ -67,7 +67,6 @@ class Oracle:
         """Heights at which two honest nodes made different blocks final (``may_fork`` alone)."""
         self.broken: list[str] = []
         """What else broke while the faulty held too much."""
-        self.equivocators: set[bytes] = set()
 
     def _breaks(self, text: str) -> None:
         """A promise that holds only while the faulty are few."""
@@ -83,10 +82,6 @@ class Oracle:
             self._breaks(f"node {node} knows another committee of epoch {reign.epoch}")
         for vote in self._early.pop(reign.epoch, ()):
             self.saw_vote(vote)
-
-    def weights(self, epoch: int) -> tuple[int, ...]:
-        """The weights of the seats of an epoch that somebody has entered."""
-        return self._reigns[epoch].weights
 
     def saw_block(self, block_hash: bytes, parent_hash: bytes, height: int, epoch: int) -> None:
         """A block was proposed."""
@@ -110,12 +105,9 @@ class Oracle:
             return
         said.add(word)
         is_honest = self._is_honest(reign, seat)
-        if len(said) > 1 or (kind != 1 and (epoch, seat, view, 5 - kind) in self._by_seat):
-            if is_honest:
-                raise Violation(
-                    f"an honest seat equivocated: epoch {epoch}, seat {seat}, view {view}, kind {kind}"
-                )
-            self.equivocators.add(reign.holders[seat])
+        is_double = len(said) > 1 or (kind != 1 and (epoch, seat, view, 5 - kind) in self._by_seat)
+        if is_double and is_honest:
+            raise Violation(f"an honest seat equivocated: epoch {epoch}, seat {seat}, view {view}, kind {kind}")
         if kind == 1 and is_honest and (epoch, seat, view) in self._nullified_first:
             # Against R3, although no type of evidence names it: the order of release decides.
             raise Violation(f"an honest seat notarized after it nullified: seat {seat}, view {view}")

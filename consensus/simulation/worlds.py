@@ -16,7 +16,7 @@ from consensus.events import Epoch, Root
 from consensus.replica import root_of
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import BLOCKS_MAX, BlocksReply, encode_certificate
-from state.primitives.blocks import VERSION, Block, Header, encode_block, evidence_root, header_hash
+from state.primitives.blocks import VERSION, Block, Header, encode_block, evidence_root
 from state.primitives.committee import Committee, Seat
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.keys import SecretKey
@@ -36,7 +36,6 @@ __all__ = [
     "Standing",
     "World",
     "account_address",
-    "hash_of",
     "next_state_root",
 ]
 
@@ -142,7 +141,11 @@ class Machine(Protocol):
         ...
 
     def commit(self, block_hashes: Sequence[bytes], certificate: Certificate) -> list[Committed]:
-        """Write executed blocks, lowest first, durably. Raises DiskFailed."""
+        """Write executed blocks, lowest first, durably."""
+        ...
+
+    def commit_in_vain(self, block_hashes: Sequence[bytes], certificate: Certificate) -> None:
+        """Try the same on a disk that refuses: nothing may change."""
         ...
 
     def drop(self, block_hashes: Sequence[bytes]) -> None:
@@ -155,10 +158,6 @@ class Machine(Protocol):
 
     def window(self, from_height: int, count_max: int) -> BlocksReply | None:
         """Return final blocks with the certificate of the last."""
-        ...
-
-    def certificate(self, height: int) -> Certificate | None:
-        """Return the certificate that made a block final, if it is kept."""
         ...
 
     def lose_power(self, rng: random.Random) -> int:
@@ -418,6 +417,9 @@ class HashMachine:
             self._executed.pop(known, None)
         return written
 
+    def commit_in_vain(self, block_hashes: Sequence[bytes], certificate: Certificate) -> None:
+        """A chain of hashes has no disk of its own."""
+
     def drop(self, block_hashes: Sequence[bytes]) -> None:
         """Forget executed blocks."""
         for block_hash in block_hashes:
@@ -440,10 +442,6 @@ class HashMachine:
             return None
         return BlocksReply(from_height, window[-1][3], tuple([item[2] for item in window]))
 
-    def certificate(self, height: int) -> Certificate | None:
-        """Return the certificate that made a block final."""
-        return self._chain[height - 1][3] if 0 < height <= len(self._chain) else None
-
     def lose_power(self, rng: random.Random) -> int:
         """Every commit was synced: the height stays."""
         return self._tip[1]
@@ -454,8 +452,3 @@ class HashMachine:
 
     def heard(self, proof: bytes) -> None:
         """Nothing is told here."""
-
-
-def hash_of(block: Block) -> bytes:
-    """Return a block's hash."""
-    return header_hash(block.header)

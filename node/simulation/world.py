@@ -13,6 +13,7 @@ from typing import Final
 
 from consensus.events import Epoch
 from consensus.replica import root_of
+from consensus.simulation.oracle import Violation
 from consensus.simulation.worlds import Committed, Standing
 from consensus.votes import Certificate, Check, verify_checks
 from consensus.wire import BLOCKS_MAX, BlocksReply, decode_certificate, encode_certificate
@@ -23,7 +24,7 @@ from node.mempool import MempoolOptions
 from node.runtime import make_runtime
 from state.primitives.blocks import Block, decode_header
 from state.primitives.codec import Value
-from state.primitives.errors import DecodeError, InvalidBlock, InvalidTransaction
+from state.primitives.errors import DecodeError, InvalidBlock, InvalidTransaction, StoreError
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
@@ -323,6 +324,25 @@ class WholeMachine:
             self._bodies.pop(executed.block_hash, None)
         return [Committed(e.header.height, e.block_hash, e.state_root) for e in blocks]
 
+    def commit_in_vain(self, block_hashes: Sequence[bytes], certificate: Certificate) -> None:
+        """Try the same on a disk that refuses: the store says so, and nothing changes."""
+
+        def refuse(is_sync: bool) -> None:
+            raise OSError("no space left on the device")
+
+        before = self.store.tip
+        self._db.before_write = refuse
+        try:
+            self.chain.commit(block_hashes[-1], encode_certificate(certificate))
+        except StoreError:
+            pass
+        else:
+            raise Violation("a commit on a full disk was not refused")
+        finally:
+            self._db.before_write = lambda is_sync: None
+        if self.store.tip != before:
+            raise Violation("a commit that the disk refused has changed the tip")
+
     def drop(self, block_hashes: Sequence[bytes]) -> None:
         """Forget executed blocks."""
         self.chain.drop(block_hashes)
@@ -353,11 +373,6 @@ class WholeMachine:
             if certificate is not None and certificate.block_hash == record.block_hash:
                 proof = (len(raws), certificate)
         return None if proof is None else BlocksReply(from_height, proof[1], tuple(raws[: proof[0]]))
-
-    def certificate(self, height: int) -> Certificate | None:
-        """Return the certificate that made a block final, if it is kept."""
-        stored = self.store.certificate(height)
-        return decode_certificate(stored) if stored else None
 
     def lose_power(self, rng: random.Random) -> int:
         """Lose what was not synced; return the height that is left."""
