@@ -33,6 +33,7 @@ from node.sync.core import (
     Tick,
     Unanswered,
 )
+from node.sync.messages import CHUNK
 from p2p.errors import PeerUnreachable, RequestFailed, RequestRefused
 from state.primitives.errors import DekubeError, ProtocolError
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
@@ -108,7 +109,7 @@ class StateSync:
     """One state sync of a node whose database is to be in ``place``, where none is yet.
 
     ``root`` is what the genesis makes trusted (``consensus.light.genesis_root``), ``count`` adds to the metric
-    ``statesync_chunks_total`` by result.
+    ``statesync_chunks_total`` by result: taken, false, or lost (refused, or out of time).
     """
 
     def __init__(
@@ -239,10 +240,10 @@ class StateSync:
             data = await self._network.request(
                 ask.peer, ask.method, ask.body, timeout_s=ask.timeout_ms / 1000, limit_bytes=ask.limit_bytes
             )
-        except RequestRefused as error:
-            self._put(Unanswered(ask.number, str(error)))
-        except (PeerUnreachable, RequestFailed):
-            self._put(Unanswered(ask.number, None))
+        except (PeerUnreachable, RequestFailed) as error:
+            if ask.method == CHUNK:
+                self._count("lost")
+            self._put(Unanswered(ask.number, str(error) if isinstance(error, RequestRefused) else None))
         else:
             self._put(Answered(ask.number, data))
 
