@@ -113,7 +113,7 @@ class WindowPhase(IntEnum):
     """Where a window stands on its way from a proof to a final payment."""
 
     PROVED = 1
-    """Waits for the beacon of the block after the proof, which draws verifiers."""
+    """Waits for the beacon of a block after the proof, which draws verifiers."""
     SEALING = 2
     REVEALING = 3
     OPENING = 4

@@ -31,6 +31,7 @@ _BOUNDS: Final = {
     "seal_slack": (1, 100),
     "match_retry_ms": (1, 3_600_000),
     "match_retry_ms_max": (1, 3_600_000),
+    "draw_blocks": (1, 64),
     "draw_retry_ms": (1, 3_600_000),
     "candidates_max": (1, 4096),
     "matches_per_block": (1, 256),
@@ -107,6 +108,9 @@ class TaskParameters:
     """Fresh verifiers that judge a mismatch; odd."""
     draws_max: int = 3
     """Draws of verifiers for one window before it counts as unverifiable."""
+    draw_blocks: int = 2
+    """From a proof, or a mismatch, to the block whose beacon draws who checks it: the leaders from the one to the
+    other would all have to be in league to know the draw beforehand."""
     draw_retry_ms: int = MINUTE_MS
     seal_ms_min: int = 10 * MINUTE_MS
     seal_slack: int = 3

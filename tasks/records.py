@@ -114,8 +114,9 @@ class Opened(NamedTuple):
 class WindowRecord(NamedTuple):
     """A window from its proof on. ``charge`` is its price; ``fee`` what one verifier of it earns.
 
-    ``verifiers`` judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` verifiers are not drawn
-    again. ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
+    ``height`` is that of the block whose proof, mismatch or lack of verdicts asks for the next draw. ``verifiers``
+    judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` verifiers are not drawn again.
+    ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
     """
 
     task: bytes

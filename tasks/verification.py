@@ -36,7 +36,7 @@ def agrees(finding: Finding, opened: Opened) -> bool:
 
 
 def prove(case: Case, proof: WindowProof) -> None:
-    """Take the proof of the window under way; the next block's beacon draws who checks it."""
+    """Take the proof of the window under way; the beacon of a later block draws who checks it."""
     number = proof.window
     charge = charge_of(case, number, proof.meter.gpu_ms)
     window = WindowRecord(
@@ -90,6 +90,9 @@ def _dismiss(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> None:
 
 def _draw(case: Case, window: WindowRecord) -> None:
     parameters, scope = case.parameters, case.scope
+    if scope.block.height < window.height + parameters.draw_blocks:
+        case.put_window(window._replace(deadline_ms=case.now + 1))
+        return
     seed = draw_seed(
         b"verifier-draw", scope.block.beacon, window.task, window.number, window.draws, int(window.phase)
     )
@@ -136,8 +139,9 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
     if draws < case.parameters.draws_max:
         seats: dict[str, Any] = {"jurors": ()} if is_jury else {"verifiers": ()}
         case.advance_window(
-            window.number, WindowEvent.REDRAW, reason, deadline_ms=deadline_ms, draws=draws, **seats
-        )
+            window.number, WindowEvent.REDRAW, reason, deadline_ms=deadline_ms, draws=draws,
+            height=case.scope.block.height, **seats,
+        )  # fmt: skip
     elif is_jury:
         _reject(case, window, WindowEvent.DROP, reason, at_fault=False)
     else:
@@ -259,7 +263,7 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
     if differing:
         case.advance_window(
             number, WindowEvent.MISMATCH, Reason.VERDICTS_DIFFER, deadline_ms=case.now + 1,
-            disputed=min(differing), draws=0,
+            disputed=min(differing), draws=0, height=case.scope.block.height,
         )  # fmt: skip
     else:
         _accept(case, window, Reason.VERDICTS_AGREE)

@@ -98,6 +98,9 @@ def test_a_lying_verifier_does_not_take_the_workers_pay() -> None:
         world, worker, verifiers = market(HONEST, [liar], workers=1)
         task = world.create()
         world.run(task, until=lambda task: task.next_window == 1)
+        for _ in range(QUICK.draw_blocks + 1):
+            world.block()
+        assert load_window(world.state, task, 0).verifiers
         for name in range(101, 106):
             world.add_machine(name, roles=CHECK)
         record = world.run_to(task, Phase.SETTLED)
@@ -193,7 +196,9 @@ def test_the_leader_of_the_block_that_draws_cannot_move_the_draw() -> None:
         world, _worker, verifiers = market(HONEST, [HONEST] * 6)
         task = world.create()
         world.run(task, until=lambda task: task.next_window == 1)
-        world.block()
+        for _ in range(QUICK.draw_blocks):
+            world.block()
+            assert load_window(world.state, task, 0).phase == WindowPhase.PROVED
         if more:
             payload = node_payload(node_of(world, verifiers[0]).profile, more * 10**17)
             assert world.send(verifiers[0], UPDATE_NODE, payload) is None
@@ -284,8 +289,8 @@ def test_seals_and_reveals_bind_their_authors() -> None:
     world, worker, _ = market(HONEST, [HONEST] * 2, parameters=parameters)
     task, _ = proving(world)
     world.act()
-    world.block()
-    world.block()
+    for _ in range(QUICK.draw_blocks + 1):
+        world.block()
     window = load_window(world.state, task, 0)
     assert window.phase == WindowPhase.SEALING and len(window.verifiers) == 2
     first, second = (seat.address for seat in window.verifiers)
