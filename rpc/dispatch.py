@@ -211,6 +211,8 @@ class Dispatcher:
                         method=method.name,
                     )
                 return await method.handle(caller.session, *values)
+            if method.needs_caller:
+                return await method.handle(self._node, caller.key, *values)
             return await method.handle(self._node, *values)
         finally:
             self._running -= 1

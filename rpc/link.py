@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import structlog
 
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
+from rpc.ethereum.filters import Filters
 from rpc.events import EVENTS
 from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Push, encode_request, read_answer
 from rpc.limits import Cache
@@ -35,7 +37,7 @@ from rpc.view import (
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
-from state.primitives.transactions import Transaction
+from state.primitives.transactions import CALL_KIND, Transaction
 
 __all__ = ["Link", "LinkOptions"]
 
@@ -62,6 +64,8 @@ class LinkOptions:
     state_entries_max: int = 200_000
     block_bytes_max: int = 192 * 1024 * 1024
     place_entries_max: int = 200_000
+    bloom_entries_max: int = 50_000
+    """About 300 bytes each; a question about logs reads the blocks that are not among them."""
     waiters_max: int = 5_000
     queries_max: int = 64
     query_threads: int = 4
@@ -162,6 +166,8 @@ class Link:
         self._queries = 0
         self._threads = ThreadPoolExecutor(self._options.query_threads, thread_name_prefix="rpc-query")
         self._listeners: list[Callable[[Head], None]] = []
+        self.blooms: Cache[int, int] = Cache(self._options.bloom_entries_max)
+        self.filters = Filters(time.monotonic)
         self.serving: tuple[str, int] = ("", 0)
         """Where the gateway listens; told to the node at each connection."""
 
@@ -206,7 +212,7 @@ class Link:
             _log.warning("the node is of another chain now", genesis=hello.genesis_hash.hex())
             self._forget()
         self._description = hello
-        self._kinds = {item.kind: item.name for item in hello.kinds}
+        self._kinds = {CALL_KIND: "call", **{item.kind: item.name for item in hello.kinds}}
         self._new_head(read_record(Head, await self.request("head")))
         await self.request("watch")
         await self.request("serving", *self.serving)
@@ -218,6 +224,7 @@ class Link:
         self._places.clear()
         self._heights.clear()
         self._hashes.clear()
+        self.blooms.clear()
 
     def session_lost(self, session: _Session) -> None:
         """Fail whatever waits for an answer of ``session``."""

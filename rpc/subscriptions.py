@@ -24,6 +24,7 @@ from rpc.link import Link
 from rpc.render import AT, HASH_OUT, hexed
 from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choice, nullable, obj, ref, text
 from rpc.table import Json, Method
+from rpc.view import Head
 from state.primitives.errors import DekubeError
 from state.primitives.receipts import Event
 from tasks.case import LEDGER_ADDRESS
@@ -36,6 +37,7 @@ SLOW_READER: Final = 4008
 """Close code: more news than the client took. Subscribe again with ``from_height``."""
 GAP: Final = 4009
 """Close code: the gateway itself missed more blocks than it replays."""
+ENVELOPE: Final = "dekube_subscription"
 CATCH_UP_MAX: Final = 1_000
 """Blocks that a subscription replays."""
 
@@ -52,10 +54,15 @@ class SessionOptions:
 
 
 class Filter(Protocol):
-    """Turns a block into the result of one notification, None where there is nothing to tell."""
+    """Turns a block into the results of notifications; ``envelope`` is the method that these name."""
 
-    def __call__(self, loaded: LoadedBlock, link: Link, /) -> Json | None:
-        """Return the result."""
+    @property
+    def envelope(self) -> str:
+        """The notifications' method."""
+        ...
+
+    def __call__(self, loaded: LoadedBlock, link: Link, /) -> list[Json]:
+        """Return the results, one for each notification."""
         ...
 
 
@@ -88,6 +95,11 @@ class Session:
         self.is_closed = False
 
     @property
+    def head(self) -> Head:
+        """The newest finalised block."""
+        return self._hub.link.head
+
+    @property
     def is_full(self) -> bool:
         """Whether the client is behind by as much as the queue holds."""
         options = self._options
@@ -109,14 +121,15 @@ class Session:
             self._room.clear()
             await self._room.wait()
 
-    def tell(self, message: bytes) -> None:
-        """Queue news, or end the session where it does not take them."""
+    def tell(self, messages: list[bytes]) -> None:
+        """Queue the news of one block, or end the session where it does not take them."""
         if self.is_closed:
             return
         if self.is_full:
             self.close(SLOW_READER, "too slow; subscribe again with from_height")
             return
-        self._put(message)
+        for message in messages:  # of one block: bounded by the events that it may have
+            self._put(message)
 
     def close(self, code: int, reason: str) -> None:
         """End the session and tell the client why, if it still reads."""
@@ -148,8 +161,8 @@ class Session:
             self._room.set()
         return message
 
-    async def subscribe(self, select: Filter, from_height: int | None) -> Json:
-        """Start a subscription; return its identifier and the height of the last block not in it."""
+    def start(self, select: Filter, from_height: int | None) -> Subscription:
+        """Start a subscription to the blocks from ``from_height`` on. Raises Pruned or RpcError."""
         if len(self.subscriptions) >= self._options.subscriptions_max:
             limit = self._options.subscriptions_max
             raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)
@@ -166,7 +179,7 @@ class Session:
         subscription = Subscription(identifier, self, select, start)
         self.subscriptions[identifier] = subscription
         self._hub.add(subscription)
-        return {"at": render.at(head), "subscription": identifier, "from_height": start}
+        return subscription
 
     def unsubscribe(self, identifier: str) -> bool:
         """End a subscription; return whether there was one."""
@@ -229,21 +242,21 @@ class Hub:
             if loaded is None:
                 return
             self._told += 1
-            rendered: dict[Filter, bytes | None] = {}
+            rendered: dict[Filter, list[bytes]] = {}
             for subscription in list(self._live):
                 if subscription.height <= self._told:
                     self._tell(subscription, loaded, rendered)
 
-    def _tell(self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Filter, bytes | None]) -> None:
+    def _tell(self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Filter, list[bytes]]) -> None:
         select = subscription.select
-        if select in rendered:
-            result = rendered[select]
-        else:
-            found = select(loaded, self.link)
-            result = rendered[select] = None if found is None else orjson.dumps(found)
+        results = rendered.get(select)
+        if results is None:
+            results = rendered[select] = [orjson.dumps(found) for found in select(loaded, self.link)]
         subscription.height = loaded.height + 1
-        if result is not None:
-            subscription.session.tell(_notification(subscription.identifier, result))
+        if results:
+            subscription.session.tell(
+                [_notification(select.envelope, subscription.identifier, result) for result in results]
+            )
 
     async def _catch_up(self, subscription: Subscription) -> None:
         try:
@@ -261,11 +274,11 @@ class Hub:
             self._late.pop(subscription, None)
 
 
-def _notification(identifier: str, result: bytes) -> bytes:
+def _notification(envelope: str, identifier: str, result: bytes) -> bytes:
     return orjson.dumps(
         {
             "jsonrpc": "2.0",
-            "method": "dekube_subscription",
+            "method": envelope,
             "params": {"subscription": identifier, "result": orjson.Fragment(result)},
         }
     )
@@ -278,9 +291,11 @@ def _notification(identifier: str, result: bytes) -> bytes:
 class Heads:
     """Every finalised header."""
 
-    def __call__(self, loaded: LoadedBlock, _link: Link) -> Json | None:
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, _link: Link) -> list[Json]:
         """Return the header."""
-        return {"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "header": render.header(loaded)}
+        return [{"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "header": render.header(loaded)}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +304,7 @@ class Events:
 
     addresses: frozenset[bytes]
     topics: tuple[bytes | None, ...]
+    envelope: str = ENVELOPE
 
     def matches(self, event: Event) -> bool:
         """Tell whether ``event`` is wanted."""
@@ -298,8 +314,8 @@ class Events:
             return False
         return all(want is None or want == have for want, have in zip(self.topics, event.topics, strict=False))
 
-    def __call__(self, loaded: LoadedBlock, link: Link) -> Json | None:
-        """Return the events of a block; those of the block itself come last and have no transaction."""
+    def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
+        """Return the events of a block in one result; those of the block itself come last."""
         items: list[Json] = []
         for index, receipt in enumerate(loaded.receipts):
             for event in receipt.events:
@@ -311,8 +327,8 @@ class Events:
                 shown = render.event(event, link.events)
                 items.append({"transaction_hash": None, "index": None, "event": shown})
         if not items:
-            return None
-        return {"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "items": items}
+            return []
+        return [{"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "items": items}]
 
 
 async def _subscribe(
@@ -336,7 +352,12 @@ async def _subscribe(
         select = Events(frozenset((address,) if address else ()), (topic,) if topic else ())
     else:
         select = Events(frozenset((LEDGER_ADDRESS, BILLING_ADDRESS)), (None, task) if task else ())
-    return await session.subscribe(select, from_height)
+    subscription = session.start(select, from_height)
+    return {
+        "at": render.at(session.head),
+        "subscription": subscription.identifier,
+        "from_height": subscription.height,
+    }
 
 
 async def _unsubscribe(session: Session, identifier: str) -> Json:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from rpc.ethereum.methods import METHODS as ETHEREUM_METHODS
+from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
+from rpc.ethereum.sessions import SESSION_METHODS as ETHEREUM_SESSION_METHODS
 from rpc.market import MARKET_COMPONENTS
 from rpc.methods import METHODS
 from rpc.render import COMPONENTS
@@ -20,6 +23,7 @@ _ERRORS: Final = (
     (-32601, "the method X does not exist/is not available", "method_not_found"),
     (-32602, "invalid params", "invalid_params"),
     (-32603, "internal error: a bug of the node", "internal_error"),
+    (3, "execution reverted: why; the data is that of Solidity's Error(string)", "execution_reverted"),
     (-32000, "a rule refused it; data.reason says which", "*"),
     (-32001, "below what the node keeps, or above the newest block", "pruned | height_unknown | not_found"),
     (-32002, "try again soon", "node_unavailable | height_not_reached"),
@@ -42,7 +46,8 @@ def describe(table: Mapping[str, Method]) -> Json:
             "title": "DEKUBE node",
             "version": _version(),
             "description": "Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which "
-            "finalised block it holds. Errors carry a stable `data.reason`.",
+            "finalised block it holds. Errors carry a stable `data.reason`. The methods of Ethereum's clients "
+            "have Ethereum's own conventions instead; the data of a revert is its bytes.",
             "license": {"name": "Apache-2.0"},
         },
         "methods": [
@@ -67,7 +72,7 @@ def describe(table: Mapping[str, Method]) -> Json:
             for method in table.values()
         ],
         "components": {
-            "schemas": COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS,
+            "schemas": COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS | ETHEREUM_COMPONENTS,
             "errors": {
                 str(code): {"code": code, "message": message, "data": {"reason": reason}}
                 for code, message, reason in _ERRORS
@@ -91,6 +96,9 @@ _DISCOVER: Final = Method(
     group="discovery",
 )
 
-SURFACE: Final[dict[str, Method]] = {method.name: method for method in (*METHODS, *SESSION_METHODS, _DISCOVER)}
+SURFACE: Final[dict[str, Method]] = {
+    method.name: method
+    for method in (*METHODS, *SESSION_METHODS, *ETHEREUM_METHODS, *ETHEREUM_SESSION_METHODS, _DISCOVER)
+}
 """Every method by its name: what is dispatched."""
 DOCUMENT: Final[dict[str, Any]] = describe(SURFACE)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from rpc.blocks import LoadedBlock
 from rpc.errors import RpcError
+from rpc.limits import Cache
 from rpc.schema import HEIGHT, Param, Schema
 from rpc.view import Description, Head, Peer, PoolStatus, Sync
 from state.primitives.receipts import EventType
 from state.primitives.transactions import Transaction
+
+if TYPE_CHECKING:
+    from rpc.ethereum.filters import Filters
 
 __all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "bind"]
 
@@ -39,6 +43,16 @@ class Node(Protocol):
     @property
     def events(self) -> Mapping[tuple[bytes, bytes], EventType]:
         """Known events by address and first topic."""
+        ...
+
+    @property
+    def blooms(self) -> Cache[int, int]:
+        """Kept blooms of the logs of final blocks, by height."""
+        ...
+
+    @property
+    def filters(self) -> Filters:
+        """The filters that clients poll."""
         ...
 
     async def read(self, height: int, *keys: bytes) -> list[bytes | None]:
@@ -144,6 +158,8 @@ class Method(NamedTuple):
     has_min_height: bool = True
     needs_session: bool = False
     """Works over a WebSocket alone; ``handle`` then gets the caller's session instead of the node."""
+    needs_caller: bool = False
+    """``handle`` gets, after the node, the name of the caller's budget."""
     group: str = "chain"
     """Heading in the documentation."""
 

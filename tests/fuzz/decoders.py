@@ -164,6 +164,7 @@ from state.store.records import (
     encode_receipts,
     encode_tip,
 )
+from state.transition.calls import SYSTEM_PREFIX
 from state.transition.evidence import Evidence, decode_evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
@@ -216,6 +217,9 @@ from tests.state.primitives.test_ethereum import VECTORS as ETHEREUM_VECTORS
 from tests.state.primitives.test_objects import GENESIS as FILE
 from tests.state.transition.chain import genesis as small_genesis
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
+from tests.tasks.test_codecs import JOB as CALL_JOB
+from tests.tasks.test_codecs import OPENING as CALL_OPENING
+from tests.tasks.test_codecs import PROFILE as CALL_PROFILE
 from tests.tasks.world import leaves_of, probe, proof_of, salt, spec
 
 Raises = tuple[type[Exception], ...]
@@ -287,6 +291,18 @@ def read_ethereum(data: bytes) -> None:
     assert transaction.raw == data and 0 < transaction.chain_id <= CHAIN_ID_MAX
 
 
+def check_call(data: bytes) -> None:
+    """The first byte picks the contract, the value is what the kind moves where that can be told."""
+    contract, data = SYSTEM_PREFIX + bytes((data[0] % 5 if data else 0,)), data[1:]
+    rule = CALL_RUNTIME.rule_of_call(contract, 0, data)
+    assert rule.call is not None and rule.call.contract == contract
+    try:
+        payload = rule.call.payload_of(0, data)
+    except DecodeError:
+        return
+    assert rule.call.call_of(payload, 0) == (0, data), "a second spelling"
+
+
 def read_vrf(data: bytes) -> None:
     """A changed proof never verifies, and no bytes break the library."""
     if vrf_verify(VRF.public, b"alpha", data) is not None and data != VRF.prove(b"alpha"):
@@ -296,6 +312,17 @@ def read_vrf(data: bytes) -> None:
 
 # Samples
 
+CALL_RUNTIME = make_runtime(small_genesis())
+CALLS = tuple(
+    rule.call.contract[-1:] + rule.call.call_of(payload, 0)[1]
+    for rule, payload in (
+        (CALL_RUNTIME.rules[STAKE_KIND], [0, bytes(32), b"p" * 64, bytes(32), b"v" * 80]),
+        (CALL_RUNTIME.rules[transitions.REGISTER_NODE], transitions.node_payload(CALL_PROFILE, 0)),
+        (CALL_RUNTIME.rules[transitions.CREATE_TASK], [encode_spec(CALL_JOB)]),
+        (CALL_RUNTIME.rules[transitions.OPEN_WINDOW], [bytes(32), 1, [opening_to_value(CALL_OPENING)]]),
+    )
+    if rule.call is not None
+)
 ETHEREUM = tuple(bytes.fromhex(vector["raw"]) for vector in ETHEREUM_VECTORS[:12])
 VRF = VrfKey(b"v" * 32)
 COMMITTEE = Committee(
@@ -658,6 +685,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
             ("state.primitives.abi:Function.decode", "state.primitives.abi:decode_values"),
         ),
     )
+    yield "call", Target(check_call, CALLS, ("state.transition.calls:CallForm.payload_of",), (InvalidTransaction,))
     yield "payload", Target(
         execute_payload, PAYLOADS,
         (

@@ -1,0 +1,214 @@
+"""The system contracts as Solidity's tools see them: functions that write, which are kinds, and views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from billing.escrow import BILLING_ADDRESS, earnings_of, escrow_totals
+from rpc.table import Json
+from state.primitives.abi import SELECTOR_BYTES, AbiValue, Function, Parameter, encode_values
+from state.primitives.genesis import ChainParameters
+from state.primitives.receipts import EventType
+from state.transition.jail import load_jail
+from state.transition.rules import Rule
+from state.transition.runtime import BASE_RULES
+from state.transition.staking import STAKING_ADDRESS, load_stake, unbondings_of
+from state.view import Reader
+from tasks.case import LEDGER_ADDRESS
+from tasks.parameters import TaskParameters
+from tasks.queries import find_node, find_task, quote
+from tasks.registry import REGISTRY_ADDRESS, reputation_milli, require_node
+from tasks.spec import decode_spec
+from tasks.transitions import rules
+
+__all__ = ["CODE", "CONTRACTS", "VIEWS", "Parameters", "View", "abi_json", "rules_of", "view_of"]
+
+CODE: Final = b"\xfe"
+"""What a system contract answers for its code: not empty, and nothing that anybody would run (INVALID)."""
+CONTRACTS: Final[Mapping[bytes, str]] = {
+    REGISTRY_ADDRESS: "registry",
+    LEDGER_ADDRESS: "tasks",
+    BILLING_ADDRESS: "billing",
+    STAKING_ADDRESS: "staking",
+}
+
+
+class Parameters(NamedTuple):
+    """The chain's parameters, from the numbers that its genesis names."""
+
+    chain: ChainParameters
+    tasks: TaskParameters
+
+
+@lru_cache(maxsize=4)
+def parameters_of(numbers: tuple[tuple[str, int], ...]) -> Parameters:
+    """Return the parameters of the chain whose description has these ``numbers``."""
+    groups: dict[str, dict[str, int]] = {"chain": {}, "tasks": {}}
+    for name, number in numbers:
+        prefix, _, field = name.partition(".")
+        if prefix in groups:
+            groups[prefix][field] = number
+    return Parameters(ChainParameters(**groups["chain"]), TaskParameters(**groups["tasks"]))
+
+
+@lru_cache(maxsize=4)
+def rules_of(numbers: tuple[tuple[str, int], ...]) -> Mapping[int, Rule[Any]]:
+    """Return the rules of the chain whose description has these ``numbers``, by kind."""
+    return {rule.kind: rule for rule in (*BASE_RULES, *rules(parameters_of(numbers).tasks))}
+
+
+class View(NamedTuple):
+    """A function that reads: ``read`` gets the state, the chain's parameters and the arguments.
+
+    What it raises of typed errors is the reason of a revert.
+    """
+
+    contract: bytes
+    function: Function
+    read: Callable[..., tuple[AbiValue, ...]]
+
+    def answer(self, reader: Reader, parameters: Parameters, arguments: list[AbiValue]) -> bytes:
+        """Return the encoded results."""
+        return encode_values(self.function.results, self.read(reader, parameters, *arguments))
+
+
+def _node_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    node = require_node(reader, who)
+    profile = node.profile
+    return (
+        profile.operator, int(node.status), int(profile.roles), len(profile.gpus), profile.price_per_gpu_s,
+        node.bond, profile.slots, node.busy_slots, node.seen_ms, reputation_milli(node),
+    )  # fmt: skip
+
+
+def _is_registered(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    return (int(find_node(reader, who) is not None),)
+
+
+def _task_of(reader: Reader, _: Parameters, task: bytes) -> tuple[AbiValue, ...]:
+    record = find_task(reader, task)
+    return (
+        int(record.phase), int(record.reason), record.requester, record.worker or bytes(20),
+        record.price_per_gpu_s, record.target, record.next_window, record.final_windows, record.deadline_ms,
+    )  # fmt: skip
+
+
+def _budget_of(_reader: Reader, parameters: Parameters, specification: bytes) -> tuple[AbiValue, ...]:
+    return (quote(decode_spec(specification), parameters.tasks).total,)
+
+
+def _escrow_of(reader: Reader, _: Parameters, escrow: bytes) -> tuple[AbiValue, ...]:
+    return tuple(escrow_totals(reader, escrow))
+
+
+def _earned(reader: Reader, _: Parameters, who: bytes, role: int) -> tuple[AbiValue, ...]:
+    return (sum(amount for kind, amount in earnings_of(reader, who).items() if kind == role),)
+
+
+def _stake_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    record = load_stake(reader, who)
+    return (0, bytes(32), bytes(32)) if record is None else (record.amount, record.vote_key, record.vrf_key)
+
+
+def _unbonding_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    waiting = unbondings_of(reader, who)
+    return sum(item.amount for item in waiting), min((item.time_ms for item in waiting), default=0)
+
+
+def _jailed_until(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    record = load_jail(reader, who)
+    return (0 if record is None else record.until_epoch,)
+
+
+def _stake_min(_reader: Reader, parameters: Parameters) -> tuple[AbiValue, ...]:
+    return (parameters.chain.stake_min,)
+
+
+VIEWS: Final = (
+    View(
+        REGISTRY_ADDRESS,
+        Function(
+            "nodeOf(address node)",
+            "(address operator, uint8 status, uint8 roles, uint32 gpus, uint256 pricePerGpuSecond, uint256 bond, "
+            "uint32 slots, uint32 busySlots, uint64 seenMs, uint32 reputationMilli)",
+        ),
+        _node_of,
+    ),
+    View(REGISTRY_ADDRESS, Function("isRegistered(address node)", "(bool registered)"), _is_registered),
+    View(
+        LEDGER_ADDRESS,
+        Function(
+            "taskOf(bytes32 task)",
+            "(uint8 phase, uint8 reason, address requester, address worker, uint256 pricePerGpuSecond, "
+            "uint64 windows, uint64 nextWindow, uint64 finalWindows, uint64 deadlineMs)",
+        ),
+        _task_of,
+    ),
+    View(LEDGER_ADDRESS, Function("budgetOf(bytes specification)", "(uint256 budget)"), _budget_of),
+    View(
+        BILLING_ADDRESS,
+        Function(
+            "escrowOf(bytes32 escrow)",
+            "(uint256 deposited, uint256 held, uint256 paid, uint256 refunded, uint256 burned)",
+        ),
+        _escrow_of,
+    ),
+    View(BILLING_ADDRESS, Function("earned(address who, uint8 role)", "(uint256 amount)"), _earned),
+    View(
+        STAKING_ADDRESS,
+        Function("stakeOf(address validator)", "(uint256 amount, bytes32 voteKey, bytes32 vrfKey)"),
+        _stake_of,
+    ),
+    View(
+        STAKING_ADDRESS,
+        Function("unbondingOf(address validator)", "(uint256 amount, uint64 nextReleaseMs)"),
+        _unbonding_of,
+    ),
+    View(STAKING_ADDRESS, Function("jailedUntil(address validator)", "(uint32 epoch)"), _jailed_until),
+    View(STAKING_ADDRESS, Function("minimumStake()", "(uint256 amount)"), _stake_min),
+)
+_BY_SELECTOR: Final = {(view.contract, view.function.selector): view for view in VIEWS}
+
+
+def view_of(contract: bytes, data: bytes) -> View | None:
+    """Return the view that call data names."""
+    return _BY_SELECTOR.get((contract, data[:SELECTOR_BYTES]))
+
+
+def abi_json(contract: bytes, numbers: tuple[tuple[str, int], ...], events: Mapping[Any, EventType]) -> Json:
+    """Return the ABI of a system contract as Solidity's tools read it."""
+    writes = [
+        _function(rule.call.function, "payable" if rule.call.is_payable else "nonpayable")
+        for rule in rules_of(numbers).values()
+        if rule.call is not None and rule.call.contract == contract
+    ]
+    reads = [_function(view.function, "view") for view in VIEWS if view.contract == contract]
+    told = [
+        {
+            "type": "event",
+            "name": event.name,
+            "anonymous": False,
+            "inputs": [
+                {"name": name, "type": kind, "indexed": is_indexed} for name, kind, is_indexed in event.parameters
+            ],
+        }
+        for event in events.values()
+        if event.address == contract
+    ]
+    return [*writes, *reads, *sorted(told, key=lambda item: str(item["name"]))]
+
+
+def _function(function: Function, mutability: str) -> Json:
+    return {
+        "type": "function",
+        "name": function.name,
+        "stateMutability": mutability,
+        "inputs": _parameters(function.parameters),
+        "outputs": _parameters(function.results),
+    }
+
+
+def _parameters(parameters: tuple[Parameter, ...]) -> Json:
+    return [{"name": parameter.name, "type": parameter.type} for parameter in parameters]

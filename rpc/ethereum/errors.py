@@ -1,0 +1,37 @@
+"""Failures in the words that Ethereum's clients match (RPC.md 5)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.errors import RpcError
+from state.primitives.abi import revert_data
+from state.transition.errors import CallRefused
+
+__all__ = ["Reverted", "as_revert"]
+
+REVERTED: Final = 3
+
+
+class Reverted(RpcError):
+    """A call that changes nothing because of ``reason``; its data is what Solidity's revert would carry."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("execution_reverted", f"{CallRefused.prefix}{reason}")
+        self.revert_reason = reason
+
+    @property
+    def number(self) -> int:
+        """The number that tells a revert from other failures."""
+        return REVERTED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error object; the data is bytes, as decoders of reverts expect."""
+        return {"code": REVERTED, "message": self.message, "data": "0x" + revert_data(self.revert_reason).hex()}
+
+
+def as_revert(error: RpcError) -> RpcError:
+    """Return the revert that the node's refusal of a call stands for, any other error as it is."""
+    if error.reason == CallRefused.code:
+        return Reverted(error.message.removeprefix(CallRefused.prefix))
+    return error

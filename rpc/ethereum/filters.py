@@ -1,0 +1,88 @@
+"""Filters that clients poll over HTTP: where each stands, no logs; bounded in number and in time."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rpc.errors import RpcError
+from rpc.ethereum.logs import LogFilter
+
+__all__ = ["FILTERS_MAX", "FILTERS_PER_CALLER_MAX", "LIFETIME_S", "Filters", "LiveFilter"]
+
+FILTERS_MAX: Final = 10_000
+FILTERS_PER_CALLER_MAX: Final = 100
+LIFETIME_S: Final = 300.0
+"""A filter that nobody polled for so long is forgotten."""
+_IDENTIFIER_BITS: Final = 127
+
+
+@dataclass(slots=True)
+class LiveFilter:
+    """``logs`` None: hashes of new blocks. ``first`` and ``last`` bound the blocks, ``next`` is told of next."""
+
+    caller: str
+    logs: LogFilter | None
+    first: int
+    last: int | None
+    next: int
+    used_s: float
+
+
+class Filters:
+    """The filters of a gateway; ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._live: OrderedDict[int, LiveFilter] = OrderedDict()
+        self._of_caller: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, caller: str, logs: LogFilter | None, *, first: int, last: int | None, start: int) -> int:
+        """Keep a filter that tells of blocks from ``start`` on; return its identifier. Raises RpcError."""
+        self._expire()
+        if len(self._live) >= FILTERS_MAX or self._of_caller[caller] >= FILTERS_PER_CALLER_MAX:
+            raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
+        # Not to be guessed: who knows the identifier reads and ends the filter.
+        identifier = secrets.randbits(_IDENTIFIER_BITS) | 1 << _IDENTIFIER_BITS
+        self._live[identifier] = LiveFilter(caller, logs, first, last, start, self._clock())
+        self._of_caller[caller] += 1
+        return identifier
+
+    def get(self, identifier: int) -> LiveFilter:
+        """Return a filter and count it as used. Raises RpcError (filter_not_found)."""
+        self._expire()
+        found = self._live.get(identifier)
+        if found is None:
+            raise RpcError("filter_not_found", "filter not found")
+        found.used_s = self._clock()
+        self._live.move_to_end(identifier)
+        return found
+
+    def remove(self, identifier: int) -> bool:
+        """Forget a filter; tell whether there was one."""
+        self._expire()
+        found = self._live.pop(identifier, None)
+        if found is None:
+            return False
+        self._forget(found)
+        return True
+
+    def _expire(self) -> None:
+        until = self._clock() - LIFETIME_S
+        while self._live:
+            identifier, oldest = next(iter(self._live.items()))
+            if oldest.used_s > until:
+                return
+            del self._live[identifier]
+            self._forget(oldest)
+
+    def _forget(self, gone: LiveFilter) -> None:
+        self._of_caller[gone.caller] -= 1
+        if not self._of_caller[gone.caller]:
+            del self._of_caller[gone.caller]

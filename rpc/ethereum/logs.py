@@ -1,0 +1,156 @@
+"""Logs as Ethereum's clients ask for them: what matches a filter, and the blooms that spare reading a block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from rpc.blocks import LoadedBlock
+from rpc.errors import RpcError
+from rpc.table import Json, Node
+from state.primitives.hashing import keccak
+from state.primitives.receipts import Event
+
+__all__ = [
+    "BLOCKS_MAX",
+    "BLOOM_BYTES",
+    "LOGS_MAX",
+    "Log",
+    "LogFilter",
+    "block_bloom",
+    "bloom_of",
+    "find_logs",
+    "log_json",
+    "logs_of",
+]
+
+BLOOM_BYTES: Final = 256
+BLOCKS_MAX: Final = 10_000
+"""Blocks that one question may be about."""
+LOGS_MAX: Final = 10_000
+"""Logs of one answer."""
+_TURN: Final = 256
+"""Blocks looked at before other requests have their turn."""
+
+
+class Log(NamedTuple):
+    """An event with its places: ``number`` in the block, ``transaction`` that of its transaction in the block.
+
+    What the block itself did (deadlines, matching, payouts) belongs to no transaction: it comes last, under the
+    number that follows the last transaction's and the hash of the block.
+    """
+
+    event: Event
+    number: int
+    transaction: int
+
+
+class LogFilter(NamedTuple):
+    """Events of ``addresses`` (none: of any) whose topics are among those named for their places (None: any)."""
+
+    addresses: frozenset[bytes]
+    topics: tuple[frozenset[bytes] | None, ...]
+
+    def matches(self, event: Event) -> bool:
+        """Tell whether ``event`` is wanted."""
+        if self.addresses and event.address not in self.addresses:
+            return False
+        if len(self.topics) > len(event.topics):
+            return False
+        return all(want is None or have in want for want, have in zip(self.topics, event.topics, strict=False))
+
+    def masks(self) -> tuple[tuple[int, ...], ...]:
+        """Return for each condition the bits of its choices: a block without any of them has nothing wanted."""
+        conditions = [self.addresses, *(choices for choices in self.topics if choices)]
+        return tuple(tuple(map(_bits, choices)) for choices in conditions if choices)
+
+
+@lru_cache(maxsize=4096)
+def _bits(item: bytes) -> int:
+    hashed = keccak(item)
+    bits = 0
+    for at in (0, 2, 4):
+        bits |= 1 << (int.from_bytes(hashed[at : at + 2], "big") & 2047)
+    return bits
+
+
+def bloom_of(*events: Event) -> int:
+    """Return the bloom of ``events`` as a number of 2048 bits."""
+    bloom = 0
+    for event in events:
+        bloom |= _bits(event.address)
+        for topic in event.topics:
+            bloom |= _bits(topic)
+    return bloom
+
+
+def _events(loaded: LoadedBlock) -> Iterator[tuple[int, Event]]:
+    for number, receipt in enumerate(loaded.receipts):
+        for event in receipt.events:
+            yield number, event
+    for event in loaded.hooks.events if loaded.hooks else ():
+        yield len(loaded.receipts), event
+
+
+def logs_of(loaded: LoadedBlock) -> Iterator[Log]:
+    """Yield every log of a block in its order."""
+    for index, (number, event) in enumerate(_events(loaded)):
+        yield Log(event, index, number)
+
+
+def block_bloom(loaded: LoadedBlock) -> int:
+    """Return the bloom of a block, the OR of those of its logs."""
+    return bloom_of(*(event for _, event in _events(loaded)))
+
+
+def log_json(loaded: LoadedBlock, log: Log) -> Json:
+    """Return a log as clients read it."""
+    is_of_block = log.transaction == len(loaded.hashes)
+    return {
+        "address": "0x" + log.event.address.hex(),
+        "topics": ["0x" + topic.hex() for topic in log.event.topics],
+        "data": "0x" + log.event.data.hex(),
+        "blockNumber": hex(loaded.height),
+        "blockHash": "0x" + loaded.hash.hex(),
+        "transactionHash": "0x" + (loaded.hash if is_of_block else loaded.hashes[log.transaction]).hex(),
+        "transactionIndex": hex(log.transaction),
+        "logIndex": hex(log.number),
+        "removed": False,
+    }
+
+
+def logs_in(loaded: LoadedBlock, wanted: LogFilter) -> list[Json]:
+    """Return the wanted logs of a block."""
+    return [log_json(loaded, log) for log in logs_of(loaded) if wanted.matches(log.event)]
+
+
+async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> list[Json]:
+    """Return the wanted logs of the blocks from ``first`` to ``last``, which are final.
+
+    Raises RpcError over BLOCKS_MAX blocks or LOGS_MAX logs, Pruned below what the node keeps.
+    """
+    if last - first >= BLOCKS_MAX:
+        raise RpcError("limit_exceeded", f"limit exceeded: at most {BLOCKS_MAX} blocks at once", limit=BLOCKS_MAX)
+    masks = wanted.masks()
+    found: list[Json] = []
+    for height in range(max(first, 1), last + 1):  # the genesis has no block
+        if height % _TURN == 0:
+            await asyncio.sleep(0)
+        bloom = node.blooms.get(height)
+        if bloom is not None and not all(any(mask & bloom == mask for mask in some) for some in masks):
+            continue
+        loaded = await node.block(height)
+        if loaded is None:
+            break
+        if bloom is None:
+            node.blooms.put(height, block_bloom(loaded))
+        found += logs_in(loaded, wanted)
+        if len(found) > LOGS_MAX:
+            raise RpcError(
+                "limit_exceeded",
+                f"limit exceeded: more than {LOGS_MAX} logs, ask for fewer blocks",
+                limit=LOGS_MAX,
+            )
+    return found

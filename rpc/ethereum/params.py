@@ -1,0 +1,236 @@
+"""Parameters of the Ethereum namespace: quantities, blocks, calls and filters as clients spell them (RPC.md 4)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+from rpc.ethereum.logs import LogFilter
+from rpc.schema import EARLIEST, NULL, ParamType, Schema, array
+from state.primitives.envelope import TRANSACTION_LIMIT_BYTES, VALUE_MAX
+
+__all__ = [
+    "ACCOUNT",
+    "BLOCK",
+    "CALL",
+    "COUNT",
+    "FILTER",
+    "PERCENTILES",
+    "QUANTITY",
+    "TOPIC_FILTER",
+    "BlockParam",
+    "CallParam",
+    "FilterParam",
+]
+
+BlockParam = int | bytes | None
+"""A height, EARLIEST, the hash of a block, or None for the newest one."""
+
+HEIGHT_MAX: Final = 2**63 - 1
+CHOICES_MAX: Final = 1_000
+"""Addresses, and topics of one place, that a filter may name."""
+TOPICS_MAX: Final = 4
+PERCENTILES_MAX: Final = 100
+COUNT_MAX: Final = 2**31
+_NEWEST: Final = ("latest", "pending", "safe", "finalized")
+_QUANTITY: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
+_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
+_HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
+
+_QUANTITY_IN: Final[Schema] = {"type": "string", "pattern": "^0x(0|[1-9a-fA-F][0-9a-fA-F]{0,63})$"}
+_ADDRESS_IN: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-fA-F]{40}$"}
+_HASH_IN: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-fA-F]{64}$"}
+_DATA_IN: Final[Schema] = {
+    "type": "string",
+    "pattern": "^0x([0-9a-fA-F]{2})*$",
+    "maxLength": 2 + 2 * TRANSACTION_LIMIT_BYTES,
+}
+
+
+class CallParam(NamedTuple):
+    """A call or transaction that is not signed; ``price`` is the most that it pays for a unit of gas."""
+
+    sender: bytes | None
+    to: bytes | None
+    value: int
+    data: bytes
+    price: int
+
+
+class FilterParam(NamedTuple):
+    """Which logs, and of which blocks; ``block_hash`` excludes the others. None: not given."""
+
+    logs: LogFilter
+    first: BlockParam
+    last: BlockParam
+    block_hash: bytes | None
+
+
+def _quantity(value: Any, limit: int = VALUE_MAX) -> int:
+    if type(value) is not str or not _QUANTITY.fullmatch(value):
+        raise ValueError("a quantity expected: 0x and hex digits without leading zeros")
+    number = int(value, 16)
+    if number > limit:
+        raise ValueError(f"a quantity of at most {limit:#x} expected")
+    return number
+
+
+def _address(value: Any) -> bytes:
+    if type(value) is not str or not _ADDRESS.fullmatch(value):
+        raise ValueError("an address expected: 0x and 40 hex digits")
+    return bytes.fromhex(value[2:])
+
+
+def _hash(value: Any) -> bytes:
+    if type(value) is not str or not _HASH.fullmatch(value):
+        raise ValueError("a hash expected: 0x and 64 hex digits")
+    return bytes.fromhex(value[2:])
+
+
+def _data(value: Any) -> bytes:
+    if type(value) is not str or len(value) > 2 + 2 * TRANSACTION_LIMIT_BYTES or not _HEX.fullmatch(value):
+        raise ValueError(f"0x and at most {TRANSACTION_LIMIT_BYTES} bytes of hex expected")
+    return bytes.fromhex(value[2:])
+
+
+def _block(value: Any) -> BlockParam:
+    if value in _NEWEST and type(value) is str:
+        return None
+    if value == "earliest":
+        return EARLIEST
+    match value:
+        case {"blockHash": block_hash, **rest} if rest.keys() <= {"requireCanonical"}:
+            return _hash(block_hash)
+        case {"blockNumber": number, **rest} if not rest:
+            return _quantity(number, HEIGHT_MAX)
+        case str():
+            return _quantity(value, HEIGHT_MAX)
+        case _:
+            raise ValueError("a block expected: a number in hex, a tag, or an object with blockHash")
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ValueError("an object expected")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def _call(value: Any) -> CallParam:
+    fields = _object(value)
+    data = _data(fields.get("input", fields.get("data", "0x")))
+    if "data" in fields and _data(fields["data"]) != data:
+        raise ValueError('both "data" and "input" are given and not equal, use "input"')
+    for name in ("gas", "nonce", "chainId", "type", "maxPriorityFeePerGas"):
+        if name in fields:
+            _quantity(fields[name])
+    price = _quantity(fields.get("gasPrice", "0x0"))
+    return CallParam(
+        _address(fields["from"]) if "from" in fields else None,
+        _address(fields["to"]) if "to" in fields else None,
+        _quantity(fields.get("value", "0x0")),
+        data,
+        max(price, _quantity(fields.get("maxFeePerGas", "0x0"))),
+    )
+
+
+def _choices(value: Any, read: Any) -> frozenset[bytes]:
+    items = value if type(value) is list else [value]
+    if len(items) > CHOICES_MAX:
+        raise ValueError(f"at most {CHOICES_MAX} choices expected")
+    return frozenset(map(read, items))
+
+
+def _logs(fields: dict[str, Any]) -> LogFilter:
+    topics = fields.get("topics", [])
+    if type(topics) is not list or len(topics) > TOPICS_MAX:
+        raise ValueError(f"at most {TOPICS_MAX} topics expected")
+    return LogFilter(
+        _choices(fields.get("address", []), _address),
+        tuple(None if item is None or item == [] else _choices(item, _hash) for item in topics),
+    )
+
+
+def _topic_filter(value: Any) -> LogFilter:
+    return _logs(_object(value))
+
+
+def _filter(value: Any) -> FilterParam:
+    fields = _object(value)
+    block_hash = _hash(fields["blockHash"]) if "blockHash" in fields else None
+    if block_hash is not None and ("fromBlock" in fields or "toBlock" in fields):
+        raise ValueError("cannot specify both BlockHash and FromBlock/ToBlock, choose one or the other")
+    first, last = _height(fields, "fromBlock"), _height(fields, "toBlock")
+    return FilterParam(_logs(fields), first, last, block_hash)
+
+
+def _height(fields: dict[str, Any], name: str) -> BlockParam:
+    value = fields.get(name, "latest")
+    if type(value) is not str:
+        raise ValueError(f"{name}: a number in hex or a tag expected")
+    return _block(value)
+
+
+def _count(value: Any) -> int:
+    """A quantity, or a JSON number: some clients send the one, some the other."""
+    number = value if type(value) is int else _quantity(value)
+    if not 0 < number <= COUNT_MAX:
+        raise ValueError(f"a number from 1 to {COUNT_MAX} expected")
+    return number
+
+
+def _percentiles(value: Any) -> tuple[float, ...]:
+    if type(value) is not list or len(value) > PERCENTILES_MAX:
+        raise ValueError(f"at most {PERCENTILES_MAX} percentiles expected")
+    if not all(type(item) in (int, float) and 0 <= item <= 100 for item in value) or value != sorted(value):
+        raise ValueError("percentiles from 0 to 100 in ascending order expected")
+    return tuple(map(float, value))
+
+
+_LOGS_IN: Final[dict[str, Schema]] = {
+    "address": {"anyOf": [_ADDRESS_IN, array(_ADDRESS_IN, maximum=CHOICES_MAX), NULL]},
+    "topics": {
+        "anyOf": [
+            array({"anyOf": [NULL, _HASH_IN, array(_HASH_IN, maximum=CHOICES_MAX)]}, maximum=TOPICS_MAX),
+            NULL,
+        ]
+    },
+}
+_BLOCK_TAG: Final[Schema] = {
+    "type": "string",
+    "pattern": "^(latest|pending|safe|finalized|earliest|0x(0|[1-9a-fA-F][0-9a-fA-F]{0,15}))$",
+}
+
+QUANTITY: Final = ParamType(_QUANTITY_IN, _quantity)
+ACCOUNT: Final = ParamType(_ADDRESS_IN, _address)
+BLOCK: Final = ParamType({"anyOf": [_BLOCK_TAG, {"type": "object"}]}, _block)
+CALL: Final = ParamType(
+    {
+        "type": "object",
+        "properties": {
+            "from": {"anyOf": [_ADDRESS_IN, NULL]},
+            "to": {"anyOf": [_ADDRESS_IN, NULL]},
+            "value": {"anyOf": [_QUANTITY_IN, NULL]},
+            "data": {"anyOf": [_DATA_IN, NULL]},
+            "input": {"anyOf": [_DATA_IN, NULL]},
+            "gasPrice": {"anyOf": [_QUANTITY_IN, NULL]},
+            "maxFeePerGas": {"anyOf": [_QUANTITY_IN, NULL]},
+        },
+    },
+    _call,
+)
+FILTER: Final = ParamType(
+    {
+        "type": "object",
+        "properties": _LOGS_IN
+        | {
+            "fromBlock": {"anyOf": [_BLOCK_TAG, NULL]},
+            "toBlock": {"anyOf": [_BLOCK_TAG, NULL]},
+            "blockHash": {"anyOf": [_HASH_IN, NULL]},
+        },
+    },
+    _filter,
+)
+TOPIC_FILTER: Final = ParamType({"type": "object", "properties": _LOGS_IN}, _topic_filter)
+COUNT: Final = ParamType({"anyOf": [_QUANTITY_IN, {"type": "integer", "minimum": 1}]}, _count)
+PERCENTILES: Final = ParamType(array({"type": "number"}, maximum=PERCENTILES_MAX), _percentiles)

@@ -1,0 +1,310 @@
+"""Blocks, transactions and receipts in Ethereum's shapes, and the schemas that they obey (RPC.md 4).
+
+A block's roots are those of its own header; ``timestamp`` is in whole seconds, so blocks may share one.
+Transactions of the native form have its type byte, their own bytes as input, and as recipient the system
+contract that they are for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.blocks import LoadedBlock
+from rpc.ethereum.contracts import rules_of
+from rpc.ethereum.logs import BLOOM_BYTES, Log, block_bloom, bloom_of, log_json
+from rpc.render import BYTES_OUT, HASH_OUT, hexed
+from rpc.schema import NULL, Schema, array, nullable, obj, ref
+from rpc.view import Description
+from state.primitives.errors import DecodeError
+from state.primitives.transactions import CALL_KIND, LEGACY_FORM, Transaction
+from state.transition.transfer import TRANSFER_KIND
+
+__all__ = [
+    "COMPONENTS",
+    "ETH_ADDRESS_OUT",
+    "LOGS_OUT",
+    "QUANTITY_OUT",
+    "block",
+    "genesis_block",
+    "header",
+    "quantity",
+    "receipt",
+    "receipts",
+    "transaction",
+]
+
+Json = Any
+
+NO_UNCLES: Final = "0x1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347"
+ZERO_HASH: Final = "0x" + "00" * 32
+NOBODY: Final = "0x" + "00" * 20
+"""Who leads a block stands in the committee of its epoch; fees are paid to the seat's address."""
+
+QUANTITY_OUT: Final[Schema] = {"type": "string", "pattern": "^0x(0|[1-9a-f][0-9a-f]*)$"}
+ETH_ADDRESS_OUT: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-f]{40}$"}
+LOGS_OUT: Final = array(ref("EthLog"))
+_BLOOM_OUT: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-f]{512}$"}
+
+_HEADER: Final[dict[str, Schema]] = {
+    "number": QUANTITY_OUT,
+    "hash": HASH_OUT,
+    "parentHash": HASH_OUT,
+    "sha3Uncles": HASH_OUT,
+    "miner": ETH_ADDRESS_OUT,
+    "stateRoot": HASH_OUT,
+    "transactionsRoot": HASH_OUT,
+    "receiptsRoot": HASH_OUT,
+    "logsBloom": _BLOOM_OUT,
+    "gasLimit": QUANTITY_OUT,
+    "gasUsed": QUANTITY_OUT,
+    "timestamp": QUANTITY_OUT,
+    "extraData": BYTES_OUT,
+    "mixHash": HASH_OUT,
+    "nonce": {"type": "string", "pattern": "^0x[0-9a-f]{16}$"},
+    "difficulty": QUANTITY_OUT,
+    "baseFeePerGas": QUANTITY_OUT,
+}
+
+COMPONENTS: Final[dict[str, Schema]] = {
+    "EthHeader": obj(_HEADER),
+    "EthBlock": obj(
+        _HEADER
+        | {
+            "size": QUANTITY_OUT,
+            "uncles": array(HASH_OUT, maximum=0),
+            "transactions": {"anyOf": [array(HASH_OUT), array(ref("EthTransaction"))]},
+        }
+    ),
+    "EthTransaction": obj(
+        {
+            "blockHash": nullable(HASH_OUT),
+            "blockNumber": nullable(QUANTITY_OUT),
+            "blockTimestamp": nullable(QUANTITY_OUT),
+            "transactionIndex": nullable(QUANTITY_OUT),
+            "from": ETH_ADDRESS_OUT,
+            "to": nullable(ETH_ADDRESS_OUT),
+            "hash": HASH_OUT,
+            "nonce": QUANTITY_OUT,
+            "value": QUANTITY_OUT,
+            "gas": QUANTITY_OUT,
+            "gasPrice": QUANTITY_OUT,
+            "input": BYTES_OUT,
+            "type": QUANTITY_OUT,
+            "chainId": QUANTITY_OUT,
+            "v": QUANTITY_OUT,
+            "r": QUANTITY_OUT,
+            "s": QUANTITY_OUT,
+            "yParity": QUANTITY_OUT,
+            "maxFeePerGas": QUANTITY_OUT,
+            "maxPriorityFeePerGas": QUANTITY_OUT,
+            "accessList": array({"type": "object"}, maximum=0),
+        },
+        optional=("yParity", "maxFeePerGas", "maxPriorityFeePerGas", "accessList"),
+    ),
+    "EthReceipt": obj(
+        {
+            "type": QUANTITY_OUT,
+            "status": {"type": "string", "enum": ["0x0", "0x1"]},
+            "transactionHash": HASH_OUT,
+            "transactionIndex": QUANTITY_OUT,
+            "blockHash": HASH_OUT,
+            "blockNumber": QUANTITY_OUT,
+            "from": ETH_ADDRESS_OUT,
+            "to": nullable(ETH_ADDRESS_OUT),
+            "contractAddress": NULL,
+            "cumulativeGasUsed": QUANTITY_OUT,
+            "gasUsed": QUANTITY_OUT,
+            "effectiveGasPrice": QUANTITY_OUT,
+            "logs": LOGS_OUT,
+            "logsBloom": _BLOOM_OUT,
+        }
+    ),
+    "EthLog": obj(
+        {
+            "address": ETH_ADDRESS_OUT,
+            "topics": array(HASH_OUT, maximum=4),
+            "data": BYTES_OUT,
+            "blockNumber": QUANTITY_OUT,
+            "blockHash": HASH_OUT,
+            "transactionHash": HASH_OUT,
+            "transactionIndex": QUANTITY_OUT,
+            "logIndex": QUANTITY_OUT,
+            "removed": {"type": "boolean"},
+        },
+        description="What the block itself did comes after its transactions, under the block's own hash.",
+    ),
+}
+
+
+def quantity(number: int) -> str:
+    """Return a number as clients read it."""
+    return hex(number)
+
+
+def _bloom(bits: int) -> str:
+    return hexed(bits.to_bytes(BLOOM_BYTES, "big"))
+
+
+def gas_limit_of(what: Description) -> int:
+    """Return the limit of a block's weights."""
+    return dict(what.parameters)["chain.block_gas_limit"]
+
+
+def header(loaded: LoadedBlock, what: Description) -> Json:
+    """Return the header of a block."""
+    item = loaded.block.header
+    return {
+        "number": hex(item.height),
+        "hash": hexed(loaded.hash),
+        "parentHash": hexed(item.parent_hash),
+        "sha3Uncles": NO_UNCLES,
+        "miner": NOBODY,
+        "stateRoot": hexed(item.state_root),
+        "transactionsRoot": hexed(item.tx_root),
+        "receiptsRoot": hexed(item.receipt_root),
+        "logsBloom": _bloom(block_bloom(loaded)),
+        "gasLimit": hex(gas_limit_of(what)),
+        "gasUsed": hex(sum(outcome.gas_used for outcome in loaded.receipts)),
+        "timestamp": hex(item.time_ms // 1000),
+        "extraData": "0x",
+        "mixHash": ZERO_HASH,
+        "nonce": "0x0000000000000000",
+        "difficulty": "0x0",
+        "baseFeePerGas": hex(item.base_fee),
+    }
+
+
+def block(loaded: LoadedBlock, what: Description, *, whole: bool) -> Json:
+    """Return a block with the hashes of its transactions, or with the ``whole`` of them."""
+    return header(loaded, what) | {
+        "size": hex(loaded.size_bytes),
+        "uncles": [],
+        "transactions": [transaction(item, what, loaded, index) for index, item in enumerate(loaded.transactions)]
+        if whole
+        else [hexed(item) for item in loaded.hashes],
+    }
+
+
+def genesis_block(block_hash: bytes, what: Description) -> Json:
+    """Return what stands for the block at height 0: it has no transactions and nobody made it."""
+    return {
+        "number": "0x0",
+        "hash": hexed(block_hash),
+        "parentHash": ZERO_HASH,
+        "sha3Uncles": NO_UNCLES,
+        "miner": NOBODY,
+        "stateRoot": ZERO_HASH,
+        "transactionsRoot": ZERO_HASH,
+        "receiptsRoot": ZERO_HASH,
+        "logsBloom": _bloom(0),
+        "gasLimit": hex(gas_limit_of(what)),
+        "gasUsed": "0x0",
+        "timestamp": hex(what.genesis_time_ms // 1000),
+        "extraData": "0x",
+        "mixHash": ZERO_HASH,
+        "nonce": "0x0000000000000000",
+        "difficulty": "0x0",
+        "baseFeePerGas": hex(dict(what.parameters)["chain.base_fee_initial"]),
+        "size": "0x0",
+        "uncles": [],
+        "transactions": [],
+    }
+
+
+def _type(item: Transaction) -> str:
+    return "0x0" if item.form == LEGACY_FORM else hex(item.form)
+
+
+def _recipient(item: Transaction, what: Description) -> tuple[str | None, int]:
+    """Return whom a transaction is for, and what it moves out of the sender's balance beside the fee."""
+    if item.kind == CALL_KIND:
+        return hexed(item.payload[0]), item.payload[1]
+    rule = rules_of(what.parameters).get(item.kind)
+    if rule is None:
+        return None, 0
+    try:
+        value = rule.moves(rule.decode(item.payload))
+    except DecodeError:  # a payload of a later version
+        return None, 0
+    if rule.kind == TRANSFER_KIND:
+        return hexed(item.payload[0]), value
+    return None if rule.call is None else hexed(rule.call.contract), value
+
+
+def transaction(item: Transaction, what: Description, loaded: LoadedBlock | None, index: int = 0) -> Json:
+    """Return a transaction with a known sender; ``loaded`` is None while it waits in the mempool."""
+    to, value = _recipient(item, what)
+    parity = item.signature[64]
+    is_legacy = item.form == LEGACY_FORM
+    if loaded is None:
+        price = item.max_fee_per_gas
+    else:
+        price = loaded.receipts[index].effective_gas_price
+    shown: dict[str, Json] = {
+        "blockHash": None if loaded is None else hexed(loaded.hash),
+        "blockNumber": None if loaded is None else hex(loaded.height),
+        "blockTimestamp": None if loaded is None else hex(loaded.block.header.time_ms // 1000),
+        "transactionIndex": None if loaded is None else hex(index),
+        "from": hexed(item.sender),
+        "to": to,
+        "hash": hexed(item.hash),
+        "nonce": hex(item.nonce),
+        "value": hex(value),
+        "gas": hex(item.gas_limit),
+        "gasPrice": hex(price),
+        "input": hexed(item.payload[2] if item.kind == CALL_KIND else item.raw),
+        "type": _type(item),
+        "chainId": hex(item.chain_id),
+        "v": hex(35 + 2 * item.chain_id + parity if is_legacy else parity),
+        "r": hex(int.from_bytes(item.signature[:32], "big")),
+        "s": hex(int.from_bytes(item.signature[32:64], "big")),
+    }
+    if not is_legacy:
+        shown |= {
+            "yParity": hex(parity),
+            "maxFeePerGas": hex(item.max_fee_per_gas),
+            "maxPriorityFeePerGas": hex(item.max_priority_fee_per_gas),
+            "accessList": [],
+        }
+    return shown
+
+
+def receipt(loaded: LoadedBlock, index: int, what: Description) -> Json:
+    """Return the receipt of the transaction at ``index``, whose sender is known or cheap to find."""
+    before = loaded.receipts[:index]
+    return _receipt(
+        loaded, index, what, sum(r.gas_used for r in before), sum(len(r.events) for r in before)
+    )  # fmt: skip
+
+
+def receipts(loaded: LoadedBlock, what: Description) -> Json:
+    """Return the receipts of all transactions of a block."""
+    shown, gas_before, logs_before = [], 0, 0
+    for index, outcome in enumerate(loaded.receipts):
+        shown.append(_receipt(loaded, index, what, gas_before, logs_before))
+        gas_before += outcome.gas_used
+        logs_before += len(outcome.events)
+    return shown
+
+
+def _receipt(loaded: LoadedBlock, index: int, what: Description, gas_before: int, logs_before: int) -> Json:
+    item, outcome = loaded.transaction(index), loaded.receipts[index]
+    return {
+        "type": _type(item),
+        "status": hex(outcome.status),
+        "transactionHash": hexed(item.hash),
+        "transactionIndex": hex(index),
+        "blockHash": hexed(loaded.hash),
+        "blockNumber": hex(loaded.height),
+        "from": hexed(item.sender),
+        "to": _recipient(item, what)[0],
+        "contractAddress": None,
+        "cumulativeGasUsed": hex(gas_before + outcome.gas_used),
+        "gasUsed": hex(outcome.gas_used),
+        "effectiveGasPrice": hex(outcome.effective_gas_price),
+        "logs": [
+            log_json(loaded, Log(event, logs_before + number, index))
+            for number, event in enumerate(outcome.events)
+        ],
+        "logsBloom": _bloom(bloom_of(*outcome.events)),
+    }

@@ -1,0 +1,85 @@
+"""``eth_subscribe``: new heads and logs over a WebSocket, in order and without gaps, as the native ones are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rpc.blocks import LoadedBlock
+from rpc.errors import RpcError
+from rpc.ethereum import render
+from rpc.ethereum.logs import LogFilter, logs_in
+from rpc.ethereum.params import TOPIC_FILTER
+from rpc.link import Link
+from rpc.schema import STRING, Param, choice, text
+from rpc.subscriptions import Filter, Session
+from rpc.table import Json, Method
+
+__all__ = ["SESSION_METHODS"]
+
+ENVELOPE: Final = "eth_subscription"
+EVERYTHING: Final = LogFilter(frozenset(), ())
+
+
+@dataclass(frozen=True, slots=True)
+class NewHeads:
+    """Every header."""
+
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
+        """Return the header."""
+        return [render.header(loaded, link.description)]
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The wanted logs, one notification for each."""
+
+    logs: LogFilter
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, _link: Link) -> list[Json]:
+        """Return the logs of a block."""
+        return logs_in(loaded, self.logs)
+
+
+async def _subscribe(session: Session, kind: str, wanted: LogFilter | None) -> Json:
+    """Answer ``eth_subscribe``."""
+    if kind == "newHeads" and wanted is not None and wanted != EVERYTHING:
+        raise RpcError("invalid_params", "invalid params: filter: not with newHeads", param="filter")
+    select: Filter = NewHeads() if kind == "newHeads" else Logs(wanted or EVERYTHING)
+    return session.start(select, None).identifier
+
+
+async def _unsubscribe(session: Session, identifier: str) -> Json:
+    """Answer ``eth_unsubscribe``."""
+    return session.unsubscribe(identifier)
+
+
+SESSION_METHODS: Final = (
+    Method(
+        "eth_subscribe",
+        "News of each block, as `eth_subscription` notifications (WebSocket)",
+        _subscribe,
+        STRING,
+        (
+            Param("kind", choice("newHeads", "logs"), "What to be told."),
+            Param("filter", TOPIC_FILTER, "logs: address and topics.", required=False),
+        ),
+        cost=10,
+        has_min_height=False,
+        needs_session=True,
+        group="ethereum",
+    ),
+    Method(
+        "eth_unsubscribe",
+        "End a subscription (WebSocket)",
+        _unsubscribe,
+        {"type": "boolean"},
+        (Param("subscription", text(18), "What eth_subscribe returned."),),
+        has_min_height=False,
+        needs_session=True,
+        group="ethereum",
+    ),
+)
