@@ -1,0 +1,540 @@
+"""The Ethereum namespace of a real gateway process, as wallets and client libraries use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpc.errors import RpcError
+from rpc.ethereum.contracts import VIEWS, abi_json, parameters_of
+from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
+from rpc.ethereum.logs import LogFilter, bloom_of
+from rpc.events import EVENTS
+from rpc.surface import DOCUMENT, SURFACE
+from state.primitives.abi import AbiValue, Function, encode_values
+from state.primitives.hashing import keccak
+from state.primitives.keys import SecretKey
+from state.primitives.receipts import Event
+from state.transition.staking import STAKED, STAKING_ADDRESS, UNBONDED, stake_payload
+from state.transition.transfer import TRANSFER_GAS
+from state.view import EMPTY, Overlay
+from tests.ethereum import rlp, sign_dynamic, sign_legacy
+from tests.rpc.harness import (
+    ALICE,
+    BOB,
+    CAROL,
+    CHAIN_ID,
+    COIN,
+    DAVE,
+    FEE,
+    Node,
+    gateway,
+    hexed,
+    served,
+    transfer,
+)
+from tests.rpc.test_websocket import Socket
+from tests.rpc.validate import validate
+
+COMPONENTS = DOCUMENT["components"]["schemas"]
+ETHEREUM = {name for name, method in SURFACE.items() if method.group == "ethereum" and not method.needs_session}
+NOWHERE = "0x" + "00" * 32
+UNSTAKE = Function("unstake(uint256 amount)")
+STAKE_OF = Function("stakeOf(address validator)")
+STAKE = Function("stake(bytes32 voteKey, bytes possession, bytes32 vrfKey, bytes vrfPossession)")
+
+
+def who(key: SecretKey) -> str:
+    return hexed(key.address)
+
+
+def number(text: str) -> int:
+    return int(text, 16)
+
+
+def stake_data(node: Node, key: SecretKey) -> bytes:
+    _, *arguments = stake_payload(0, key, genesis_hash=node.runtime.genesis_hash, address=key.address)
+    values = [item for item in arguments if isinstance(item, bytes)]
+    return STAKE.encode(*values)
+
+
+def dynamic(key: SecretKey, nonce: int, to: bytes, value: int = 0, data: bytes = b"", **more: Any) -> bytes:
+    options = {"fee": FEE, "chain_id": CHAIN_ID} | more
+    return sign_dynamic(key, nonce=nonce, to=to, value=value, data=data, **options)
+
+
+def legacy(key: SecretKey, nonce: int, to: bytes, value: int = 0, data: bytes = b"", **more: Any) -> bytes:
+    options = {"price": FEE, "chain_id": CHAIN_ID} | more
+    return sign_legacy(key, nonce=nonce, to=to, value=value, data=data, **options)
+
+
+async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        called: set[str] = set()
+
+        async def call(name: str, *params: Any) -> Any:
+            result = await it.call(name, *params)
+            validate(result, SURFACE[name].result, COMPONENTS, name)
+            called.add(name)
+            return result
+
+        # Who and where
+        assert await call("eth_chainId") == hex(CHAIN_ID)
+        assert await call("net_version") == str(CHAIN_ID)
+        assert await call("net_listening") is True
+        assert (await call("web3_clientVersion")).startswith("dekube/test/linux-")
+        assert await call("web3_sha3", "0x") == hexed(keccak(b""))
+        assert await call("eth_accounts") == []
+        assert await call("eth_syncing") is False
+        assert await call("eth_blockNumber") == "0x0"
+        genesis = await call("eth_getBlockByNumber", "latest", True)
+        assert (genesis["number"], genesis["hash"]) == ("0x0", hexed(node.runtime.genesis_hash))
+        assert await call("eth_getBlockByHash", genesis["hash"], False) == genesis
+        assert await call("eth_getBlockReceipts", "0x0") == []
+
+        # Transactions of every form
+        price, tip = await call("eth_gasPrice"), await call("eth_maxPriorityFeePerGas")
+        assert number(price) > node.view.head().base_fee_next
+        assert tip == "0x0"
+        estimate = await call("eth_estimateGas", {"from": who(ALICE), "to": who(DAVE), "value": "0x5"})
+        assert estimate == hex(TRANSFER_GAS)
+        raws = [
+            dynamic(ALICE, 0, DAVE.address, 5 * COIN, tip=7),
+            legacy(BOB, 0, DAVE.address, 3, b"note"),
+            dynamic(BOB, 1, STAKING_ADDRESS, 2_000 * COIN, stake_data(node, BOB), gas=600_000),
+            transfer(CAROL, 0, DAVE.address, 9),
+            dynamic(ALICE, 1, STAKING_ADDRESS, 0, UNSTAKE.encode(1), gas=100_000),
+        ]
+        hashes = [await call("eth_sendRawTransaction", hexed(raw)) for raw in raws]
+        assert hashes == [hexed(keccak(raw)) for raw in raws]
+        assert await call("eth_getTransactionCount", who(BOB), "pending") == "0x2"
+        assert await call("eth_getTransactionCount", who(BOB), "latest") == "0x0"
+        waiting = await call("eth_getTransactionByHash", hashes[0])
+        assert {waiting[name] for name in ("blockHash", "blockNumber", "transactionIndex")} == {None}
+        assert await call("eth_getTransactionReceipt", hashes[0]) is None
+        logs_filter = await call("eth_newFilter", {"address": hexed(STAKING_ADDRESS)})
+        block_filter = await call("eth_newBlockFilter")
+        node.mint()
+
+        # The block
+        block = await call("eth_getBlockByNumber", "latest", True)
+        assert await call("eth_getBlockByHash", block["hash"], True) == block
+        for tag in ("safe", "finalized", "pending", "0x1"):
+            assert await call("eth_getBlockByNumber", tag, True) == block
+        shown = {item["hash"]: item for item in block["transactions"]}
+        assert set(shown) == set(hashes)
+        assert (await call("eth_getBlockByNumber", "0x1", False))["transactions"] == list(shown)
+        assert [shown[hash_]["type"] for hash_ in hashes] == ["0x2", "0x0", "0x2", "0x44", "0x2"]
+        assert (block["parentHash"], block["gasLimit"]) == (
+            genesis["hash"],
+            hex(node.runtime.chain.block_gas_limit),
+        )
+        assert await call("eth_getBlockTransactionCountByNumber", "0x1") == "0x5"
+        assert await call("eth_getBlockTransactionCountByHash", block["hash"]) == "0x5"
+        assert await call("eth_getUncleCountByBlockNumber", "0x1") == "0x0"
+        assert await call("eth_getUncleCountByBlockHash", block["hash"]) == "0x0"
+        assert await call("eth_getUncleByBlockNumberAndIndex", "0x1", "0x0") is None
+        assert await call("eth_getUncleByBlockHashAndIndex", block["hash"], "0x0") is None
+        for name, place in (("Number", "0x1"), ("Hash", block["hash"])):
+            found = await call(f"eth_getTransactionByBlock{name}AndIndex", place, "0x2")
+            assert found == block["transactions"][2]
+            assert await call(f"eth_getTransactionByBlock{name}AndIndex", place, "0x9") is None
+
+        # Receipts: gas times price and value are what left the account
+        receipts = {hash_: await call("eth_getTransactionReceipt", hash_) for hash_ in hashes}
+        assert await call("eth_getBlockReceipts", "latest") == [receipts[hash_] for hash_ in shown]
+        assert [receipts[hash_]["status"] for hash_ in hashes] == ["0x1"] * 4 + ["0x0"]
+        assert sum(number(r["gasUsed"]) for r in receipts.values()) == number(block["gasUsed"])
+        spent = {who(key): 0 for key in (ALICE, BOB, CAROL)}
+        for hash_, receipt in receipts.items():
+            assert shown[hash_] == await call("eth_getTransactionByHash", hash_)
+            assert shown[hash_]["from"] == receipt["from"]
+            assert shown[hash_]["to"] == receipt["to"]
+            spent[receipt["from"]] += number(receipt["gasUsed"]) * number(receipt["effectiveGasPrice"])
+            spent[receipt["from"]] += number(shown[hash_]["value"])
+        for address, amount in spent.items():
+            assert number(await call("eth_getBalance", address, "latest")) == 10_000 * COIN - amount
+            assert number(await call("eth_getBalance", address, "0x0")) == 10_000 * COIN
+            assert (
+                number(await call("eth_getBalance", address, {"blockHash": block["hash"]}))
+                == 10_000 * COIN - amount
+            )
+        assert await call("eth_getBalance", who(DAVE)) == hex(5 * COIN + 12)
+
+        # Logs
+        logs = await call("eth_getLogs", {"fromBlock": "0x0", "address": who(DAVE)})
+        assert logs == []
+        logs = await call(
+            "eth_getLogs", {"fromBlock": "0x1", "toBlock": "latest", "address": hexed(STAKING_ADDRESS)}
+        )
+        assert logs == receipts[hashes[2]]["logs"] == await call("eth_getLogs", {"blockHash": block["hash"]})
+        assert logs == await call("eth_getFilterChanges", logs_filter)
+        assert await call("eth_getFilterChanges", logs_filter) == []
+        assert await call("eth_getFilterLogs", logs_filter) == logs
+        assert await call("eth_getFilterChanges", block_filter) == [block["hash"]]
+        assert await call("eth_uninstallFilter", logs_filter) is True
+        assert await call("eth_uninstallFilter", logs_filter) is False
+
+        # Calls
+        assert await call("eth_getCode", hexed(STAKING_ADDRESS), "latest") == "0xfe"
+        assert await call("eth_getCode", who(BOB), "latest") == "0x"
+        assert await call("eth_getStorageAt", hexed(STAKING_ADDRESS), "0x0", "latest") == NOWHERE
+        asked = {"to": hexed(STAKING_ADDRESS), "data": hexed(STAKE_OF.encode(BOB.address))}
+        answer = bytes.fromhex((await call("eth_call", asked, "latest"))[2:])
+        assert int.from_bytes(answer[:32], "big") == 2_000 * COIN
+        before = bytes.fromhex((await call("eth_call", asked, "0x0"))[2:])
+        assert before == bytes(96)
+        assert await call("eth_call", {"to": who(BOB), "data": "0x12345678"}, "latest") == "0x"
+        weight = await call(
+            "eth_estimateGas",
+            {"from": who(BOB), "to": hexed(STAKING_ADDRESS), "input": hexed(UNSTAKE.encode(500 * COIN))},
+            "latest",
+        )
+        assert weight == hex(60_000)
+
+        # Fees
+        node.mint(2)
+        history = await call("eth_feeHistory", "0xa", "latest", [20.0, 50])
+        assert history["oldestBlock"] == "0x0"
+        assert (len(history["baseFeePerGas"]), len(history["gasUsedRatio"]), len(history["reward"])) == (5, 4, 4)
+        assert history["reward"][2] == ["0x0", "0x0"]
+        short = await call("eth_feeHistory", 2, "0x2", None)
+        assert "reward" not in short
+        assert short["baseFeePerGas"] == history["baseFeePerGas"][1:4]
+        assert ETHEREUM - called == set()
+
+
+async def test_a_client_can_make_the_signed_bytes_of_what_it_is_shown(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        to = DAVE.address
+        raws = dynamic(ALICE, 0, to, 5, b"n", tip=3), legacy(BOB, 0, to, 3), transfer(CAROL, 0, to, 1)
+        for raw in raws:
+            await it.call("eth_sendRawTransaction", hexed(raw))
+        node.mint()
+        one, two, three = [await it.call("eth_getTransactionByHash", hexed(keccak(raw))) for raw in raws]
+
+        def fields(shown: Any, *names: str) -> list[Any]:
+            return [
+                bytes.fromhex(shown[name][2:]) if name in ("to", "input") else number(shown[name])
+                for name in names
+            ]
+
+        first = fields(
+            one, "chainId", "nonce", "maxPriorityFeePerGas", "maxFeePerGas", "gas", "to", "value", "input"
+        )
+        assert b"\2" + rlp([*first, [], *fields(one, "yParity", "r", "s")]) == raws[0]
+        assert rlp(fields(two, "nonce", "gasPrice", "gas", "to", "value", "input", "v", "r", "s")) == raws[1]
+        assert three["input"] == hexed(raws[2])
+        assert number(three["r"]).to_bytes(32, "big") in raws[2]
+
+
+REFUSED: list[tuple[Callable[[], bytes], int, str]] = [
+    # what is sent, code, what the message contains
+    (lambda: legacy(ALICE, 0, DAVE.address, 1, chain_id=8), -32000, "invalid chain id"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 10_000 * COIN), -32000, "insufficient funds for gas * price + value"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 2**255), -32000, "insufficient funds for gas * price + value"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 1, gas=20_999), -32000, "intrinsic gas too low"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 1, gas=10**12), -32000, "exceeds block gas limit"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 1, fee=1), -32000, "max fee per gas less than block base fee"),
+    (lambda: dynamic(ALICE, 0, b"", 1), -32000, "contract creation is not supported"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 1, access=[[DAVE.address, []]]), -32000, "access lists"),
+    (lambda: b"\1" + dynamic(ALICE, 0, DAVE.address, 1)[1:], -32000, "transaction type not supported"),
+    (lambda: dynamic(ALICE, 0, DAVE.address, 1) + b"\0", -32000, ""),
+    (lambda: dynamic(ALICE, 0, STAKING_ADDRESS, 1), 3, "execution reverted: unknown function"),
+    (lambda: dynamic(ALICE, 0, STAKING_ADDRESS, 0, UNSTAKE.encode(1)[:-1], gas=60_000), 3, "unstake: call data"),
+]  # fmt: skip
+
+
+async def test_refusals_have_the_words_that_clients_know_and_change_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for make, code, text in REFUSED:
+            error = await it.error("eth_sendRawTransaction", hexed(make()))
+            assert (error["code"], text in error["message"]) == (code, True), error
+            assert node.pool.pending_count == node.pool.queued_count == 0
+        unprotected = rlp([0, FEE, 21_000, DAVE.address, 1, b"", 27, 1, 1])
+        error = await it.error("eth_sendRawTransaction", hexed(unprotected))
+        assert "only replay-protected (EIP-155) transactions allowed over RPC" in error["message"]
+        tip = dynamic(ALICE, 0, DAVE.address, 1, tip=FEE + 1)
+        assert (await it.error("eth_sendRawTransaction", hexed(tip)))["code"] == -32000
+
+        first = dynamic(ALICE, 0, DAVE.address, 1)
+        await it.call("eth_sendRawTransaction", hexed(first))
+        assert "already known" in (await it.error("eth_sendRawTransaction", hexed(first)))["message"]
+        cheap = dynamic(ALICE, 0, DAVE.address, 2, fee=FEE + 1)
+        message = (await it.error("eth_sendRawTransaction", hexed(cheap)))["message"]
+        assert "replacement transaction underpriced" in message
+        node.mint()
+        late = await it.error("eth_sendRawTransaction", hexed(dynamic(ALICE, 0, DAVE.address, 3)))
+        assert (late["code"], "nonce too low" in late["message"]) == (-32000, True)
+        # A gap is waited for.
+        await it.call("eth_sendRawTransaction", hexed(dynamic(ALICE, 2, DAVE.address, 1)))
+        assert await it.call("eth_getTransactionCount", who(ALICE), "pending") == "0x1"
+
+        unknown = await it.error("eth_sendTransaction", {})
+        assert unknown["code"] == -32601
+        assert "the method eth_sendTransaction does not exist/is not available" in unknown["message"]
+
+
+async def test_a_revert_carries_its_reason_as_solidity_would(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    staking = hexed(STAKING_ADDRESS)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for request, reason in (
+            ({"to": staking, "data": "0x01020304"}, "unknown function"),
+            ({"to": staking}, "unknown function"),
+            ({"to": staking, "data": hexed(STAKE_OF.selector + b"\1" * 32)}, "stakeOf: call data"),
+            ({"to": staking, "data": hexed(STAKE_OF.encode(ALICE.address)), "value": "0x1"}, "takes no value"),
+            ({"to": staking, "data": hexed(UNSTAKE.encode(1))}, "stake_insufficient"),
+            ({"to": staking, "data": hexed(UNSTAKE.encode(1)), "value": "0x1"}, "unstake takes no value"),
+            ({"to": "0x" + "0" * 37 + "702", "data": hexed(Function("taskOf(bytes32 task)").encode(bytes(32)))},
+             "task_unknown"),
+            ({"to": staking, "value": "0x1", "data": hexed(stake_data(node, ALICE))}, "stake_too_small"),
+        ):  # fmt: skip
+            error = await it.error("eth_call", {"from": who(ALICE)} | request, "latest")
+            assert error["code"] == 3, error
+            assert reason in error["message"]
+            assert error["message"].startswith("execution reverted: ")
+            text = error["message"].removeprefix("execution reverted: ")
+            (parameter,) = Function("f(string reason)").parameters
+            assert error["data"] == "0x08c379a0" + encode_values((parameter,), (text,)).hex()
+        error = await it.error(
+            "eth_estimateGas", {"from": who(ALICE), "to": staking, "data": hexed(UNSTAKE.encode(1))}
+        )
+        assert (error["code"], "stake_insufficient" in error["message"]) == (3, True)
+        error = await it.error("eth_estimateGas", {"from": who(DAVE), "to": who(ALICE), "value": "0x1"})
+        assert (error["code"], "insufficient funds" in error["message"]) == (-32000, True)
+        for method in ("eth_call", "eth_estimateGas"):
+            assert (await it.error(method, {"data": "0x60006000fd"}))["code"] == -32000
+            assert (await it.error(method, {"to": staking, "data": hexed(UNSTAKE.encode(1))}))["code"] == -32602
+
+
+async def test_what_is_not_there_is_null_and_what_is_malformed_is_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        node.mint(3)
+        absent: tuple[tuple[Any, ...], ...] = (
+            ("eth_getBlockByNumber", "0x99", False),
+            ("eth_getBlockByHash", NOWHERE, False),
+            ("eth_getTransactionByHash", NOWHERE),
+            ("eth_getTransactionReceipt", NOWHERE),
+            ("eth_getBlockReceipts", "0x99"),
+            ("eth_getBlockTransactionCountByNumber", "0x99"),
+            ("eth_getTransactionByBlockNumberAndIndex", "0x1", "0x0"),
+        )
+        for name, *params in absent:
+            assert await it.call(name, *params) is None
+        malformed: tuple[tuple[Any, ...], ...] = (
+            ("eth_getBalance", who(ALICE), "0x01"),
+            ("eth_getBalance", who(ALICE), "0x"),
+            ("eth_getBalance", who(ALICE), 1),
+            ("eth_getBalance", who(ALICE), "newest"),
+            ("eth_getBalance", who(ALICE), {"blockHash": "0x1"}),
+            ("eth_getBalance", "0x12"),
+            ("eth_getBalance",),
+            ("eth_getBlockByNumber", {"blockHash": NOWHERE + "00"}, False),
+            ("eth_getLogs", {"fromBlock": "0x3", "toBlock": "0x1"}),
+            ("eth_getLogs", {"toBlock": "0x9"}),
+            ("eth_getLogs", {"blockHash": NOWHERE, "fromBlock": "0x1"}),
+            ("eth_getLogs", {"topics": [None] * 5}),
+            ("eth_estimateGas", {"to": who(ALICE), "value": "0x00"}),
+            ("eth_call", {"to": who(ALICE), "data": "0x01", "input": "0x02"}),
+            ("eth_feeHistory", "0x0", "latest", []),
+            ("eth_feeHistory", "0x1", "latest", [50, 20]),
+            ("eth_sendRawTransaction", "0x0"),
+        )
+        for name, *params in malformed:
+            assert (await it.error(name, *params))["code"] == -32602, (name, params)
+        assert (await it.error("eth_getBalance", who(ALICE), "0x99"))["code"] == -32001
+        gone = await it.error("eth_getFilterChanges", "0x1")
+        assert (gone["code"], gone["message"]) == (-32000, "filter not found")
+        answers = await it.raw([{"jsonrpc": "2.0", "id": n, "method": "eth_chainId"} for n in range(50)])
+        assert {answer["id"]: answer["result"] for answer in answers} == dict.fromkeys(range(50), hex(CHAIN_ID))
+
+
+async def test_logs_are_found_by_address_and_topics_in_many_blocks(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    keys = (ALICE, BOB, CAROL)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for key in keys:
+            data = stake_data(node, key)
+            raw = dynamic(key, 0, STAKING_ADDRESS, 1_500 * COIN, data, gas=600_000)
+            await it.call("eth_sendRawTransaction", hexed(raw))
+            node.mint(4)
+
+        def places(logs: Any) -> list[int]:
+            return [number(log["blockNumber"]) for log in logs]
+
+        everything = {"fromBlock": "earliest", "toBlock": "latest"}
+        by_bob = hexed(bytes(12) + BOB.address)
+        by_carol = hexed(bytes(12) + CAROL.address)
+        for _ in range(2):  # the second time from the kept blooms
+            assert places(await it.call("eth_getLogs", everything)) == [1, 5, 9]
+            for topics, found in (
+                ([hexed(STAKED.topic)], [1, 5, 9]),
+                ([None, by_bob], [5]),
+                ([hexed(STAKED.topic), [by_bob, by_carol]], [5, 9]),
+                ([[hexed(STAKED.topic), NOWHERE], None], [1, 5, 9]),
+                ([by_bob], []),
+                ([None, None, None, None], []),
+                ([], [1, 5, 9]),
+            ):
+                assert places(await it.call("eth_getLogs", everything | {"topics": topics})) == found, topics
+            assert places(await it.call("eth_getLogs", {"fromBlock": "0x2", "toBlock": "0x5"})) == [5]
+            some = [hexed(STAKING_ADDRESS), who(DAVE)]
+            assert places(await it.call("eth_getLogs", everything | {"address": some})) == [1, 5, 9]
+        block = await it.call("eth_getBlockByNumber", "0x5", False)
+        assert number(block["logsBloom"]) == bloom_of(
+            STAKED(BOB.address, BOB.vote_key, 1_500 * COIN, 1_500 * COIN)
+        )
+
+
+async def test_heads_and_logs_come_over_a_websocket_in_order(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        node.mint(2)
+        socket = await Socket.open(it)
+        heads = (await socket.call("eth_subscribe", "newHeads", binary=True))["result"]
+        wanted = {"address": hexed(STAKING_ADDRESS), "topics": []}
+        logs = (await socket.call("eth_subscribe", "logs", wanted))["result"]
+        for key in (ALICE, BOB):
+            raw = dynamic(key, 0, STAKING_ADDRESS, 1_500 * COIN, stake_data(node, key), gas=600_000)
+            await it.call("eth_sendRawTransaction", hexed(raw))
+        node.mint(3)
+        news: dict[str, list[Any]] = {heads: [], logs: []}
+        while len(news[heads]) < 3 or len(news[logs]) < 2:
+            message = socket.news.pop(0) if socket.news else await socket.receive()
+            assert message.keys() == {"jsonrpc", "method", "params"}
+            assert message["method"] == "eth_subscription"
+            news[message["params"]["subscription"]].append(message["params"]["result"])
+        for head, height in zip(news[heads], (3, 4, 5), strict=True):
+            validate(head, COMPONENTS["EthHeader"], COMPONENTS)
+            block = await it.call("eth_getBlockByNumber", hex(height), False)
+            assert {name: block[name] for name in head} == head
+        assert news[logs] == await it.call("eth_getLogs", {"fromBlock": "0x3"})
+        assert (await socket.call("eth_unsubscribe", logs))["result"] is True
+        assert (await socket.call("eth_unsubscribe", logs))["result"] is False
+        assert (await it.error("eth_subscribe", "newHeads"))["code"] == -32601
+        await socket.close()
+
+
+async def test_what_a_block_did_itself_is_told_under_the_hash_of_the_block(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db", epoch_blocks=4, evidence_epochs=2, unbonding_ms=20_000)
+    raws = (
+        dynamic(BOB, 0, STAKING_ADDRESS, 2_000 * COIN, stake_data(node, BOB), gas=600_000),
+        dynamic(BOB, 1, STAKING_ADDRESS, 0, UNSTAKE.encode(2_000 * COIN), gas=100_000),
+    )
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for raw in raws:
+            await it.call("eth_sendRawTransaction", hexed(raw))
+        node.mint(25)
+        paid = {"fromBlock": "0x1", "topics": [hexed(UNBONDED.topic), hexed(bytes(12) + BOB.address)]}
+        [log] = await it.call("eth_getLogs", paid)
+        assert number(log["data"]) == 2_000 * COIN
+        block = await it.call("eth_getBlockByHash", log["blockHash"], False)
+        assert log["transactionHash"] == block["hash"]
+        assert number(log["transactionIndex"]) == len(block["transactions"])
+        assert number(block["logsBloom"]) & bloom_of(Event(STAKING_ADDRESS, (UNBONDED.topic,), b"")) > 0
+        assert await it.call("eth_getTransactionReceipt", log["transactionHash"]) is None
+
+
+async def test_the_state_of_the_last_blocks_answers_by_number(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for nonce in range(4):
+            await it.call("eth_sendRawTransaction", hexed(dynamic(ALICE, nonce, DAVE.address, 1)))
+            node.mint()
+        for height in range(5):
+            assert await it.call("eth_getBalance", who(DAVE), hex(height)) == hex(height)
+            assert await it.call("eth_getTransactionCount", who(ALICE), hex(height)) == hex(height)
+
+
+EVENT = st.builds(
+    Event,
+    st.binary(min_size=20, max_size=20),
+    st.lists(st.sampled_from([bytes([n]) * 32 for n in range(4)]), min_size=1, max_size=4).map(tuple),
+    st.just(b""),
+)
+TOPICS = st.lists(
+    st.none() | st.frozensets(st.sampled_from([bytes([n]) * 32 for n in range(4)]), min_size=1), max_size=4
+).map(tuple)
+
+
+@given(st.lists(EVENT, max_size=5), TOPICS, st.booleans())
+def test_a_bloom_never_hides_an_event(events: list[Event], topics: Any, by_address: bool) -> None:
+    addresses = frozenset(event.address for event in events[:1]) if by_address else frozenset()
+    wanted = LogFilter(addresses, topics)
+    bloom = bloom_of(*events)
+    may = all(any(mask & bloom == mask for mask in some) for some in wanted.masks())
+    assert may or not any(map(wanted.matches, events))
+
+
+def test_a_bloom_is_that_of_ethereum() -> None:
+    # An address alone, from the definition: the low 11 bits of the first three pairs of bytes of its hash.
+    address = b"\x11" * 20
+    hashed = keccak(address)
+    expected = 0
+    for at in (0, 2, 4):
+        expected |= 1 << ((hashed[at] << 8 | hashed[at + 1]) % 2048)
+    assert bloom_of(Event(address, (), b"")) == expected
+
+
+def test_filters_are_bounded_and_forgotten() -> None:
+    now = 0.0
+    filters = Filters(lambda: now)
+    kept = [filters.add("a", None, first=1, last=None, start=1) for _ in range(FILTERS_PER_CALLER_MAX)]
+    with pytest.raises(RpcError) as refused:
+        filters.add("a", None, first=1, last=None, start=1)
+    assert refused.value.number == -32005
+    filters.add("b", None, first=1, last=None, start=1)
+    assert filters.remove(kept[0])
+    kept[0] = filters.add("a", None, first=1, last=None, start=1)
+    now = LIFETIME_S - 1
+    filters.get(kept[5])
+    now = LIFETIME_S + 1
+    assert filters.get(kept[5]).next == 1
+    assert len(filters) == 1
+    with pytest.raises(RpcError):
+        filters.get(kept[6])
+    assert not filters.remove(kept[6])
+    filters.add("a", None, first=1, last=None, start=1)
+
+
+def test_views_answer_on_an_empty_state_or_revert() -> None:
+    parameters = parameters_of(())
+    arguments: dict[str, AbiValue] = {"address": b"a" * 20, "bytes32": b"b" * 32, "bytes": b"", "uint8": 1}
+    for view in VIEWS:
+        values = [arguments[parameter.type] for parameter in view.function.parameters]
+        try:
+            answer = view.answer(Overlay(EMPTY), parameters, values)
+        except Exception as error:
+            assert getattr(error, "code", None) in (
+                "node_unknown",
+                "task_unknown",
+                "escrow_unknown",
+                "decode_error",
+            )
+        else:
+            assert len(answer) == 32 * len(view.function.results)
+
+
+def test_the_abi_names_every_function_and_event_once() -> None:
+    names = set()
+    for contract in {view.contract for view in VIEWS}:
+        document = abi_json(contract, (), EVENTS)
+        json.dumps(document)
+        for item in document:
+            key = (contract, item["type"], item["name"])
+            assert key not in names
+            names.add(key)
+    assert (STAKING_ADDRESS, "function", "stake") in names
+    assert (STAKING_ADDRESS, "event", "Staked") in names
+    assert len([name for name in names if name[1] == "event"]) == len(EVENTS)
