@@ -594,3 +594,15 @@ def test_the_weight_that_is_not_heard_is_known() -> None:
     core.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 0, bytes(64))), 1_000)
     assert core.missing_weight(2_000) == 2
     assert core.missing_weight(1_000 + TIMES.silent_ms) == 3
+
+
+def test_a_fetched_block_is_executed_at_once_when_a_certified_one_stands_on_it() -> None:
+    core = core_of(3)
+    below = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    above = header_of(2, 2, below[0], b"t" * 32)
+    effects = core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 2, 1, above[0]))), 0)
+    assert [effect.block_hash for effect in effects if isinstance(effect, c.AskBlock)] == [above[0]]
+    effects = core.step(c.BlockReceived(*above), 0)
+    assert [effect.block_hash for effect in effects if isinstance(effect, c.AskBlock)] == [below[0]]
+    assert c.Execute(below[0]) in core.step(c.BlockReceived(*below), 0)
+    assert c.Execute(above[0]) in core.step(c.BlockExecuted(below[0], b"t" * 32, ZERO_HASH), 0)
