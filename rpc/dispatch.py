@@ -6,7 +6,7 @@ import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 import structlog
@@ -17,7 +17,7 @@ from rpc.link import fields_to_json
 from rpc.table import Json, Method, Node, bind
 from state.primitives.errors import DekubeError
 
-__all__ = ["Caller", "DispatchOptions", "Dispatcher", "HeightNode"]
+__all__ = ["Caller", "DispatchOptions", "Dispatcher"]
 
 _log = structlog.get_logger(__name__)
 
@@ -43,14 +43,6 @@ class DispatchOptions:
     """Of these, one address's: it could hold all places with requests that wait. 0: no limit, behind a proxy."""
 
 
-class HeightNode(Node, Protocol):
-    """A node that can wait for a height."""
-
-    async def wait_height(self, height: int) -> None:
-        """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
-        ...
-
-
 class Caller:
     """Who asks: ``key`` names its budget; ``session`` is its WebSocket connection, if it has one."""
 
@@ -70,7 +62,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        node: HeightNode,
+        node: Node,
         table: Mapping[str, Method],
         options: DispatchOptions,
         clock: Callable[[], float],

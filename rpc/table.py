@@ -87,6 +87,10 @@ class Node(Protocol):
         """Return height and index as soon as a transaction is final, None when the time is over."""
         ...
 
+    async def wait_height(self, height: int) -> None:
+        """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
+        ...
+
     async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
         """Return places of transactions that touch ``address``, newest first."""
         ...

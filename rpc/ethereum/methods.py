@@ -12,7 +12,7 @@ from typing import Any, Final
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.ethereum import render
-from rpc.ethereum.contracts import CODE, CONTRACTS, parameters_of, view_of
+from rpc.ethereum.contracts import CODE, CONTRACTS, abi_json, parameters_of, view_of
 from rpc.ethereum.errors import Reverted, as_revert
 from rpc.ethereum.filters import LiveFilter
 from rpc.ethereum.logs import BLOCKS_MAX, find_logs, logs_in
@@ -29,7 +29,7 @@ from rpc.ethereum.params import (
     FilterParam,
 )
 from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
-from rpc.render import BYTES_OUT, HASH_OUT, hexed
+from rpc.render import ADDRESS_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
     BOOLEAN,
     EARLIEST,
@@ -189,6 +189,18 @@ async def get_storage_at(node: Node, _who: bytes, _slot: int, block: BlockParam)
     return render.ZERO_HASH
 
 
+async def contracts(node: Node) -> Json:
+    """Answer ``dekube_getContracts``."""
+    numbers = node.description.parameters
+    return {
+        "at": at(node.head),
+        "contracts": [
+            {"name": name, "address": address(who), "abi": abi_json(who, numbers, node.events)}
+            for who, name in CONTRACTS.items()
+        ],
+    }
+
+
 # Fees
 
 
@@ -329,11 +341,23 @@ async def send_raw_transaction(node: Node, raw: bytes) -> Json:
         raise as_revert(error) from None
 
 
+async def _find_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
+    """Return block and index of a transaction, once the head is there: after it come questions of balances."""
+    place = await node.locate(hash_)
+    if place is None:
+        return None
+    if place[0] > node.head.height:
+        await node.wait_height(place[0])
+    loaded = await node.block(place[0])
+    return None if loaded is None else (loaded, place[1])
+
+
 async def get_transaction(node: Node, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionByHash``."""
-    place = await node.locate(hash_)
-    if place is not None and (loaded := await node.block(place[0])) is not None:
-        return render.transaction(loaded.transaction(place[1]), node.description, loaded, place[1])
+    found = await _find_transaction(node, hash_)
+    if found is not None:
+        loaded, index = found
+        return render.transaction(loaded.transaction(index), node.description, loaded, index)
     raw = await node.pool_get(hash_)
     if raw is None:
         return None
@@ -344,10 +368,8 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
 
 async def get_receipt(node: Node, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionReceipt``."""
-    place = await node.locate(hash_)
-    if place is None or (loaded := await node.block(place[0])) is None:
-        return None
-    return render.receipt(loaded, place[1], node.description)
+    found = await _find_transaction(node, hash_)
+    return None if found is None else render.receipt(*found, node.description)
 
 
 async def get_transaction_at(node: Node, block: BlockParam, index: int) -> Json:
@@ -516,6 +538,7 @@ _FEES_OUT: Final = obj(
     },
     optional=("reward",),
 )
+_CONTRACT_OUT: Final = obj({"name": STRING, "address": ADDRESS_OUT, "abi": array({"type": "object"})})
 _SYNC_OUT: Final[Schema] = {
     "anyOf": [
         {"type": "boolean"},
@@ -533,6 +556,14 @@ def _method(
 
 
 METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getContracts",
+        "The system contracts with their ABI: functions that write, views and events",
+        contracts,
+        obj({"at": AT, "contracts": array(_CONTRACT_OUT)}),
+        cost=5,
+        group="ethereum",
+    ),
     _method("eth_chainId", "The chain's number", chain_id, QUANTITY_OUT),
     _method("net_version", "The chain's number in decimal", net_version, STRING),
     _method("net_listening", "Whether the node takes connections", net_listening, {"type": "boolean"}),

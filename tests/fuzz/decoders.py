@@ -313,15 +313,16 @@ def read_vrf(data: bytes) -> None:
 # Samples
 
 CALL_RUNTIME = make_runtime(small_genesis())
+CALL_PAYLOADS: tuple[tuple[int, list[Any]], ...] = (
+    (STAKE_KIND, [0, bytes(32), b"p" * 64, bytes(32), b"v" * 80]),
+    (transitions.REGISTER_NODE, transitions.node_payload(CALL_PROFILE, 0)),
+    (transitions.CREATE_TASK, [encode_spec(CALL_JOB)]),
+    (transitions.OPEN_WINDOW, [bytes(32), 1, [opening_to_value(CALL_OPENING)]]),
+)
 CALLS = tuple(
-    rule.call.contract[-1:] + rule.call.call_of(payload, 0)[1]
-    for rule, payload in (
-        (CALL_RUNTIME.rules[STAKE_KIND], [0, bytes(32), b"p" * 64, bytes(32), b"v" * 80]),
-        (CALL_RUNTIME.rules[transitions.REGISTER_NODE], transitions.node_payload(CALL_PROFILE, 0)),
-        (CALL_RUNTIME.rules[transitions.CREATE_TASK], [encode_spec(CALL_JOB)]),
-        (CALL_RUNTIME.rules[transitions.OPEN_WINDOW], [bytes(32), 1, [opening_to_value(CALL_OPENING)]]),
-    )
-    if rule.call is not None
+    form.contract[-1:] + form.call_of(payload, 0)[1]
+    for kind, payload in CALL_PAYLOADS
+    if (form := CALL_RUNTIME.rules[kind].call) is not None
 )
 ETHEREUM = tuple(bytes.fromhex(vector["raw"]) for vector in ETHEREUM_VECTORS[:12])
 VRF = VrfKey(b"v" * 32)

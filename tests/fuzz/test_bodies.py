@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import orjson
 
-from rpc.dispatch import Caller, Dispatcher, DispatchOptions, HeightNode
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.errors import NodeUnavailable
 from rpc.schema import make_cursor
 from rpc.surface import SURFACE
+from rpc.table import Node
 from tests.fuzz.decoders import RAW
 from tests.fuzz.mutate import mutate
 
@@ -30,7 +31,7 @@ class Away:
 
 def dispatcher() -> Dispatcher:
     options = DispatchOptions(rate_per_s=0, burst=0)
-    return Dispatcher(cast(HeightNode, Away()), SURFACE, options, lambda: 0.0)
+    return Dispatcher(cast(Node, Away()), SURFACE, options, lambda: 0.0)
 
 
 def request(method: str, params: Any, identifier: Any = 1) -> dict[str, Any]:
@@ -40,6 +41,8 @@ def request(method: str, params: Any, identifier: Any = 1) -> dict[str, Any]:
 def samples() -> list[bytes]:
     values: tuple[Any, ...] = (
         HASH, ADDRESS, 7, "latest", True, "5", make_cursor([1, b"x"]), "0x" + RAW.hex(), None, [], {}, "validate",
+        "0x5", {"to": ADDRESS, "from": ADDRESS, "value": "0x1", "input": "0x"}, {"blockHash": HASH},
+        {"fromBlock": "0x1", "address": [ADDRESS], "topics": [None, [HASH]]}, "newHeads", [20.0, 50],
     )  # fmt: skip
     random = Random(1)
     found = []

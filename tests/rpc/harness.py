@@ -189,6 +189,13 @@ class Gateway:
         return answer["error"]
 
 
+async def mint(it: Gateway, node: Node, blocks: int = 1) -> bytes:
+    """Make blocks and wait until the gateway knows; return the hash of the last."""
+    block_hash = node.mint(blocks)
+    await it.call("dekube_head", min_height=node.store.tip.height)
+    return block_hash
+
+
 def spawn(options: GatewayOptions) -> subprocess.Popen[bytes]:
     read_end, write_end = os.pipe()
     process = subprocess.Popen(gateway_command(read_end), pass_fds=(read_end,), stdin=subprocess.DEVNULL)

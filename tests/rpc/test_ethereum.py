@@ -36,6 +36,7 @@ from tests.rpc.harness import (
     Node,
     gateway,
     hexed,
+    mint,
     served,
     transfer,
 )
@@ -121,7 +122,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         assert await call("eth_getTransactionReceipt", hashes[0]) is None
         logs_filter = await call("eth_newFilter", {"address": hexed(STAKING_ADDRESS)})
         block_filter = await call("eth_newBlockFilter")
-        node.mint()
+        await mint(it, node)
 
         # The block
         block = await call("eth_getBlockByNumber", "latest", True)
@@ -199,8 +200,12 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         )
         assert weight == hex(60_000)
 
+        published = (await call("dekube_getContracts"))["contracts"]
+        assert [item["name"] for item in published] == ["registry", "tasks", "billing", "staking"]
+        assert published[3]["abi"] == abi_json(STAKING_ADDRESS, (), EVENTS)
+
         # Fees
-        node.mint(2)
+        await mint(it, node, 2)
         history = await call("eth_feeHistory", "0xa", "latest", [20.0, 50])
         assert history["oldestBlock"] == "0x0"
         assert (len(history["baseFeePerGas"]), len(history["gasUsedRatio"]), len(history["reward"])) == (5, 4, 4)
@@ -218,7 +223,7 @@ async def test_a_client_can_make_the_signed_bytes_of_what_it_is_shown(tmp_path: 
         raws = dynamic(ALICE, 0, to, 5, b"n", tip=3), legacy(BOB, 0, to, 3), transfer(CAROL, 0, to, 1)
         for raw in raws:
             await it.call("eth_sendRawTransaction", hexed(raw))
-        node.mint()
+        await mint(it, node)
         one, two, three = [await it.call("eth_getTransactionByHash", hexed(keccak(raw))) for raw in raws]
 
         def fields(shown: Any, *names: str) -> list[Any]:
@@ -272,7 +277,7 @@ async def test_refusals_have_the_words_that_clients_know_and_change_nothing(tmp_
         cheap = dynamic(ALICE, 0, DAVE.address, 2, fee=FEE + 1)
         message = (await it.error("eth_sendRawTransaction", hexed(cheap)))["message"]
         assert "replacement transaction underpriced" in message
-        node.mint()
+        await mint(it, node)
         late = await it.error("eth_sendRawTransaction", hexed(dynamic(ALICE, 0, DAVE.address, 3)))
         assert (late["code"], "nonce too low" in late["message"]) == (-32000, True)
         # A gap is waited for.
@@ -320,7 +325,7 @@ async def test_a_revert_carries_its_reason_as_solidity_would(tmp_path: Path) -> 
 async def test_what_is_not_there_is_null_and_what_is_malformed_is_refused(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-        node.mint(3)
+        await mint(it, node, 3)
         absent: tuple[tuple[Any, ...], ...] = (
             ("eth_getBlockByNumber", "0x99", False),
             ("eth_getBlockByHash", NOWHERE, False),
@@ -368,7 +373,7 @@ async def test_logs_are_found_by_address_and_topics_in_many_blocks(tmp_path: Pat
             data = stake_data(node, key)
             raw = dynamic(key, 0, STAKING_ADDRESS, 1_500 * COIN, data, gas=600_000)
             await it.call("eth_sendRawTransaction", hexed(raw))
-            node.mint(4)
+            await mint(it, node, 4)
 
         def places(logs: Any) -> list[int]:
             return [number(log["blockNumber"]) for log in logs]
@@ -400,7 +405,7 @@ async def test_logs_are_found_by_address_and_topics_in_many_blocks(tmp_path: Pat
 async def test_heads_and_logs_come_over_a_websocket_in_order(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-        node.mint(2)
+        await mint(it, node, 2)
         socket = await Socket.open(it)
         heads = (await socket.call("eth_subscribe", "newHeads", binary=True))["result"]
         wanted = {"address": hexed(STAKING_ADDRESS), "topics": []}
@@ -408,7 +413,7 @@ async def test_heads_and_logs_come_over_a_websocket_in_order(tmp_path: Path) -> 
         for key in (ALICE, BOB):
             raw = dynamic(key, 0, STAKING_ADDRESS, 1_500 * COIN, stake_data(node, key), gas=600_000)
             await it.call("eth_sendRawTransaction", hexed(raw))
-        node.mint(3)
+        await mint(it, node, 3)
         news: dict[str, list[Any]] = {heads: [], logs: []}
         while len(news[heads]) < 3 or len(news[logs]) < 2:
             message = socket.news.pop(0) if socket.news else await socket.receive()
@@ -435,7 +440,7 @@ async def test_what_a_block_did_itself_is_told_under_the_hash_of_the_block(tmp_p
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
         for raw in raws:
             await it.call("eth_sendRawTransaction", hexed(raw))
-        node.mint(25)
+        await mint(it, node, 25)
         paid = {"fromBlock": "0x1", "topics": [hexed(UNBONDED.topic), hexed(bytes(12) + BOB.address)]}
         [log] = await it.call("eth_getLogs", paid)
         assert number(log["data"]) == 2_000 * COIN
@@ -451,7 +456,7 @@ async def test_the_state_of_the_last_blocks_answers_by_number(tmp_path: Path) ->
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
         for nonce in range(4):
             await it.call("eth_sendRawTransaction", hexed(dynamic(ALICE, nonce, DAVE.address, 1)))
-            node.mint()
+            await mint(it, node)
         for height in range(5):
             assert await it.call("eth_getBalance", who(DAVE), hex(height)) == hex(height)
             assert await it.call("eth_getTransactionCount", who(ALICE), hex(height)) == hex(height)

@@ -21,7 +21,20 @@ from rpc.ethereum.contracts import abi_json
 from rpc.events import EVENTS
 from state.primitives.keys import SecretKey
 from state.transition.staking import STAKING_ADDRESS, stake_payload
-from tests.rpc.harness import ALICE, BOB, CAROL, CHAIN_ID, COIN, DAVE, Gateway, Node, gateway, hexed, served
+from tests.rpc.harness import (
+    ALICE,
+    BOB,
+    CAROL,
+    CHAIN_ID,
+    COIN,
+    DAVE,
+    Gateway,
+    Node,
+    gateway,
+    hexed,
+    mint,
+    served,
+)
 
 _T = TypeVar("_T")
 
@@ -92,7 +105,7 @@ async def test_connect_balances_and_both_kinds_of_sends(tmp_path: Path) -> None:
 
         hashes = [await off(send_dynamic), await off(send_legacy)]
         assert (await off(w3.eth.get_transaction_count, bob.address, "pending")) == 1
-        node.mint(2)
+        await mint(it, node, 2)
 
         def check() -> None:
             for hash_, sender, kind, value in zip(hashes, (alice, bob), (2, 0), (3 * COIN, COIN), strict=True):
@@ -141,7 +154,7 @@ async def test_a_system_contract_is_used_like_any_contract(tmp_path: Path) -> No
             return w3.eth.send_raw_transaction(carol.sign_transaction(request).raw_transaction)
 
         hash_ = await off(stake)
-        block_hash = node.mint()
+        block_hash = await mint(it, node)
 
         def check() -> None:
             receipt = w3.eth.wait_for_transaction_receipt(hash_, timeout=10)
@@ -190,5 +203,5 @@ async def test_heads_and_logs_over_a_websocket(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await ready.wait()
-            node.mint(3)
+            await mint(it, node, 3)
         assert heights == [1, 2, 3]
