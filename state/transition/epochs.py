@@ -27,6 +27,7 @@ from state.transition.staking import (
     delete_committee,
     largest_stakes,
     load_committee,
+    load_stake,
     save_committee,
 )
 from state.view import Overlay, Reader, Table
@@ -42,6 +43,7 @@ __all__ = [
     "LEADER_SLOTS_MIN",
     "LOTTERY_TOO_LARGE",
     "NOTICE_EPOCHS",
+    "OUT_SHARE",
     "SKIPPED_VIEWS_MAX",
     "VERSION_SCHEDULED",
     "EpochInfo",
@@ -73,6 +75,8 @@ NOTICE_EPOCHS: Final = 3
 """Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
 ABSENT_SHARE: Final = (2, 3)
 """The part of an epoch's counted blocks that a seat has to be missing from, and more, to be down."""
+OUT_SHARE: Final = (1, 4)
+"""Downtime keeps no more than this part of the stake out of a committee; one operator always."""
 DOWNTIME_DIVISOR: Final = 10_000
 """The part of its bonded stake that downtime costs a seat: 0.01 %."""
 SIGNAL_SHARE: Final = (4, 5)
@@ -372,22 +376,47 @@ def _judge(
 ) -> None:  # fmt: skip
     """Jail the seats that were down; forgive those that were not.
 
-    Who is jailed already sits out its notice: it is judged when it has sat again.
+    Who is jailed already sits out its notice: it is judged when it has sat again. Of those that were down the most
+    absent sit out first, as long as no more than OUT_SHARE of the stake does; the rest pay and sit on. Leaders are
+    known an epoch ahead: whoever can silence one machine at a time would else be left alone in the committee.
     """
+    down: list[tuple[int, int, bytes, int]] = []
     for seat, (operator, *_) in enumerate(committee.seats):
         jail = load_jail(state, operator)
         if jail is not None and epoch + 2 < jail.until_epoch:
             continue
-        if not is_down(tally, seat, chain):
-            if jail is not None:
-                save_jail(state, operator, None)
-            continue
-        times = min((jail.times if jail else 0) + 1, JAIL_TIMES_MAX)
-        until = epoch + 2 + 2**times
-        save_jail(state, operator, JailRecord(until, times))
+        if is_down(tally, seat, chain):
+            down.append((tally.finalised[seat], seat, operator, jail.times if jail else 0))
+        elif jail is not None:
+            save_jail(state, operator, None)
+    if not down:
+        return
+    out, total = _stake_out(state, epoch + 2)
+    part, whole = OUT_SHARE
+    for _, _, operator, times in sorted(down):
         amount = take_bonded(state, operator, bonded(state, operator) // DOWNTIME_DIVISOR)
         burn(state, amount)
+        record = load_stake(state, operator)
+        stake = record.amount if record else 0
+        until, times = epoch + 2, min(times + 1, JAIL_TIMES_MAX)
+        if not out or (out + stake) * whole <= total * part:
+            until += 2**times
+            out += stake
+        save_jail(state, operator, JailRecord(until, times))
         emit(JAILED(operator, epoch, until, times, amount))
+
+
+def _stake_out(state: Reader, epoch: int) -> tuple[int, int]:
+    """Return the stake that is jailed for a while in ``epoch``, and all that is not out for ever."""
+    out = total = 0
+    for address, record in largest_stakes(state, CANDIDATES_MAX):
+        jail = load_jail(state, address)
+        if jail is not None and jail.until_epoch == FOREVER:
+            continue
+        total += record.amount
+        if jail is not None and epoch < jail.until_epoch:
+            out += record.amount
+    return out, total
 
 
 def _is_signalled(committee: Committee, tally: Tally, version: int) -> bool:

@@ -389,6 +389,27 @@ def test_downtime_takes_what_is_left_of_who_has_left(world: World) -> None:
     assert load_jail(world.state, away.address) is not None
 
 
+def test_downtime_leaves_nobody_alone_in_the_committee(world: World) -> None:
+    """Whoever silences each leader in its turn, and leads itself, sees a quarter of the stake out, not all."""
+    alone = FOUNDERS[3].address
+    world.dead = {key.address for key in FOUNDERS[:3]}
+    world.finish()
+    records = [load_jail(world.state, key.address) for key in FOUNDERS]
+    assert sorted(record.until_epoch for record in records[:3] if record) == [2, 2, 4]
+    assert records[3] is None
+    selected = load_committee(world.state, 2)
+    assert selected is not None
+    assert (selected.size, selected.seat_of(alone) is not None) == (3, True)
+    assert all(bonded(world.state, address) < 5 * MINIMUM for address in world.dead)
+    world.finish()
+    again = [load_jail(world.state, key.address) for key in FOUNDERS[:3]]
+    assert sorted((record.until_epoch, record.times) for record in again if record) == [(3, 2), (3, 2), (4, 1)]
+    world.dead = set()
+    world.finish(2)
+    assert world.epoch.committee.size == 4
+    assert [load_jail(world.state, key.address) for key in FOUNDERS].count(None) == 3
+
+
 def test_a_jail_never_empties_a_committee(world: World) -> None:
     for key in FOUNDERS:
         world.put_jail(key.address, JailRecord(1_000, 3))
