@@ -81,6 +81,7 @@ EXEMPT = {
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "rpc.client:Client._send": "bounded, parsed by the library, refused as GatewayUnreachable",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
+    "node.simulation.campaign:_readable": OWN_FILE,
     # No decoders
     "node.agreement:_ChainPort._in_thread": NO_DECODER,
     "node.cli.bench:_load": NO_DECODER,

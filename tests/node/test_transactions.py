@@ -27,7 +27,9 @@ from p2p.service import GossipItem
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
 from state.primitives.transactions import TRANSACTION_LIMIT_BYTES, sign_transaction
+from state.transition.staking import STAKING_ADDRESS
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
+from tests.ethereum import sign_dynamic, sign_legacy
 from tests.node.world import COIN, World
 from tests.p2p.helpers import account
 
@@ -76,10 +78,25 @@ def transfer(number: int, nonce: int = 0, *, chain_id: int = 7, gas: int = TRANS
     )  # fmt: skip
 
 
+def called(number: int, to: bytes = TO, data: bytes = b"", *, is_legacy: bool = False) -> bytes:
+    """What a wallet of Ethereum sends."""
+    if is_legacy:
+        return sign_legacy(account(number), chain_id=7, nonce=0, to=to, value=COIN, data=data, price=FEE)
+    return sign_dynamic(account(number), chain_id=7, nonce=0, to=to, value=COIN, data=data, fee=FEE)
+
+
 def forged(number: int) -> bytes:
     """A transaction from whose signature nobody can be recovered."""
     raw = transfer(number)
     return raw[:-65] + b"\xff" * 64 + b"\0"
+
+
+async def test_transactions_of_wallets_travel_like_any_other(node: Node, autojump_clock: object) -> None:
+    batch = encode_batch([called(0), called(1, is_legacy=True), transfer(2), called(3, data=b"note")])
+    assert await node.hear(batch) == [Verdict.ACCEPT]
+    assert len(node.world.ledger.mempool) == 4
+    assert await node.hear(encode_batch([called(4, STAKING_ADDRESS, b"\1\2\3\4")])) == [Verdict.REJECT]
+    assert len(node.world.ledger.mempool) == 4
 
 
 async def test_a_good_new_batch_goes_on_as_it_came(node: Node, autojump_clock: object) -> None:
