@@ -48,6 +48,8 @@ __all__ = ["run"]
 CHAIN_ID: Final = 31_337
 SENDERS: Final = 64
 CONNECTIONS: Final = 16
+NATIVE: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBalance","params":["0x%s"]}'
+ETHEREUM: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["0x%s","latest"]}'
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _VALIDATOR: Final = SecretKey(b"\x77" * 32)
 
@@ -70,6 +72,9 @@ def run(*, accounts: int = 5_000, seconds: float = 3.0, rate_per_s: int = 2_000)
             batch = load.flood(lambda: load.batch(100), seconds)
             figures["cpu_us_per_batch_of_100"] = batch[0]
             figures["node_cpu_us_per_batch_of_100"] = batch[1]
+            wallets = load.flood(lambda: load.balance(ETHEREUM), seconds)
+            figures["cpu_us_per_eth_get_balance"] = wallets[0]
+            figures["cpu_us_per_eth_batch_of_100"] = load.flood(lambda: load.batch(100, ETHEREUM), seconds)[0]
             submit = load.flood(load.submit(), seconds)
             figures["submit_cpu_us_per_transaction"] = submit[0]
             figures["node_submit_cpu_us_per_transaction"] = submit[1]
@@ -246,15 +251,15 @@ class _Load:
         """Ask for an account that nobody asked for before."""
         return self._http(self._call(self._random.randbytes(20)))
 
-    def _call(self, address: bytes | None = None) -> bytes:
+    def _call(self, address: bytes | None = None, text: bytes = NATIVE) -> bytes:
         who = (address or _address(self._random.randrange(self._accounts))).hex()
-        return b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBalance","params":["0x%s"]}' % who.encode()
+        return text % who.encode()
 
-    def balance(self) -> bytes:
-        return self._http(self._call())
+    def balance(self, text: bytes = NATIVE) -> bytes:
+        return self._http(self._call(text=text))
 
-    def batch(self, size: int) -> bytes:
-        return self._http(b"[" + b",".join(self._call() for _ in range(size)) + b"]")
+    def batch(self, size: int, text: bytes = NATIVE) -> bytes:
+        return self._http(b"[" + b",".join(self._call(text=text) for _ in range(size)) + b"]")
 
     def submit(self) -> Callable[[], bytes]:
         """Return a source of requests with transactions signed beforehand."""
