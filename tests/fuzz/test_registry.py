@@ -11,7 +11,7 @@ from tests.fuzz.decoders import TARGETS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "node", "testnet")
-NOT_PRODUCT = re.compile(r"node/bench/|consensus/simulation/|testnet/(bench|load)\.py")
+NOT_PRODUCT = re.compile(r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py")
 NAMED = re.compile(r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$")
 FOREIGN = {
     "bytes",

@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2p.errors import FrameInvalid, QueueOverflow
@@ -40,7 +40,7 @@ def send_raw(mux: Mux, plaintext: bytes) -> bytes:
     return seal(mux.session.send, plaintext)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(Class)), st.integers(0, 0xEF), st.integers(0, 5 * FRAGMENT_BYTES)),
