@@ -164,6 +164,8 @@ class Method(NamedTuple):
     """Works over a WebSocket alone; ``handle`` then gets the caller's session instead of the node."""
     needs_caller: bool = False
     """``handle`` gets, after the node, the name of the caller's budget."""
+    weigh: Callable[..., int] | None = None
+    """What a call costs beside ``cost``, by the node and the parameters: where these ask for much or little."""
     group: str = "chain"
     """Heading in the documentation."""
 

@@ -8,9 +8,10 @@ from rpc.errors import RpcError
 from state.primitives.abi import revert_data
 from state.transition.errors import CallRefused
 
-__all__ = ["Reverted", "as_revert"]
+__all__ = ["NotFinalYet", "Reverted", "as_revert"]
 
 REVERTED: Final = 3
+TIMED_OUT: Final = 4
 
 
 class Reverted(RpcError):
@@ -28,6 +29,23 @@ class Reverted(RpcError):
     def to_json(self) -> dict[str, Any]:
         """Return the error object; the data is bytes, as decoders of reverts expect."""
         return {"code": REVERTED, "message": self.message, "data": "0x" + revert_data(self.revert_reason).hex()}
+
+
+class NotFinalYet(RpcError):
+    """A transaction was taken, but is not final within the time; ``hash_`` is what to ask for later (EIP-7966)."""
+
+    def __init__(self, hash_: str) -> None:
+        super().__init__("not_final_yet", "the transaction was taken but is not final within the timeout")
+        self.hash = hash_
+
+    @property
+    def number(self) -> int:
+        """The number that EIP-7966 gives a timeout."""
+        return TIMED_OUT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error object; the data is the hash alone."""
+        return {"code": TIMED_OUT, "message": self.message, "data": self.hash}
 
 
 def as_revert(error: RpcError) -> RpcError:

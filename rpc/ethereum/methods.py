@@ -7,13 +7,14 @@ with "pending" it counts what waits in the mempool.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from typing import Any, Final
 
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.ethereum import render
 from rpc.ethereum.contracts import CODE, CONTRACTS, abi_json, parameters_of, view_of
-from rpc.ethereum.errors import Reverted, as_revert
+from rpc.ethereum.errors import NotFinalYet, Reverted, as_revert
 from rpc.ethereum.filters import LiveFilter
 from rpc.ethereum.logs import BLOCKS_MAX, find_logs, logs_in
 from rpc.ethereum.params import (
@@ -41,6 +42,7 @@ from rpc.schema import (
     Schema,
     array,
     data,
+    natural,
     nullable,
     obj,
     ref,
@@ -59,6 +61,10 @@ __all__ = ["METHODS"]
 
 FEE_BLOCKS_MAX: Final = 100
 """Blocks of one fee history; more are asked for in several questions."""
+BLOCKS_OF_UNIT: Final = 10
+"""Blocks looked through that cost as much as reading one record."""
+SYNC_WAIT_MS: Final = 20_000
+"""How long ``eth_sendRawTransactionSync`` waits where nothing else is asked for, and at most."""
 SHA3_LIMIT_BYTES: Final = 64 * 1024
 _NO_CREATION: Final = "contract creation is not supported"
 
@@ -341,6 +347,15 @@ async def send_raw_transaction(node: Node, raw: bytes) -> Json:
         raise as_revert(error) from None
 
 
+async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> Json:
+    """Answer ``eth_sendRawTransactionSync`` (EIP-7966): the receipt, in one question."""
+    sent = await send_raw_transaction(node, raw)
+    hash_ = bytes.fromhex(sent[2:])
+    if await node.wait_transaction(hash_, min(timeout_ms, SYNC_WAIT_MS)) is None:
+        raise NotFinalYet(sent)
+    return await get_receipt(node, hash_)
+
+
 async def _find_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
     """Return block and index of a transaction, once the head is there: after it come questions of balances."""
     place = await node.locate(hash_)
@@ -440,6 +455,22 @@ def _range(node: Node, wanted: FilterParam) -> tuple[int, int]:
             "invalid_params", "invalid params: block range extends beyond current head block", param="toBlock"
         )
     return first, last
+
+
+def _weigh_logs(node: Node, wanted: FilterParam) -> int:
+    if wanted.block_hash is not None:
+        return 0
+    first, last = _range(node, wanted)
+    return (last - first) // BLOCKS_OF_UNIT
+
+
+def _weigh_filter(node: Node, identifier: int) -> int:
+    live = node.filters.get(identifier)
+    return max(_end(node, live) - live.first, 0) // BLOCKS_OF_UNIT
+
+
+def _weigh_fees(_node: Node, count: int, *_: Any) -> int:
+    return min(count, FEE_BLOCKS_MAX)
 
 
 async def get_logs(node: Node, wanted: FilterParam) -> Json:
@@ -548,10 +579,26 @@ _SYNC_OUT: Final[Schema] = {
 
 
 def _method(
-    name: str, summary: str, handle: Any, result: Schema, *params: Param, cost: int = 1, caller: bool = False
+    name: str,
+    summary: str,
+    handle: Any,
+    result: Schema,
+    *params: Param,
+    cost: int = 1,
+    caller: bool = False,
+    weigh: Callable[..., int] | None = None,
 ) -> Method:
     return Method(
-        name, summary, handle, result, params, cost, has_min_height=False, needs_caller=caller, group="ethereum"
+        name,
+        summary,
+        handle,
+        result,
+        params,
+        cost,
+        has_min_height=False,
+        needs_caller=caller,
+        weigh=weigh,
+        group="ethereum",
     )
 
 
@@ -598,7 +645,8 @@ METHODS: Final[tuple[Method, ...]] = (
         Param("count", COUNT, "How many blocks."),
         Param("newest", BLOCK, "The last of them."),
         Param("percentiles", PERCENTILES, "Percentiles of the tips, by gas.", required=False),
-        cost=20,
+        cost=5,
+        weigh=_weigh_fees,
     ),
     _method(
         "eth_call", "The answer of a view; a write is only tried", call, BYTES_OUT, _CALL, _AT, cost=5
@@ -611,6 +659,21 @@ METHODS: Final[tuple[Method, ...]] = (
         HASH_OUT,
         Param("raw", data(TRANSACTION_LIMIT_BYTES), "The signed transaction."),
         cost=5,
+    ),
+    _method(
+        "eth_sendRawTransactionSync",
+        "Hand in a signed transaction and wait for its receipt (EIP-7966)",
+        send_raw_transaction_sync,
+        ref("EthReceipt"),
+        Param("raw", data(TRANSACTION_LIMIT_BYTES), "The signed transaction."),
+        Param(
+            "timeout_ms",
+            natural(1, SYNC_WAIT_MS),
+            "Give up waiting after this time: error 4 with the hash as data.",
+            required=False,
+            default=SYNC_WAIT_MS,
+        ),
+        cost=10,
     ),
     _method(
         "eth_getTransactionByHash", "A transaction of a block or of the mempool", get_transaction,
@@ -646,14 +709,20 @@ METHODS: Final[tuple[Method, ...]] = (
     _method("eth_getUncleCountByBlockHash", "None", get_uncle_count, _COUNT_OUT, _BLOCK_HASH, cost=2),
     _method("eth_getUncleByBlockNumberAndIndex", "Null: there are none", get_uncle, NULL, _BLOCK, _INDEX),
     _method("eth_getUncleByBlockHashAndIndex", "Null: there are none", get_uncle, NULL, _BLOCK_HASH, _INDEX),
-    _method("eth_getLogs", f"Logs of up to {BLOCKS_MAX} blocks", get_logs, LOGS_OUT, _FILTER, cost=50),
+    _method(
+        "eth_getLogs", f"Logs of up to {BLOCKS_MAX} blocks", get_logs, LOGS_OUT, _FILTER, cost=10,
+        weigh=_weigh_logs,
+    ),
     _method("eth_newFilter", "A filter of logs to poll", new_filter, QUANTITY_OUT, _FILTER, caller=True),
     _method("eth_newBlockFilter", "A filter of new blocks to poll", new_block_filter, QUANTITY_OUT, caller=True),
     _method(
         "eth_getFilterChanges", "What is new since the last poll", get_filter_changes,
         {"anyOf": [LOGS_OUT, array(HASH_OUT)]}, _FILTER_ID, cost=10,
     ),
-    _method("eth_getFilterLogs", "All logs of a filter", get_filter_logs, LOGS_OUT, _FILTER_ID, cost=50),
+    _method(
+        "eth_getFilterLogs", "All logs of a filter", get_filter_logs, LOGS_OUT, _FILTER_ID, cost=10,
+        weigh=_weigh_filter,
+    ),
     _method("eth_uninstallFilter", "End a filter", uninstall_filter, {"type": "boolean"}, _FILTER_ID),
 )  # fmt: skip
 """The methods of the Ethereum namespace; ``rpc.ethereum.sessions`` adds those of a WebSocket."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ def legacy(key: SecretKey, nonce: int, to: bytes, value: int = 0, data: bytes = 
     return sign_legacy(key, nonce=nonce, to=to, value=value, data=data, **options)
 
 
-async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
+async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path / "db")
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
         called: set[str] = set()
@@ -213,7 +214,31 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         short = await call("eth_feeHistory", 2, "0x2", None)
         assert "reward" not in short
         assert short["baseFeePerGas"] == history["baseFeePerGas"][1:4]
+
+        # Send and wait in one
+        answers: list[Any] = []
+        taken, submit = trio.Event(), node.submit
+
+        def take(raw: bytes, sender: bytes) -> bytes:
+            hash_ = submit(raw, sender)
+            taken.set()
+            return hash_
+
+        monkeypatch.setattr(node, "submit", take)
+
+        async def send() -> None:
+            raw = hexed(dynamic(CAROL, 1, DAVE.address, 1))
+            answers.append(await call("eth_sendRawTransactionSync", raw))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await taken.wait()
+            await mint(it, node)
+        assert answers[0]["status"] == "0x1"
         assert ETHEREUM - called == set()
+        late = hexed(dynamic(CAROL, 2, DAVE.address, 1))
+        error = await it.error("eth_sendRawTransactionSync", late, 1)
+        assert (error["code"], error["data"]) == (4, hexed(keccak(bytes.fromhex(late[2:]))))
 
 
 async def test_a_client_can_make_the_signed_bytes_of_what_it_is_shown(tmp_path: Path) -> None:
