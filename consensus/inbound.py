@@ -57,6 +57,7 @@ class Inbound(NamedTuple):
 
     ``reply`` is a message that is answered, ``window`` proves ``blocks`` that were asked for. ``epoch`` is that of
     a message of another epoch: ``early`` is kept until it begins, who asks about an old one is told how it ended.
+    ``during`` is the epoch whose committee the checks and events are of: it may end while they are verified.
     """
 
     sender: bytes
@@ -67,6 +68,7 @@ class Inbound(NamedTuple):
     window: Certificate | None = None
     epoch: int | None = None
     early: Decoded | None = None
+    during: int | None = None
 
 
 def decode_inbound(data: bytes) -> Decoded:

@@ -321,12 +321,13 @@ class Replica:
                 return self._receive_proposal(sender, message, blocks)
             case Certificates(certificates):
                 events, checks = self._certificate_events(certificates)
-                return Inbound(sender, events, checks) if events else None
+                return Inbound(sender, events, checks, during=self._epoch) if events else None
             case BlockReply():
                 block_hash, block, _ = blocks[0]
                 if not core.wants_block(block_hash):
                     return None
-                return Inbound(sender, (c.BlockReceived(block_hash, block.header),), (), blocks)
+                event = c.BlockReceived(block_hash, block.header)
+                return Inbound(sender, (event,), (), blocks, during=self._epoch)
             case BlocksReply(from_height, certificate, _):
                 last = blocks[-1][1].header.height
                 if last <= core.root.height or not self._sync.is_asked(sender, from_height, len(blocks)):
@@ -334,7 +335,7 @@ class Replica:
                 if certificate.epoch != self._epoch or last > self._reign.last_height:
                     raise DecodeError("a window of blocks of another epoch")
                 checks = certificate_checks(self._committee, self._genesis_hash, certificate)
-                return Inbound(sender, (), checks, blocks, window=certificate)
+                return Inbound(sender, (), checks, blocks, window=certificate, during=self._epoch)
             case GetCertificates(_, from_view, to_view):
                 found = core.certificates(from_view, to_view)
                 return Inbound(sender, (), (), reply=Certificates(found)) if found else None
@@ -354,7 +355,7 @@ class Replica:
         if not wanted:
             return None
         checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
-        return Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks)
+        return Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks, during=self._epoch)
 
     def _receive_foreign(self, sender: bytes, decoded: Decoded, epoch: int) -> Inbound | None:
         """A message of another epoch: too early here, or of one that has ended."""
@@ -396,10 +397,10 @@ class Replica:
             if self.core.wants_vote(vote):
                 events = (*events, c.VoteReceived(vote))
                 checks = (*checks, vote_check(self._committee, self._genesis_hash, vote))
-            return Inbound(sender, events, checks) if events else None
+            return Inbound(sender, events, checks, during=self._epoch) if events else None
         check = vote_check(self._committee, self._genesis_hash, vote)
         event = c.ProposalReceived(vote, blocks[0][1].header)
-        return Inbound(sender, (*events, event), (*checks, check), blocks)
+        return Inbound(sender, (*events, event), (*checks, check), blocks, during=self._epoch)
 
     def _certificate_events(
         self, certificates: Iterable[Certificate]
@@ -415,9 +416,11 @@ class Replica:
 
     def admit(self, inbound: Inbound, now_ms: int) -> list[Action]:
         """Take a message in whose signatures are valid."""
-        sender, events, _, blocks, reply, window, epoch, _ = inbound
+        sender, events, _, blocks, reply, window, epoch, _, during = inbound
         if epoch is not None:
             return self._admit_foreign(inbound, epoch, now_ms)
+        if during is not None and during != self._epoch:  # its signatures are those of the committee before
+            return self._admit_foreign(inbound, during, now_ms)
         if len(events) == 1 and not blocks:  # a single vote, which is nearly all of the traffic
             return self._run(self.core.step(events[0], now_ms), now_ms)
         if window is not None:

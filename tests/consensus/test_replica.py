@@ -143,6 +143,36 @@ def test_an_epoch_begins_with_its_floor_on_disk_before_anything_is_said() -> Non
     assert [action.epoch for action in actions if isinstance(action, c.Build)] in ([], [1])
 
 
+def test_what_was_verified_while_the_epoch_changed_counts_for_the_committee_that_signed_it() -> None:
+    """A vote of the old committee is none of the new one's seat of that number, least of all of the own seat."""
+    replica = replica_of()
+    votes = [signed(FOUR, NULLIFY, Candidate(0, view, 0, ZERO_HASH), seat) for view in (1, 2) for seat in (0, 1)]
+    block_hash, block = block_of(FIRST, 1, 1, ROOT.block_hash, ROOT.state_root)
+    candidate = Candidate(0, 1, 0, block_hash)
+    leader = FOUR.leader(1)
+    messages: list[Message] = [
+        Votes(tuple(votes)),
+        Certificates((certified(FOUR, NOTARIZE, candidate),)),
+        Proposal(candidate, signed(FOUR, NOTARIZE, candidate, leader).signature, None, (), encode_block(block)),
+    ]
+    inbound = [replica.receive(PEER, r.decode_inbound(encode_message(message))) for message in messages]
+    ended(replica)
+    replica.begin_epoch(second(), 0)
+    assert FIVE.seats[1].vote_key == vote_key(3).vote_key, "the own seat has the number that was another's"
+    before = replica.core.heard()
+    for received in inbound:
+        assert received is not None
+        replica.admit(received, 7)
+    assert not replica.core.is_halted
+    assert replica.core.heard() == before
+    assert replica.sizes() | {"votes": 0, "proposals": 0, "blocks": 0} == replica.sizes()
+    # In the epoch of its own a fault is still a fault.
+    fault = signed(FOUR, FINALIZE, Candidate(0, 1, 0, b"y" * 32), 1)  # after its NULLIFY above
+    late = replica.receive(PEER, r.decode_inbound(encode_message(Votes((fault,)))))
+    assert late is not None
+    assert any(isinstance(action, c.FoundEquivocation) for action in replica.admit(late, 7))
+
+
 def test_who_is_not_seated_follows_and_comes_back() -> None:
     replica = replica_of()
     ended(replica)
