@@ -196,7 +196,7 @@ class Dispatcher:
                 if min_height is not None and self._node.head.height < min_height:
                     await self._node.wait_height(min_height)
             if method.weigh is not None:
-                self._charge(caller, method.weigh(self._node, *values))
+                self._budgets.owe(caller.key, method.weigh(self._node, *values), self._clock())
             if method.needs_session:
                 if caller.session is None:
                     raise RpcError(

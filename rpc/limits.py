@@ -80,6 +80,13 @@ class Budgets:
             self._buckets.popitem(last=False)
         return 0.0
 
+    def owe(self, caller: str, cost: float, now: float) -> None:
+        """Take ``cost`` units more for a request that is served, whatever is left: the caller's next ones wait."""
+        if self._rate_per_s and cost:
+            level, since = self._buckets.get(caller, (self._burst, now))
+            level = min(self._burst, level + (now - since) * self._rate_per_s)
+            self._buckets[caller] = (level - cost, now)
+
 
 def caller_key(host: str) -> str:
     """Return whose budget a caller at ``host`` uses: an IPv4 address, or the /64 that one site has of IPv6."""

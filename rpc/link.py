@@ -521,6 +521,10 @@ class Link:
             if place is not None or not await self._head_above(height, until):
                 return place
 
+    async def yield_turn(self) -> None:
+        """Let other requests have their turn."""
+        await asyncio.sleep(0)
+
     async def wait_height(self, height: int) -> None:
         """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
         until = asyncio.get_running_loop().time() + MIN_HEIGHT_WAIT_MS / 1000

@@ -87,6 +87,10 @@ class Node(Protocol):
         """Return height and index as soon as a transaction is final, None when the time is over."""
         ...
 
+    async def yield_turn(self) -> None:
+        """Let other requests have their turn; called by who looks through much that is at hand."""
+        ...
+
     async def wait_height(self, height: int) -> None:
         """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
         ...

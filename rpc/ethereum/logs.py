@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -137,7 +136,7 @@ async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> lis
     found: list[Json] = []
     for height in range(max(first, 1), last + 1):  # the genesis has no block
         if height % _TURN == 0:
-            await asyncio.sleep(0)
+            await node.yield_turn()
         bloom = node.blooms.get(height)
         if bloom is not None and not all(any(mask & bloom == mask for mask in some) for some in masks):
             continue

@@ -138,7 +138,8 @@ async def net_listening(_node: Node) -> Json:
 async def client_version(node: Node) -> Json:
     """Answer ``web3_clientVersion``."""
     system = f"{platform.system().lower()}-{platform.machine()}"
-    return f"{node.description.version}/{system}/python{platform.python_version()}"
+    version = node.description.version.removeprefix("dekube/")
+    return f"dekube/{version}/{system}/python{platform.python_version()}"
 
 
 async def sha3(_node: Node, content: bytes) -> Json:

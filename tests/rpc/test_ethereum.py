@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpc.dispatch import DispatchOptions
 from rpc.errors import RpcError
 from rpc.ethereum.contracts import VIEWS, abi_json, parameters_of
 from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
 from rpc.ethereum.logs import LogFilter, bloom_of
 from rpc.events import EVENTS
+from rpc.gateway import GatewayOptions
 from rpc.surface import DOCUMENT, SURFACE
 from state.primitives.abi import AbiValue, Function, encode_values
 from state.primitives.hashing import keccak
@@ -26,6 +29,7 @@ from state.transition.staking import STAKED, STAKING_ADDRESS, UNBONDED, stake_pa
 from state.transition.transfer import TRANSFER_GAS
 from state.view import EMPTY, Overlay
 from tests.ethereum import rlp, sign_dynamic, sign_legacy
+from tests.fuzz.mutate import mutate
 from tests.rpc.harness import (
     ALICE,
     BOB,
@@ -312,6 +316,39 @@ async def test_refusals_have_the_words_that_clients_know_and_change_nothing(tmp_
         unknown = await it.error("eth_sendTransaction", {})
         assert unknown["code"] == -32601
         assert "the method eth_sendTransaction does not exist/is not available" in unknown["message"]
+
+
+async def test_changed_transactions_are_refused_with_a_code_or_are_somebody_elses(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    known = [
+        dynamic(ALICE, 0, DAVE.address, 5, b"note"),
+        legacy(BOB, 0, DAVE.address, 3),
+        dynamic(BOB, 0, STAKING_ADDRESS, 2_000 * COIN, stake_data(node, BOB), gas=600_000),
+        transfer(CAROL, 0, DAVE.address, 9),
+    ]
+    random = Random("wallets")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        raws = {mutate(random, random.choice(known), known)[:4096] for _ in range(600)} - set(known)
+        requests = [
+            {"jsonrpc": "2.0", "id": number, "method": "eth_sendRawTransaction", "params": [hexed(raw)]}
+            for number, raw in enumerate(raws)
+        ]
+        for answer in await it.raw(requests):
+            assert answer["error"]["code"] in (-32000, 3), answer
+        assert node.pool.pending_count == node.pool.queued_count == 0
+        for key in (ALICE, BOB, CAROL):
+            assert await it.call("eth_getTransactionCount", who(key), "pending") == "0x0"
+
+
+async def test_who_asks_for_many_blocks_pays_for_many(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    options = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=1, burst=23))
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
+        await mint(it, node, 120)
+        for _ in range(2):  # 21 units each, of which 11 for the blocks
+            assert await it.call("eth_getLogs", {"fromBlock": "0x1"}) == []
+        error = await it.error("eth_getLogs", {"fromBlock": "0x78"})
+        assert (error["code"], error["data"]["reason"]) == (-32005, "limit_exceeded")
 
 
 async def test_a_revert_carries_its_reason_as_solidity_would(tmp_path: Path) -> None:
