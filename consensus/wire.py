@@ -49,6 +49,8 @@ BLOCKS_MAX: Final = 64
 WINDOW_BYTES_MAX: Final = 4 * 1024 * 1024
 """A window of blocks is cut at this size; one larger block still travels alone."""
 
+_ITEMS_MAX: Final = 16 + 8 * max(VOTES_MAX, CERTIFICATES_MAX, NULLS_MAX + 1 + BLOCKS_MAX)
+"""A vote and a certificate are arrays of seven; a block is one item here."""
 _EPOCHS: Final = 2**32
 _VIEWS: Final = 2**48
 
@@ -176,7 +178,7 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(data: bytes) -> Message:
     """Return the message of ``data``: shapes and ranges are right, nothing is verified. Raises DecodeError."""
-    match decode(data, limit_bytes=MESSAGE_LIMIT_BYTES):
+    match decode(data, limit_bytes=MESSAGE_LIMIT_BYTES, limit_items=_ITEMS_MAX):
         case [1, list(votes)] if 0 < len(votes) <= VOTES_MAX:
             return Votes(tuple([_vote(vote) for vote in votes]))
         case [2, int(epoch), int(view), int(parent_view), bytes(block_hash), bytes(signature), justify,

@@ -95,7 +95,12 @@ class FrameBuffer:
             end = start + _LENGTH_BYTES + length
             if len(buffer) < end:
                 break
-            values.append(decode(bytes(buffer[start + _LENGTH_BYTES : end]), limit_bytes=self._limit_bytes))
+            # Between a node and its own gateway: answers may be dense, and nobody else can send here.
+            values.append(
+                decode(
+                    bytes(buffer[start + _LENGTH_BYTES : end]), limit_bytes=self._limit_bytes, limit_items=length
+                )
+            )
             start = end
         del buffer[:start]
         return values

@@ -32,6 +32,9 @@ HEADER_LIMIT_BYTES: Final = 1024
 BLOCK_LIMIT_BYTES: Final = 8 * 1024 * 1024
 """Hard bound of the decoder; the genesis parameter ``body_bytes_max`` is the chain's own, lower one."""
 BITMAP_LIMIT_BYTES: Final = 32
+_BLOCK_ITEMS_FREE: Final = 128
+_TRANSACTION_BYTES_MIN: Final = 64
+"""Every transaction is longer: it has a signature of so many bytes."""
 
 
 class Header(NamedTuple):
@@ -142,7 +145,9 @@ def is_body_of(block: Block) -> bool:
 
 def decode_block(data: bytes, *, limit_bytes: int = BLOCK_LIMIT_BYTES) -> Block:
     """Return the block of ``data``; its roots and transactions are not checked yet. Raises DecodeError."""
-    match decode(data, limit_bytes=limit_bytes):
+    match decode(
+        data, limit_bytes=limit_bytes, limit_items=_BLOCK_ITEMS_FREE + len(data) // _TRANSACTION_BYTES_MIN
+    ):
         case [list(header), list(transactions), list(evidence)] if all(
             type(item) is bytes for item in transactions
         ) and all(type(item) is bytes for item in evidence):

@@ -13,7 +13,7 @@ import cbor2
 
 from state.primitives.errors import DecodeError
 
-__all__ = ["DEPTH_MAX", "INTEGER_BITS_MAX", "Value", "decode", "encode"]
+__all__ = ["DEPTH_MAX", "INTEGER_BITS_MAX", "ITEMS_FREE", "ITEM_BYTES_MIN", "Value", "decode", "encode"]
 
 Value: TypeAlias = "int | bytes | str | list[Value] | tuple[Value, ...] | None"
 
@@ -21,6 +21,13 @@ DEPTH_MAX: Final = 16
 """Deepest nesting of arrays that is decoded; every wire and disk type stays far below."""
 INTEGER_BITS_MAX: Final = 256
 """Widest integer in either direction."""
+ITEMS_FREE: Final = 4_096
+ITEM_BYTES_MIN: Final = 8
+"""A long encoding has no more items than ``ITEMS_FREE`` and one for each so many bytes.
+
+An empty array takes one byte on the wire, 64 in memory and a microsecond: without a bound a message of some MiB
+would cost its receiver seconds.
+"""
 
 _INTEGER_LIMIT: Final = 1 << INTEGER_BITS_MAX
 # Tags that the library would turn into other objects, some at unbounded cost (a bigfloat's exponent).
@@ -45,13 +52,18 @@ def encode(value: Value) -> bytes:
     return cbor2.dumps(value)
 
 
-def decode(data: bytes, *, limit_bytes: int) -> Any:
+def decode(data: bytes, *, limit_bytes: int, limit_items: int | None = None) -> Any:
     """Return the value whose canonical encoding is exactly ``data``; arrays come back as lists.
 
-    Raises DecodeError and nothing else, on any bytes. Memory is bounded by a small multiple of ``limit_bytes``.
+    ``limit_items`` bounds the items at all depths together, for types of which it is known; without it the bound
+    follows from the length (``ITEM_BYTES_MIN``). Raises DecodeError and nothing else, on any bytes. Memory is
+    bounded by a small multiple of ``limit_bytes``.
     """
-    if len(data) > limit_bytes:
-        raise DecodeError(f"{len(data)} bytes, limit {limit_bytes}")
+    size = len(data)
+    if size > limit_bytes:
+        raise DecodeError(f"{size} bytes, limit {limit_bytes}")
+    if size > ITEMS_FREE:
+        _check_items(data, ITEMS_FREE + size // ITEM_BYTES_MIN if limit_items is None else limit_items)
     try:
         value = cbor2.loads(
             data,
@@ -67,6 +79,26 @@ def decode(data: bytes, *, limit_bytes: int) -> Any:
     except Exception as error:  # the library documents several types and lets ValueError and others slip
         raise DecodeError(str(error)[:200]) from None
     return value
+
+
+def _check_items(data: bytes, limit: int) -> None:
+    """Refuse more than ``limit`` items, by their heads alone; what is malformed is left to the library."""
+    at, end, left = 0, len(data), limit
+    while at < end:
+        if not left:
+            raise DecodeError(f"more than {limit} items in {end} bytes")
+        left -= 1
+        head = data[at]
+        at += 1
+        length = head & 31
+        if length >= 24:
+            if length > 27:
+                return
+            width = 1 << length - 24
+            length = int.from_bytes(data[at : at + width], "big")
+            at += width
+        if 0x40 <= head < 0x80:  # a string
+            at += length
 
 
 def _check(value: object, depth: int) -> None:

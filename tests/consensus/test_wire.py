@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from consensus.inbound import decode_inbound
 from consensus.votes import Certificate
 from consensus.wire import (
+    BLOCKS_MAX,
+    CERTIFICATES_MAX,
+    NULLS_MAX,
+    VOTES_MAX,
     BlockReply,
     BlocksReply,
     Certificates,
@@ -27,6 +31,7 @@ from consensus.wire import (
     encode_message,
 )
 from state.primitives.blocks import (
+    BLOCK_LIMIT_BYTES,
     VERSION,
     Block,
     Header,
@@ -97,6 +102,26 @@ def test_a_body_under_a_foreign_header_is_refused() -> None:
         ):
             with pytest.raises(DecodeError):
                 decode_inbound(encode_message(message))
+
+
+def test_the_largest_messages_pass_and_what_unfolds_in_memory_does_not() -> None:
+    certificate = Certificate(NULLIFY, 2**32 - 1, 2**48 - 1, 0, bytes(32), b"\xff" * 13, b"t" * 6_400)
+    vote = Vote(FINALIZE, 2**32 - 1, 2**48 - 1, 2**48 - 2, HASH, 99, b"v" * 64)
+    for message in (
+        Votes((vote,) * VOTES_MAX),
+        Certificates((certificate,) * CERTIFICATES_MAX),
+        Proposal(CANDIDATE, b"v" * 64, certificate, (certificate,) * NULLS_MAX, bytes(BLOCK_LIMIT_BYTES)),
+        BlocksReply(2**48 - 1, certificate, (bytes(100_000),) * BLOCKS_MAX),
+    ):
+        assert decode_message(encode_message(message)) == message
+    many = 1 << 20
+    bomb = b"\x9a" + many.to_bytes(4, "big") + b"\x80" * many
+    for kind in range(1, 10):
+        with pytest.raises(DecodeError, match="items"):
+            decode_message(b"\x82" + bytes((kind,)) + bomb)
+    for block in (b"\x83" + bomb + b"\x80\x80", b"\x83\x80" + bomb.replace(b"\x80", b"\x40") + b"\x80"):
+        with pytest.raises(DecodeError, match="items"):
+            decode_inbound(encode_message(BlockReply(block)))
 
 
 def test_a_window_proves_itself_or_is_refused() -> None:

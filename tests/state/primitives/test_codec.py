@@ -45,6 +45,34 @@ def test_depth_and_size_are_bounded() -> None:
         decode(encode(b"x" * 100), limit_bytes=100)
 
 
+def test_items_are_bounded_where_they_would_cost_more_than_their_bytes() -> None:
+    many = 200_000
+    array = b"\x9a" + many.to_bytes(4, "big")
+    for item in (b"\x80", b"\x00", b"\x40", b"\x60", b"\xf6", b"\x81\x80"):
+        data = array + item * many
+        with pytest.raises(DecodeError, match="items"):
+            decode(data, limit_bytes=1 << 24)
+        with pytest.raises(DecodeError, match="items"):
+            decode(encode([b"x" * 50_000]) + data, limit_bytes=1 << 24)
+    assert len(decode(array + b"\x00" * many, limit_bytes=1 << 24, limit_items=many + 1)) == many
+    with pytest.raises(DecodeError, match="items"):
+        decode(array + b"\x00" * many, limit_bytes=1 << 24, limit_items=many)
+
+
+@given(st.lists(VALUES, max_size=20), st.integers(0, 64))
+def test_the_items_of_long_values_are_counted_at_all_depths(values: list[Value], limit: int) -> None:
+    def count(value: Value) -> int:
+        is_bignum = isinstance(value, int) and not -(2**64) <= value < 2**64
+        return 1 + sum(map(count, value)) if isinstance(value, list) else 1 + is_bignum
+
+    value: Value = [b"\xff" * 5_000, values]
+    if count(value) <= limit:
+        assert decode(encode(value), limit_bytes=1 << 20, limit_items=limit) == value
+    else:
+        with pytest.raises(DecodeError):
+            decode(encode(value), limit_bytes=1 << 20, limit_items=limit)
+
+
 @settings(max_examples=2000)
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_value_with_that_very_spelling_or_the_typed_error(data: bytes) -> None:
