@@ -255,6 +255,7 @@ class Undo:
 
 def _decode(data: bytes, limit_bytes: int) -> Any:
     try:
-        return decode(data, limit_bytes=limit_bytes)
+        # This node wrote it: keys and values may be as short as the rules make them.
+        return decode(data, limit_bytes=limit_bytes, limit_items=len(data))
     except DecodeError as error:
         raise StoreDamaged(f"a record does not decode: {error}") from None

@@ -65,7 +65,7 @@ def encode_range(content: RangeOfMap) -> bytes:
 
 def decode_range(data: bytes) -> RangeOfMap:
     """Return the range of ``data``; nothing is verified but the shape of each node. Raises DecodeError."""
-    match decode(data, limit_bytes=RANGE_LIMIT_BYTES):
+    match decode(data, limit_bytes=RANGE_LIMIT_BYTES, limit_items=NODES_MAX + len(data) // 2):
         case [list(flat), list(nodes)] if (
             len(flat) % 2 == 0
             and len(nodes) <= 2 * NODES_MAX

@@ -23,6 +23,7 @@ from state.store import (
     StoreUnavailable,
     Tip,
 )
+from state.store.records import Undo
 from state.trie import Trie, verify_proof
 from tests.state.store.chain import (
     HISTORY_HEIGHTS,
@@ -292,3 +293,9 @@ def test_a_block_that_changes_nothing_leaves_no_undo(tmp_path: Path) -> None:
         assert store.tip.state_root == root
         store.commit(next_block(store, random_changes(random.Random(1), 50)))
         assert dict(store.at(1).scan(b"", b"\xff", 5)) == same
+
+
+def test_records_of_the_shortest_keys_and_values_are_read_again() -> None:
+    keys = [number.to_bytes(2, "big") for number in range(1 << 16)]
+    undo = Undo.decode(Undo(keys, [None] * len(keys)).encode())
+    assert (undo.keys, undo.values) == (keys, [None] * len(keys))

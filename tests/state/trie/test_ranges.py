@@ -70,6 +70,15 @@ def test_what_is_cut_out_verifies_and_travels(size: int, ends: tuple[bytes, byte
     assert all(trie.nodes.get(path) == node for path, node in nodes.items())
 
 
+def test_the_shortest_keys_and_values_travel_and_what_unfolds_in_memory_does_not() -> None:
+    keys = [bytes((table, number)) for table in range(256) for number in range(256)]
+    content = RangeOfMap(tuple((key, b"") for key in keys), ())
+    assert decode_range(encode_range(content)) == content
+    many = 1_000_000
+    with pytest.raises(DecodeError, match="items"):
+        decode_range(b"\x82\x9a" + many.to_bytes(4, "big") + b"\x80" * many + b"\x80")
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SIZES), st.lists(places, max_size=12, unique=True))
 def test_ranges_that_cover_the_map_have_all_of_its_nodes(size: int, ends: list[bytes]) -> None:
