@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from tests.cluster.network import wait_for
 from tests.node.test_signer import signer_process
 
 pytestmark = pytest.mark.cluster
-PORT = 27_900
+PORT = 27_960
 
 
 @contextmanager
@@ -57,7 +58,8 @@ def test_a_validator_votes_through_its_signer_over_tcp_and_both_may_be_killed(tm
     placements = {
         name: Placement("127.0.0.1", "127.0.0.1", PORT, PORT + 1, PORT + 2) for name in member_names(1, 0)
     }
-    plan = make_plan(validators=1, workers=0, seed=5, time_ms=1_700_000_000_000, placements=placements)
+    now_ms = time.time_ns() // 1_000_000  # of an old chain it would ask for the newest state first
+    plan = make_plan(validators=1, workers=0, seed=5, time_ms=now_ms, placements=placements)
     member = next(member for member in plan.members if member.vote is not None)
     assert member.vote is not None and member.options is not None
     home = Home(tmp_path / "node")
