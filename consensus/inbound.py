@@ -1,8 +1,8 @@
-"""Messages on their way in: decoded, waiting for their epoch, answered at a bounded pace. Pure."""
+"""Messages on their way in: queued, decoded, waiting for their epoch, answered at a bounded pace. Pure."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import Final, NamedTuple
 
 from consensus import events as c
@@ -23,12 +23,21 @@ from state.primitives.errors import DecodeError
 from state.primitives.votes import FINALIZE
 
 __all__ = [
+    "ANSWER_BURST_BYTES",
+    "EARLY_BYTES_MAX",
     "EARLY_MESSAGES_MAX",
     "EARLY_OF_ONE_MAX",
     "EARLY_OF_STRANGERS_MAX",
+    "INBOX_MESSAGES_MAX",
+    "SEATS_IN_A_ROW_MAX",
+    "SENDER_MESSAGES_MAX",
+    "STRANGERS_BURST_BYTES",
+    "STRANGERS_MESSAGES_MAX",
+    "Allowance",
     "Decoded",
     "EarlyMessages",
     "Inbound",
+    "Inbox",
     "Pace",
     "decode_inbound",
     "epoch_of",
@@ -40,9 +49,29 @@ EARLY_OF_ONE_MAX: Final = 16
 EARLY_OF_STRANGERS_MAX: Final = 128
 """Of these, those of senders without a seat now, who may have one then: nobody can push out what seats said."""
 EARLY_BYTES_MAX: Final = 8 * 1024 * 1024
+EARLY_OF_STRANGERS_BYTES_MAX: Final = 2 * 1024 * 1024
 VOTE_BYTES: Final = 512
 """What a vote takes in memory, about."""
 ANSWERED_MAX: Final = 256
+ANSWER_BYTES_PER_S: Final = 8 * 1024 * 1024
+"""What one address is sent in answers: some windows of blocks a second."""
+ANSWER_BURST_BYTES: Final = 32 * 1024 * 1024
+STRANGERS_BYTES_PER_S: Final = 12 * 1024 * 1024
+"""What all addresses without a seat are sent together: identities cost nothing, this node's line does."""
+STRANGERS_BURST_BYTES: Final = 48 * 1024 * 1024
+QUESTION_BYTES: Final = 4 * 1024
+"""What a question is charged with, whatever its answer."""
+INBOX_MESSAGES_MAX: Final = 4_096
+INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
+SENDER_MESSAGES_MAX: Final = 512
+"""Of the inbox, what one sender may fill."""
+SENDER_BYTES_MAX: Final = 20 * 1024 * 1024
+"""Room for two of the largest messages, as many windows of blocks as a peer owes at once."""
+STRANGERS_MESSAGES_MAX: Final = INBOX_MESSAGES_MAX // 2
+"""Of the inbox, what all senders without a seat may fill together: votes always find room."""
+STRANGERS_BYTES_MAX: Final = INBOX_BYTES_MAX // 2
+SEATS_IN_A_ROW_MAX: Final = 16
+"""Messages of seats that are taken before one of a stranger, while both wait."""
 
 
 class Decoded(NamedTuple):
@@ -118,6 +147,67 @@ def epoch_of(message: Message) -> int | None:
             return None
 
 
+class Inbox:
+    """Messages that wait to be dealt with: those of seats go first, and strangers cannot fill the room of seats.
+
+    A message counts until it is ``done`` with: one that is decoded or verified beside takes room as well.
+    """
+
+    __slots__ = ("_by_sender", "_bytes", "_messages", "_of_seats", "_of_strangers", "_row", "_strangers")
+
+    def __init__(self) -> None:
+        self._of_seats: deque[tuple[bytes, bytes, bool]] = deque()
+        self._of_strangers: deque[tuple[bytes, bytes, bool]] = deque()
+        self._row = 0
+        self._messages = self._bytes = 0
+        self._strangers = (0, 0)
+        self._by_sender: dict[bytes, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        """How many wait and are not taken yet."""
+        return len(self._of_seats) + len(self._of_strangers)
+
+    def put(self, sender: bytes, data: bytes, *, is_seat: bool) -> bool:
+        """Queue a message; False when there is no room for it."""
+        size = len(data)
+        held, held_bytes = self._by_sender.get(sender, (0, 0))
+        others, other_bytes = self._strangers
+        if (
+            self._messages >= INBOX_MESSAGES_MAX
+            or self._bytes + size > INBOX_BYTES_MAX
+            or held >= SENDER_MESSAGES_MAX
+            or held_bytes + size > SENDER_BYTES_MAX
+            or (not is_seat and (others >= STRANGERS_MESSAGES_MAX or other_bytes + size > STRANGERS_BYTES_MAX))
+        ):
+            return False
+        self._count(sender, 1, size, is_seat=is_seat)
+        (self._of_seats if is_seat else self._of_strangers).append((sender, data, is_seat))
+        return True
+
+    def take(self) -> tuple[bytes, bytes, bool] | None:
+        """Return sender and bytes of the next message, and whether it has a seat's room; None when none waits."""
+        if self._of_seats and (self._row < SEATS_IN_A_ROW_MAX or not self._of_strangers):
+            self._row += 1
+            return self._of_seats.popleft()
+        self._row = 0
+        return self._of_strangers.popleft() if self._of_strangers else None
+
+    def done(self, sender: bytes, size_bytes: int, *, is_seat: bool) -> None:
+        """Give a message's room back."""
+        self._count(sender, -1, -size_bytes, is_seat=is_seat)
+
+    def _count(self, sender: bytes, messages: int, size_bytes: int, *, is_seat: bool) -> None:
+        self._messages += messages
+        self._bytes += size_bytes
+        if not is_seat:
+            self._strangers = self._strangers[0] + messages, self._strangers[1] + size_bytes
+        held, held_bytes = self._by_sender.get(sender, (0, 0))
+        if held + messages:
+            self._by_sender[sender] = held + messages, held_bytes + size_bytes
+        else:
+            del self._by_sender[sender]
+
+
 class EarlyMessages:
     """Messages of the next epoch, undecided until its committee is known; bounded for each sender and in all."""
 
@@ -142,16 +232,31 @@ class EarlyMessages:
             case _:
                 return
         kept = self._kept
-        if sender not in seats and sum(other not in seats for other, _, _ in kept) >= EARLY_OF_STRANGERS_MAX:
-            return
+        if sender not in seats:
+            strangers = [size for other, _, size in kept if other not in seats]
+            if len(strangers) >= EARLY_OF_STRANGERS_MAX or sum(strangers) + size > EARLY_OF_STRANGERS_BYTES_MAX:
+                return
         mine = [at for at, (other, _, _) in enumerate(kept) if other == sender]
         if len(mine) >= EARLY_OF_ONE_MAX:
-            self._bytes -= kept[mine[0]][2]
-            del kept[mine[0]]
+            self._forget(mine[0])
         kept.append((sender, decoded, size))
         self._bytes += size
-        while len(kept) > EARLY_MESSAGES_MAX or self._bytes > EARLY_BYTES_MAX:
-            self._bytes -= kept.popleft()[2]
+        while self._bytes > EARLY_BYTES_MAX:
+            self._forget_of_largest(by_bytes=True)
+        while len(kept) > EARLY_MESSAGES_MAX:
+            self._forget_of_largest(by_bytes=False)
+
+    def _forget(self, at: int) -> None:
+        self._bytes -= self._kept[at][2]
+        del self._kept[at]
+
+    def _forget_of_largest(self, *, by_bytes: bool) -> None:
+        """Make room at the cost of whoever takes most of it, the oldest first."""
+        held: Counter[bytes] = Counter()
+        for sender, _, size in self._kept:
+            held[sender] += size if by_bytes else 1
+        largest = max(held, key=held.__getitem__)
+        self._forget(next(at for at, (sender, _, _) in enumerate(self._kept) if sender == largest))
 
     def take(self) -> list[tuple[bytes, Decoded]]:
         """Return what was kept, oldest first, and forget it."""
@@ -183,3 +288,45 @@ class Pace:
         while len(self._last_ms) > ANSWERED_MAX:
             self._last_ms.popitem(last=False)
         return True
+
+
+class Allowance:
+    """How much may be sent in answer to questions, which are short where answers are long.
+
+    An address may be answered while anything of its allowance is left; what the answer takes beyond is owed.
+    Addresses without a seat share one more allowance.
+    """
+
+    __slots__ = ("_known", "_strangers")
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        """Bytes left, and when that was."""
+        self._strangers = (STRANGERS_BURST_BYTES, 0)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def may(self, address: bytes, now_ms: int, *, is_seat: bool) -> bool:
+        """Tell whether a question of this address is answered now; the question itself is charged."""
+        if self._left(address, now_ms) <= 0 or (not is_seat and self._left_to_strangers(now_ms) <= 0):
+            return False
+        self.charge(address, QUESTION_BYTES, now_ms, is_seat=is_seat)
+        return True
+
+    def charge(self, address: bytes, size_bytes: int, now_ms: int, *, is_seat: bool) -> None:
+        """Take notice of an answer that was sent."""
+        self._known[address] = self._left(address, now_ms) - size_bytes, now_ms
+        self._known.move_to_end(address)
+        while len(self._known) > ANSWERED_MAX:
+            self._known.popitem(last=False)
+        if not is_seat:
+            self._strangers = self._left_to_strangers(now_ms) - size_bytes, now_ms
+
+    def _left(self, address: bytes, now_ms: int) -> int:
+        left, at_ms = self._known.get(address, (ANSWER_BURST_BYTES, now_ms))
+        return min(ANSWER_BURST_BYTES, left + (now_ms - at_ms) * ANSWER_BYTES_PER_S // 1000)
+
+    def _left_to_strangers(self, now_ms: int) -> int:
+        left, at_ms = self._strangers
+        return min(STRANGERS_BURST_BYTES, left + (now_ms - at_ms) * STRANGERS_BYTES_PER_S // 1000)

@@ -43,10 +43,11 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
-from consensus.inbound import Decoded, EarlyMessages, Inbound, Pace, decode_inbound, epoch_of
+from consensus.inbound import Allowance, Decoded, EarlyMessages, Inbound, Pace, decode_inbound, epoch_of
 from consensus.sync import GAP_BLOCKS, BlockSync, Progress, Window
 from consensus.votes import Certificate, Check, Signer, Verifier, certificate_checks, verify_checks, vote_check
 from consensus.wire import (
+    CERTIFICATES_SENT_MAX,
     VIEWS_MAX,
     VOTES_MAX,
     BlockReply,
@@ -178,6 +179,7 @@ class Replica:
         self._early = EarlyMessages()
         self._is_asked_next = False
         self._answers = Pace(parameters.fetch_ms)
+        self._allowance = Allowance()
         self._ahead: bytes | None = None
         self._is_sync_armed = False
         assert root.height < epoch.last_height, "on the last block of an epoch the next one has begun"
@@ -200,6 +202,7 @@ class Replica:
         self._seat = keys.index(self._vote_key) if self._vote_key in keys else None
         self._addresses = tuple([seat.address for seat in epoch.committee.seats])
         self._own_address = b"" if self._seat is None else self._addresses[self._seat]
+        self._seated = frozenset(self._addresses)
 
     def _core(
         self,
@@ -281,6 +284,10 @@ class Replica:
         """The epoch it is in."""
         return self._reign
 
+    def is_seat(self, address: bytes) -> bool:
+        """Tell whether an address has a seat in this epoch."""
+        return address in self._seated
+
     def progress(self, now_ms: int) -> Progress:
         """Return how far catching up is."""
         self._sync.prove(self.core.known_height)
@@ -298,7 +305,7 @@ class Replica:
             **self._sync.sizes(),
             "blocks": len(self._blocks),
             "early": len(self._early),
-            "answered": len(self._answers),
+            "answered": len(self._answers) + len(self._allowance),
             "requested": len(self._requested),
         }
 
@@ -426,15 +433,8 @@ class Replica:
         if window is not None:
             return self._admit_window(sender, window, blocks, now_ms)
         match reply:
-            case Certificates():
-                return [Send(sender, encode_message(reply))]
-            case GetBlock(block_hash):
-                held = self._blocks.get(block_hash)
-                if held is not None:
-                    return [Send(sender, encode_message(BlockReply(held[1])), True)]
-                return [ServeBlock(sender, block_hash)]
-            case GetBlocks(from_height, count_max):
-                return [ServeBlocks(sender, from_height, count_max)]
+            case Certificates() | GetBlock() | GetBlocks():
+                return self._answer(sender, reply, now_ms)
             case Status():
                 return self._on_status(sender, reply, now_ms)
             case _:
@@ -444,6 +444,32 @@ class Replica:
         actions = self._run([effect for event in events for effect in self.core.step(event, now_ms)], now_ms)
         self._release([block_hash for block_hash, _, _ in blocks])
         return actions
+
+    def _answer(self, sender: bytes, message: Certificates | GetBlock | GetBlocks, now_ms: int) -> list[Action]:
+        """Answer a question, within what its sender may have."""
+        if not self._allowance.may(sender, now_ms, is_seat=self.is_seat(sender)):
+            return []
+        match message:
+            case Certificates(certificates):
+                parts = range(0, len(certificates), CERTIFICATES_SENT_MAX)
+                datas = [
+                    encode_message(Certificates(certificates[at : at + CERTIFICATES_SENT_MAX])) for at in parts
+                ]
+            case GetBlock(block_hash):
+                held = self._blocks.get(block_hash)
+                if held is None:
+                    return [ServeBlock(sender, block_hash)]
+                datas = [encode_message(BlockReply(held[1]))]
+            case GetBlocks(from_height, count_max):
+                return [ServeBlocks(sender, from_height, count_max)]
+            case _:
+                raise AssertionError(message)
+        self.served(sender, sum(map(len, datas)), now_ms)
+        return [Send(sender, data, isinstance(message, GetBlock)) for data in datas]
+
+    def served(self, address: bytes, size_bytes: int, now_ms: int) -> None:
+        """Take notice of what ServeBlock or ServeBlocks has sent."""
+        self._allowance.charge(address, size_bytes, now_ms, is_seat=self.is_seat(address))
 
     def _admit_window(
         self, sender: bytes, certificate: Certificate, blocks: tuple[tuple[bytes, Block, bytes], ...], now_ms: int
@@ -472,7 +498,7 @@ class Replica:
         if early is not None:
             self._sync.claim(sender, self._reign.last_height, now_ms, is_least=True)
             if epoch == self._epoch + 1:
-                self._early.keep(sender, early, frozenset(self._addresses))
+                self._early.keep(sender, early, self._seated)
             if self._ahead is None and not self.core.has_ended:
                 self._ahead = sender
                 if not self._is_sync_armed:

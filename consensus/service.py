@@ -22,6 +22,7 @@ from consensus.core import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard, GuardRefused
 from consensus.guard_log import Log, VoteDirectory
+from consensus.inbound import Inbox
 from consensus.signer import Voter
 from consensus.sync import Progress
 from consensus.votes import Certificate, Check, Signer, verify_checks
@@ -53,15 +54,13 @@ __all__ = [
 
 _log = structlog.get_logger("consensus")
 
-INBOX_MESSAGES_MAX: Final = 4_096
-INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
-SENDER_MESSAGES_MAX: Final = 512
-"""Of the inbox, what one sender may fill."""
 INLINE_BYTES_MAX: Final = 16 * 1024
 """Larger messages are decoded in a worker thread."""
 INLINE_CHECKS_MAX: Final = 8
 """More signatures than this are verified in a worker thread."""
 THREADS_MAX: Final = 2
+THREADS_OF_STRANGERS_MAX: Final = 1
+"""What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
 SERVES_MAX: Final = 8
 """Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
 SERVES_OF_ONE_MAX: Final = 2
@@ -231,6 +230,14 @@ class NoMetrics:
         """Forget."""
 
 
+class _Message(NamedTuple):
+    """A message from the inbox."""
+
+    sender: bytes
+    data: bytes
+    is_seat: bool
+
+
 class ConsensusStatus(NamedTuple):
     """Where this replica stands."""
 
@@ -299,15 +306,14 @@ class ConsensusService:
             journal=self._logs[r.JOURNAL].read() if r.JOURNAL in self._logs else b"",
             certificates=certificates,
         )
-        self._messages: deque[tuple[bytes, bytes]] = deque()
-        self._message_bytes = 0
-        self._by_sender: dict[bytes, int] = {}
+        self._inbox = Inbox()
         self._events: deque[Callable[[], list[r.Action]]] = deque()
         self._work: deque[c.Execute | c.Commit] = deque()
         self._wake = trio.Event()
         self._work_wake = trio.Event()
         self._timers: dict[str, float] = {}
         self._threads = trio.CapacityLimiter(THREADS_MAX)
+        self._threads_of_strangers = trio.CapacityLimiter(THREADS_OF_STRANGERS_MAX)
         self._serving: Counter[bytes] = Counter()
         self._entered_s: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
@@ -329,18 +335,10 @@ class ConsensusService:
 
     def receive(self, sender: bytes, data: bytes) -> None:
         """Take a peer's message; when the inbox is full it is dropped and counted."""
-        held = self._by_sender.get(sender, 0)
-        if (
-            len(self._messages) >= INBOX_MESSAGES_MAX
-            or held >= SENDER_MESSAGES_MAX
-            or self._message_bytes + len(data) > INBOX_BYTES_MAX
-        ):
+        if self._inbox.put(sender, data, is_seat=self._replica.is_seat(sender)):
+            self._wake.set()
+        else:
             self._metrics.count("messages_dropped_total", reason="full")
-            return
-        self._by_sender[sender] = held + 1
-        self._message_bytes += len(data)
-        self._messages.append((sender, data))
-        self._wake.set()
 
     def connected(self, address: bytes) -> None:
         """Tell that a peer has connected: it learns at once where this replica is."""
@@ -401,9 +399,9 @@ class ConsensusService:
             if name is not None:
                 await self._perform(self._replica.step(c.TimerFired(name), self._now_ms()))
                 continue
-            if self._messages:
-                sender, data = self._messages.popleft()
-                await self._on_message(sender, data)
+            message = self._inbox.take()
+            if message is not None:
+                await self._on_message(_Message(*message))
                 continue
             self._wake = trio.Event()
             with trio.move_on_at(min(self._timers.values(), default=float("inf"))):
@@ -419,49 +417,60 @@ class ConsensusService:
 
     # Messages.
 
-    def _done_with(self, sender: bytes, data: bytes) -> None:
-        self._message_bytes -= len(data)
-        left = self._by_sender[sender] - 1
-        if left:
-            self._by_sender[sender] = left
-        else:
-            del self._by_sender[sender]
+    def _done_with(self, message: _Message) -> None:
+        self._inbox.done(message.sender, len(message.data), is_seat=message.is_seat)
 
-    async def _on_message(self, sender: bytes, data: bytes) -> None:
-        if len(data) > INLINE_BYTES_MAX:
-            self._nursery.start_soon(self._decode_beside, sender, data)
+    async def _on_message(self, message: _Message) -> None:
+        if len(message.data) > INLINE_BYTES_MAX:
+            self._nursery.start_soon(self._take_beside, message)
             return
         try:
-            decoded = r.decode_inbound(data)
+            decoded = r.decode_inbound(message.data)
         except DecodeError as error:
-            self._blame(sender, error)
+            self._done_with(message)
+            self._blame(message.sender, error)
             return
-        finally:
-            self._done_with(sender, data)
-        await self._on_decoded(sender, decoded)
-
-    async def _decode_beside(self, sender: bytes, data: bytes) -> None:
-        try:
-            decoded = await trio.to_thread.run_sync(r.decode_inbound, data, limiter=self._threads)
-        except DecodeError as error:
-            self._blame(sender, error)
+        inbound = self._receive(message.sender, decoded)
+        if inbound is not None and len(inbound.checks) > INLINE_CHECKS_MAX:
+            self._nursery.start_soon(self._verify_beside, inbound, message)
             return
-        finally:
-            self._done_with(sender, data)
-        inbound = self._receive(sender, decoded)
+        self._done_with(message)
         if inbound is not None:
-            await self._verify_beside(inbound)
+            await self._admit_checked(inbound)
+
+    async def _take_beside(self, message: _Message) -> None:
+        """Decode and verify in a worker thread."""
+        try:
+            decoded = await trio.to_thread.run_sync(
+                r.decode_inbound, message.data, limiter=self._limiter(message.is_seat)
+            )
+        except DecodeError as error:
+            self._done_with(message)
+            self._blame(message.sender, error)
+            return
+        inbound = self._receive(message.sender, decoded)
+        if inbound is None:
+            self._done_with(message)
+        else:
+            await self._verify_beside(inbound, message)
 
     async def _on_decoded(self, sender: bytes, decoded: r.Decoded) -> None:
         inbound = self._receive(sender, decoded)
         if inbound is None:
             return
         if len(inbound.checks) > INLINE_CHECKS_MAX:
-            self._nursery.start_soon(self._verify_beside, inbound)
-        elif verify_checks(inbound.checks):
-            await self._admit(inbound)
+            self._nursery.start_soon(self._verify_beside, inbound, None)
+        else:
+            await self._admit_checked(inbound)
+
+    async def _admit_checked(self, inbound: r.Inbound) -> None:
+        if verify_checks(inbound.checks):
+            await self._perform(self._admitted(inbound))
         else:
             self._blame_signature(inbound)
+
+    def _limiter(self, is_seat: bool) -> trio.CapacityLimiter:
+        return self._threads if is_seat else self._threads_of_strangers
 
     def _receive(self, sender: bytes, decoded: r.Decoded) -> r.Inbound | None:
         try:
@@ -470,15 +479,19 @@ class ConsensusService:
             self._blame(sender, error)
             return None
 
-    async def _verify_beside(self, inbound: r.Inbound) -> None:
+    async def _verify_beside(self, inbound: r.Inbound, message: _Message | None) -> None:
+        """Verify in a worker thread what ``message`` was; its room in the inbox is free when that is done."""
+        is_seat = self._replica.is_seat(inbound.sender) if message is None else message.is_seat
         checks: tuple[Check, ...] = inbound.checks
-        if not await trio.to_thread.run_sync(verify_checks, checks, limiter=self._threads):
+        is_valid = not checks or await trio.to_thread.run_sync(
+            verify_checks, checks, limiter=self._limiter(is_seat)
+        )
+        if message is not None:
+            self._done_with(message)
+        if is_valid:
+            self._put(lambda: self._admitted(inbound))
+        else:
             self._blame_signature(inbound)
-            return
-        self._put(lambda: self._admitted(inbound))
-
-    async def _admit(self, inbound: r.Inbound) -> None:
-        await self._perform(self._admitted(inbound))
 
     def _admitted(self, inbound: r.Inbound) -> list[r.Action]:
         for event in inbound.events:
@@ -808,7 +821,11 @@ class ConsensusService:
     async def _serve_block(self, address: bytes, block_hash: bytes) -> None:
         raw = await self._chain.block(block_hash)
         if raw is not None:
-            await self._network.send(address, encode_message(BlockReply(raw)), True)
+            await self._send_served(address, encode_message(BlockReply(raw)))
+
+    async def _send_served(self, address: bytes, data: bytes) -> None:
+        self._replica.served(address, len(data), self._now_ms())
+        await self._network.send(address, data, True)
 
     async def _serve_blocks(self, address: bytes, from_height: int, count_max: int) -> None:
         """A window ends at the last block that has a certificate of its own and keeps it within the limit.
@@ -829,5 +846,4 @@ class ConsensusService:
                     break
                 end, proof = len(raws), known
         if proof is not None:
-            message = BlocksReply(from_height, proof, tuple(raws[:end]))
-            await self._network.send(address, encode_message(message), True)
+            await self._send_served(address, encode_message(BlocksReply(from_height, proof, tuple(raws[:end]))))

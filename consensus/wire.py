@@ -16,9 +16,11 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 __all__ = [
     "BLOCKS_MAX",
     "CERTIFICATES_MAX",
+    "CERTIFICATES_SENT_MAX",
     "CERTIFICATE_LIMIT_BYTES",
     "MESSAGE_LIMIT_BYTES",
     "NULLS_MAX",
+    "SMALL_MESSAGE_BYTES_MAX",
     "VIEWS_MAX",
     "VOTES_MAX",
     "WINDOW_BYTES_MAX",
@@ -43,6 +45,10 @@ MESSAGE_LIMIT_BYTES: Final = 9 * 1024 * 1024
 NULLS_MAX: Final = 64
 """Nullifications that travel with a proposal; older ones are asked for."""
 CERTIFICATES_MAX: Final = 3 * 64 + 4
+CERTIFICATES_SENT_MAX: Final = 32
+"""Certificates in one message: all that is no block must fit into ``SMALL_MESSAGE_BYTES_MAX``."""
+SMALL_MESSAGE_BYTES_MAX: Final = 256 * 1024
+"""The largest message that travels with the votes, before all blocks."""
 VIEWS_MAX: Final = 64
 VOTES_MAX: Final = 256
 BLOCKS_MAX: Final = 64
@@ -252,4 +258,5 @@ def _certificate(value: Any) -> Certificate:
             raise DecodeError("not a certificate")
 
 
+assert CERTIFICATES_SENT_MAX * (CERTIFICATE_LIMIT_BYTES + 8) < SMALL_MESSAGE_BYTES_MAX
 assert {NOTARIZE, NULLIFY, FINALIZE} == {1, 2, 3}, "the literals of the patterns above"

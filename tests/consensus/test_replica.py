@@ -10,11 +10,14 @@ from consensus import events as c
 from consensus import replica as r
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
-from consensus.inbound import EARLY_OF_ONE_MAX, EARLY_OF_STRANGERS_MAX
+from consensus.inbound import ANSWER_BURST_BYTES, EARLY_OF_ONE_MAX, EARLY_OF_STRANGERS_MAX
 from consensus.votes import Certificate
 from consensus.wire import (
+    SMALL_MESSAGE_BYTES_MAX,
+    BlockReply,
     BlocksReply,
     Certificates,
+    GetBlock,
     GetBlocks,
     GetCertificates,
     Message,
@@ -171,6 +174,56 @@ def test_what_was_verified_while_the_epoch_changed_counts_for_the_committee_that
     late = replica.receive(PEER, r.decode_inbound(encode_message(Votes((fault,)))))
     assert late is not None
     assert any(isinstance(action, c.FoundEquivocation) for action in replica.admit(late, 7))
+
+
+def test_many_certificates_are_sent_in_messages_that_fit_and_not_for_nothing() -> None:
+    """After many views without a block a question of 20 bytes is worth half a megabyte."""
+    large = committee_of(*((account, 0, 1) for account in range(100)))
+    seats = range(large.quorum)
+    epoch = Epoch(0, 3_600, large, b"r" * 32)
+    replica = replica_of(None, epoch=epoch)
+    certificates = []
+    for view in range(1, 65):
+        null = Candidate(0, view, 0, ZERO_HASH)
+        certificate = Certificate.of(large, [Vote(NULLIFY, *null, seat, b"s" * 64) for seat in seats])
+        certificates.append(certificate)
+        replica._run(replica.core.step(c.CertificateReceived(certificate), 0), 0)
+    answers = hear(replica, GetCertificates(0, 1, 64))
+    assert all(isinstance(action, r.Send) and not action.is_bulk for action in answers)
+    assert max(len(action.data) for action in answers if isinstance(action, r.Send)) <= SMALL_MESSAGE_BYTES_MAX
+    told = {known for message in said(answers) if isinstance(message, Certificates) for known in message[0]}
+    assert told == set(certificates)
+    asked = 1
+    while hear(replica, GetCertificates(0, 1, 64)):
+        asked += 1
+    assert asked <= ANSWER_BURST_BYTES // (64 * 67 * 64) + 1
+    assert hear(replica, GetCertificates(0, 1, 64), sender=b"q" * 20), "others are answered"
+    assert hear(replica, GetCertificates(0, 1, 64), 60_000)
+
+
+def test_a_block_that_is_held_is_not_sent_without_end() -> None:
+    replica = replica_of()
+    block_hash, block = block_of(FIRST, 1, 1, ROOT.block_hash, ROOT.state_root)
+    block = block._replace(transactions=(bytes(100_000),))
+    block = block._replace(
+        header=block.header._replace(tx_root=transactions_root(block.transactions), tx_bytes=100_000)
+    )
+    block_hash = header_hash(block.header)
+    candidate = Candidate(0, 1, 0, block_hash)
+    signature = signed(FOUR, NOTARIZE, candidate, FOUR.leader(1)).signature
+    hear(replica, Proposal(candidate, signature, None, (), encode_block(block)))
+    sent = 0
+    while answer := hear(replica, GetBlock(block_hash)):
+        assert said(answer) == [BlockReply(encode_block(block))]
+        sent += 100_000
+    assert sent <= ANSWER_BURST_BYTES + 100_000
+    assert hear(replica, GetBlock(b"?" * 32)) == []
+    assert hear(replica, GetBlocks(1, 64)) == []
+    other = b"q" * 20
+    assert hear(replica, GetBlocks(1, 64), sender=other) == [r.ServeBlocks(other, 1, 64)]
+    replica.served(other, ANSWER_BURST_BYTES, 0)
+    assert hear(replica, GetBlocks(1, 64), sender=other) == []
+    assert hear(replica, GetBlocks(1, 64), 5_000, sender=other) == [r.ServeBlocks(other, 1, 64)]
 
 
 def test_who_is_not_seated_follows_and_comes_back() -> None:
