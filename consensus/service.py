@@ -158,7 +158,7 @@ class ChainPort(Protocol):
         """Make an executed block and its executed ancestors final and durable."""
         ...
 
-    def drop(self, block_hashes: tuple[bytes, ...]) -> None:
+    async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
         """Forget blocks that can no longer become final."""
         ...
 
@@ -308,7 +308,7 @@ class ConsensusService:
         )
         self._inbox = Inbox()
         self._events: deque[Callable[[], list[r.Action]]] = deque()
-        self._work: deque[c.Execute | c.Commit] = deque()
+        self._work: deque[c.Execute | c.Commit | c.DropBlocks] = deque()
         self._wake = trio.Event()
         self._work_wake = trio.Event()
         self._timers: dict[str, float] = {}
@@ -545,11 +545,11 @@ class ConsensusService:
                     self._nursery.start_soon(self._build, action)
                 case c.Check(block_hash):
                     self._nursery.start_soon(self._check, block_hash)
-                case c.Execute() | c.Commit():
+                case c.DropBlocks(()):
+                    pass
+                case c.Execute() | c.Commit() | c.DropBlocks():
                     self._work.append(action)
                     self._work_wake.set()
-                case c.DropBlocks(block_hashes):
-                    self._chain.drop(block_hashes)
                 case r.ServeBlock(address, block_hash):
                     self._serve(address, partial(self._serve_block, address, block_hash))
                 case r.ServeBlocks(address, from_height, count_max):
@@ -767,7 +767,7 @@ class ConsensusService:
         self._put(lambda: self._replica.step(c.BlockChecked(block_hash, is_valid), self._now_ms()))
 
     async def _work_on_chain(self) -> None:
-        """Executions and commits, one after the other in the order the core asked for them."""
+        """Executions, commits and what they leave behind, one after the other in the order the core asked for."""
         while True:
             while self._work:
                 action = self._work.popleft()
@@ -779,6 +779,8 @@ class ConsensusService:
                         self._metrics.set("finalized_height", height)
                         self._tell_lag()
                         self._put(partial(self._replica.committed, block_hashes))
+                    case c.DropBlocks(block_hashes):
+                        await self._chain.drop(block_hashes)
                     case _:
                         raise AssertionError(action)
             self._work_wake = trio.Event()

@@ -309,8 +309,10 @@ class _ChainPort:
 
     async def build(self, request: BuildRequest) -> Block | None:
         limit = self._ledger.runtime.chain.transactions_max
+        # The chain waits for its lock, which an execution or a commit may hold for long: never on the event loop.
+        room = await self._in_thread("build", lambda: self._ledger.room_after(request.parent_hash))
         with self._stages.measure("build"):
-            transactions = self._ledger.take(limit, request.parent_hash)
+            transactions = self._ledger.take(limit, room)
         evidence = self._evidence.take()
         block, chosen = await self._in_thread("build", lambda: self._build(request, transactions, evidence))
         self._keep(header_hash(block.header), chosen)
@@ -353,10 +355,10 @@ class _ChainPort:
                 transactions=executed.header.tx_count, gas=executed.execution.gas_used,
             )  # fmt: skip
 
-    def drop(self, block_hashes: tuple[bytes, ...]) -> None:
+    async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
         for block_hash in block_hashes:
             self._bodies.pop(block_hash, None)
-        self._chain.drop(block_hashes)
+        await self._in_thread("commit", lambda: self._chain.drop(block_hashes))
 
     async def block(self, block_hash: bytes) -> bytes | None:
         height = self._ledger.store.height_of(block_hash)
@@ -381,7 +383,7 @@ class _ChainPort:
         return found
 
     async def epoch(self, number: int) -> Epoch:
-        return _epoch(_epoch_info(self._ledger, number))
+        return _epoch(await trio.to_thread.run_sync(_epoch_info, self._ledger, number))
 
     def time_ms(self, block_hash: bytes) -> int:
         executed = self._chain.get(block_hash)

@@ -1,13 +1,13 @@
 """What the node knows of the chain, as its parts ask for it: finalised data, the mempool, and waiting for more.
 
-Implements the wallet's ``Ledger``. All methods run on the event loop.
+Implements the wallet's ``Ledger``. All methods run on the event loop, unless they say otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -22,12 +22,20 @@ from state.transition.errors import UnknownKind
 from state.transition.runtime import Checked, Runtime
 from state.view.accounts import Account, load_account
 
-__all__ = ["NodeLedger"]
+__all__ = ["NodeLedger", "Room"]
 
 RECENT_MAX: Final = 20_000
 """Transactions of the newest blocks that are remembered, so that no signature is checked a second time."""
 GOSSIP_FEE_SHARE: Final = 2
 """Transactions of peers are kept from this part of the base fee up: it may fall to where they can be included."""
+
+
+class Room(NamedTuple):
+    """What a block on a certain parent asks of transactions."""
+
+    base_fee: int
+    next_nonces: Mapping[bytes, int]
+    """Of the senders that have transactions in blocks that are not final yet."""
 
 
 class NodeLedger:
@@ -167,13 +175,16 @@ class NodeLedger:
         assert receipts is not None
         return decode_receipt(receipts[0][place.position])
 
-    def take(self, limit: int, parent_hash: bytes) -> list[Checked]:
-        """Return transactions for a block on ``parent_hash``, best first."""
-        return self.mempool.take(
-            limit,
-            base_fee=self.chain.base_fee_after(parent_hash),
-            next_nonces=self.chain.next_nonces(parent_hash),
-        )
+    def room_after(self, parent_hash: bytes) -> Room:
+        """Return what transactions of a block on ``parent_hash`` must fit; from any thread, for it may wait long.
+
+        Raises BlockUnknown.
+        """
+        return Room(self.chain.base_fee_after(parent_hash), self.chain.next_nonces(parent_hash))
+
+    def take(self, limit: int, room: Room) -> list[Checked]:
+        """Return transactions for a block, best first."""
+        return self.mempool.take(limit, base_fee=room.base_fee, next_nonces=room.next_nonces)
 
     def _account_of(self, address: bytes) -> Account:
         return load_account(self.store, address)

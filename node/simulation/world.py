@@ -280,7 +280,7 @@ class WholeMachine:
                 time_ms=START_MS + time_ms,
                 voters_bitmap=voters,
                 vrf_proof=vrf_proof,
-                transactions=self._ledger.take(TAKEN_MAX, parent_hash),
+                transactions=self._ledger.take(TAKEN_MAX, self._ledger.room_after(parent_hash)),
                 evidence=self._pool.take(),
             )
         except InvalidBlock:

@@ -145,7 +145,7 @@ class HashChain:
         self.grown.set()
         self.grown = trio.Event()
 
-    def drop(self, block_hashes: tuple[bytes, ...]) -> None:
+    async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
         for block_hash in block_hashes:
             self.held.pop(block_hash, None)
 

@@ -1,13 +1,62 @@
-"""Consensus in the node: what it says fits into the peers' connections."""
+"""Consensus in the node: what it says fits into the peers' connections, and the chain never holds up the loop."""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
+import trio
+import trio.testing
+
+from consensus.service import BuildRequest
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX
+from node.agreement import _ChainPort
+from node.stages import Stages
+from node.verifier import SignatureVerifier, VerifierOptions
 from p2p.frame import Class
 from p2p.mux import MuxLimits
+from state.primitives.votes import Equivocation
+from tests.node.world import START_MS, World
 
 
 def test_every_message_of_consensus_fits_into_its_lane() -> None:
     limits = MuxLimits().classes
     assert limits[Class.CONSENSUS].message_bytes_max >= SMALL_MESSAGE_BYTES_MAX
     assert limits[Class.BLOCK].message_bytes_max >= MESSAGE_LIMIT_BYTES
+
+
+class NoEvidence:
+    def found(self, equivocation: Equivocation) -> None:
+        raise AssertionError(equivocation)
+
+    def take(self) -> tuple[bytes, ...]:
+        return ()
+
+
+async def test_an_execution_that_takes_long_does_not_stop_the_event_loop(tmp_path: Path) -> None:
+    """While it lasts the chain is locked; votes must be heard and peers answered all the same."""
+    world = World(tmp_path)
+    tip = world.store.tip
+    request = BuildRequest(
+        tip.block_hash, 0, 1, 0, START_MS + 1, b"", b"c" * 32, world.prove(tip.block_hash, 1)
+    )  # fmt: skip
+    is_held, may_end = threading.Event(), threading.Event()
+    was_told: list[bool] = []
+
+    def execute() -> None:
+        with world.chain._lock:
+            is_held.set()
+            was_told.append(may_end.wait(10))
+
+    with SignatureVerifier(VerifierOptions(workers=0)) as verifier, trio.fail_after(30):
+        port = _ChainPort(world.ledger, verifier, Stages(), NoEvidence())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, execute)
+            await trio.to_thread.run_sync(is_held.wait)
+            nursery.start_soon(port.drop, (b"x" * 32,))
+            nursery.start_soon(port.build, request)
+            nursery.start_soon(port.epoch, 0)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            may_end.set()
+    assert was_told == [True]
+    world.store.close()

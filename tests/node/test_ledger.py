@@ -120,14 +120,14 @@ def test_a_block_is_not_offered_what_its_parent_already_holds(world: World) -> N
     me = account(0)
     world.ledger.admit(transfer(me, 0, fee=10**12), me.address)
     tip = world.store.tip
-    taken = world.ledger.take(10, tip.block_hash)
+    taken = world.ledger.take(10, world.ledger.room_after(tip.block_hash))
     block, checked = world.chain.build(
         tip.block_hash, epoch=0, view=1, seat=0, time_ms=START_MS + 1, voters_bitmap=b"",
         vrf_proof=world.prove(tip.block_hash, 1), transactions=taken,
     )  # fmt: skip
     world.chain.execute(block, checked)
     assert len(taken) == 1
-    assert world.ledger.take(10, block.hash) == []
+    assert world.ledger.take(10, world.ledger.room_after(block.hash)) == []
 
 
 def test_a_kind_that_is_not_there_has_no_weight(world: World) -> None:

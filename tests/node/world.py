@@ -68,7 +68,8 @@ class World:
         block, checked = self.chain.build(
             tip.block_hash, epoch=epoch_of(view, self.runtime.chain), view=view, seat=0,
             time_ms=max(tip.time_ms, START_MS) + after_ms, voters_bitmap=b"\1",
-            vrf_proof=self.prove(tip.block_hash, view), transactions=self.ledger.take(500, tip.block_hash),
+            vrf_proof=self.prove(tip.block_hash, view),
+            transactions=self.ledger.take(500, self.ledger.room_after(tip.block_hash)),
         )  # fmt: skip
         executed = self.chain.execute(block, checked, raw=encode_block(block))
         self.chain.commit(block.hash, b"certificate")
