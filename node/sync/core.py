@@ -96,6 +96,8 @@ REST_MS: Final = 2_000
 REST_MS_MAX: Final = 120_000
 BUSY_MS: Final = 1_000
 AWAY_MAX: Final = 256
+STALLED_MS: Final = 60_000
+"""A snapshot of which nothing has come for so long is left for another, if one is offered by better peers."""
 FAILURES_MAX: Final = 6
 """What a peer offers that gave nothing of use so often in a row counts no more."""
 RECORDS_AHEAD_MAX: Final = 2**20
@@ -253,6 +255,8 @@ class _Peer:
     has_answered: bool = False
     rest_until_ms: int = 0
     failures: int = 0
+    stalls: int = 0
+    """How often what it offered came to nothing, since it was last of use."""
     in_flight: int = 0
 
 
@@ -303,6 +307,8 @@ class SyncCore:
         self._strangers = 0
         self._first_offer_ms: int | None = None
         self._plan: tuple[int, bytes] | None = None
+        self._moved_ms = now_ms
+        """When something of the plan last came, or it was chosen."""
         self._manifest: Manifest | None = None
         self._target: Tip | None = None
         self._ranges: tuple[tuple[bytes, bytes | None], ...] = ()
@@ -375,10 +381,12 @@ class SyncCore:
                 self._on_silence(self._asked.pop(number), code, now_ms)
             case Begun(missing):
                 self._begun, self._is_beginning = True, False
+                self._moved_ms = now_ms
                 self._open = set(missing)
                 self._missing = deque(sorted(missing))
             case PieceTaken(piece):
                 self._taking -= 1
+                self._moved_ms = now_ms
                 self._open.discard(piece)
             case PieceFalse(piece, peer):
                 self._taking -= 1
@@ -421,7 +429,7 @@ class SyncCore:
                 if asked.target != self._plan or asked.item not in self._open:
                     return
                 if peer is not None:
-                    peer.failures = 0
+                    peer.failures = peer.stalls = 0
                 self._taking += 1
                 self._bytes_taken += len(data)
                 self._effects.append(TakePiece(asked.item, asked.peer, *self._ranges[asked.item], data))
@@ -502,9 +510,12 @@ class SyncCore:
             epoch = self._next_epoch()
             self._follow(decode_epoch_record(data), now_ms)
             self._effects.append(KeepRecord(epoch, data))
+            self._moved_ms = now_ms
             peer = self._peers.get(asked.peer)
             if peer is not None:
-                peer.failures = 0
+                peer.failures = (
+                    0  # records are the same for all snapshots: its own may still be one that nobody has
+                )
 
     def _next_epoch(self) -> int:
         if self._light is not None:
@@ -574,8 +585,11 @@ class SyncCore:
         self._ask_offers(now_ms)
         if self._plan is not None:
             self._hope_ms = now_ms
-            if not (self._has_supporters() or self._taking or self._is_beginning):
-                self._forget_plan()
+            if not (self._taking or self._is_beginning):
+                if now_ms - self._moved_ms >= STALLED_MS:
+                    self._leave_stalled()
+                elif not self._has_supporters():
+                    self._forget_plan()
         if self._plan is None:
             self._choose(now_ms)
         if self._plan is None or self._is_over:
@@ -604,6 +618,17 @@ class SyncCore:
         """Tell whether a connected peer still has the chosen snapshot, be it resting or not."""
         return any(self._plan in peer.offers for peer in self._peers.values())
 
+    def _leave_stalled(self) -> None:
+        """Leave a snapshot that nobody serves, when others offer another or its peers have failed for good."""
+        mine = [peer for peer in self._peers.values() if self._plan in peer.offers]
+        others = [peer for peer in self._peers.values() if peer.offers and self._plan not in peer.offers]
+        patience = min((peer.stalls for peer in mine), default=0)
+        is_hopeless = all(peer.failures > FAILURES_MAX for peer in mine)
+        if is_hopeless or any(peer.stalls <= patience and peer.failures <= FAILURES_MAX for peer in others):
+            for peer in mine:
+                peer.stalls += 1
+            self._forget_plan()
+
     def _forget_plan(self) -> None:
         """Nobody has the snapshot any more: choose anew; what was fetched of the same state stays."""
         self._plan = self._manifest = None
@@ -614,6 +639,8 @@ class SyncCore:
 
     def _choose(self, now_ms: int) -> None:
         support: dict[tuple[int, bytes], int] = {}
+        stalls: dict[tuple[int, bytes], int] = {}
+        """Of each snapshot's best supporter."""
         offering = 0
         lowest = self._checkpoint.height if self._checkpoint is not None else 0
         if self._light is not None:
@@ -627,17 +654,24 @@ class SyncCore:
                 offering += 1
                 for key in usable:
                     support[key] = support.get(key, 0) + 1
+                    stalls[key] = min(stalls.get(key, peer.stalls), peer.stalls)
         if not support:
             self._give_up(now_ms)
             return
         is_settled = all(peer.has_answered or peer.rest_until_ms > now_ms for peer in self._peers.values())
         if not is_settled and (self._first_offer_ms is None or now_ms - self._first_offer_ms < GATHER_MS):
             return
+        best = min(stalls.values())
+        if best < max(stalls.values()):
+            support = {key: count for key, count in support.items() if stalls[key] == best}
+            offering = max(support.values())
         enough = -(-offering // SUPPORT_SHARE)
         wide = [key for key, count in support.items() if count >= enough]
         most = max(support.values())
         begun = [key for key in support if key[0] == self._last_height]
-        self._plan = max(begun or wide or [key for key, count in support.items() if count == most])
+        likely = begun or wide or [key for key, count in support.items() if count == most]
+        self._plan = max(likely, key=lambda key: (key[0], support[key], key[1]))
+        self._moved_ms = now_ms
 
     def _give_up(self, now_ms: int) -> None:
         """End the sync when there is nothing to sync from."""

@@ -390,6 +390,37 @@ def test_a_lone_liar_does_not_hold_a_node_for_ever(source: Source, tmp_path: Pat
             run.live()
 
 
+@pytest.mark.parametrize("height", [HEIGHT, HEIGHT * 50])
+@pytest.mark.parametrize("method", [RECORDS, MANIFEST, CHUNK])
+def test_liars_that_agree_on_a_snapshot_and_never_serve_it_are_left(
+    source: Source, tmp_path: Path, height: int, method: str
+) -> None:
+    """Identities cost nothing: as many as the honest peers offer the same, and are silent from ``method`` on."""
+
+    def liar(source: Source, asked: str, body: bytes, _rng: random.Random) -> bytes | str | None:
+        if asked == OFFERS:
+            offer = Offer(height, b"\xff" * 32, 9)
+            return encode_offers([offer] if method != CHUNK else decode_offers(source.offers)[:1])
+        if asked == method or (asked == MANIFEST and method == RECORDS):
+            return None
+        return source.answer(asked, body)
+
+    run = Run(source, tmp_path, [honest, honest, liar, liar, liar], random.Random(1))
+    run.live()
+    check(run, source)
+    assert not [index for index, _ in run.bans if index < 2]
+    assert run.now_ms < 15 * 60_000
+
+
+def test_liars_alone_end_the_sync_so_that_the_blocks_can_be_synced(source: Source, tmp_path: Path) -> None:
+    def liar(source: Source, asked: str, body: bytes, _rng: random.Random) -> bytes | str | None:
+        return encode_offers([Offer(HEIGHT * 50, b"\xff" * 32, 9)]) if asked == OFFERS else None
+
+    run = Run(source, tmp_path, [liar] * 3, random.Random(1))
+    with pytest.raises(NoSnapshots):
+        run.live()
+
+
 def test_a_false_checkpoint_bans_nobody_and_is_told(source: Source, tmp_path: Path) -> None:
     run = Run(source, tmp_path, [honest, honest], random.Random(1), Checkpoint(EPOCH_BLOCKS, b"x" * 32))
     with pytest.raises(NoSnapshots, match="another block at the checkpoint"):
