@@ -55,7 +55,8 @@ class SnapshotKeeper:
 
     def offers(self) -> list[Offer]:
         """Return what is here, the newest first."""
-        return [self._known[height][0] for height in sorted(self._known, reverse=True)]
+        known = self._known.copy()  # other threads add and remove
+        return [known[height][0] for height in sorted(known, reverse=True)]
 
     def stop(self) -> None:
         """End a snapshot that is being made; for the end of the node."""

@@ -36,6 +36,9 @@ PIECES_PER_S: Final = 12.0
 PIECES_BURST: Final = 32.0
 SMALL_OF_ONE_PER_S: Final = 4.0
 SMALL_OF_ONE_BURST: Final = 32.0
+SMALL_PER_S: Final = 24.0
+"""Offers, pages of records and manifests to all peers together: each may have half a megabyte."""
+SMALL_BURST: Final = 128.0
 READS_MAX: Final = 4
 """Pieces that are read from the disk at once."""
 
@@ -71,7 +74,8 @@ class SyncServer:
         self._wake = trio.Event()
         self._pieces_of_one = RateLimiter(per_s=PIECES_OF_ONE_PER_S, burst=PIECES_OF_ONE_BURST)
         self._pieces = RateLimiter(per_s=PIECES_PER_S, burst=PIECES_BURST)
-        self._small = RateLimiter(per_s=SMALL_OF_ONE_PER_S, burst=SMALL_OF_ONE_BURST)
+        self._small_of_one = RateLimiter(per_s=SMALL_OF_ONE_PER_S, burst=SMALL_OF_ONE_BURST)
+        self._small = RateLimiter(per_s=SMALL_PER_S, burst=SMALL_BURST)
         self._reads = trio.CapacityLimiter(READS_MAX)
         network.on_request(OFFERS, self._offers)
         network.on_request(RECORDS, self._records)
@@ -120,12 +124,12 @@ class SyncServer:
             await self._wake.wait()
 
     async def _offers(self, peer: bytes, _body: bytes) -> bytes:
-        self._check_rate(self._small, peer)
+        self._check_rates(self._small_of_one, self._small, peer)
         return encode_offers(self._keeper.offers())
 
     async def _records(self, peer: bytes, body: bytes) -> bytes:
         (epoch,) = decode_asked(body, 1)
-        self._check_rate(self._small, peer)
+        self._check_rates(self._small_of_one, self._small, peer)
         records = await trio.to_thread.run_sync(self._read_records, epoch)
         return encode_records(records[:RECORDS_MAX])
 
@@ -134,17 +138,17 @@ class SyncServer:
 
     async def _manifest(self, peer: bytes, body: bytes) -> bytes:
         (height,) = decode_asked(body, 1)
-        self._check_rate(self._small, peer)
+        self._check_rates(self._small_of_one, self._small, peer)
         return _known(await trio.to_thread.run_sync(self._keeper.manifest, height))
 
     async def _piece(self, peer: bytes, body: bytes) -> bytes:
         height, number = decode_asked(body, 2)
-        self._check_rate(self._pieces_of_one, peer)
-        self._check_rate(self._pieces, None)
+        self._check_rates(self._pieces_of_one, self._pieces, peer)
         return _known(await trio.to_thread.run_sync(self._keeper.piece, height, number, limiter=self._reads))
 
-    def _check_rate(self, limiter: RateLimiter, key: bytes | None) -> None:
-        if not limiter.allows(key, trio.current_time()):
+    def _check_rates(self, of_one: RateLimiter, of_all: RateLimiter, peer: bytes) -> None:
+        now_s = trio.current_time()
+        if not of_one.allows(peer, now_s) or not of_all.allows(None, now_s):
             raise ServerBusy
 
 

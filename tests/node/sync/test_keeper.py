@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,3 +133,31 @@ def test_a_full_disk_and_the_end_of_the_node_leave_nothing_half_made(world: Worl
     keeper.stop()
     assert keeper.make(EPOCH_BLOCKS) is None
     assert list((world.path / "snapshots").iterdir()) == []
+
+
+def test_what_is_offered_can_be_asked_while_snapshots_come_and_go(world: World) -> None:
+    keeper = keeper_of(world)
+    world.mint(EPOCH_BLOCKS + 1)
+    offer = keeper.make(EPOCH_BLOCKS)
+    assert offer is not None
+    known = keeper._known[EPOCH_BLOCKS]
+    is_over = False
+
+    def come_and_go() -> None:
+        while not is_over:
+            for height in range(100, 104):
+                keeper._known[height] = known
+            for height in range(100, 104):
+                keeper._drop(height)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(5_000):
+            assert offer in keeper.offers()
+    finally:
+        is_over = True
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -17,9 +17,10 @@ from node.sync.messages import CHUNK, MANIFEST, OFFERS, RECORDS, encode_asked
 from node.sync.server import SyncServer
 from node.sync.service import StateSync, begins_with_state, is_fresh, sync_first, sync_path, trust_root
 from p2p.errors import RequestRefused
+from p2p.frame import Class
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DekubeError
 from state.store import Pruned, Restore, StoreDamaged, StoreLocked, Tip
 from state.transition.runtime import Runtime
 from tests.node.sync.world import EPOCH_BLOCKS, GENESIS, NOW_MS, World, open_store, state_of
@@ -243,3 +244,28 @@ async def test_requests_are_bounded_by_rate_and_refused_by_code(world: World) ->
         assert "busy" in codes
         assert "busy" in [await code(OFFERS, b"") for _ in range(60)]
         nursery.cancel_scope.cancel()
+
+
+async def test_many_identities_together_get_no_more_than_all_may(world: World, autojump_clock: object) -> None:
+    """Each page of records is half a megabyte from the disk, and an identity costs nothing."""
+    handlers: dict[str, serving.Handler] = {}
+
+    class Registry:
+        def on_request(self, method: str, handler: serving.Handler, *, cls: Class = Class.REQUEST) -> None:
+            handlers[method] = handler
+
+    SyncServer(world.store, keeper_of(world, 0), Registry())
+
+    async def answered() -> int:
+        count = 0
+        for number in range(1_000):
+            try:
+                await handlers[RECORDS](number.to_bytes(20, "big"), encode_asked(0))
+                count += 1
+            except DekubeError as error:
+                assert error.code == "busy"
+        return count
+
+    assert await answered() == serving.SMALL_BURST
+    await trio.sleep(1.001)
+    assert await answered() == serving.SMALL_PER_S
