@@ -666,7 +666,7 @@ class Core:
     def _enter(self, view: int) -> None:
         self._view = view
         parameters = self._parameters
-        final_view = self._final.view if self._final is not None else 0
+        final_view = self._final.view if self._final is not None else self._root.view
         exponent = max(0, view - final_view - 2)
         leader = self._committee.leader(view)
         self._out.append(EnterView(view, leader, exponent))
@@ -697,7 +697,7 @@ class Core:
             self._out.append(SetTimer(name, self._backed_off(base_ms) + interval_ms))
 
     def _backed_off(self, base_ms: int) -> int:
-        final_view = self._final.view if self._final is not None else 0
+        final_view = self._final.view if self._final is not None else self._root.view
         exponent = min(max(0, self._view - final_view - 2), BACKOFF_EXPONENT_MAX)
         parameters = self._parameters
         grown = min(base_ms * _POWERS_OF_3[exponent] >> exponent, base_ms * parameters.backoff_factor_max)

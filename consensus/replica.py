@@ -113,11 +113,14 @@ def root_of(
 ) -> tuple[Root, tuple[Certificate, ...]]:
     """Return the root for a stored tip, and the certificates above it that the store knows.
 
-    ``view`` is that of the tip's header, ``certificate`` the stored one. After a crash inside a commit of several
-    blocks the certificate names a block above the tip, which is then committed again.
+    ``view`` is that of the tip's header, 0 where the tip ended the epoch before. ``certificate`` is the stored
+    one: None where it is gone, as after a rollback. After a crash inside a commit of several blocks the
+    certificate names a block above the tip, which is then committed again.
     """
     known = decode_certificate(certificate) if certificate else None
-    if known is None or known.epoch != epoch:
+    if known is None:
+        return Root(block_hash, height, view, state_root, receipt_root), ()
+    if known.epoch != epoch:
         return Root(block_hash, height, 0, state_root, receipt_root), ()
     if known.block_hash == block_hash:
         return Root(block_hash, height, known.view, state_root, receipt_root, known), ()

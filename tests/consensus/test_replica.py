@@ -226,6 +226,29 @@ def test_a_block_that_is_held_is_not_sent_without_end() -> None:
     assert hear(replica, GetBlocks(1, 64), 5_000, sender=other) == [r.ServeBlocks(other, 1, 64)]
 
 
+def test_a_tip_whose_certificate_is_gone_is_no_trap() -> None:
+    """As after a rollback to a height whose certificate was pruned: whoever kept it may show it."""
+    block_hash, block = block_of(FIRST._replace(last_height=100), 7, 5, b"p" * 32, b"s" * 32)
+    root, certificates = r.root_of(
+        block_hash=block_hash, height=5, view=block.header.view, state_root=b"t" * 32, receipt_root=ZERO_HASH,
+        certificate=None, epoch=0,
+    )  # fmt: skip
+    assert (root.view, root.certificate, certificates) == (7, None, ())
+    replica = replica_of(None, epoch=FIRST._replace(last_height=100), root=root)
+    assert replica.core.view == 8
+    shown = Certificates((certified(FOUR, FINALIZE, Candidate(0, 7, 6, block_hash)),))
+    assert not any(isinstance(action, c.Commit | c.Halt) for action in hear(replica, shown))
+    assert replica.core.root == root
+    timers = {
+        action.name: action.delay_ms
+        for action in replica.step(
+            c.CertificateReceived(certified(FOUR, NULLIFY, Candidate(0, 8, 0, ZERO_HASH))), 0
+        )
+        if isinstance(action, c.SetTimer)
+    }
+    assert timers[c.LEADER] == TIMES.leader_ms, "views before the tip are no reason to be slow"
+
+
 def test_who_is_not_seated_follows_and_comes_back() -> None:
     replica = replica_of()
     ended(replica)
