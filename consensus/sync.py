@@ -35,6 +35,9 @@ FORGET_MS: Final = 10_000
 FORGET_FACTOR_MAX: Final = 32
 TRIES_MAX: Final = 8
 """Windows in a row that nobody sent: the blocks are then asked for one by one."""
+KNOWN_ENOUGH: Final = 2
+"""With so many peers that have served, others are tried one at a time and no oftener than every ``TRY_MS``."""
+TRY_MS: Final = 10_000
 LATE_MAX: Final = 64
 STALLED_MS: Final = 30_000
 """Windows that came and were not executed for so long are fetched anew."""
@@ -96,6 +99,7 @@ class BlockSync:
         """Until when, and how often in a row."""
         self._seats: tuple[bytes, ...] = ()
         self._turn = 0
+        self._tried_ms = -TRY_MS
         self._asked: dict[int, tuple[Request, int]] = {}
         self._late: OrderedDict[tuple[bytes, int], tuple[int, int]] = OrderedDict()
         self._waiting: dict[int, Window] = {}
@@ -286,20 +290,29 @@ class BlockSync:
         return 0
 
     def _whom(self, height: int, now_ms: int) -> bytes | None:
-        """The peer to ask for a height: idle ones first, then those never measured, then the fastest.
+        """The peer to ask for a height: idle ones first, then the fastest; now and then an unknown one is tried.
 
-        After a window that did not come the proven ones go before the unknown.
+        Of the unknown, seats go first: who has no seat may have any number of names. After a window that did not
+        come the proven ones go before the unknown.
         """
         able = [address for address, peer in self._peers.items() if peer.height >= height]
         if able:
             able = [address for address in able if self._peers[address].asked < PEER_WINDOWS_MAX]
-            unknown = 0 if self._tries else 1
+            known = sum(self._peers[address].bytes_per_ms >= 0 for address in able)
+            is_time = known < KNOWN_ENOUGH or now_ms - self._tried_ms >= TRY_MS
+            is_trying = any(peer.asked and peer.bytes_per_ms < 0 for peer in self._peers.values())
+            unknown = 2 if is_time and not is_trying and not self._tries else 0
 
             def rank(address: bytes) -> tuple[int, int, int]:
                 peer = self._peers[address]
-                return -peer.asked, unknown if peer.bytes_per_ms < 0 else 1 - unknown, peer.bytes_per_ms
+                if peer.bytes_per_ms < 0:
+                    return unknown, -peer.asked, address in self._seats
+                return 1, -peer.asked, peer.bytes_per_ms
 
-            return max(able, key=rank, default=None)
+            chosen = max(able, key=rank, default=None)
+            if chosen is not None and self._peers[chosen].bytes_per_ms < 0:
+                self._tried_ms = now_ms
+            return chosen
         if height > self._proven:
             return None
         seats = [seat for seat in self._seats if seat != self._own]

@@ -170,6 +170,31 @@ def test_after_enough_silence_the_blocks_are_asked_for_one_by_one() -> None:
     assert has_failed
 
 
+def test_any_number_of_names_that_serve_nothing_costs_little() -> None:
+    """Names are free and claim what they like; seats cost stake, and who has served is known."""
+    seats = [bytes((1, number)) * 10 for number in range(4)]
+    liars = [bytes((2, number)) * 10 for number in range(60)]
+    height = 10_000
+    sync = BlockSync(PARAMETERS, OWN, root=0, last_height=height)
+    sync.begin_epoch(height, (OWN, *seats))
+    now_ms, root, due = 0, 0, list[tuple[int, Request]]()
+    while root < height:
+        if now_ms % 5_000 == 0:
+            for address in (*liars[::2], *seats, *liars[1::2]):
+                sync.claim(address, height if address in seats else 2**40, now_ms)
+        due += [(now_ms + 200, request) for request in sync.plan(now_ms) if request.address in seats]
+        now_ms += 50
+        for _, request in [found for found in due if found[0] <= now_ms]:
+            for window in sync.arrived(
+                request.address, window_of(request.from_height, request.blocks_max), now_ms
+            ):
+                root = window.from_height + len(window.blocks) - 1
+                sync.commit(root, now_ms)
+        due = [found for found in due if found[0] > now_ms]
+        assert not sync.expire(now_ms), "the blocks never have to be asked for one by one"
+        assert now_ms < 20_000, f"height {root} of {height}"
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 600),
