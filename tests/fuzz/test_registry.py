@@ -56,7 +56,6 @@ EXEMPT = {
     "billing.escrow:Vault.load": OWN_STATE,
     "billing.escrow:earnings_of": OWN_STATE,
     # Callers of targets
-    "consensus.service:ConsensusService._decode_beside": OF_A_TARGET,
     "consensus.guard_log:VoteDirectory.load_guard": OF_A_TARGET,
     "consensus.replica:root_of": OF_A_TARGET,
     "node.home:load_key": OF_A_TARGET,
