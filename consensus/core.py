@@ -276,11 +276,6 @@ class Core:
         return self._watch is not None or not self._knows_own_votes
 
     @property
-    def watch(self) -> DoppelgangerWatch | None:
-        """The watch at the start, while it lasts."""
-        return self._watch
-
-    @property
     def root(self) -> Root:
         """The last committed block."""
         return self._root

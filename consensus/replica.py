@@ -177,6 +177,8 @@ class Replica:
         self._has_transactions = True
         self._opening: tuple[tuple[Vote, ...], tuple[int, int]] | None = None
         """Votes and floor of the guard in another process, when they are known."""
+        self._watch: DoppelgangerWatch | None = None
+        """That of the start, which also holds for a seat that comes while it lasts."""
         self._previous: Core | None = None
         self._boundaries: dict[int, Certificate] = {}
         self._early = EarlyMessages()
@@ -609,7 +611,8 @@ class Replica:
         actions.append(Replace(JOURNAL, b""))
         self._sync.begin_epoch(epoch.last_height, self._addresses)
         root = old.root._replace(view=0, certificate=None)
-        self.core = self._core(root, Restored(), watch=old.watch, heard=heard, waited=waited)
+        watch = self._watch if self._watch is not None and not self._watch.is_over(now_ms) else None
+        self.core = self._core(root, Restored(), watch=watch, heard=heard, waited=waited)
         actions += self.step(c.Start(), now_ms)
         actions += [Redeliver(sender, decoded) for sender, decoded in self._early.take()]
         return actions + self._ask_windows(now_ms)
@@ -672,14 +675,13 @@ class Replica:
             self._torn = None
         parameters = self._parameters
         if parameters.doppelganger_ms > 0 and self._vote_key is not None and self._watches_own_seat:
-            self.core.listen(
-                DoppelgangerWatch(
-                    views=parameters.doppelganger_views,
-                    wait_ms=parameters.doppelganger_ms,
-                    wait_ms_max=DOPPELGANGER_FACTOR_MAX * parameters.doppelganger_ms,
-                    now_ms=now_ms,
-                )
+            self._watch = DoppelgangerWatch(
+                views=parameters.doppelganger_views,
+                wait_ms=parameters.doppelganger_ms,
+                wait_ms_max=DOPPELGANGER_FACTOR_MAX * parameters.doppelganger_ms,
+                now_ms=now_ms,
             )
+            self.core.listen(self._watch)
         return actions + self.step(c.Start(), now_ms) + self._on_status_timer(now_ms)
 
     def step(self, event: c.Event, now_ms: int) -> list[Action]:

@@ -65,6 +65,9 @@ SERVES_MAX: Final = 8
 """Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
 SERVES_OF_ONE_MAX: Final = 2
 """Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
+STALE_VIEWS: Final = 8
+"""A vote so far below the final view is not asked for any more, so that a slow signer can catch up; nearer ones
+still show that the seat is alive."""
 EARLY_MS_MAX: Final = 2_000
 HELD_MS_MAX: Final = 60_000
 TAIL_BLOCKS: Final = 16
@@ -260,7 +263,7 @@ class ConsensusService:
     ``keys`` are the node's own vote keys, of which the one that has a seat votes; ``voter`` votes in another
     process instead, and ``journal`` then keeps what its votes rest on. Without both the node only follows.
     ``receive``, ``connected`` and ``mempool_changed`` may be called from any task of the same trio run;
-    ``on_equivocation`` is told every proof of a fault, before anything else happens.
+    ``on_equivocation`` is told the first proof of a seat's fault in each epoch, before anything else happens.
     """
 
     def __init__(
@@ -317,6 +320,8 @@ class ConsensusService:
         self._serving: Counter[bytes] = Counter()
         self._entered_s: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
+        self._accused: set[tuple[int, int]] = set()
+        """Epoch and seat of those whose fault has been told."""
         self._requests: deque[r.RequestVote] = deque()
         self._request_wake = trio.Event()
         self._floor: r.RaiseFloor | None = None
@@ -633,6 +638,9 @@ class ConsensusService:
     def _note_equivocation(self, equivocation: Equivocation) -> None:
         vote = equivocation.first
         self._metrics.count("equivocations_total", type=equivocation.type)
+        if (vote.epoch, vote.seat) in self._accused:
+            return  # one proof is enough, and who made it can make hundreds
+        self._accused.add((vote.epoch, vote.seat))
         _log.error(
             "equivocation",
             type=equivocation.type,
@@ -668,6 +676,7 @@ class ConsensusService:
         key, now_ms = self._seated_key(epoch), self._now_ms()
         self._entered_s.clear()
         self._reasons.clear()
+        self._accused = {known for known in self._accused if known[0] >= epoch.number - 1}
         if key is None or key is self._key:
             actions = self._replica.begin_epoch(epoch, now_ms)
         else:
@@ -697,7 +706,8 @@ class ConsensusService:
                     await voter.raise_floor(*self._floor)
 
     async def _ask_vote(self, voter: Voter, request: r.RequestVote) -> None:
-        if request.candidate.epoch != self._replica.core.epoch:
+        core = self._replica.core
+        if request.candidate.epoch != core.epoch or request.candidate.view < core.root.view - STALE_VIEWS:
             self._put(lambda: self._replica.vote_refused(request, "stale"))
             return
         try:

@@ -11,10 +11,11 @@ import trio
 from structlog.testing import capture_logs
 
 from consensus.guard import GuardMissing
-from consensus.service import METRICS, ConsensusHalted
+from consensus.service import METRICS, STALE_VIEWS, ConsensusHalted
 from consensus.wire import Status, decode_certificate, decode_message, encode_message
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
+from state.primitives.votes import Candidate, Vote
 from tests.consensus.world import (
     PARAMETERS,
     ElsewhereVoter,
@@ -270,6 +271,34 @@ async def test_a_guard_elsewhere_votes_over_epochs_and_may_be_away(tmp_path: Pat
     assert_one_chain(*(member.chain for member in members))
     assert all(voter.guard.floor >= (3, 0) for voter in voters)
     assert all(voter.asked > 0 for voter in voters)
+
+
+async def test_a_guard_elsewhere_is_not_asked_for_votes_that_are_long_final(tmp_path: Path) -> None:
+    """However slow it is, what waits for it stays bounded."""
+    board = Switchboard()
+    members = [Member(tmp_path, account, board, keys=int(account > 0)) for account in range(4)]
+    member, voter = members[0], ElsewhereVoter(vote_key(0))
+    member.voter = voter
+    gate, most = trio.Event(), 0
+    vote = voter.vote
+
+    async def slow(kind: int, candidate: Candidate, seat: int) -> Vote:
+        await gate.wait()
+        return await vote(kind, candidate, seat)
+
+    voter.vote = slow  # type: ignore[method-assign]
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for each in members:
+                await nursery.start(each.live)
+            await member.chain.wait_height(4 * STALE_VIEWS)
+            most = len(member.service._requests)
+            gate.set()
+            await member.chain.wait_height(5 * STALE_VIEWS)
+            nursery.cancel_scope.cancel()
+    assert most > 2 * STALE_VIEWS
+    assert voter.asked < most, "what is long final was left out"
+    assert voter.asked > 0
 
 
 async def test_a_second_process_with_the_key_is_found_before_it_votes(tmp_path: Path) -> None:

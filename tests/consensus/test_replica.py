@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -247,6 +248,37 @@ def test_a_tip_whose_certificate_is_gone_is_no_trap() -> None:
         if isinstance(action, c.SetTimer)
     }
     assert timers[c.LEADER] == TIMES.leader_ms, "views before the tip are no reason to be slow"
+
+
+def test_who_starts_without_a_seat_still_listens_when_it_gets_one() -> None:
+    """The other process with its key has been given the seat at the same moment."""
+    key = vote_key(4)
+    times = replace(TIMES, doppelganger_ms=30_000)
+    replica = r.Replica(
+        epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=times, signer=key,
+        guard=Guard(GENESIS, key.vote_key),
+    )  # fmt: skip
+    replica.start(0)
+    assert replica.seat is None and not replica.core.is_listening
+    ended(replica, 1_000)
+    actions = replica.begin_epoch(second(), 1_000)
+    assert replica.seat == 0 and replica.core.is_listening
+    assert not any(isinstance(action, c.Build | c.CastVote) for action in actions)
+    vote = signed(FIVE, NOTARIZE, Candidate(1, 1, 0, b"x" * 32), 0)
+    assert [type(action) for action in hear(replica, Votes((vote,)), 2_000)] == [c.Halt]
+
+
+def test_who_starts_without_a_seat_and_gets_one_later_votes_at_once() -> None:
+    key = vote_key(4)
+    times = replace(TIMES, doppelganger_ms=30_000)
+    replica = r.Replica(
+        epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=times, signer=key,
+        guard=Guard(GENESIS, key.vote_key),
+    )  # fmt: skip
+    replica.start(0)
+    ended(replica, 61_000)
+    replica.begin_epoch(second(), 61_000)
+    assert replica.seat == 0 and not replica.core.is_listening
 
 
 def test_who_is_not_seated_follows_and_comes_back() -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from consensus.service import SERVES_OF_ONE_MAX, ConsensusHalted
-from consensus.wire import GetBlocks, decode_certificate, encode_message
-from tests.consensus.world import FOUR, PARAMETERS, Member, Switchboard, assert_one_chain
+from consensus.wire import GetBlocks, Votes, decode_certificate, encode_message
+from state.primitives.votes import NOTARIZE, Candidate, Vote, vote_digest
+from tests.consensus.test_epochs import Figures
+from tests.consensus.world import FOUR, GENESIS, PARAMETERS, Member, Switchboard, assert_one_chain, vote_key
 
 
 async def test_four_services_agree_and_a_restarted_one_catches_up(tmp_path: Path) -> None:
@@ -124,3 +127,26 @@ async def test_one_asker_cannot_keep_others_from_catching_up(tmp_path: Path, nur
     member.service.receive(b"g" * 20, encode_message(GetBlocks(1, 1)))
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert asked == SERVES_OF_ONE_MAX + 2
+
+
+async def test_a_seat_that_contradicts_itself_often_is_told_of_once(tmp_path: Path) -> None:
+    """Hundreds of its votes fit into one message; each would cost its proof on the event loop, and a line."""
+    board = Switchboard()
+    members = [Member(tmp_path, number, board) for number in range(3)]
+    faulty = vote_key(3)
+    votes = [
+        Vote(NOTARIZE, *candidate, 3, faulty.sign_vote(vote_digest(GENESIS, NOTARIZE, candidate)))
+        for view in (1, 2, 3)
+        for candidate in (Candidate(0, view, 0, b"x" * 32), Candidate(0, view, 0, b"y" * 32))
+    ]
+    figures = Figures()
+    members[0].metrics = figures
+    with trio.fail_after(30), capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(members[0].live)
+            members[0].service.receive(b"s" * 20, encode_message(Votes(tuple(votes))))
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            nursery.cancel_scope.cancel()
+    assert figures.counts["equivocations_total", "E1"] == 3
+    assert [found.first.seat for found in members[0].found] == [3]
+    assert sum(line["event"] == "equivocation" for line in lines) == 1
