@@ -623,11 +623,20 @@ class Store:
         if height <= 0:
             return None
         data = self._read(height_key(prefix, height))
-        if data is None and height < self.oldest_block:
+        if data is not None:
+            return data
+        if height < self.oldest_block:
             raise Pruned(height, oldest=self.oldest_block)
-        if data is None and height <= self.tip.height:
-            raise StoreDamaged(f"block {height} is absent")
-        return data
+        if height > self.tip.height:
+            return None
+        # A commit that is writing takes away what it prunes before it says so: wait for its word.
+        with self._write_lock:
+            if height < self.oldest_block:
+                raise Pruned(height, oldest=self.oldest_block)
+            data = self._read(height_key(prefix, height))
+            if data is None:
+                raise StoreDamaged(f"block {height} is absent")
+            return data
 
     # Checking.
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -299,3 +300,52 @@ def test_records_of_the_shortest_keys_and_values_are_read_again() -> None:
     keys = [number.to_bytes(2, "big") for number in range(1 << 16)]
     undo = Undo.decode(Undo(keys, [None] * len(keys)).encode())
     assert (undo.keys, undo.values) == (keys, [None] * len(keys))
+
+
+def test_a_block_that_is_pruned_while_it_is_read_is_pruned_and_not_damage(tmp_path: Path) -> None:
+    """Peers ask for the oldest block all the time; taken for damage, its end would be that of the node."""
+    with open_store(tmp_path, options=StoreOptions(block_heights=3)) as store:
+        grow(store, 1, 5)
+        oldest = store.oldest_block
+        assert store.block(oldest) is not None
+        has_read, told = threading.Event(), list[object]()
+        read, write_batch = store._read, store._db.write_batch
+
+        def reads(key: bytes) -> bytes | None:
+            data = read(key)
+            if data is None:
+                has_read.set()
+            return data
+
+        def ask() -> None:
+            try:
+                told.append(store.block(oldest))
+            except Exception as error:
+                told.append(error)
+
+        class Batch:
+            """Lets a reader look just after the write, before the writer has said what it means."""
+
+            def __init__(self, batch: Any) -> None:
+                self.put, self.delete, self._write = batch.put, batch.delete, batch.write
+
+            def write(self) -> None:
+                self._write()
+                reader.start()
+                assert has_read.wait(10)
+
+        class Database:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(db, name)
+
+            def write_batch(self, **options: Any) -> Any:
+                return Batch(write_batch(**options))
+
+        db, store._db = store._db, Database()
+        store._read = reads  # type: ignore[method-assign]
+        reader = threading.Thread(target=ask)
+        grow(store, 2, 1)
+        reader.join(10)
+        store._db = db
+        assert store.oldest_block == oldest + 1
+    assert [type(found) for found in told] == [Pruned]
