@@ -239,6 +239,8 @@ class _Bare(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.other: _Bare | None = None
+        self.early = b""
+        """What came before the other connection did."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -251,9 +253,13 @@ class _Bare(asyncio.Protocol):
             _Bare.waiting = None
             self.other, first.other = first, self
             self.sink, first.sink = first.transport, self.transport
+            self.transport.write(first.early)
 
     def data_received(self, data: bytes) -> None:
-        self.sink.write(data)
+        if self.other is None:
+            self.early += data
+        else:
+            self.sink.write(data)
 
     def pause_writing(self) -> None:
         self.sink.pause_reading()
