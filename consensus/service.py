@@ -65,6 +65,8 @@ SERVES_MAX: Final = 8
 """Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
 SERVES_OF_ONE_MAX: Final = 2
 """Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
+SERVES_OF_STRANGERS_MAX: Final = 6
+"""Of these, those of all askers without a seat: a validator that is behind always finds its turn."""
 STALE_VIEWS: Final = 8
 """A vote so far below the final view is not asked for any more, so that a slow signer can catch up; nearer ones
 still show that the seat is alive."""
@@ -816,7 +818,13 @@ class ConsensusService:
     # Serving others.
 
     def _serve(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
-        if self._serving.total() >= SERVES_MAX or self._serving[address] >= SERVES_OF_ONE_MAX:
+        is_seat = self._replica.is_seat
+        strangers = sum([count for known, count in self._serving.items() if not is_seat(known)])
+        if (
+            self._serving.total() >= SERVES_MAX
+            or self._serving[address] >= SERVES_OF_ONE_MAX
+            or (strangers >= SERVES_OF_STRANGERS_MAX and not is_seat(address))
+        ):
             self._metrics.count("messages_dropped_total", reason="serving")
             return
         self._serving[address] += 1

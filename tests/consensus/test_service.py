@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,36 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from consensus.service import SERVES_OF_ONE_MAX, ConsensusHalted
-from consensus.wire import GetBlocks, Votes, decode_certificate, encode_message
-from state.primitives.votes import NOTARIZE, Candidate, Vote, vote_digest
+from consensus.inbound import EARLY_OF_STRANGERS_MAX
+from consensus.service import SERVES_OF_ONE_MAX, SERVES_OF_STRANGERS_MAX, ConsensusHalted
+from consensus.votes import Certificate
+from consensus.wire import (
+    BlockReply,
+    BlocksReply,
+    Certificates,
+    GetBlock,
+    GetBlocks,
+    GetCertificates,
+    Proposal,
+    Status,
+    Votes,
+    decode_certificate,
+    encode_message,
+)
+from state.primitives.blocks import Block, encode_block, evidence_root, header_hash, transactions_root
+from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Vote, vote_digest
 from tests.consensus.test_epochs import Figures
-from tests.consensus.world import FOUR, GENESIS, PARAMETERS, Member, Switchboard, assert_one_chain, vote_key
+from tests.consensus.world import (
+    FOUR,
+    GENESIS,
+    PARAMETERS,
+    Epochs,
+    Member,
+    Switchboard,
+    address_of,
+    assert_one_chain,
+    vote_key,
+)
 
 
 async def test_four_services_agree_and_a_restarted_one_catches_up(tmp_path: Path) -> None:
@@ -122,11 +148,18 @@ async def test_one_asker_cannot_keep_others_from_catching_up(tmp_path: Path, nur
     member.service.receive(b"m" * 20, encode_message(GetBlocks(1, 1)))
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert asked == SERVES_OF_ONE_MAX + 1
+    for number in range(20):
+        member.service.receive(b"%20d" % number, encode_message(GetBlocks(1, 1)))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert asked == SERVES_OF_STRANGERS_MAX
+    member.service.receive(address_of(1), encode_message(GetBlocks(1, 1)))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert asked == SERVES_OF_STRANGERS_MAX + 1, "strangers leave room for who has a seat"
     release.set()
     await trio.testing.wait_all_tasks_blocked(0.05)
     member.service.receive(b"g" * 20, encode_message(GetBlocks(1, 1)))
     await trio.testing.wait_all_tasks_blocked(0.05)
-    assert asked == SERVES_OF_ONE_MAX + 2
+    assert asked == SERVES_OF_STRANGERS_MAX + 2
 
 
 async def test_a_seat_that_contradicts_itself_often_is_told_of_once(tmp_path: Path) -> None:
@@ -150,3 +183,68 @@ async def test_a_seat_that_contradicts_itself_often_is_told_of_once(tmp_path: Pa
     assert figures.counts["equivocations_total", "E1"] == 3
     assert [found.first.seat for found in members[0].found] == [3]
     assert sum(line["event"] == "equivocation" for line in lines) == 1
+
+
+async def test_the_noise_of_strangers_stops_nobody(tmp_path: Path) -> None:
+    """Everything that has the right shape, from as many names as one likes, over epochs."""
+    rng = random.Random(3)
+    board, epochs = Switchboard(), Epochs(6)
+    members = [Member(tmp_path, number, board, epochs) for number in range(4)]
+
+    def junk() -> bytes:
+        epoch, view = rng.choice((0, 1, 2, 3, 4, 2**32 - 1)), rng.choice((1, 2, 5, 9, 2**47))
+        candidate = Candidate(epoch, view, rng.randrange(view), rng.randbytes(32))
+        kinds = (NOTARIZE, FINALIZE)
+        votes = [
+            Vote(rng.choice(kinds), *candidate, rng.randrange(100), bytes(64)) for _ in range(rng.choice((1, 20)))
+        ]
+        certificate = Certificate(
+            rng.choice(kinds), *candidate, rng.choice((b"\x07", b"\x0f", b"\x17")), bytes(192)
+        )
+        header = block.header._replace(height=rng.randrange(1, 30), epoch=epoch % 9, view=view)
+        raw, known = encode_block(Block(header, block.transactions)), header_hash(header)
+        messages = (
+            Votes(tuple(votes)),
+            Certificates((certificate,) * rng.choice((1, 190))),
+            GetCertificates(epoch, view, view + 63),
+            GetBlock(rng.randbytes(32)),
+            GetBlocks(rng.randrange(1, 100), 64),
+            Status(epoch, view, rng.choice((0, 5, 2**40)), bytes(32)),
+            BlockReply(raw),
+            BlocksReply(header.height, certificate._replace(kind=FINALIZE, block_hash=known), (raw,)),
+            Proposal(candidate._replace(block_hash=known), bytes(64), certificate, (), raw),
+        )
+        return encode_message(rng.choice(messages))
+
+    async def shout(name: bytes) -> None:
+        while True:
+            for member in members:
+                member.service.receive(name, rng.choice(noise))
+            await trio.sleep(0.05)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                await nursery.start(member.live)
+            await members[0].chain.wait_height(1)
+            body = (bytes(60_000),)
+            block = Block(
+                members[0]
+                .chain.final[0][3]
+                ._replace(
+                    tx_root=transactions_root(body), tx_bytes=60_000, tx_count=1, evidence_root=evidence_root(())
+                ),
+                body,
+            )
+            noise = [junk() for _ in range(500)]
+            for number in range(10):
+                nursery.start_soon(shout, b"stranger %11d" % number)
+            for member in members:
+                await member.chain.wait_height(20)
+            sizes = [member.service._replica.sizes() for member in members]
+            nursery.cancel_scope.cancel()
+    assert_one_chain(*(member.chain for member in members))
+    assert not set(board.blamed) & {member.address for member in members}
+    for size in sizes:
+        assert size["early"] <= EARLY_OF_STRANGERS_MAX + 100
+        assert size["sync_peers"] <= 256 and size["blocks"] < 40 and size["answered"] <= 600
