@@ -150,7 +150,10 @@ class Network:
 
     def block(self, name: str, height: int) -> dict[str, Any]:
         self.wait_height(name, height)
-        block: dict[str, Any] = self.call(name, "dekube_getBlock", height)["block"]
+        # The gateway hears of a block a moment after the node has it.
+        block: dict[str, Any] = wait_for(
+            lambda: self.call(name, "dekube_getBlock", height)["block"], f"{name} shows block {height}"
+        )
         return block
 
     def check_agreement(self, *names: str) -> int:
