@@ -587,11 +587,9 @@ class Core:
         if faults:
             self._accuse(certificate, faults)
             return
-        if view <= self._root.view:
+        if view <= self._root.view or view in table:
             return
-        known = table.setdefault(view, certificate)
-        if known is not certificate:
-            return
+        table[view] = certificate
         if not is_formed and self._bears_foreign_vote(certificate):
             return
         if self._is_contradiction(view):
