@@ -587,9 +587,11 @@ class Core:
         if faults:
             self._accuse(certificate, faults)
             return
-        if view <= self._root.view or view in table:
+        if view <= self._root.view:
             return
-        table[view] = certificate
+        known = table.setdefault(view, certificate)
+        if known is not certificate:
+            return
         if not is_formed and self._bears_foreign_vote(certificate):
             return
         if self._is_contradiction(view):

@@ -33,10 +33,6 @@ from state.primitives.votes import NOTARIZE, NULLIFY, Candidate, Vote, vote_dige
 __all__ = ["Cluster", "Network", "Node", "sim_parameters"]
 
 EVENTS_MAX: Final = 400_000
-INLINE_CHECKS_MAX: Final = 2
-"""Of messages with more signatures, a part is verified beside; certificates of four seats have three."""
-BESIDE: Final = 0.2
-BESIDE_MS: Final = 60
 """A run that needs more events than this has run away."""
 
 
@@ -224,8 +220,6 @@ class Cluster:
             node.machine.heard(data[1])
         elif what == "again":
             self._take_in(node, replica, *data)
-        elif what == "verified":
-            self.perform(node, replica.admit(data, self._clock(node)))
         else:
             raise AssertionError(what)
 
@@ -249,11 +243,6 @@ class Cluster:
             return
         if inbound.checks and not all(map(self.is_valid, inbound.checks)):
             self._blame(node, replica, sender, "a signature does not verify")
-            return
-        if len(inbound.checks) > INLINE_CHECKS_MAX and self.rng.random() < BESIDE:
-            # A worker thread verifies it, while others are taken in and the epoch may end.
-            at_ms = self.now_ms + self.rng.randrange(BESIDE_MS)
-            self._push(at_ms, node.number, node.incarnation, "verified", inbound)
             return
         self.perform(node, replica.admit(inbound, self._clock(node)))
 
