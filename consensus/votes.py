@@ -148,12 +148,13 @@ class VoteSet:
         """Count a verified vote; the vote that completes a quorum returns the certificate, later ones do not."""
         kind, _, _, parent_view, block_hash, seat, _ = vote
         slot = (kind, seat)
-        first = self._first.setdefault(slot, vote)
-        if first is not vote:
+        first = self._first.get(slot)
+        if first is not None:
             if first[:5] == vote[:5] or slot in self._conflicting:
                 return _OLD
             self._conflicting[slot] = vote
             return Added(True, None, Equivocation(first, vote))
+        self._first[slot] = vote
         equivocation = None
         if kind != NOTARIZE:
             other = self._first.get((NULLIFY + FINALIZE - kind, seat))

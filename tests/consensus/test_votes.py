@@ -39,6 +39,14 @@ def test_a_quorum_of_weight_makes_one_certificate_that_verifies() -> None:
     assert certificate.bitmap == b"\x0e"
 
 
+def test_a_vote_counts_once_also_when_the_very_same_object_comes_again() -> None:
+    votes = VoteSet(COMMITTEE)
+    vote = cast(NOTARIZE, A, 3)
+    assert votes.add(vote).is_new
+    assert votes.add(vote) == votes.add(Vote(*vote)) == (False, None, None)
+    assert votes.add(cast(NOTARIZE, A, 1)).certificate is None  # 6 of 10
+
+
 def test_equivocation_is_returned_as_evidence_and_not_counted() -> None:
     votes = VoteSet(COMMITTEE)
     first, second = cast(NOTARIZE, A, 3), cast(NOTARIZE, B, 3)

@@ -175,6 +175,13 @@ class HearsEveryEpoch(r.Replica):
         return super()._receive_foreign(sender, decoded, epoch)
 
 
+class AdmitsInAnyEpoch(r.Replica):
+    """Counts what was verified while the epoch changed for the committee that sits now."""
+
+    def admit(self, inbound: r.Inbound, now_ms: int) -> list[r.Action]:
+        return super().admit(inbound._replace(during=None), now_ms)
+
+
 class KeepsTheSeat(r.Replica):
     """Votes from the seat of the first epoch for ever."""
 
@@ -308,6 +315,7 @@ MUTANTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "last block never proposed again": ("epochs_partition", {"core_type": NeverProposesAgain}),
     "last block refused when proposed again": ("epochs_partition", {"core_type": RefusesTheLastAgain}),
     "votes of the old committee count": ("epochs_crash", replica(HearsEveryEpoch)),
+    "what was verified beside counts in any epoch": ("epochs_crash", replica(AdmitsInAnyEpoch)),
     "quorum of the first committee": ("epochs_adversary", {"mutate": quorum_of_the_first_committee}),
     "seat of the first committee": ("epochs", replica(KeepsTheSeat)),
 }
