@@ -194,6 +194,31 @@ class Mempool:
             return []
         return [sender.entries[nonce].checked for nonce in sorted(sender.entries)]
 
+    def queued(self, limit: int) -> list[Checked]:
+        """Return up to ``limit`` transactions that wait for an earlier nonce, each sender's in their order."""
+        found: list[Checked] = []
+        for sender in self._senders.values() if self._queued else ():
+            if sender.last >= sender.pending_end:
+                beyond = sorted(nonce for nonce in sender.entries if nonce >= sender.pending_end)
+                found += [sender.entries[nonce].checked for nonce in beyond]
+                if len(found) >= limit:
+                    break
+        return found[:limit]
+
+    def news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+        """Return the number of arrivals, and the hashes of those after the first ``since`` that still wait.
+
+        The newest ``limit`` of them, the oldest first; it costs nothing while nobody asks.
+        """
+        if since > self._arrivals:  # counted by a node that ended since
+            since = 0
+        found: list[bytes] = []
+        for transaction_hash, entry in reversed(self._by_hash.items()):  # in the order of their arrival
+            if entry.arrival < since or len(found) >= limit:
+                break
+            found.append(transaction_hash)
+        return self._arrivals, found[::-1]
+
     def take(
         self, limit: int, *, base_fee: int = 0, next_nonces: Mapping[bytes, int] = _NO_NONCES
     ) -> list[Checked]:

@@ -27,6 +27,7 @@ from rpc.frames import (
     encode_answer,
     encode_failure,
     encode_push,
+    failure_value,
     read_request,
 )
 from rpc.view import NodeView, record_value
@@ -44,6 +45,11 @@ KEYS_MAX: Final = 256
 SCAN_MAX: Final = 1024
 HISTORY_MAX: Final = 256
 POOL_MAX: Final = 1024
+POOL_NEWS_MAX: Final = 4096
+"""Hashes of one answer about what came into the pool."""
+PLACES_MAX: Final = 256
+SUBMITS_MAX: Final = 64
+"""Transactions of one ``submit``: some 2 ms of the loop."""
 POOL_SKIP_MAX: Final = 1024
 """The pool is walked from its best transaction on, on the event loop."""
 HEIGHT_LIMIT: Final = 2**63
@@ -51,6 +57,7 @@ HEADERS_MAX: Final = 512
 RECORDS_MAX: Final = 32
 EPOCH_LIMIT: Final = 2**32
 INDEX_LIMIT: Final = 2**32
+FORK_CERTIFICATES_MAX: Final = 2
 HEADS_MAX: Final = 8
 CHANGES_MAX: Final = 20_000
 """Heads and changed keys that one piece of news tells of."""
@@ -152,10 +159,14 @@ class Backend:
             "pool_get": self._pool_get,
             "pool": self._pool,
             "pool_list": self._pool_list,
+            "pool_queued": self._pool_queued,
+            "pool_of": self._pool_of,
+            "pool_news": self._pool_news,
             "peers": self._peers,
             "sync": self._sync,
             "serving": self._serving,
             "submit": self._submit,
+            "submit_evidence": self._submit_evidence,
         }
         self._threaded: dict[str, Callable[[list[Any]], Value]] = {
             "read_old": self._read,
@@ -165,7 +176,9 @@ class Backend:
             "prove": self._prove,
             "header_path": self._header_path,
             "epoch_records": self._epoch_records,
+            "leaders": self._leaders,
             "simulate": self._simulate,
+            "submit_fork": self._submit_fork,
         }
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -346,8 +359,10 @@ class Backend:
         return self._view.height_of(_hash_of(params))
 
     def _locate(self, params: list[Any]) -> Value:
-        place = self._view.locate(_hash_of(params))
-        return None if place is None else list(place)
+        if len(params) > PLACES_MAX or not all(map(_is_hash, params)):
+            raise DecodeError("locate: hashes expected")
+        places = map(self._view.locate, params)
+        return [None if place is None else list(place) for place in places]
 
     def _history(self, params: list[Any]) -> Value:
         match params:
@@ -391,12 +406,47 @@ class Backend:
             case _:
                 raise DecodeError("simulate: a sender, a kind and a payload expected")
 
-    def _submit(self, params: list[Any]) -> Value:
+    def _leaders(self, params: list[Any]) -> Value:
         match params:
-            case [bytes(raw), bytes(sender)]:
-                return self._view.submit(raw, sender)
+            case [int(epoch)] if 0 <= epoch < EPOCH_LIMIT:
+                return list(self._view.leaders(epoch))
             case _:
-                raise DecodeError("submit: a transaction and its sender expected")
+                raise DecodeError("leaders: an epoch expected")
+
+    def _submit(self, params: list[Any]) -> Value:
+        if len(params) > SUBMITS_MAX:
+            raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions expected")
+        return [self._submit_one(item) for item in params]
+
+    def _submit_one(self, item: Any) -> Value:
+        """Return the hash, or the failure, which is that of this transaction alone."""
+        try:
+            match item:
+                case [bytes(raw), bytes(sender)]:
+                    return self._view.submit(raw, sender)
+                case _:
+                    raise DecodeError("submit: transactions and their senders expected")
+        except DekubeError as error:
+            return failure_value(error)
+        except Exception:
+            _log.exception("a transaction of the gateway failed")
+            return failure_value(_Unanswered("internal error"))
+
+    def _submit_evidence(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(raw)]:
+                return record_value(self._view.submit_evidence(raw))
+            case _:
+                raise DecodeError("submit_evidence: evidence expected")
+
+    def _submit_fork(self, params: list[Any]) -> Value:
+        match params:
+            case [list(certificates), (None | bytes()) as reporter] if 0 < len(
+                certificates
+            ) <= FORK_CERTIFICATES_MAX and all(type(certificate) is bytes for certificate in certificates):
+                return [record_value(found) for found in self._view.submit_fork(certificates, reporter)]
+            case _:
+                raise DecodeError("submit_fork: certificates and a reporter expected")
 
     def _pending_nonces(self, params: list[Any]) -> Value:
         if len(params) > KEYS_MAX or not all(type(address) is bytes for address in params):
@@ -404,7 +454,8 @@ class Backend:
         return [self._view.pending_nonce(address) for address in params]
 
     def _pool_get(self, params: list[Any]) -> Value:
-        return self._view.pool_get(_hash_of(params))
+        found = self._view.pool_get(_hash_of(params))
+        return None if found is None else record_value(found)
 
     def _pool(self, _params: list[Any]) -> Value:
         return record_value(self._view.pool_status())
@@ -412,9 +463,31 @@ class Backend:
     def _pool_list(self, params: list[Any]) -> Value:
         match params:
             case [int(skip), int(limit)] if 0 <= skip <= POOL_SKIP_MAX and 0 < limit <= POOL_MAX:
-                return list(self._view.pool_transactions(skip, limit))
+                return record_value(self._view.pool_transactions(skip, limit))
             case _:
                 raise DecodeError("pool_list: skip and limit expected")
+
+    def _pool_queued(self, params: list[Any]) -> Value:
+        match params:
+            case [int(limit)] if 0 < limit <= POOL_MAX:
+                return record_value(self._view.pool_queued(limit))
+            case _:
+                raise DecodeError("pool_queued: a limit expected")
+
+    def _pool_of(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(address)]:
+                return record_value(self._view.pool_of(address)[:POOL_MAX])
+            case _:
+                raise DecodeError("pool_of: an address expected")
+
+    def _pool_news(self, params: list[Any]) -> Value:
+        match params:
+            case [int(since), int(limit)] if 0 <= since < HEIGHT_LIMIT and 0 <= limit <= POOL_NEWS_MAX:
+                now, hashes = self._view.pool_news(since, limit)
+                return [now, list(hashes)]
+            case _:
+                raise DecodeError("pool_news: a place and a limit expected")
 
     def _peers(self, _params: list[Any]) -> Value:
         return [record_value(peer) for peer in self._view.peers()]
@@ -444,6 +517,10 @@ def _is_height(height: int) -> bool:
 
 def _is_key(key: object) -> bool:
     return type(key) is bytes and 0 < len(key) <= KEY_BYTES_MAX
+
+
+def _is_hash(item: object) -> bool:
+    return type(item) is bytes and len(item) == HASH_BYTES
 
 
 def _hash_of(params: list[Any]) -> bytes:

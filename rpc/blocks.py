@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpc.view import BlockRecord
+from rpc.view import BlockRecord, Waiting
 from state.primitives.blocks import Block, decode_block
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import keccak
@@ -12,7 +12,7 @@ from state.primitives.keys import recover_addresses
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import Transaction, decode_transaction
 
-__all__ = ["LoadedBlock"]
+__all__ = ["LoadedBlock", "waiting_transaction"]
 
 _NOBODY: Final = bytes(20)
 
@@ -22,7 +22,7 @@ class LoadedBlock:
 
     __slots__ = (
         "_hashes", "_receipts", "_record", "_senders", "_transactions", "block", "certificate", "hash", "hooks",
-        "size_bytes",
+        "leader", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, record: BlockRecord) -> None:
@@ -32,6 +32,8 @@ class LoadedBlock:
         self.certificate = record.certificate
         self.hooks: Receipt | None = None if record.hooks is None else decode_receipt(record.hooks)
         self.size_bytes = len(record.raw)
+        self.leader: bytes = _NOBODY
+        """Whose seat made the block; zeros where the committee of its epoch is not at hand."""
         self._record = record
         self._transactions: list[Transaction] | None = None
         self._receipts: list[Receipt] | None = None
@@ -97,3 +99,10 @@ class LoadedBlock:
         transaction = self.transactions[index]
         transaction.recover_sender()
         return transaction
+
+
+def waiting_transaction(waiting: Waiting) -> Transaction:
+    """Return a transaction of the mempool, whose sender the node has recovered. Raises DecodeError."""
+    transaction = decode_transaction(waiting.raw)
+    transaction.sender = waiting.sender
+    return transaction

@@ -24,7 +24,9 @@ __all__ = [
     "encode_failure",
     "encode_push",
     "encode_request",
+    "failure_value",
     "read_answer",
+    "read_failure",
     "read_request",
 ]
 
@@ -123,6 +125,11 @@ def encode_answer(identifier: int, value: Value) -> bytes:
 
 def encode_failure(identifier: int, error: DekubeError) -> bytes:
     """Return the frame that carries ``error``: its code, text and public values."""
+    return _frame([identifier, *failure_value(error)])
+
+
+def failure_value(error: DekubeError) -> list[Value]:
+    """Return code, text and public values of ``error``, as they stand in a frame."""
     fields: list[Value] = []
     for name, value in vars(error).items():
         if name.startswith("_") or len(fields) == FIELDS_MAX:
@@ -131,7 +138,7 @@ def encode_failure(identifier: int, error: DekubeError) -> bytes:
             fields.append([name, value[:MESSAGE_LIMIT_CHARACTERS]])
         elif type(value) is int and value.bit_length() <= INTEGER_BITS_MAX:
             fields.append([name, value])
-    return _frame([identifier, error.code, str(error)[:MESSAGE_LIMIT_CHARACTERS], fields])
+    return [error.code, str(error)[:MESSAGE_LIMIT_CHARACTERS], fields]
 
 
 def encode_push(topic: str, value: Value) -> bytes:
@@ -157,9 +164,16 @@ def read_answer(value: Any) -> Reply:
             return Answer(identifier, result)
         case [0, str(topic), result]:
             return Push(topic, result)
-        case [int(identifier), str(code), str(message), list(fields)] if (
-            0 < identifier < IDENTIFIER_MAX and len(fields) <= FIELDS_MAX
-        ):
+        case [int(identifier), *failure] if 0 < identifier < IDENTIFIER_MAX:
+            return read_failure(identifier, failure)
+        case _:
+            raise DecodeError("not an answer")
+
+
+def read_failure(identifier: int, value: Any) -> Failure:
+    """Return the failure that ``failure_value`` stands for. Raises DecodeError."""
+    match value:
+        case [str(code), str(message), list(fields)] if len(fields) <= FIELDS_MAX:
             return Failure(identifier, code, message, tuple(_field(field) for field in fields))
         case _:
             raise DecodeError("not an answer")

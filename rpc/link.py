@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,17 @@ from rpc.blocks import LoadedBlock
 from rpc.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
 from rpc.ethereum.filters import Filters
 from rpc.events import EVENTS
-from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Push, encode_request, read_answer
+from rpc.frames import (
+    ANSWER_LIMIT_BYTES,
+    Answer,
+    Failure,
+    FrameBuffer,
+    Push,
+    encode_request,
+    read_answer,
+    read_failure,
+)
+from rpc.gather import Gatherer
 from rpc.limits import Cache
 from rpc.view import (
     BlockRecord,
@@ -31,9 +41,12 @@ from rpc.view import (
     KindInfo,
     Peer,
     PoolStatus,
+    Submitted,
     Sync,
+    Waiting,
     read_record,
 )
+from rpc.waits import Waits
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
@@ -46,6 +59,11 @@ _T = TypeVar("_T")
 
 KEYS_OF_FRAME: Final = 256
 SCAN_PAGE: Final = 1024
+SUBMITS_OF_FRAME: Final = 64
+POOL_NEWS_MAX: Final = 4096
+"""Hashes of one answer about what came into the mempool; the newest ones where there were more."""
+EPOCHS_KEPT: Final = 64
+"""Epochs whose leaders are kept."""
 MIN_HEIGHT_WAIT_MS: Final = 2_000
 """How long a request waits for its ``min_height``: about two blocks."""
 SMALL_VALUE_BYTES: Final = 1024
@@ -66,7 +84,8 @@ class LinkOptions:
     place_entries_max: int = 200_000
     bloom_entries_max: int = 50_000
     """About 300 bytes each; a question about logs reads the blocks that are not among them."""
-    waiters_max: int = 5_000
+    waiters_max: int = 16_384
+    """Requests that wait for a height, and as many more that wait for a transaction."""
     queries_max: int = 64
     query_threads: int = 4
     large_block_transactions: int = 128
@@ -160,9 +179,24 @@ class Link:
         self._blocks: Cache[int, LoadedBlock] = Cache(self._options.block_bytes_max)
         self._loading: dict[int, asyncio.Future[LoadedBlock | None]] = {}
         self._places: Cache[bytes, tuple[int, int]] = Cache(self._options.place_entries_max)
+        self._leaders: Cache[int, list[bytes]] = Cache(EPOCHS_KEPT)
         self._heights: Cache[bytes, int] = Cache(self._options.place_entries_max)
         self._hashes: Cache[int, bytes] = Cache(self._options.place_entries_max)
         self._waiters: set[asyncio.Future[None]] = set()
+        limit = self._options.requests_max
+        self._locates: Gatherer[bytes, tuple[int, int] | None] = Gatherer(
+            self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=self._options.waiters_max
+        )
+        self._nonces: Gatherer[bytes, int] = Gatherer(
+            self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=limit
+        )
+        self._submits: Gatherer[Transaction, bytes] = Gatherer(
+            self._submit_all,
+            frame_items_max=SUBMITS_OF_FRAME,
+            waiting_max=limit,
+            size_of=lambda transaction: len(transaction.raw) + 64,
+        )
+        self.waits = Waits(self, self._options.waiters_max)
         self._queries = 0
         self._threads = ThreadPoolExecutor(self._options.query_threads, thread_name_prefix="rpc-query")
         self._listeners: list[Callable[[Head], None]] = []
@@ -224,6 +258,7 @@ class Link:
         self._places.clear()
         self._heights.clear()
         self._hashes.clear()
+        self._leaders.clear()
         self.blooms.clear()
 
     def session_lost(self, session: _Session) -> None:
@@ -261,10 +296,10 @@ class Link:
                 future, _ = self._asked.pop(identifier, (None, 0.0))
                 if future is not None and not future.done():
                     future.set_result(value)
-            case Failure(identifier, code, message, fields):
+            case Failure(identifier):
                 future, _ = self._asked.pop(identifier, (None, 0.0))
                 if future is not None and not future.done():
-                    future.set_exception(RpcError(code, message, **fields_to_json(fields)))
+                    future.set_exception(_as_error(reply))
                     future.exception()
             case Push("head", [list(record), changes]):
                 self._new_head(read_record(Head, record), changes)
@@ -286,6 +321,7 @@ class Link:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        self.waits.on_head(head)
         for listener in self._listeners:
             listener(head)
 
@@ -461,10 +497,21 @@ class Link:
         loaded = LoadedBlock(record)
         if len(loaded.block.transactions) > self._options.large_block_transactions:
             await self._in_thread(_decode_all, loaded)
+        await self._name_leader(loaded)
         self._blocks.put(height, loaded, loaded.weight_bytes)
         self._hashes.put(height, loaded.hash)
         self._heights.put(loaded.hash, height)
         return loaded
+
+    async def _name_leader(self, loaded: LoadedBlock) -> None:
+        header = loaded.block.header
+        leaders = self._leaders.get(header.epoch)
+        if leaders is None:
+            leaders = list(await self.request("leaders", header.epoch))
+            if leaders:
+                self._leaders.put(header.epoch, leaders)
+        if header.proposer_seat < len(leaders):
+            loaded.leader = leaders[header.proposer_seat]
 
     async def block_with_senders(self, height: int) -> LoadedBlock | None:
         """Return the block at ``height`` with the senders of all its transactions."""
@@ -489,13 +536,14 @@ class Link:
         """Return height and index of a finalised transaction."""
         found = self._places.get(transaction_hash)
         if found is None:
-            match await self.request("locate", transaction_hash):
-                case [int(height), int(index)]:
-                    found = (height, index)
-                    self._places.put(transaction_hash, found)
-                case _:
-                    return None
+            found = await self._locates.answer(transaction_hash)
+            if found is not None:
+                self._places.put(transaction_hash, found)
         return found
+
+    async def _locate_all(self, hashes: Sequence[bytes]) -> list[tuple[int, int] | Exception | None]:
+        found = await self.request("locate", *hashes)
+        return [None if place is None else (place[0], place[1]) for place in found]
 
     async def _head_above(self, height: int, until: float) -> bool:
         """Wait for a head above ``height``; return False when the time ``until`` is over first."""
@@ -514,12 +562,10 @@ class Link:
 
     async def wait_transaction(self, transaction_hash: bytes, timeout_ms: int) -> tuple[int, int] | None:
         """Return height and index as soon as a transaction is final, None when the time is over."""
-        until = asyncio.get_running_loop().time() + timeout_ms / 1000
-        while True:
-            height = self.head.height
-            place = await self.locate(transaction_hash)
-            if place is not None or not await self._head_above(height, until):
-                return place
+        place = await self.waits.wait(transaction_hash, timeout_ms / 1000)
+        if place is not None:
+            self._places.put(transaction_hash, place)
+        return place
 
     async def yield_turn(self) -> None:
         """Let other requests have their turn."""
@@ -556,24 +602,54 @@ class Link:
 
     async def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction."""
-        [nonce] = await self.request("pending_nonces", address)
-        return cast(int, nonce)
+        return await self._nonces.answer(address)
+
+    async def _ask_nonces(self, addresses: Sequence[bytes]) -> list[int | Exception]:
+        return cast("list[int | Exception]", await self.request("pending_nonces", *addresses))
 
     async def pool_status(self) -> PoolStatus:
         """Return the mempool in numbers."""
         return read_record(PoolStatus, await self.request("pool"))
 
-    async def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
-        """Return raw transactions of the mempool."""
-        return cast(list[bytes], await self.request("pool_list", skip, limit)) if limit else []
+    async def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool, the best first."""
+        return _waiting(await self.request("pool_list", skip, limit)) if limit else []
 
-    async def pool_get(self, transaction_hash: bytes) -> bytes | None:
-        """Return the raw bytes of a waiting transaction."""
-        return cast("bytes | None", await self.request("pool_get", transaction_hash))
+    async def pool_queued(self, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool that wait for an earlier nonce."""
+        return _waiting(await self.request("pool_queued", limit))
+
+    async def pool_of(self, address: bytes) -> list[Waiting]:
+        """Return what waits from one sender."""
+        return _waiting(await self.request("pool_of", address))
+
+    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
+        """Return where the mempool is now, and the hashes of what came in after ``since``."""
+        now, hashes = await self.request("pool_news", since or 0, 0 if since is None else POOL_NEWS_MAX)
+        return now, hashes
+
+    async def pool_get(self, transaction_hash: bytes) -> Waiting | None:
+        """Return a waiting transaction."""
+        found = await self.request("pool_get", transaction_hash)
+        return None if found is None else read_record(Waiting, found)
 
     async def submit(self, transaction: Transaction) -> bytes:
         """Hand a transaction to the mempool."""
-        return cast(bytes, await self.request("submit", transaction.raw, transaction.sender))
+        return await self._submits.answer(transaction)
+
+    async def _submit_all(self, transactions: Sequence[Transaction]) -> list[bytes | Exception]:
+        pairs: list[Value] = [[item.raw, item.sender] for item in transactions]
+        found = await self.request("submit", *pairs)
+        return [item if type(item) is bytes else _as_error(read_failure(0, item)) for item in found]
+
+    async def submit_evidence(self, raw: bytes) -> Submitted:
+        """Hand evidence of a fault to the node."""
+        return read_record(Submitted, await self.request("submit_evidence", raw))
+
+    async def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Hand the proof of a fork to the node."""
+        values: list[Value] = list(certificates)
+        return [read_record(Submitted, item) for item in await self.request("submit_fork", values, reporter)]
 
     async def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
         """Return the encoded receipt of a dry run."""
@@ -586,6 +662,14 @@ class Link:
     async def sync(self) -> Sync:
         """Return how far the node is."""
         return read_record(Sync, await self.request("sync"))
+
+
+def _as_error(failure: Failure) -> RpcError:
+    return RpcError(failure.code, failure.message, **fields_to_json(failure.fields))
+
+
+def _waiting(items: Any) -> list[Waiting]:
+    return [read_record(Waiting, item) for item in items]
 
 
 def _decode_all(loaded: LoadedBlock) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from rpc import render
-from rpc.blocks import LoadedBlock
+from rpc.blocks import LoadedBlock, waiting_transaction
 from rpc.epochs import EPOCH_METHODS, JAIL_OUT, jail_json
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.evidence import EVIDENCE_METHODS
@@ -238,10 +238,8 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
     if place is not None and (loaded := await node.block(place[0])) is not None:
         index = place[1]
         found = render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index))
-    elif (raw := await node.pool_get(hash_)) is not None:
-        waiting = decode_transaction(raw)
-        waiting.recover_sender()
-        found = render.transaction(waiting, node.kinds, None)
+    elif (waiting := await node.pool_get(hash_)) is not None:
+        found = render.transaction(waiting_transaction(waiting), node.kinds, None)
     return {"at": at(node.head), "transaction": found}
 
 
@@ -312,12 +310,8 @@ async def quote(node: Node) -> Json:
 
 async def get_mempool(node: Node, skip: int, limit: int) -> Json:
     """Answer ``dekube_getMempool``."""
-    status_, raws = await node.pool_status(), await node.pool_transactions(skip, limit)
-    items = []
-    for raw in raws:
-        waiting = decode_transaction(raw)
-        waiting.recover_sender()
-        items.append(render.transaction(waiting, node.kinds, None))
+    status_, waiting = await node.pool_status(), await node.pool_transactions(skip, limit)
+    items = [render.transaction(waiting_transaction(item), node.kinds, None) for item in waiting]
     return {
         "at": at(node.head),
         "pending": status_.pending,

@@ -10,9 +10,10 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from consensus.light import decode_epoch_record
 from consensus.wire import decode_certificate
 from rpc.errors import HeightUnknown, Pruned
-from rpc.view import BlockRecord, Description, Head, KindInfo, Peer, PoolStatus, Sync
+from rpc.view import BlockRecord, Description, Head, KindInfo, Peer, PoolStatus, Submitted, Sync, Waiting
 from state.primitives.blocks import decode_header
 from state.primitives.genesis import Genesis
 from state.primitives.receipts import encode_receipt
@@ -22,7 +23,7 @@ from state.store.errors import HeightUnknown as StoreHeightUnknown
 from state.store.errors import Pruned as StorePruned
 from state.store.records import Place, decode_epoch
 from state.transition.calls import split_call
-from state.transition.epochs import epoch_of
+from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
 from state.view import Reader
@@ -65,12 +66,32 @@ class Pool(Protocol):
         """Return pending transactions, the best first."""
         ...
 
+    def queued(self, limit: int) -> list[Checked]:
+        """Return transactions that wait for an earlier nonce."""
+        ...
+
+    def of_sender(self, address: bytes) -> list[Checked]:
+        """Return what waits from one sender, in the order of the nonces."""
+        ...
+
+    def news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+        """Return where the pool is now, and the hashes of what came in after ``since``."""
+        ...
+
 
 class Live(Protocol):
     """What the node alone knows; called on its event loop."""
 
     def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction; see ``NodeView.submit``."""
+        ...
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        """Take in evidence; see ``NodeView.submit_evidence``."""
+        ...
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Take in a fork; see ``NodeView.submit_fork``. Called in a worker thread."""
         ...
 
     def peers(self) -> list[Peer]:
@@ -243,18 +264,48 @@ class StoreView:
         """Return the mempool in numbers."""
         return PoolStatus(self._pool.pending_count, self._pool.queued_count, self._pool.size_bytes)
 
-    def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
-        """Return raw transactions of the mempool."""
-        return [checked.transaction.raw for checked in self._pool.take(skip + limit)[skip:]]
+    def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool."""
+        return [_waiting(checked) for checked in self._pool.take(skip + limit)[skip:]]
 
-    def pool_get(self, transaction_hash: bytes) -> bytes | None:
-        """Return the raw bytes of a waiting transaction."""
+    def pool_queued(self, limit: int) -> list[Waiting]:
+        """Return transactions that wait for an earlier nonce."""
+        return [_waiting(checked) for checked in self._pool.queued(limit)]
+
+    def pool_of(self, address: bytes) -> list[Waiting]:
+        """Return what waits from one sender."""
+        return [_waiting(checked) for checked in self._pool.of_sender(address)]
+
+    def pool_news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+        """Return where the pool is now, and the hashes of what came in after ``since``."""
+        return self._pool.news(since, limit)
+
+    def pool_get(self, transaction_hash: bytes) -> Waiting | None:
+        """Return a waiting transaction."""
         found = self._pool.get(transaction_hash)
-        return None if found is None else found.transaction.raw
+        return None if found is None else _waiting(found)
+
+    def leaders(self, epoch: int) -> list[bytes]:
+        """Return the addresses of an epoch's seats: they stand in the record of the epoch before it."""
+        if not epoch:
+            committee = genesis_committee(self._runtime.genesis, self._runtime.chain.validators_max)
+        elif (record := self._store.epoch_record(epoch - 1)) is not None:
+            committee = decode_epoch_record(record).committee
+        else:
+            return []
+        return [seat.address for seat in committee.seats]
 
     def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction."""
         return self._live.submit(raw, sender)
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        """Take in evidence of a fault."""
+        return self._live.submit_evidence(raw)
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Take in the proof of a fork."""
+        return self._live.submit_fork(certificates, reporter)
 
     def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
         """Return the encoded receipt of a dry run in a block that would follow the newest one."""
@@ -291,6 +342,10 @@ class StoreView:
     def sync(self) -> Sync:
         """Return how far the node is."""
         return self._live.sync()
+
+
+def _waiting(checked: Checked) -> Waiting:
+    return Waiting(checked.transaction.raw, checked.transaction.sender)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rpc.blocks import LoadedBlock
 from rpc.errors import RpcError
 from rpc.limits import Cache
 from rpc.schema import HEIGHT, Param, Schema
-from rpc.view import Description, Head, Peer, PoolStatus, Sync
+from rpc.view import Description, Head, Peer, PoolStatus, Submitted, Sync, Waiting
 from state.primitives.receipts import EventType
 from state.primitives.transactions import Transaction
 
@@ -125,16 +125,36 @@ class Node(Protocol):
         """Return the mempool in numbers."""
         ...
 
-    async def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
-        """Return raw transactions of the mempool."""
+    async def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool, the best first."""
         ...
 
-    async def pool_get(self, transaction_hash: bytes) -> bytes | None:
-        """Return the raw bytes of a waiting transaction."""
+    async def pool_queued(self, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool that wait for an earlier nonce."""
+        ...
+
+    async def pool_of(self, address: bytes) -> list[Waiting]:
+        """Return what waits from one sender, in the order of the nonces."""
+        ...
+
+    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
+        """Return where the mempool is now, and the hashes of what came in after ``since`` (None: nothing)."""
+        ...
+
+    async def pool_get(self, transaction_hash: bytes) -> Waiting | None:
+        """Return a waiting transaction."""
         ...
 
     async def submit(self, transaction: Transaction) -> bytes:
         """Hand a transaction, its sender recovered, to the mempool. Raises RpcError with the rule's code."""
+        ...
+
+    async def submit_evidence(self, raw: bytes) -> Submitted:
+        """Hand evidence of a fault to the node. Raises RpcError with the code of what is wrong with it."""
+        ...
+
+    async def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Hand certificates that prove a fork to the node; return who is convicted. Raises as above."""
         ...
 
     async def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:

@@ -16,7 +16,9 @@ __all__ = [
     "NodeView",
     "Peer",
     "PoolStatus",
+    "Submitted",
     "Sync",
+    "Waiting",
     "read_record",
     "record_value",
 ]
@@ -88,6 +90,13 @@ class PoolStatus(NamedTuple):
     bytes: int
 
 
+class Waiting(NamedTuple):
+    """A transaction of the mempool: its bytes, and its sender, who was recovered when it came in."""
+
+    raw: bytes
+    sender: bytes
+
+
 class Peer(NamedTuple):
     """A connected node; ``path`` says how: "direct", "relay", and whether it dialled us."""
 
@@ -98,6 +107,16 @@ class Peer(NamedTuple):
     roles: tuple[str, ...]
     latency_us: int
     version: str
+
+
+class Submitted(NamedTuple):
+    """Evidence that was taken in: who is convicted of which fault. ``is_new`` 0: the node knew one as good."""
+
+    operator: bytes
+    fault: int
+    epoch: int
+    view: int
+    is_new: int
 
 
 class Sync(NamedTuple):
@@ -193,12 +212,31 @@ class NodeView(Protocol):
         """Return the mempool in numbers."""
         ...
 
-    def pool_transactions(self, skip: int, limit: int) -> list[bytes]:
-        """Return raw transactions of the mempool in the order in which a leader would take them."""
+    def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool in the order in which a leader would take them."""
         ...
 
-    def pool_get(self, transaction_hash: bytes) -> bytes | None:
-        """Return the raw bytes of a transaction that waits in the mempool."""
+    def pool_queued(self, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool that wait for an earlier nonce."""
+        ...
+
+    def pool_of(self, address: bytes) -> list[Waiting]:
+        """Return what waits from one sender, in the order of the nonces."""
+        ...
+
+    def pool_news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+        """Return where the pool is now, and the hashes of what came in after ``since``, which was that before.
+
+        The newest ``limit`` of them, the oldest first, as far as they still wait.
+        """
+        ...
+
+    def pool_get(self, transaction_hash: bytes) -> Waiting | None:
+        """Return a transaction that waits in the mempool."""
+        ...
+
+    def leaders(self, epoch: int) -> list[bytes]:
+        """Return the addresses of an epoch's seats in their order, none where that is not known; *thread*."""
         ...
 
     def submit(self, raw: bytes, sender: bytes) -> bytes:
@@ -206,6 +244,17 @@ class NodeView(Protocol):
 
         ``sender`` is what the gateway recovered: a reason to refuse early, not to skip the own check where the
         gateway is another host's. Raises InvalidTransaction or another ProtocolError; then nothing has changed.
+        """
+        ...
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        """Take in evidence of a fault and pass it on. Raises EvidenceRefused or DecodeError."""
+        ...
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Take in certificates of a fork, and pass on proofs against those whom they convict; *thread*.
+
+        Raises ForkUnproven or DecodeError.
         """
         ...
 

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, Final
 
-from rpc.blocks import LoadedBlock
+from rpc.blocks import LoadedBlock, waiting_transaction
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.ethereum import render
 from rpc.ethereum.contracts import CODE, CONTRACTS, abi_json, parameters_of, view_of
@@ -374,12 +374,8 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
     if found is not None:
         loaded, index = found
         return render.transaction(loaded.transaction(index), node.description, loaded, index)
-    raw = await node.pool_get(hash_)
-    if raw is None:
-        return None
-    waiting = decode_transaction(raw)
-    waiting.recover_sender()
-    return render.transaction(waiting, node.description, None)
+    waiting = await node.pool_get(hash_)
+    return None if waiting is None else render.transaction(waiting_transaction(waiting), node.description, None)
 
 
 async def get_receipt(node: Node, hash_: bytes) -> Json:
