@@ -142,6 +142,7 @@ Action: TypeAlias = (
     | c.CastVote
     | c.KeepCertificate
     | c.FoundEquivocation
+    | c.FoundFork
     | c.Resend
     | c.EpochEnded
     | c.Halt

@@ -53,6 +53,7 @@ from consensus.events import (
     Event,
     Execute,
     FoundEquivocation,
+    FoundFork,
     Halt,
     KeepCertificate,
     MempoolChanged,
@@ -115,6 +116,7 @@ __all__ = [
     "Event",
     "Execute",
     "FoundEquivocation",
+    "FoundFork",
     "Halt",
     "KeepCertificate",
     "MempoolChanged",
@@ -466,7 +468,12 @@ class Core:
             self._hold(block_hash, header)
         view = self._root.view
         for certificate in restored.certificates:
-            if certificate.epoch == self._epoch and certificate.view > self._root.view:
+            if certificate.epoch != self._epoch:
+                continue
+            if certificate.view <= self._root.view:
+                if certificate.view >= self._root.view - EVIDENCE_VIEWS:
+                    self._past.setdefault((certificate.kind, certificate.view), certificate)
+            else:
                 self._table(certificate.kind)[certificate.view] = certificate
                 view = max(view, certificate.view)
                 if certificate.kind == FINALIZE and (self._final is None or certificate.view > self._final.view):
@@ -587,11 +594,9 @@ class Core:
         if faults:
             self._accuse(certificate, faults)
             return
-        if view <= self._root.view:
+        if view <= self._root.view or view in table:
             return
-        known = table.setdefault(view, certificate)
-        if known is not certificate:
-            return
+        table[view] = certificate
         if not is_formed and self._bears_foreign_vote(certificate):
             return
         if self._is_contradiction(view):
@@ -1087,7 +1092,8 @@ class Core:
         block_hash, view = certificate.block_hash, certificate.view
         roots = self._roots[block_hash]
         height = self._root.height + len(path)
-        self._out.append(Commit(certificate, tuple(path), height))
+        nullified = tuple([self._nullified[old] for old in sorted(self._nullified) if old <= view])
+        self._out.append(Commit(certificate, tuple(path), height, nullified))
         self._root = Root(block_hash, height, view, roots[0], roots[1], certificate)
         self._behind_height = 0
         self._asks_singly = False
@@ -1213,6 +1219,12 @@ class Core:
         parent_hash = above[0][1].parent_hash
         if parent_hash != root.block_hash and parent_hash not in self._headers:
             if above[0][1].height == root.height + 1:
+                self._out += [
+                    FoundEquivocation(fault)
+                    for known in self._conflicts(certificate)
+                    for fault in evidence_of_certificates(known, certificate)
+                ]
+                self._out.append(FoundFork(certificate))
                 self._halt("safety", f"the final block {root.height + 1} does not follow this node's chain")
             return
         for block_hash, header in above:

@@ -44,6 +44,7 @@ __all__ = [
     "Event",
     "Execute",
     "FoundEquivocation",
+    "FoundFork",
     "Halt",
     "KeepCertificate",
     "MempoolChanged",
@@ -134,7 +135,7 @@ class OwnVotes(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What survived the last run, beside the root: own votes, certificates and blocks above it."""
+    """What survived the last run, beside the root: own votes and blocks above it, certificates also below it."""
 
     own: tuple[Vote, ...] = ()
     certificates: tuple[Certificate, ...] = ()
@@ -351,11 +352,16 @@ class Execute(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Make the executed block final with all its ancestors, ``block_hashes`` from the lowest to that block."""
+    """Make the executed block final with all its ancestors, ``block_hashes`` from the lowest to that block.
+
+    ``nullified`` are the NULLIFY certificates up to its view, on which skipped views rest: kept for the evidence
+    age, because they are the other half of the proof that a FINALIZE quorum of such a view is a fork (R6).
+    """
 
     certificate: Certificate
     block_hashes: tuple[bytes, ...]
     height: int
+    nullified: tuple[Certificate, ...] = ()
 
 
 class DropBlocks(NamedTuple):
@@ -383,6 +389,12 @@ class FoundEquivocation(NamedTuple):
     """A proof of a fault."""
 
     equivocation: Equivocation
+
+
+class FoundFork(NamedTuple):
+    """A FINALIZE quorum of a chain that is not this one; what is on record of its view convicts more than W/3."""
+
+    certificate: Certificate
 
 
 class EpochEnded(NamedTuple):
@@ -415,6 +427,7 @@ Effect: TypeAlias = (
     | SetTimer
     | EnterView
     | FoundEquivocation
+    | FoundFork
     | EpochEnded
     | Halt
 )

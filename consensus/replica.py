@@ -130,9 +130,10 @@ def root_of(
 class Replica:
     """One seat's replica, or an observer's (no ``signer`` and ``guard``, no ``vote_key``).
 
-    ``journal`` is what the journal's file holds: what survives of it is restored. ``certificates`` above the root
-    come from the chain's own store (see ``root_of``). ``verify`` is asked for the
-    journal's certificates alone; those of peers are verified by the shell between ``receive`` and ``admit``.
+    ``journal`` is what the journal's file holds: what survives of it is restored. ``certificates`` come from the
+    chain's own store: those above the root (see ``root_of``), and of skipped views what proves faults. ``verify``
+    is asked for the journal's certificates alone; those of peers are verified by the shell between ``receive`` and
+    ``admit``.
 
     With ``vote_key`` in the place of ``signer`` and ``guard`` votes are asked for (``RequestVote``): the guard is
     in another process, and until ``voter_ready`` tells what it holds, nothing is said.

@@ -159,8 +159,11 @@ class ChainPort(Protocol):
         """Execute a block on an executed parent; return the roots of state and receipts after it."""
         ...
 
-    async def commit(self, block_hash: bytes, certificate: bytes) -> None:
-        """Make an executed block and its executed ancestors final and durable."""
+    async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
+        """Make an executed block and its executed ancestors final and durable.
+
+        ``nullified`` are certificates of views that they skip: kept with them for the evidence age.
+        """
         ...
 
     async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
@@ -265,7 +268,8 @@ class ConsensusService:
     ``keys`` are the node's own vote keys, of which the one that has a seat votes; ``voter`` votes in another
     process instead, and ``journal`` then keeps what its votes rest on. Without both the node only follows.
     ``receive``, ``connected`` and ``mempool_changed`` may be called from any task of the same trio run;
-    ``on_equivocation`` is told the first proof of a seat's fault in each epoch, before anything else happens.
+    ``on_equivocation`` is told the first proof of a seat's fault in each epoch, before anything else happens;
+    ``on_fork`` a verified certificate of another chain, before the replica halts.
     """
 
     def __init__(
@@ -284,6 +288,7 @@ class ConsensusService:
         journal: Log | None = None,
         metrics: Metrics | None = None,
         on_equivocation: Callable[[Equivocation], None] | None = None,
+        on_fork: Callable[[Certificate], None] | None = None,
     ) -> None:
         assert voter is None or not keys, "one guard stands before all votes"
         self._genesis_hash = genesis_hash
@@ -291,6 +296,7 @@ class ConsensusService:
         self._key = self._seated_key(epoch) or (self._keys[0] if self._keys else None)
         self._voter = voter
         self._on_equivocation = on_equivocation
+        self._on_fork = on_fork
         guard: Guard | None = None
         self._logs: dict[str, Log] = {} if journal is None else {r.JOURNAL: journal}
         if self._key is not None:
@@ -612,6 +618,10 @@ class ConsensusService:
                 self._tell_lag()
             case c.FoundEquivocation(equivocation):
                 self._note_equivocation(equivocation)
+            case c.FoundFork(certificate):
+                _log.critical("the chain has forked", epoch=certificate.epoch, view=certificate.view)
+                if self._on_fork is not None:
+                    self._on_fork(certificate)
             case c.EpochEnded():
                 _log.info("epoch ended", epoch=core.epoch, height=core.root.height, view=core.root.view)
             case r.Refused(rule):
@@ -786,8 +796,8 @@ class ConsensusService:
                 match action:
                     case c.Execute(block_hash):
                         await self._execute(block_hash)
-                    case c.Commit(certificate, block_hashes, height):
-                        await self._chain.commit(block_hashes[-1], encode_certificate(certificate))
+                    case c.Commit(certificate, block_hashes, height, nullified):
+                        await self._chain.commit(block_hashes[-1], encode_certificate(certificate), nullified)
                         self._metrics.set("finalized_height", height)
                         self._tell_lag()
                         self._put(partial(self._replica.committed, block_hashes))

@@ -11,12 +11,14 @@ import structlog
 import trio
 
 from consensus import sync
+from consensus.core import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard_log import FileLog, VoteDirectory
 from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService, VotingKey
 from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
+from consensus.wire import decode_certificate, encode_certificate
 from node.chain import Body, Executed, decode_body
 from node.config import NodeOptions, parse_vote_key
 from node.home import Home
@@ -33,7 +35,7 @@ from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
 from state.primitives.votes import Equivocation, VoteKey
-from state.store import Pruned
+from state.store import Nullification, Pruned
 from state.transition.epochs import EpochInfo, epoch_of, load_tally
 from state.transition.runtime import Checked
 from state.transition.staking import load_committee
@@ -68,6 +70,10 @@ class EvidenceSource(Protocol):
 
     def found(self, equivocation: Equivocation) -> None:
         """Take in what this node has found."""
+        ...
+
+    def found_fork(self, certificate: Certificate) -> None:
+        """Take in a verified certificate of another chain."""
         ...
 
     def take(self) -> tuple[bytes, ...]:
@@ -137,6 +143,7 @@ class Agreement:
             journal=journal,
             metrics=metrics,
             on_equivocation=evidence.found,
+            on_fork=evidence.found_fork,
         )
         network.on_message(KIND_CONSENSUS, self._receive)
         network.on_message(KIND_CONSENSUS_BULK, self._receive)
@@ -252,7 +259,7 @@ def _may_have_voted(ledger: NodeLedger, number: int, vote_key: bytes) -> bool:
 def _root(ledger: NodeLedger, number: int) -> tuple[Root, tuple[Certificate, ...]]:
     tip = ledger.store.tip
     header = decode_header(tip.header) if tip.header else None
-    return root_of(
+    root, certificates = root_of(
         block_hash=tip.block_hash,
         height=tip.height,
         view=header.view if header is not None and header.epoch == number else 0,
@@ -261,6 +268,8 @@ def _root(ledger: NodeLedger, number: int) -> tuple[Root, tuple[Certificate, ...
         certificate=ledger.store.certificate(tip.height),
         epoch=number,
     )
+    kept = ledger.store.nullified_views(number, max(0, root.view - EVIDENCE_VIEWS))
+    return root, (*certificates, *(decode_certificate(known.certificate) for known in kept))
 
 
 class _NetworkPort:
@@ -345,8 +354,9 @@ class _ChainPort:
         self._bodies.pop(block_hash, None)
         return executed.state_root, executed.receipt_root
 
-    async def commit(self, block_hash: bytes, certificate: bytes) -> None:
-        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate))
+    async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
+        kept = [Nullification(known.epoch, known.view, encode_certificate(known)) for known in nullified]
+        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, kept))
         with self._stages.measure("commit"):
             self._ledger.on_commit(blocks)
         for executed in blocks:

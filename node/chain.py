@@ -28,7 +28,7 @@ from state.primitives.hashing import ZERO_HASH
 from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import vrf_alpha
 from state.primitives.vrf import vrf_verify
-from state.store import FinalisedBlock, Store, Tip
+from state.store import FinalisedBlock, Nullification, Store, Tip
 from state.transition.epochs import EpochInfo, check_voters, load_epoch, load_tally
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.transition.staking import load_committee
@@ -179,7 +179,9 @@ class Executed:
         """Who sent the block's transactions."""
         return set(self.next_nonces)
 
-    def finalised(self, certificate: bytes, chain: ChainParameters) -> FinalisedBlock:
+    def finalised(
+        self, certificate: bytes, chain: ChainParameters, nullified: Sequence[Nullification] = ()
+    ) -> FinalisedBlock:
         """Return what the store writes for this block."""
         execution, header = self.execution, self.header
         following = None
@@ -207,6 +209,7 @@ class Executed:
             changes=execution.changes,
             nodes=self.nodes,
             next_committee=None if following is None else following.committee.encode(),
+            nullified=nullified,
         )
 
 
@@ -434,17 +437,21 @@ class Chain:
             self._blocks[block_hash] = executed
             return executed
 
-    def commit(self, block_hash: bytes, certificate: bytes) -> list[Executed]:
+    def commit(
+        self, block_hash: bytes, certificate: bytes, nullified: Sequence[Nullification] = ()
+    ) -> list[Executed]:
         """Write an executed block and its executed ancestors, lowest first; drop what can no longer be final.
 
         Each of them is stored with ``certificate``, which names the last: it proves the others by their hashes.
+        ``nullified`` are the certificates of the views that they skip, durable with the first of them.
         Returned are the blocks written. Raises BlockUnknown, and StoreError when the disk refuses; the blocks
         before the one refused are then final and the rest is still here.
         """
         with self._lock:
             branch = self._branch(block_hash)
             for executed in branch:
-                self.store.commit(executed.finalised(certificate, self.runtime.chain))
+                self.store.commit(executed.finalised(certificate, self.runtime.chain, nullified))
+                nullified = ()
                 del self._blocks[executed.block_hash]
                 self._rebase(executed.block_hash)
             return branch

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -17,9 +18,11 @@ import structlog
 import trio
 
 from consensus.service import Metrics
+from consensus.votes import Certificate
 from node.chain import Executed
+from node.forks import ForkUnproven, Records, check_certificate, convict
 from p2p.gossip import Verdict
-from rpc.view import Head
+from rpc.view import Head, Submitted
 from state.primitives.blocks import evidence_root
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
@@ -37,6 +40,7 @@ from state.transition.evidence import (
 )
 from state.transition.runtime import Runtime
 from state.transition.slashing import EQUIVOCATED, Offence
+from state.transition.staking import load_committee
 from state.view import Reader
 
 __all__ = ["PENDING_MAX", "EvidencePool", "EvidenceService", "Ledger", "PoolFull", "decode_file", "encode_file"]
@@ -76,7 +80,11 @@ class EvidencePool:
         return len(self._pending)
 
     def add(self, raw: bytes) -> bool:
-        """Take evidence in; tell whether it is worth passing on.
+        """Take evidence in; tell whether it is worth passing on. Raises as ``admit``."""
+        return self.admit(raw)[1]
+
+    def admit(self, raw: bytes) -> tuple[Offence, bool]:
+        """Take evidence in; return what it proves, and whether it is worth passing on.
 
         Raises DecodeError or a subclass of EvidenceRefused and then keeps nothing of it.
         """
@@ -84,11 +92,11 @@ class EvidencePool:
         offence = self._judge(evidence)
         known = self._pending.get(offence.operator)
         if known is not None and known.epoch >= offence.epoch:
-            return False
+            return offence, False
         if known is None and len(self._pending) >= self._pending_max:
             raise PoolFull(f"{self._pending_max} operators wait for their block")
         self._pending[offence.operator] = _Pending(offence.epoch, raw)
-        return True
+        return offence, True
 
     def take(self, limit_bytes: int = BLOCK_EVIDENCE_BYTES_MAX) -> tuple[bytes, ...]:
         """Return what a block may have, the oldest faults first because they expire first.
@@ -156,15 +164,17 @@ class EvidenceService:
     """The pool with its file and its gossip; all methods run on the event loop.
 
     ``publish`` gossips one payload to the topic that ``validate`` is the validator of. ``reporter`` is the account
-    that is paid for what this node finds.
+    that is paid for what this node finds. ``records`` are the chain's certificates, for the other half of a fork.
     """
 
     def __init__(
-        self, ledger: Ledger, publish: Callable[[bytes], None], *, reporter: bytes, path: Path, metrics: Metrics
-    ) -> None:
+        self, ledger: Ledger, publish: Callable[[bytes], None], *, records: Records, reporter: bytes, path: Path,
+        metrics: Metrics,
+    ) -> None:  # fmt: skip
         self._ledger = ledger
         self._publish = publish
         self._reporter = reporter
+        self._records = records
         self._path = path
         self._metrics = metrics
         self._pool = EvidencePool(self._judge)
@@ -203,6 +213,48 @@ class EvidenceService:
             )
             self._publish(evidence.encode())
             self._note()
+
+    def found_fork(self, certificate: Certificate) -> None:
+        """Take in a verified certificate of another chain: whom it convicts with the records of this one."""
+        for equivocation in convict(self._records, (certificate,)):
+            self.found(equivocation)
+
+    def submit(self, raw: bytes) -> Submitted:
+        """Take in evidence that a person brings, and tell the others.
+
+        Raises DecodeError or a subclass of EvidenceRefused, and then keeps nothing of it.
+        """
+        offence, is_new = self._pool.admit(raw)
+        if is_new:
+            self._publish(raw)
+            self._note()
+        return Submitted(offence.operator, offence.fault, offence.epoch, offence.view, int(is_new))
+
+    def examine(self, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
+        """Return whom certificates convict that a person brings as proof of a fork; in a worker thread.
+
+        A FINALIZE certificate of another chain is enough where this node knows what its own chain rests on in that
+        view. Raises ForkUnproven where they are not genuine, or convict nobody.
+        """
+        for certificate in certificates:
+            committee = load_committee(self._ledger.store, certificate.epoch)
+            check_certificate(certificate, committee, self._ledger.runtime.genesis_hash)
+        found = convict(self._records, certificates)
+        if not found:
+            raise ForkUnproven("the certificates contradict neither each other nor this node's chain")
+        return found
+
+    def submit_fork(self, equivocations: Iterable[Equivocation], reporter: bytes | None) -> list[Submitted]:
+        """Take in what ``examine`` has found; ``reporter`` is paid for it, this node where it is None.
+
+        What proves nothing any more is left out: who is out for ever already, and faults that are too old.
+        """
+        submitted = []
+        for equivocation in equivocations:
+            evidence = Evidence.of(equivocation, self._reporter if reporter is None else reporter)
+            with suppress(EvidenceRefused):
+                submitted.append(self.submit(evidence.encode()))
+        return submitted
 
     async def validate(self, peer: bytes, payload: bytes) -> Verdict:
         """Say of a gossiped payload whether to pass it on; what proves nothing costs its sender."""

@@ -135,6 +135,7 @@ class Node:
             self.evidence = EvidenceService(
                 self.ledger,
                 lambda payload: self.network.publish(TOPIC_EVIDENCE, payload),
+                records=store,
                 reporter=self.account.address,
                 path=self.home.evidence,
                 metrics=self.metrics,

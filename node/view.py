@@ -5,9 +5,12 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+import trio
+
+from consensus.wire import decode_certificate
 from node.runtime import PARAMETER_TABLES
 from rpc.store_view import StoreView, describe
-from rpc.view import Peer, Sync
+from rpc.view import Peer, Submitted, Sync
 from state.primitives.genesis import read_parameters
 
 if TYPE_CHECKING:
@@ -28,6 +31,16 @@ class LiveNode:
         """Admit a transaction to the mempool and pass it on."""
         with self._node.stages.measure("admit"):
             return self._node.ledger.admit(raw, sender)
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        """Take in evidence of a fault and gossip it."""
+        return self._node.evidence.submit(raw)
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Take in the proof of a fork: checked in this worker thread, kept on the event loop."""
+        evidence = self._node.evidence
+        found = evidence.examine([decode_certificate(certificate) for certificate in certificates])
+        return trio.from_thread.run_sync(evidence.submit_fork, found, reporter)
 
     def peers(self) -> list[Peer]:
         """Return the connected peers."""

@@ -1,9 +1,10 @@
-"""Who was slashed, and why: records of the state for everybody to read, and the evidence of a block to check."""
+"""Who was slashed, and why: records of the state, the evidence of a block to check, and new evidence handed in."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
@@ -16,15 +17,25 @@ from rpc.schema import (
     SAFE_INTEGER_MAX,
     STRING,
     Param,
+    Schema,
     array,
+    data,
     make_cursor,
     natural,
     nullable,
     obj,
 )
 from rpc.table import Json, Method, Node
+from rpc.view import Submitted
+from state.primitives.committee import SEATS_MAX
 from state.primitives.votes import KINDS, Vote
-from state.transition.evidence import BLOCK_EVIDENCE_BYTES_MAX, FAULTS, Evidence, decode_evidence
+from state.transition.evidence import (
+    BLOCK_EVIDENCE_BYTES_MAX,
+    EVIDENCE_LIMIT_BYTES,
+    FAULTS,
+    Evidence,
+    decode_evidence,
+)
 from state.transition.slashing import SHARE_ONE, SlashRecord, list_slashes, load_slash
 
 __all__ = ["EVIDENCE_METHODS"]
@@ -73,6 +84,31 @@ async def get_evidence(node: Node, height: int) -> Json:
     if loaded is None:
         raise Pruned(height=height, oldest_height=head.oldest_block)
     return {"at": at(head), "evidence": [_evidence(raw) for raw in loaded.block.evidence]}
+
+
+async def submit_evidence(node: Node, raw: bytes) -> Json:
+    """Answer ``dekube_submitEvidence``."""
+    decode_evidence(raw)
+    return {"at": at(node.head), **_submitted(await node.submit_evidence(raw))}
+
+
+async def submit_fork(node: Node, certificate: bytes, other: bytes | None, reporter: bytes | None) -> Json:
+    """Answer ``dekube_submitFork``."""
+    certificates = [certificate] if other is None else [certificate, other]
+    for known in certificates:
+        decode_certificate(known)
+    found = await node.submit_fork(certificates, reporter)
+    return {"at": at(node.head), "convicted": [_submitted(one) for one in found]}
+
+
+def _submitted(found: Submitted) -> dict[str, Json]:
+    return {
+        "operator": address(found.operator),
+        "fault": _FAULTS[found.fault],
+        "epoch": found.epoch,
+        "view": found.view,
+        "is_new": found.is_new == 1,
+    }
 
 
 def _slash(operator: bytes, record: SlashRecord) -> Json:
@@ -146,7 +182,52 @@ _EVIDENCE: Final = obj(
     }
 )
 
+_SUBMITTED: Final[dict[str, Schema]] = {
+    "operator": ADDRESS_OUT,
+    "fault": STRING,
+    "epoch": NUMBER,
+    "view": NUMBER,
+    "is_new": {"type": "boolean", "description": "False: the node knew a proof against this operator already."},
+}
+_RAW_EVIDENCE: Final = Param(
+    "evidence",
+    data(EVIDENCE_LIMIT_BYTES),
+    "The proof as it stands in a block: `[epoch, view, seat, vote, vote, reporter]`, canonical.",
+)
+_CERTIFICATE: Final = Param(
+    "certificate", data(CERTIFICATE_LIMIT_BYTES), "A FINALIZE certificate of a block that is not of this chain."
+)
+_OTHER: Final = Param(
+    "other",
+    data(CERTIFICATE_LIMIT_BYTES),
+    "The one that made another block of that height final, where it is at hand.",
+    required=False,
+)
+_REPORTER: Final = Param(
+    "reporter", ADDRESS, "Who is paid for it; the node's own account if absent.", required=False
+)
+
 EVIDENCE_METHODS: Final = (
+    Method(
+        "dekube_submitEvidence",
+        "Hand in the proof that a validator voted twice; it is checked, told to others and put into a block",
+        submit_evidence,
+        obj({"at": AT, **_SUBMITTED}),
+        (_RAW_EVIDENCE,),
+        cost=20,
+        has_min_height=False,
+        group="network",
+    ),
+    Method(
+        "dekube_submitFork",
+        "Hand in the certificates of a fork: who signed both, or against what this chain rests on, is convicted",
+        submit_fork,
+        obj({"at": AT, "convicted": array(obj(_SUBMITTED), maximum=SEATS_MAX)}),
+        (_CERTIFICATE, _OTHER, _REPORTER),
+        cost=100,
+        has_min_height=False,
+        group="network",
+    ),
     Method(
         "dekube_getSlash",
         "What an operator was slashed for, when and how much; null for one that never was",

@@ -29,7 +29,7 @@ from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.store_view import StoreView, describe
-from rpc.view import Peer, Sync
+from rpc.view import Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
@@ -39,6 +39,7 @@ from state.primitives.votes import VoteKey
 from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.epochs import epoch_of
+from state.transition.evidence import EvidenceRefused
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 from state.view.accounts import Account, load_account
@@ -128,6 +129,12 @@ class _Live:
         transaction.sender = sender  # our own gateway's finding; checking it again is the signature workers' work
         self.pool.add(self.runtime.check(transaction))
         return transaction.hash
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        raise EvidenceRefused("a node of one accuses nobody")
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        raise EvidenceRefused("a node of one has no fork")
 
     def peers(self) -> list[Peer]:
         return []

@@ -11,7 +11,7 @@ from state.store.errors import (
     StoreOfAnotherChain,
     StoreUnavailable,
 )
-from state.store.records import FinalisedBlock, Place, Tip
+from state.store.records import FinalisedBlock, Nullification, Place, Tip
 from state.store.restore import Restore, install
 from state.store.snapshots import Piece, cut_state, place_of
 from state.store.store import StateProof, StateView, Store, StoredReader
@@ -19,6 +19,7 @@ from state.store.store import StateProof, StateView, Store, StoredReader
 __all__ = [
     "FinalisedBlock",
     "HeightUnknown",
+    "Nullification",
     "Piece",
     "Place",
     "Pruned",

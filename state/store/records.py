@@ -11,7 +11,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.store.errors import StoreDamaged
 
-__all__ = ["Bounds", "FinalisedBlock", "Place", "Tip", "Undo"]
+__all__ = ["Bounds", "FinalisedBlock", "Nullification", "Place", "Tip", "Undo"]
 
 FORMAT_VERSION: Final = 2
 
@@ -32,6 +32,7 @@ ADDRESS: Final = b"a"
 INDEX: Final = b"x"
 EPOCH: Final = b"e"
 BOUNDS: Final = b"B"
+NULLIFIED: Final = b"v"
 RESTORED: Final = b"R"
 RESTORING: Final = b"D"
 
@@ -43,6 +44,7 @@ TABLES: Final = {
     RECEIPTS: "receipts",
     CERTIFICATE: "certificates",
     EPOCH: "epoch records",
+    NULLIFIED: "nullifications",
     UNDO: "undo",
     TRANSACTION: "transactions",
     ADDRESS: "addresses",
@@ -80,7 +82,7 @@ class FinalisedBlock(NamedTuple):
     transaction, in order; ``addresses`` are those in whose history the transaction is listed. ``block_receipt``
     is that of the block's hooks, if they left events. ``changes`` and ``nodes`` hold None for what goes.
     ``next_committee`` is the encoded committee of the next epoch, in the last block of an epoch; ``certificate``
-    is then that of this very block.
+    is then that of this very block. ``nullified`` are the NULLIFY certificates of views that the chain skipped.
     """
 
     tip: Tip
@@ -93,6 +95,15 @@ class FinalisedBlock(NamedTuple):
     changes: Mapping[bytes, bytes | None]
     nodes: Mapping[bytes, bytes | None]
     next_committee: bytes | None = None
+    nullified: Sequence[Nullification] = ()
+
+
+class Nullification(NamedTuple):
+    """The NULLIFY certificate of a view, encoded."""
+
+    epoch: int
+    view: int
+    certificate: bytes
 
 
 class Bounds(NamedTuple):
@@ -116,6 +127,11 @@ class Place(NamedTuple):
 def height_key(prefix: bytes, height: int) -> bytes:
     """Return the key of what ``prefix`` holds for ``height``."""
     return prefix + height.to_bytes(8, "big")
+
+
+def nullified_key(epoch: int, view: int) -> bytes:
+    """Return the key of a view's NULLIFY certificate."""
+    return NULLIFIED + epoch.to_bytes(4, "big") + view.to_bytes(6, "big")
 
 
 def encode_tip(tip: Tip) -> bytes:

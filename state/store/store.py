@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
@@ -33,6 +34,7 @@ from state.store.records import (
     HEIGHT,
     INDEX,
     NODE,
+    NULLIFIED,
     RECEIPTS,
     RESTORING,
     STATE,
@@ -42,6 +44,7 @@ from state.store.records import (
     UNDO,
     Bounds,
     FinalisedBlock,
+    Nullification,
     Place,
     Tip,
     Undo,
@@ -57,6 +60,7 @@ from state.store.records import (
     encode_receipts,
     encode_tip,
     height_key,
+    nullified_key,
 )
 from state.trie import RangeInvalid, Trie, entry_of, prove, prove_range, verify_range
 from state.trie.trie import key_hash, node_hash
@@ -72,6 +76,7 @@ _PLACE_BYTES: Final = 12
 _PRUNE_HEIGHTS_MAX: Final = 8
 """So many blocks one commit takes away at most: a profile that keeps less takes effect gradually."""
 _PRUNE_ENTRIES_MAX: Final = 20_000
+_NULLIFIED_MIN: Final = 256
 _VERIFY_ENTRIES_MAX: Final = 1 << 20
 """Keys that a verification has in memory at once, some 200 bytes each; more are checked in several passes."""
 
@@ -97,6 +102,9 @@ class Store:
         self._options = options
         self._history_heights = history_heights = chain.history_heights
         self.epoch_blocks: int = chain.epoch_blocks
+        self._evidence_epochs = chain.evidence_epochs
+        self._nullified: tuple[int, int] | None = None
+        """The epoch whose kept NULLIFY certificates are counted, and how many they are."""
         self._bounds = decode_bounds(db.get(BOUNDS, verify_checksums=True))
         self._values = Cache(options.value_cache_entries)
         self._write_lock = Lock()
@@ -289,6 +297,9 @@ class Store:
         if block.next_committee is not None:
             epoch = self.epoch_of(height)
             put(height_key(EPOCH, epoch), encode_epoch(tip.header, block.certificate, block.next_committee))
+        nullified = self._put_nullified(batch, block.nullified)
+        if block.next_committee is not None:
+            self._drop_nullified(batch, self.epoch_of(height) - self._evidence_epochs)
         put(BLOCK_HASH + tip.block_hash, at_height)
         undo = Undo(list(state), old_values)
         put(UNDO + at_height, undo.encode())
@@ -310,6 +321,7 @@ class Store:
             self._keep_undo(height, undo)
             self.tip = tip
             self._bounds = bounds
+            self._nullified = nullified
         for stale in [kept for kept in tuple(self._proof_versions) if kept < self.oldest_state]:
             self._proof_versions.pop(stale, None)
 
@@ -439,6 +451,60 @@ class Store:
             self._proof_versions.clear()
             self._bounds = bounds
             self.tip = below
+
+    # What a fork would be proven with.
+
+    def nullified(self, epoch: int, view: int) -> bytes | None:
+        """Return the NULLIFY certificate that let the chain skip a view, for as long as evidence counts."""
+        return self._read(nullified_key(epoch, view))
+
+    def nullified_views(self, epoch: int, from_view: int) -> list[Nullification]:
+        """Return what is kept of an epoch from a view on, in the order of views."""
+        start, stop = nullified_key(epoch, from_view), nullified_key(epoch + 1, 0)
+        with (
+            reported(),
+            self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False) as entries,
+        ):
+            return [Nullification(epoch, int.from_bytes(key[-6:], "big"), value) for key, value in entries]
+
+    @property
+    def nullified_max(self) -> int:
+        """So many views of an epoch are kept: the faulty can nullify half as many as it has blocks."""
+        return max(_NULLIFIED_MIN, 2 * self.epoch_blocks)
+
+    def _put_nullified(self, batch: Any, found: Sequence[Nullification]) -> tuple[int, int] | None:
+        """Keep them within the bound, at the cost of the oldest; return the epoch and how many it has."""
+        if not found:
+            return self._nullified
+        epoch = found[0].epoch
+        first, stop = nullified_key(epoch, 0), nullified_key(epoch + 1, 0)
+        if self._nullified is not None and self._nullified[0] == epoch:
+            count = self._nullified[1]
+        else:
+            count = len(self._nullified_keys(first, stop))
+        for one in found:
+            assert one.epoch == epoch, "a commit is of one epoch"
+            key = nullified_key(epoch, one.view)
+            count += self._read(key) is None
+            batch.put(key, one.certificate)
+        if count > self.nullified_max:
+            oldest = self._nullified_keys(
+                first, nullified_key(epoch, found[0].view), limit=count - self.nullified_max
+            )
+            for key in oldest:
+                batch.delete(key)
+            count -= len(oldest)
+        return epoch, count
+
+    def _drop_nullified(self, batch: Any, epoch: int) -> None:
+        """Take away what is of an epoch before this one: nothing can be proven with it any more."""
+        if epoch > 0:
+            for key in self._nullified_keys(NULLIFIED, nullified_key(epoch, 0), limit=_PRUNE_ENTRIES_MAX):
+                batch.delete(key)
+
+    def _nullified_keys(self, start: bytes, stop: bytes, *, limit: int | None = None) -> list[bytes]:
+        with reported(), self._db.iterator(start=start, stop=stop, include_value=False, fill_cache=False) as keys:
+            return list(islice(keys, limit))
 
     # Epochs.
 

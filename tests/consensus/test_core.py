@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from consensus import events as c
 from consensus.core import EVIDENCE_VIEWS, Core
-from consensus.events import ConsensusParameters, Epoch, Root
+from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import DoppelgangerWatch
 from consensus.simulation.cluster import Cluster, sim_parameters
 from consensus.votes import Certificate
@@ -365,6 +365,51 @@ def test_a_certificate_against_what_is_final_names_its_culprits() -> None:
     effects = core.step(c.CertificateReceived(against), 0)
     assert accused(effects) == [("E3", 1), ("E3", 2)]
     assert [e.code for e in effects if isinstance(e, c.Halt)] == ["safety"]
+
+
+def test_a_commit_brings_the_nullifications_that_it_rests_on() -> None:
+    core = core_of(3)
+    for view in (1, 2):
+        nullify(core, view)
+    block = header_of(3, 1, ROOT.block_hash, ROOT.state_root)
+    core.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    propose(core, 3, 0, block)
+    core.step(c.BlockExecuted(block[0], b"t" * 32, ZERO_HASH), 0)
+    nullify(core, 4)
+    effects = core.step(c.CertificateReceived(certificate(FINALIZE, Candidate(1, 3, 0, block[0]))), 0)
+    assert [effect.nullified for effect in effects if isinstance(effect, c.Commit)] == [(null(1), null(2))]
+
+
+def test_after_a_restart_the_kept_nullifications_still_convict() -> None:
+    kept = tuple(null(view) for view in (700, 800, 801))
+    root = ROOT._replace(height=1, view=1_000)
+    core = Core(
+        epoch=Epoch(1, NEVER, COMMITTEE, b"r" * 32), genesis_hash=GENESIS, seat=None, root=root, parameters=TIMES,
+        restored=Restored(certificates=kept),
+    )  # fmt: skip
+    core.step(c.Start(), 0)
+    assert core.view == 1_001
+    late = certificate(FINALIZE, Candidate(1, 800, 799, b"b" * 32), (1, 2, 3))
+    assert core.wants_certificate(late)
+    assert not core.wants_certificate(certificate(FINALIZE, Candidate(1, 700, 699, b"b" * 32), (1, 2, 3)))
+    effects = core.step(c.CertificateReceived(late), 0)
+    found = [effect.equivocation for effect in effects if isinstance(effect, c.FoundEquivocation)]
+    assert [(one.type, one.first.seat) for one in found] == [("E3", 1), ("E3", 2)]
+    assert [effect.code for effect in effects if isinstance(effect, c.Halt)] == ["safety"]
+
+
+def test_a_window_of_another_chain_is_handed_on_as_a_fork_before_the_halt() -> None:
+    root = ROOT._replace(height=1, view=900, block_hash=b"1" * 32)
+    core = Core(
+        epoch=Epoch(1, NEVER, COMMITTEE, b"r" * 32), genesis_hash=GENESIS, seat=None, root=root, parameters=TIMES,
+        restored=Restored(certificates=(null(850),)),
+    )  # fmt: skip
+    core.step(c.Start(), 0)
+    block = header_of(850, 2, b"2" * 32, b"t" * 32)
+    late = certificate(FINALIZE, Candidate(1, 850, 849, block[0]), (1, 2, 3))
+    effects = core.step(c.BlocksReceived(late, (block,)), 0)
+    assert [type(effect) for effect in effects] == [c.FoundEquivocation, c.FoundEquivocation, c.FoundFork, c.Halt]
+    assert effects[2] == c.FoundFork(late)
 
 
 def test_a_vote_of_a_past_view_still_proves_a_fault() -> None:

@@ -8,15 +8,20 @@ from pathlib import Path
 import trio
 import trio.testing
 
+from consensus.core import EVIDENCE_VIEWS
 from consensus.service import BuildRequest
-from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX
-from node.agreement import _ChainPort
+from consensus.votes import Certificate
+from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate
+from node.agreement import _ChainPort, _root
 from node.stages import Stages
 from node.verifier import SignatureVerifier, VerifierOptions
 from p2p.frame import Class
 from p2p.mux import MuxLimits
-from state.primitives.votes import Equivocation
-from tests.node.world import START_MS, World
+from state.primitives.blocks import encode_block
+from state.primitives.votes import FINALIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
+from state.store import Nullification
+from state.transition.staking import load_committee
+from tests.node.world import START_MS, VALIDATOR, World
 
 
 def test_every_message_of_consensus_fits_into_its_lane() -> None:
@@ -28,6 +33,9 @@ def test_every_message_of_consensus_fits_into_its_lane() -> None:
 class NoEvidence:
     def found(self, equivocation: Equivocation) -> None:
         raise AssertionError(equivocation)
+
+    def found_fork(self, certificate: Certificate) -> None:
+        raise AssertionError(certificate)
 
     def take(self) -> tuple[bytes, ...]:
         return ()
@@ -60,3 +68,37 @@ async def test_an_execution_that_takes_long_does_not_stop_the_event_loop(tmp_pat
             may_end.set()
     assert was_told == [True]
     world.store.close()
+
+
+def test_a_restart_reads_the_nullifications_of_the_last_views_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    store, tip = world.store, world.store.tip
+    committee = load_committee(store, 0)
+    assert committee is not None
+
+    def null(view: int) -> Certificate:
+        digest = vote_digest(world.runtime.genesis_hash, NULLIFY, Candidate(0, view, 0, bytes(32)))
+        vote = Vote(NULLIFY, 0, view, 0, bytes(32), 0, VALIDATOR.sign_vote(digest))
+        return Certificate.of(committee, [vote])
+
+    view = 2 * EVIDENCE_VIEWS
+    block, _ = world.chain.build(
+        tip.block_hash, epoch=0, view=view, seat=0, time_ms=START_MS + 1, voters_bitmap=b"",
+        vrf_proof=world.prove(tip.block_hash, view), transactions=[],
+    )  # fmt: skip
+    world.chain.execute(block, [], raw=encode_block(block))
+    candidate = Candidate(0, view, 0, block.hash)
+    final = Certificate.of(
+        committee,
+        [Vote(FINALIZE, *candidate, 0, VALIDATOR.sign_vote(
+            vote_digest(world.runtime.genesis_hash, FINALIZE, candidate)
+        ))],
+    )  # fmt: skip
+    skipped = [null(known) for known in range(1, view)]
+    world.chain.commit(
+        block.hash, encode_certificate(final), [Nullification(0, c.view, encode_certificate(c)) for c in skipped]
+    )
+    root, certificates = _root(world.ledger, 0)
+    assert (root.view, root.certificate) == (view, final)
+    assert certificates == tuple(skipped[-EVIDENCE_VIEWS:])
+    store.close()

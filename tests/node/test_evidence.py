@@ -31,6 +31,8 @@ from rpc.view import Head
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
 from state.primitives.votes import NOTARIZE, Equivocation
+from state.store import Store
+from state.store.memory import MemoryDatabase
 from state.transition.evidence import (
     EVIDENCE_LIMIT_BYTES,
     Evidence,
@@ -44,6 +46,7 @@ from state.transition.slashing import Offence, is_tombstoned
 from state.transition.staking import load_committee
 from state.view import Reader
 from state.view.accounts import balance_of
+from tests.node.test_chain import GENESIS
 from tests.node.test_chain import Node as ChainNode
 from tests.state.transition.chain import VALIDATORS
 from tests.state.transition.faults import EPOCH_BLOCKS, EVIDENCE_EPOCHS, REPORTER, Court, evidence, vote
@@ -113,9 +116,19 @@ def raw(ledger: CourtLedger, member: int, epoch: int, **more: Any) -> bytes:
     return evidence(ledger.court, member, epoch, **more).encode()
 
 
+def records() -> Store:
+    """Return the records of a chain that has only begun."""
+    return Store.over(MemoryDatabase(), GENESIS, dict)
+
+
 def service(ledger: CourtLedger, path: Path, publish: Callable[[bytes], None] | None = None) -> EvidenceService:
     return EvidenceService(
-        ledger, publish or (lambda _: None), reporter=OWN, path=path / "evidence", metrics=Figures()
+        ledger,
+        publish or (lambda _: None),
+        records=records(),
+        reporter=OWN,
+        path=path / "evidence",
+        metrics=Figures(),
     )
 
 
@@ -253,7 +266,7 @@ async def test_what_waits_is_gossiped_again_and_again(
 
 async def test_what_waits_survives_a_restart(ledger: CourtLedger, tmp_path: Path) -> None:
     figures, path = Figures(), tmp_path / "evidence"
-    node = EvidenceService(ledger, lambda _: None, reporter=OWN, path=path, metrics=figures)
+    node = EvidenceService(ledger, lambda _: None, records=records(), reporter=OWN, path=path, metrics=figures)
     seen = evidence(ledger.court, 1, 0)
     own = seen._replace(reporter=OWN).encode()
     async with trio.open_nursery() as nursery:
@@ -290,7 +303,9 @@ async def test_from_what_one_node_saw_to_the_same_punishment_on_all(
         ledgers = [NodeLedger(node.store, node.chain, node.runtime, MempoolOptions()) for node in nodes]
         heard: list[bytes] = []
         finder, leader = (
-            EvidenceService(ledger, heard.append, reporter=OWN, path=tmp_path / name, metrics=NoMetrics())
+            EvidenceService(
+                ledger, heard.append, records=ledger.store, reporter=OWN, path=tmp_path / name, metrics=NoMetrics()
+            )
             for ledger, name in zip(ledgers, ("e", "f"), strict=True)
         )
         committee = load_committee(nodes[0].store, 0)

@@ -13,14 +13,16 @@ from typing import Any
 import httpx
 import trio
 
+from consensus.service import NoMetrics
 from consensus.votes import Certificate
-from consensus.wire import encode_certificate
+from consensus.wire import decode_certificate, encode_certificate
 from node.chain import Chain
+from node.evidence import EvidenceService
 from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend, BackendOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.store_view import StoreView, describe
-from rpc.view import Peer, Sync
+from rpc.view import Head, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -78,6 +80,11 @@ class Node:
             parameters={"chain": self.runtime.chain},
         )
         self.view = StoreView(self.store, self.runtime, self.pool, description, self)
+        self.gossiped: list[bytes] = []
+        self.evidence = EvidenceService(
+            self, self.gossiped.append, records=self.store, reporter=DAVE.address, path=path / "evidence",
+            metrics=NoMetrics(),
+        )  # fmt: skip
 
     def _account(self, address: bytes) -> Account:
         return load_account(self.store, address)
@@ -89,6 +96,16 @@ class Node:
         assert transaction.recover_sender() == sender
         self.pool.add(self.runtime.check(transaction))
         return transaction.hash
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        return self.evidence.submit(raw)
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        found = self.evidence.examine([decode_certificate(certificate) for certificate in certificates])
+        return trio.from_thread.run_sync(self.evidence.submit_fork, found, reporter)
+
+    def head(self) -> Head:
+        return self.view.head()
 
     def peers(self) -> list[Peer]:
         return self.peer_list

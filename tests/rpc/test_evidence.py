@@ -109,6 +109,75 @@ async def test_a_slash_is_told_with_its_reason_its_sums_and_its_proof(tmp_path: 
         node.store.close()
 
 
+async def test_evidence_that_a_person_brings_is_checked_kept_and_gossiped(tmp_path: Path) -> None:
+    node = Node(tmp_path / "chain")
+    try:
+        async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+
+            async def call(name: str, *params: Any, **named: Any) -> Any:
+                result = await it.call(name, *params, **named)
+                validate(result, SURFACE[name].result, COMPONENTS, name)
+                return result
+
+            node.mint(2)
+            raw = faults(node)[0]
+            told = await call("dekube_submitEvidence", hexed(raw))
+            assert (told["operator"], told["fault"]) == (format_address(VALIDATORS[0].address), "E1")
+            assert (told["epoch"], told["view"], told["is_new"]) == (0, 9, True)
+            assert node.gossiped == [raw]
+            assert not (await call("dekube_submitEvidence", hexed(raw)))["is_new"]
+            assert node.gossiped == [raw]
+
+            wrong = {
+                "evidence_signature_invalid": raw[:-30] + bytes([raw[-30] ^ 1]) + raw[-29:],
+                "evidence_seat_unknown": decode_evidence(raw)
+                ._replace(first=decode_evidence(raw).first._replace(seat=9))
+                .encode(),
+                "decode_error": raw[:-1],
+                "invalid_params": raw * 3,
+            }
+            for reason, data in wrong.items():
+                error = await it.error("dekube_submitEvidence", hexed(data))
+                assert error["data"]["reason"] == reason, error
+            assert node.gossiped == [raw]
+    finally:
+        node.store.close()
+
+
+async def test_a_fork_that_a_person_brings_convicts_who_signed_both_chains(tmp_path: Path) -> None:
+    node = Node(tmp_path / "chain")
+    try:
+        async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+            node.mint(2)
+            own, other = node.certificate(b"a" * 32, 7), node.certificate(b"b" * 32, 7)
+            told = await it.call("dekube_submitFork", hexed(own), hexed(other), hexed(BOB.address))
+            validate(told, SURFACE["dekube_submitFork"].result, COMPONENTS, "fork")
+            assert {(one["operator"], one["fault"], one["is_new"]) for one in told["convicted"]} == {
+                (format_address(key.address), "E2", True) for key in VALIDATORS
+            }
+            assert {decode_evidence(raw).reporter for raw in node.gossiped} == {BOB.address}
+            # One certificate is enough against what this chain itself has made final in that view.
+            told = await it.call("dekube_submitFork", hexed(node.certificate(b"c" * 32, 2)))
+            assert len(told["convicted"]) == 2 and not any(one["is_new"] for one in told["convicted"])
+
+            forged = bytearray(other)
+            forged[-1] ^= 1
+            for reason, certificates in {
+                "fork_unproven": [own, bytes(forged)],
+                "decode_error": [own, b"junk"],
+                "invalid_params": [own * 40],
+            }.items():
+                error = await it.error("dekube_submitFork", *map(hexed, certificates))
+                assert error["data"]["reason"] == reason, error
+            assert (await it.error("dekube_submitFork", hexed(own)))["data"]["reason"] == "fork_unproven"
+            assert len(node.gossiped) == 2
+            # The next leader has both in its block.
+            mint(node, list(node.evidence.take()))
+            assert len((await it.call("dekube_getSlashes", min_height=3))["items"]) == 2
+    finally:
+        node.store.close()
+
+
 def test_the_events_of_a_slash_are_shown_by_name() -> None:
     from rpc.events import EVENTS
 

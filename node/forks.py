@@ -1,0 +1,121 @@
+"""What this node's records say of a fork: the other half of a proof, as long as evidence counts (SDBFT.md, R6).
+
+A FINALIZE certificate of another chain convicts together with what this chain rests on in the same view: the
+NULLIFY certificate where it skipped the view, or its own FINALIZE certificate. Both are kept in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from consensus.evidence import evidence_of_certificates
+from consensus.votes import Certificate, certificate_checks, verify_checks
+from consensus.wire import decode_certificate
+from state.primitives.blocks import decode_header
+from state.primitives.committee import Committee
+from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.votes import Equivocation
+from state.store import Tip
+
+__all__ = ["CERTIFICATES_MAX", "ForkUnproven", "Records", "check_certificate", "convict"]
+
+CERTIFICATES_MAX: Final = 2
+"""Two final blocks at one height are a fork."""
+
+
+class ForkUnproven(ProtocolError):
+    """Certificates that are not of their committee, or contradict neither each other nor this node's chain."""
+
+    code = "fork_unproven"
+
+
+class Records(Protocol):
+    """What is read of the store."""
+
+    @property
+    def tip(self) -> Tip:
+        """The newest finalised height."""
+        ...
+
+    @property
+    def epoch_blocks(self) -> int:
+        """How many blocks an epoch has."""
+        ...
+
+    @property
+    def oldest_block(self) -> int:
+        """The lowest height whose certificate is kept."""
+        ...
+
+    def height(self, height: int) -> Tip | None:
+        """Return the record of a finalised height."""
+        ...
+
+    def certificate(self, height: int) -> bytes | None:
+        """Return the certificate stored with a height."""
+        ...
+
+    def nullified(self, epoch: int, view: int) -> bytes | None:
+        """Return the NULLIFY certificate of a view that the chain skipped."""
+        ...
+
+
+def check_certificate(certificate: Certificate, committee: Committee | None, genesis_hash: bytes) -> None:
+    """Check votes and weight of a certificate. Raises ForkUnproven."""
+    if committee is None:
+        raise ForkUnproven(f"no committee of epoch {certificate.epoch} is known here")
+    try:
+        checks = certificate_checks(committee, genesis_hash, certificate)
+    except DecodeError as error:
+        raise ForkUnproven(str(error)) from None
+    if not verify_checks(checks):
+        raise ForkUnproven("a vote of the certificate was not signed by its seat")
+
+
+def convict(records: Records, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
+    """Return a fault of each seat that verified certificates convict, with each other or with ``records``."""
+    found: dict[tuple[int, int], Equivocation] = {}
+    halves = [*certificates]
+    for certificate in certificates:
+        halves += _of_this_chain(records, certificate.epoch, certificate.view)
+    for number, one in enumerate(halves):
+        for other in halves[:number]:
+            if (one.epoch, one.view) == (other.epoch, other.view):
+                for equivocation in evidence_of_certificates(other, one):
+                    vote = equivocation.first
+                    found.setdefault((vote.epoch, vote.seat), equivocation)
+    return tuple(found.values())
+
+
+def _of_this_chain(records: Records, epoch: int, view: int) -> Iterable[Certificate]:
+    nullified = records.nullified(epoch, view)
+    if nullified is not None:
+        yield decode_certificate(nullified)
+    final = _final_of(records, epoch, view)
+    if final is not None:
+        yield final
+
+
+def _final_of(records: Records, epoch: int, view: int) -> Certificate | None:
+    """Return the FINALIZE certificate that this chain has of a view.
+
+    Views rise with heights, so it is stored with the last block whose own view is not above.
+    """
+    low = max(epoch * records.epoch_blocks + 1, records.oldest_block)
+    high = min((epoch + 1) * records.epoch_blocks, records.tip.height)
+    found = 0
+    while low <= high:
+        middle = (low + high) // 2
+        record = records.height(middle)
+        if record is None or not record.header:
+            return None
+        if decode_header(record.header).view <= view:
+            found, low = middle, middle + 1
+        else:
+            high = middle - 1
+    stored = records.certificate(found) if found else None
+    certificate = decode_certificate(stored) if stored else None
+    return (
+        certificate if certificate is not None and (certificate.epoch, certificate.view) == (epoch, view) else None
+    )
