@@ -42,7 +42,7 @@ from node.home import write_whole
 from rpc.client import Client, GatewayUnreachable
 from rpc.errors import RpcError
 from state.primitives.blocks import HEADER_LIMIT_BYTES, Header, decode_header, header_hash
-from state.primitives.committee import Committee
+from state.primitives.committee import SEATS_MAX, Committee
 from state.primitives.errors import ConfigError, DecodeError, DekubeError, ProtocolError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.receipts import RECEIPT_LIMIT_BYTES, Receipt
@@ -58,9 +58,11 @@ __all__ = [
     "NoEndpoint",
     "NotShown",
     "Place",
+    "Report",
     "Source",
     "gateway_source",
     "load_light_file",
+    "report_fork",
     "save_light_file",
     "trust_checkpoint",
     "with_endpoints",
@@ -154,6 +156,16 @@ class LightFile(NamedTuple):
         return LightClient(
             self.trusted, LightOptions(period), boundaries=self.boundaries, last=self.last, fork=self.fork
         )
+
+
+class Report(NamedTuple):
+    """What a gateway made of a fork: whom it convicts, and how many it had no proof against before."""
+
+    url: str
+    convicted: tuple[str, ...]
+    new: int
+    refused: str
+    """Why it did not take it in, if it did not."""
 
 
 class Place(NamedTuple):
@@ -380,6 +392,32 @@ def trust_checkpoint(sources: Iterable[tuple[str, Source]], *, height: int, bloc
         except (RpcError, GatewayUnreachable, ProtocolError, _Silent) as error:
             reasons[name] = _printable(str(error))
     raise NoEndpoint(reasons)
+
+
+def report_fork(
+    fork: Fork, sources: Iterable[tuple[str, Source]], *, reporter: bytes | None = None
+) -> list[Report]:
+    """Bring the certificates of a fork to gateways, whose nodes convict who signed them.
+
+    Each side of a fork holds the half of the proof that the other lacks, so nodes of both must be told.
+    ``reporter`` is paid for it, each gateway's node where it is None. Raises ConfigError when no certificate is
+    kept any more.
+    """
+    certificates = ["0x" + encode_certificate(found).hex() for found in fork.certificates if found is not None]
+    if not certificates:
+        raise ConfigError("the certificates of the fork are not kept any more: there is nothing to submit")
+    one, other = certificates[0], certificates[1] if len(certificates) > 1 else None
+    paid = None if reporter is None else "0x" + reporter.hex()
+    reports = []
+    for url, source in sources:
+        try:
+            answer = source.call("dekube_submitFork", one, other, paid)
+            convicted = [_object(item) for item in _list(_field(answer, "convicted"), SEATS_MAX)]
+            names = tuple(_printable(str(_field(item, "operator"))) for item in convicted)
+            reports.append(Report(url, names, sum(_field(item, "is_new") is True for item in convicted), ""))
+        except (RpcError, GatewayUnreachable, DecodeError) as error:
+            reports.append(Report(url, (), 0, _printable(str(error))))
+    return reports
 
 
 class LightNode:

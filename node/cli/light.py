@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from consensus.light import TrustedState, genesis_root, trusting_period_ms
+from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.home import load_genesis
@@ -21,9 +21,11 @@ from node.light import (
     Endpoint,
     LightFile,
     LightNode,
+    NoEndpoint,
     Place,
     gateway_source,
     load_light_file,
+    report_fork,
     save_light_file,
     trust_checkpoint,
     with_endpoints,
@@ -347,7 +349,59 @@ def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> Non
     show_fields(fields, as_json=as_json, title="Header (proven)")
 
 
+@light.command()
+@click.option(
+    "--submit",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="Bring it to this node; name nodes of both sides.",
+)
+@click.option("--reporter", type=_Address(), help="Who is paid for it; the account of each node if absent.")
+@_home_option
+@json_option
+def fork(urls: tuple[str, ...], reporter: bytes | None, home: Path, as_json: bool) -> None:
+    """Show the proof that the chain forked, and bring it to nodes, which punish who signed both sides.
+
+    The endpoints that the client asks are not told by themselves: it says nothing to anybody unless it is told to.
+
+    \b
+    Examples:
+      dekube light fork
+      dekube light fork --submit http://127.0.0.1:8545 --submit https://rpc.example
+    """
+    saved = load_light_file(home)
+    if saved.fork is None:
+        raise ConfigError(f"{home}: no fork was found")
+    reports = report_fork(saved.fork, [(url, gateway_source(url)) for url in urls], reporter=reporter)
+    rows = [
+        {"url": one.url, "convicted": len(one.convicted), "new": one.new, "refused": one.refused or None}
+        for one in reports
+    ]
+    fields = _fork_fields(saved.fork)
+    if as_json:
+        operators = [list(one.convicted) for one in reports]
+        show(fields | {"reports": [row | {"operators": who} for row, who in zip(rows, operators, strict=True)]})
+    else:
+        del fields["certificates"]
+        show_fields(fields, as_json=False, title="Fork")
+        if rows:
+            show_rows(rows, ("url", "convicted", "new", "refused"), as_json=False, title="Submitted")
+    if urls and all(one.refused for one in reports):
+        raise NoEndpoint({one.url: one.refused for one in reports})
+
+
 # Showing
+
+
+def _fork_fields(found: Fork) -> dict[str, Any]:
+    return {
+        "height": found.height,
+        "blocks": ["0x" + block_hash.hex() for block_hash in found.hashes],
+        "suspects": [format_address(address) for address in found.suspects],
+        "convicted": len(found.equivocations),
+        "certificates": [c and "0x" + encode_certificate(c).hex() for c in found.certificates],
+    }
 
 
 def _age_ms(header: Header) -> int:
@@ -409,13 +463,7 @@ def _show_status(saved: LightFile, *, as_json: bool, node: LightNode | None = No
     if newest is not None:
         fields |= {"head_height": newest.header.height, "head_age_ms": _age_ms(newest.header)}
     if saved.fork is not None:
-        fields["fork"] = {
-            "height": saved.fork.height,
-            "blocks": ["0x" + block_hash.hex() for block_hash in saved.fork.hashes],
-            "suspects": [format_address(address) for address in saved.fork.suspects],
-            "convicted": len(saved.fork.equivocations),
-            "certificates": [c and "0x" + encode_certificate(c).hex() for c in saved.fork.certificates],
-        }
+        fields["fork"] = _fork_fields(saved.fork)
     shown = (saved if node is None else saved._replace(endpoints=node.endpoints)).endpoints
     rows = [_endpoint_row(endpoint) for endpoint in shown]
     if as_json:

@@ -15,12 +15,15 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
+from consensus.light import Fork
+from consensus.wire import decode_certificate
 from node.cli import group
 from node.cli.light import CHECKPOINT
-from node.light import Source, load_light_file, save_light_file
+from node.light import NoEndpoint, Source, load_light_file, save_light_file
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import genesis_to_json
 from state.primitives.transactions import decode_transaction
+from state.transition.evidence import decode_evidence
 from tests.consensus.lightchain import SENDER
 from tests.node.test_light import CHAIN, OTHER, Gateway, Twisted, changed, saved
 from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Node, gateway, hexed, served, transfer
@@ -95,6 +98,55 @@ async def test_everything_is_proven_from_the_genesis_and_from_a_checkpoint(tmp_p
         assert len(load_light_file(tmp_path / "other" / "light.json").endpoints) == 2
         with pytest.raises(DekubeError):
             await Shell(tmp_path / "x").json("init", "--checkpoint", f"7:{header['hash']}", "--rpc", it.url)
+
+
+async def test_a_fork_is_brought_to_a_node_which_convicts_and_tells_the_others(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    (tmp_path / "genesis.json").write_text(genesis_to_json(node.genesis))
+    node.mint(2)
+    one, other = (decode_certificate(node.certificate(name * 32, 7)) for name in (b"a", b"b"))
+    file = tmp_path / "light" / "light.json"
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        shell = Shell(file.parent)
+        await shell.json("init", "--genesis", tmp_path / "genesis.json", "--rpc", it.url, "--accept-old")
+        with pytest.raises(ConfigError):
+            await shell.json("fork")
+        forged = other._replace(signatures=bytes(len(other.signatures)))
+        for second, refusal in ((other, ""), (forged, "signed")):
+            kept = load_light_file(file)
+            found = Fork(7, node.voting, (b"a" * 32, b"b" * 32), (one, second))
+            save_light_file(file, kept._replace(fork=found))
+            shown = await shell.json("fork")
+            assert (shown["convicted"], shown["reports"]) == (2, [])
+            if refusal:
+                with pytest.raises(NoEndpoint) as refused:
+                    await shell.json("fork", "--submit", it.url)
+                assert refusal in refused.value.reasons[it.url]
+                continue
+            words = (
+                "fork",
+                "--submit",
+                it.url,
+                "--submit",
+                "http://127.0.0.1:1",
+                "--reporter",
+                hexed(BOB.address),
+            )
+            shown = await shell.json(*words)
+            report, dead = shown["reports"]
+            assert (report["convicted"], report["new"], report["refused"]) == (2, 2, None)
+            assert set(report["operators"]) == set(shown["suspects"])
+            assert dead["convicted"] == 0 and dead["refused"]
+            done = await shell.result(*words)
+            assert done.exception is None and "Submitted" in done.stdout
+        assert len(node.gossiped) == 2
+        assert {decode_evidence(raw).reporter for raw in node.gossiped} == {BOB.address}
+        save_light_file(
+            file, load_light_file(file)._replace(fork=Fork(7, node.voting, (b"a" * 32,) * 2, (None, None)))
+        )
+        with pytest.raises(ConfigError):
+            await shell.json("fork", "--submit", it.url)
+    node.store.close()
 
 
 def _recovered(raw: bytes) -> Any:
