@@ -50,14 +50,14 @@ KIND_CONSENSUS_BULK: Final = 0x02
 BODIES_MAX: Final = 16
 """Blocks whose checked transactions are kept between check and execution."""
 LAG_BLOCKS_MAX: Final = 2
-"""A node further behind the best certified height than this is syncing."""
+"""A node further behind than this is syncing."""
 BLAMES_LOGGED_PER_S: Final = 0.2
 BLAMES_LOGGED_BURST: Final = 20
 """Faults of peers that are logged one by one; the metrics count them all."""
 
 
 class Progress(NamedTuple):
-    """How far this node is; ``highest`` is the best height that a certificate was seen for."""
+    """How far this node is; ``highest`` is the height that its peers claim, or the best one proven above it."""
 
     epoch: int
     view: int
@@ -135,7 +135,7 @@ class Agreement:
             root=root,
             certificates=certificates,
             parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
-            chain=_ChainPort(ledger, verifier, stages, evidence),
+            chain=_ChainPort(ledger, verifier, stages, evidence, lambda: self.progress().is_syncing),
             network=self._port,
             wall_ms=wall_ms,
             keys=keys,
@@ -200,19 +200,16 @@ class Agreement:
         self._network.set_persistent(seats)
 
     def sync_progress(self) -> sync.Progress:
-        """Return how far catching up is, for a progress bar."""
+        """Return how far catching up is, for a progress bar; its claimed height is nobody's proof."""
         return self.service.progress()
 
     def progress(self) -> Progress:
         """Return how far this node is."""
-        status = self.service.status()
-        height = self._ledger.head().height
-        return Progress(
-            status.epoch, status.view, status.highest_height, status.highest_height > height + LAG_BLOCKS_MAX
-        )
+        status, claimed = self.service.status(), self.service.progress().claimed_height
+        return Progress(status.epoch, status.view, claimed, claimed > self._ledger.head().height + LAG_BLOCKS_MAX)
 
     def is_synced(self) -> bool:
-        """Tell whether the node follows the chain, as far as its peers have shown it."""
+        """Tell whether the node follows the chain, as far as its peers say; who serves nothing is not counted."""
         return not self.progress().is_syncing
 
     async def _receive(self, peer: bytes, body: bytes) -> None:
@@ -307,10 +304,12 @@ class _ChainPort:
     """The chain tree, its long calls in worker threads."""
 
     def __init__(
-        self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages, evidence: EvidenceSource
-    ) -> None:
+        self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages, evidence: EvidenceSource,
+        is_syncing: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self._ledger = ledger
         self._evidence = evidence
+        self._is_syncing = is_syncing
         self._chain = ledger.chain
         self._verifier = verifier
         self._stages = stages
@@ -359,8 +358,9 @@ class _ChainPort:
         blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, kept))
         with self._stages.measure("commit"):
             self._ledger.on_commit(blocks)
+        tell = _log.debug if self._is_syncing() else _log.info  # the sync tells of many blocks in one line
         for executed in blocks:
-            _log.info(
+            tell(
                 "final", height=executed.header.height, block=executed.block_hash, view=executed.header.view,
                 transactions=executed.header.tx_count, gas=executed.execution.gas_used,
             )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -30,10 +31,20 @@ def configure_logs(options: LogOptions) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+
+
+class _Stderr(io.TextIOBase):
+    """Standard error as it is now: a bar on the terminal takes its place for a while, to stay below the lines."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def _plain(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -35,6 +35,7 @@ from node.metrics import NodeMetrics, serve_metrics
 from node.runtime import make_runtime
 from node.signer import votes_elsewhere
 from node.stages import Stages
+from node.sync.bar import outlook, show_block_sync
 from node.sync.phase import run_state_sync
 from node.sync.wiring import make_server, open_chain
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
@@ -177,6 +178,13 @@ class Node:
                 await self._start(nursery, "consensus", self.agreement.run)
                 await self._start(nursery, "rpc backend", backend.run)
                 await self._start(nursery, "control", control.run)
+                nursery.start_soon(
+                    self._part,
+                    "sync bar",
+                    show_block_sync,
+                    self.agreement.sync_progress,
+                    lambda: not self.agreement.is_synced(),
+                )
                 nursery.start_soon(self._part, "transaction gossip", gossip.run, name="transaction gossip")
                 nursery.start_soon(self._part, "duties", self.duties.run)
                 nursery.start_soon(self._part, "certificate", self._renew_certificate)
@@ -319,6 +327,7 @@ class Node:
             "behind_ms": max(0, time.time_ns() // 1_000_000 - head.time_ms),
             "syncing": bool(sync.syncing),
             "highest": sync.highest,
+            "sync": outlook(self.agreement.sync_progress())._asdict(),
             "epoch": sync.epoch,
             "view": sync.view,
             "peers": sync.peers,

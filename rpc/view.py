@@ -120,7 +120,7 @@ class Submitted(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """How far the node is: ``highest`` is the best height that peers have shown a certificate for."""
+    """How far the node is: ``highest`` is the height that a third of its peers claim at least, or a proven one."""
 
     syncing: int
     highest: int

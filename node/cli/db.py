@@ -315,8 +315,8 @@ def _sync_now(home: Home) -> Tip | None:
     from node.logs import configure_logs
     from node.runtime import make_runtime
     from node.service import Node
+    from node.sync.bar import show_state_sync
     from node.sync.core import NoSnapshots
-    from node.sync.phase import show_progress
     from node.sync.wiring import make_state_sync
 
     options, genesis = home.load_options(), home.load_genesis()
@@ -330,7 +330,7 @@ def _sync_now(home: Home) -> Tip | None:
         state_sync = make_state_sync(home, options, make_runtime(genesis), network)
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
-            nursery.start_soon(show_progress, state_sync.progress)
+            nursery.start_soon(show_state_sync, state_sync.progress)
             try:
                 tip: Tip | None = await state_sync.run()
             except NoSnapshots:

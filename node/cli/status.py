@@ -64,13 +64,23 @@ def _show(state: dict[str, Any]) -> None:
     show_rows(jobs, ("task", "step", "device"), as_json=False, title="Jobs")
 
 
+def _pace(sync: dict[str, Any]) -> str:
+    """Return how fast it goes, and how long it will take."""
+    if not sync["blocks_per_s"]:
+        return ""
+    hours, rest = divmod(sync["left_s"], 3_600)
+    minutes, seconds = divmod(rest, 60)
+    left = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    return f", {sync['blocks_per_s']:,} blocks/s from {sync['peers']} peers, {left} left"
+
+
 def _health(state: dict[str, Any]) -> str:
     state_sync = state.get("state_sync")
     if state_sync is not None:
         pieces = f", {state_sync['pieces_done']:,} of {state_sync['pieces']:,} pieces" * bool(state_sync["pieces"])
         return f"begins with the state of block {state_sync['target']:,}: {state_sync['stage']}{pieces}"
     if state["syncing"]:
-        return f"catching up: {state['height']:,} of {state['highest']:,} blocks"
+        return f"catching up: {state['height']:,} of {state['highest']:,} blocks{_pace(state['sync'])}"
     if not state["peers"]:
         return "alone: no peer is connected (p2p.bootstrap, p2p.relays)"
     if not is_following(state):

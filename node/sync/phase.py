@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from importlib.metadata import version
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import structlog
 import trio
@@ -14,6 +12,7 @@ import trio
 from node.config import NodeOptions
 from node.control import ControlServer
 from node.home import Home
+from node.sync.bar import show_state_sync
 from node.sync.core import SyncProgress
 from node.sync.service import AskingNetwork
 from node.sync.wiring import make_state_sync, sync_before_start, wants_state_sync
@@ -21,11 +20,9 @@ from state.primitives.address import format_address
 from state.primitives.genesis import genesis_hash
 from state.transition.runtime import Runtime
 
-__all__ = ["SyncingNetwork", "run_state_sync", "show_progress"]
+__all__ = ["SyncingNetwork", "run_state_sync"]
 
 _log = structlog.get_logger("sync")
-
-REFRESH_S: Final = 0.2
 
 
 class SyncingNetwork(AskingNetwork, Protocol):
@@ -76,8 +73,7 @@ async def run_state_sync(
         nursery.start_soon(watch, nursery.cancel_scope)
         await nursery.start(network.run)
         await nursery.start(control.run)
-        if sys.stderr.isatty():
-            nursery.start_soon(show_progress, state_sync.progress)
+        nursery.start_soon(show_state_sync, state_sync.progress)
         await sync_before_start(options, state_sync)
         nursery.cancel_scope.cancel()
     return not is_stopped
@@ -109,26 +105,3 @@ def _status(
         "version": version("dekube-node"),
         "state_sync": progress._asdict() if progress else None,
     }
-
-
-async def show_progress(progress: Callable[[], SyncProgress | None]) -> None:
-    """Show a bar on the terminal until cancelled."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("pieces"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True)
-    with bar if console.is_terminal else nullcontext():
-        task = bar.add_task("looking for peers", total=None)
-        while True:
-            now = progress()
-            if now is not None:
-                bar.update(task, description=now.stage, completed=now.pieces_done, total=now.pieces or None)
-            await trio.sleep(REFRESH_S)

@@ -1,0 +1,111 @@
+"""How far catching up is, for people: a bar on a terminal, a line of the log now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from consensus.sync import Progress
+from node.sync.core import SyncProgress
+
+__all__ = ["Outlook", "outlook", "show_block_sync", "show_state_sync"]
+
+_log = structlog.get_logger("sync")
+
+REFRESH_S: Final = 0.2
+LOGGED_S: Final = 10.0
+"""How often a line of the log tells how far it is."""
+
+
+class Outlook(NamedTuple):
+    """How far the blocks are, and when they will be there; ``left_s`` is None while that cannot be said.
+
+    ``claimed_height`` is the word of the peers, ``proven_height`` what a certificate was seen for.
+    """
+
+    height: int
+    proven_height: int
+    claimed_height: int
+    blocks_per_s: float
+    left_s: int | None
+    peers: int
+
+
+def outlook(progress: Progress) -> Outlook:
+    """Return what a person wants to know of block sync."""
+    missing, speed = progress.claimed_height - progress.height, progress.blocks_per_s
+    left_s = round(missing / speed) if speed > 0 else None
+    return Outlook(
+        progress.height,
+        progress.proven_height,
+        progress.claimed_height,
+        round(speed, 1),
+        left_s if missing > 0 else 0,
+        progress.peers,
+    )
+
+
+async def show_block_sync(
+    progress: Callable[[], Progress], is_syncing: Callable[[], bool], *, console: Any = None
+) -> None:
+    """Tell how far the blocks are whenever the node is behind, until cancelled."""
+    screen = _console(console)
+    while True:
+        if is_syncing():
+            await _show_once(progress, is_syncing, screen)
+        await trio.sleep(REFRESH_S)
+
+
+async def _show_once(progress: Callable[[], Progress], is_syncing: Callable[[], bool], console: Any) -> None:
+    told_s = trio.current_time()
+    with _bar(console, "blocks", "{task.fields[speed]}") as bar:
+        first = progress().height
+        task = bar.add_task("catching up", total=None, speed="")
+        while is_syncing():
+            now = outlook(progress())
+            bar.update(
+                task,
+                completed=now.height,
+                total=now.claimed_height,
+                speed=f"{now.blocks_per_s:,.0f}/s" if now.blocks_per_s else "",
+                refresh=True,
+            )
+            if not console.is_terminal and trio.current_time() - told_s >= LOGGED_S:
+                told_s = trio.current_time()
+                _log.info("syncing the blocks", **now._asdict())
+            await trio.sleep(REFRESH_S)
+    height = progress().height
+    if height > first:
+        _log.info("the blocks are synced", height=height, blocks=height - first)
+
+
+async def show_state_sync(progress: Callable[[], SyncProgress | None], *, console: Any = None) -> None:
+    """Show how far a state sync is on the terminal, until cancelled; what it logs is its own."""
+    with _bar(_console(console), "pieces") as bar:
+        task = bar.add_task("looking for peers", total=None)
+        while True:
+            now = progress()
+            if now is not None:
+                bar.update(task, description=now.stage, completed=now.pieces_done, total=now.pieces or None)
+            bar.refresh()
+            await trio.sleep(REFRESH_S)
+
+
+def _console(given: Any) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True) if given is None else given
+
+
+def _bar(console: Any, unit: str, *more: str) -> Any:
+    """Return a bar that lines of the log pass above; none where nobody looks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
+        *(TextColumn(text) for text in more), TimeRemainingColumn(), console=console, transient=True,
+        disable=not console.is_terminal, auto_refresh=False,
+    )  # fmt: skip
