@@ -22,6 +22,7 @@ __all__ = ["Caller", "DispatchOptions", "Dispatcher"]
 _log = structlog.get_logger(__name__)
 
 IDENTIFIER_LIMIT_CHARACTERS: Final = 256
+IDENTIFIER_LIMIT: Final = 2**53
 YIELD_EVERY: Final = 16
 """Requests of a batch started before other callers get their turn."""
 BYTES_OF_UNIT: Final = 16 * 1024
@@ -58,7 +59,10 @@ Observer = Callable[[str, str], None]
 
 
 class Dispatcher:
-    """Runs requests against the table. ``clock`` gives seconds for the budgets."""
+    """Runs requests against the table. ``clock`` gives seconds for the budgets.
+
+    ``absent`` says what to add to the refusal of a method that there is not.
+    """
 
     def __init__(
         self,
@@ -67,12 +71,14 @@ class Dispatcher:
         options: DispatchOptions,
         clock: Callable[[], float],
         observe: Observer = lambda _method, _outcome: None,
+        absent: Callable[[str], str] = lambda _method: "",
     ) -> None:
         self._node = node
         self._table = table
         self._options = options
         self._clock = clock
         self._observe = observe
+        self._absent = absent
         self._budgets = Budgets(options.rate_per_s, options.burst)
         self._running = 0
         self._running_of: dict[str, int] = {}
@@ -156,6 +162,8 @@ class Dispatcher:
                 self._charge(caller, 1)
                 asked = request["method"][:64]
                 message = f"the method {asked} does not exist/is not available"
+                if hint := self._absent(asked):
+                    message = f"{message}: {hint}"
                 raise RpcError("method_not_found", message, method=asked)
             name = method.name
             self._charge(caller, method.cost)
@@ -235,7 +243,7 @@ def _is_identifier(value: Any) -> bool:
         kind is int
         or value is None
         or (kind is str and len(value) <= IDENTIFIER_LIMIT_CHARACTERS)
-        or kind is float
+        or (kind is float and abs(value) < IDENTIFIER_LIMIT)  # beyond it the echo would be another number
     )
 
 

@@ -29,7 +29,7 @@ from state.primitives.errors import DekubeError
 from state.primitives.receipts import Event
 from tasks.case import LEDGER_ADDRESS
 
-__all__ = ["CATCH_UP_MAX", "SESSION_METHODS", "SLOW_READER", "Hub", "Session", "SessionOptions"]
+__all__ = ["CATCH_UP_MAX", "SESSION_METHODS", "SLOW_READER", "Hub", "PoolNews", "Session", "SessionOptions"]
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +40,10 @@ GAP: Final = 4009
 ENVELOPE: Final = "dekube_subscription"
 CATCH_UP_MAX: Final = 1_000
 """Blocks that a subscription replays."""
+POOL_POLL_S: Final = 0.25
+"""How often the node is asked what came into its mempool, while somebody wants to know."""
+POOL_NEWS_MAX: Final = 1_000
+"""Hashes told at a time; the newest, where more came in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,17 @@ class Filter(Protocol):
     def __call__(self, loaded: LoadedBlock, link: Link, /) -> list[Json]:
         """Return the results, one for each notification."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNews:
+    """Hashes of what comes into the mempool: of no block, so nothing is replayed, and what is missed is missed."""
+
+    envelope: str
+
+    def __call__(self, _loaded: LoadedBlock, _link: Link) -> list[Json]:
+        """Return nothing: no block tells of the mempool."""
+        return []
 
 
 class Subscription:
@@ -181,6 +196,11 @@ class Session:
         self._hub.add(subscription)
         return subscription
 
+    async def start_of_pool(self, envelope: str) -> Subscription:
+        """Start a subscription to the mempool. Raises NodeUnavailable or RpcError."""
+        await self._hub.enter_pool()
+        return self.start(PoolNews(envelope), None)
+
     def unsubscribe(self, identifier: str) -> bool:
         """End a subscription; return whether there was one."""
         subscription = self.subscriptions.pop(identifier, None)
@@ -199,11 +219,20 @@ class Hub:
         self._late: dict[Subscription, asyncio.Task[None]] = {}
         self._told = 0
         """Height up to which live subscriptions have been told."""
+        self._of_pool: set[Subscription] = set()
+        self._polling: asyncio.Task[None] | None = None
+        self._place: int | None = None
+        """Where the mempool was when those who listen to it were told last."""
         self._news = asyncio.Event()
         link.on_head(lambda _head: self._news.set())
 
     def add(self, subscription: Subscription) -> None:
         """Take in a new subscription; one that begins below what was told replays by itself first."""
+        if isinstance(subscription.select, PoolNews):
+            self._of_pool.add(subscription)
+            if self._polling is None or self._polling.done():
+                self._polling = asyncio.ensure_future(self._poll())
+            return
         if not self._live:
             self._told = max(self._told, self.link.head.height)
         if subscription.height > self._told:
@@ -211,9 +240,15 @@ class Hub:
         else:
             self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
 
+    async def enter_pool(self) -> None:
+        """Note where the mempool is, so that a first listener misses nothing of what comes after its answer."""
+        if not self._of_pool:
+            self._place, _ = await self.link.pool_news(None)
+
     def remove(self, subscription: Subscription) -> None:
         """Forget a subscription."""
         self._live.discard(subscription)
+        self._of_pool.discard(subscription)
         task = self._late.pop(subscription, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -257,6 +292,20 @@ class Hub:
             subscription.session.tell(
                 [_notification(select.envelope, subscription.identifier, result) for result in results]
             )
+
+    async def _poll(self) -> None:
+        """Tell of the mempool while anybody listens; a client that is behind misses some."""
+        while self._of_pool:
+            try:
+                self._place, hashes = await self.link.pool_news(self._place)
+            except DekubeError:
+                self._place, hashes = None, []  # the node is away, and its next mempool another one
+            results = [b'"0x%s"' % item.hex().encode() for item in hashes[-POOL_NEWS_MAX:]]
+            for subscription in list(self._of_pool) if results else ():
+                if not subscription.session.is_full:
+                    envelope, identifier = subscription.select.envelope, subscription.identifier
+                    subscription.session.tell([_notification(envelope, identifier, item) for item in results])
+            await asyncio.sleep(POOL_POLL_S)
 
     async def _catch_up(self, subscription: Subscription) -> None:
         try:

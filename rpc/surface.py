@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from rpc.ethereum.methods import METHODS as ETHEREUM_METHODS
+from rpc.ethereum.pool import POOL_METHODS
 from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
 from rpc.ethereum.sessions import SESSION_METHODS as ETHEREUM_SESSION_METHODS
 from rpc.market import MARKET_COMPONENTS
@@ -15,7 +16,7 @@ from rpc.render import COMPONENTS
 from rpc.subscriptions import NOTIFICATIONS, SESSION_METHODS
 from rpc.table import Json, Method, Node
 
-__all__ = ["DOCUMENT", "SURFACE", "describe"]
+__all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent", "describe"]
 
 _ERRORS: Final = (
     (-32700, "parse error", "parse_error"),
@@ -98,7 +99,42 @@ _DISCOVER: Final = Method(
 
 SURFACE: Final[dict[str, Method]] = {
     method.name: method
-    for method in (*METHODS, *SESSION_METHODS, *ETHEREUM_METHODS, *ETHEREUM_SESSION_METHODS, _DISCOVER)
+    for method in (
+        *METHODS,
+        *SESSION_METHODS,
+        *ETHEREUM_METHODS,
+        *POOL_METHODS,
+        *ETHEREUM_SESSION_METHODS,
+        _DISCOVER,
+    )
 }
 """Every method by its name: what is dispatched."""
 DOCUMENT: Final[dict[str, Any]] = describe(SURFACE)
+
+_NO_KEYS: Final = "the node keeps nobody's keys: sign in the wallet and use eth_sendRawTransaction"
+ABSENT: Final[Mapping[str, str]] = {
+    "eth_sendTransaction": _NO_KEYS,
+    "eth_sign": _NO_KEYS,
+    "eth_signTransaction": _NO_KEYS,
+    "eth_signTypedData_v4": _NO_KEYS,
+    "eth_coinbase": _NO_KEYS,
+    "eth_fillTransaction": "ask for eth_estimateGas, eth_getTransactionCount and eth_gasPrice",
+    "eth_getProof": "the state is no hexary trie: dekube_getAccountProof has a proof, with what makes it final",
+    "eth_createAccessList": "there are no access lists",
+    "eth_getWork": "blocks are not mined",
+    "eth_simulateV1": "use eth_call, or dekube_simulateTransaction",
+}
+"""What a client may look for in vain, and what there is instead."""
+_ABSENT_SPACES: Final[Mapping[str, str]] = {
+    "personal": _NO_KEYS,
+    "wallet": "ask the wallet",
+    "debug": "there is no EVM to trace",
+    "trace": "there is no EVM to trace",
+    "engine": "the node is whole: no other client drives it",
+    "admin": "not here: docs/operations.md says where",
+}
+
+
+def absent(name: str) -> str:
+    """Return what to add to the refusal of a method that there is not."""
+    return ABSENT.get(name) or _ABSENT_SPACES.get(name.partition("_")[0], "")

@@ -19,7 +19,7 @@ from rpc.errors import NodeUnavailable, RpcError
 from rpc.limits import caller_key
 from rpc.link import Link
 from rpc.subscriptions import Hub, Session, SessionOptions
-from rpc.surface import SURFACE
+from rpc.surface import SURFACE, absent
 from rpc.table import Json, Method
 from state.primitives.errors import DekubeError
 
@@ -83,7 +83,7 @@ class Application:
         self._session_options = sessions
         self._options = options
         self.metrics = Metrics(link, doors)
-        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe)
+        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe, absent)
         self._rest = rest_api(self, pages)
         self._origin_any = "*" in options.cors
         self._origins = frozenset(options.cors)

@@ -22,7 +22,10 @@ _IDENTIFIER_BITS: Final = 127
 
 @dataclass(slots=True)
 class LiveFilter:
-    """``logs`` None: hashes of new blocks. ``first`` and ``last`` bound the blocks, ``next`` is told of next."""
+    """``logs`` None: hashes of new blocks, or of what comes into the mempool where ``of_pool``.
+
+    ``first`` and ``last`` bound the blocks, ``next`` is told of next; of the mempool it is the place there.
+    """
 
     caller: str
     logs: LogFilter | None
@@ -30,6 +33,7 @@ class LiveFilter:
     last: int | None
     next: int
     used_s: float
+    of_pool: bool = False
 
 
 class Filters:
@@ -43,14 +47,23 @@ class Filters:
     def __len__(self) -> int:
         return len(self._live)
 
-    def add(self, caller: str, logs: LogFilter | None, *, first: int, last: int | None, start: int) -> int:
+    def add(
+        self,
+        caller: str,
+        logs: LogFilter | None,
+        *,
+        first: int,
+        last: int | None,
+        start: int,
+        of_pool: bool = False,
+    ) -> int:
         """Keep a filter that tells of blocks from ``start`` on; return its identifier. Raises RpcError."""
         self._expire()
         if len(self._live) >= FILTERS_MAX or self._of_caller[caller] >= FILTERS_PER_CALLER_MAX:
             raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
         # Not to be guessed: who knows the identifier reads and ends the filter.
         identifier = secrets.randbits(_IDENTIFIER_BITS) | 1 << _IDENTIFIER_BITS
-        self._live[identifier] = LiveFilter(caller, logs, first, last, start, self._clock())
+        self._live[identifier] = LiveFilter(caller, logs, first, last, start, self._clock(), of_pool)
         self._of_caller[caller] += 1
         return identifier
 

@@ -7,6 +7,7 @@ with "pending" it counts what waits in the mempool.
 from __future__ import annotations
 
 import platform
+import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,17 +26,19 @@ from rpc.ethereum.params import (
     FILTER,
     PERCENTILES,
     QUANTITY,
+    SLOT,
     BlockParam,
     CallParam,
     FilterParam,
 )
-from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
+from rpc.ethereum.render import ETH_ADDRESS_OUT, LOGS_OUT, QUANTITY_OUT, quantity
 from rpc.render import ADDRESS_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
     BOOLEAN,
     EARLIEST,
     HASH,
     NULL,
+    NUMBER,
     STRING,
     Param,
     ParamType,
@@ -53,7 +56,7 @@ from state.primitives.hashing import keccak
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import CALL_KIND, TRANSACTION_LIMIT_BYTES, decode_transaction
 from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX
-from state.transition.errors import InsufficientFunds
+from state.transition.errors import GasLimitTooHigh, InsufficientFunds
 from state.transition.transfer import TRANSFER_GAS
 from state.view.accounts import BALANCE_MASK, SUPPLY_LIMIT, account_key
 
@@ -150,6 +153,20 @@ async def sha3(_node: Node, content: bytes) -> Json:
 async def accounts(_node: Node) -> Json:
     """Answer ``eth_accounts``: the node keeps nobody's keys."""
     return []
+
+
+async def config(node: Node) -> Json:
+    """Answer ``eth_config`` (EIP-7910): there is one configuration, in force since the genesis, and no blobs."""
+    what = node.description
+    current = {
+        "activationTime": what.genesis_time_ms // 1000,
+        "blobSchedule": {"baseFeeUpdateFraction": 0, "max": 0, "target": 0},
+        "chainId": quantity(what.chain_id),
+        "forkId": f"0x{zlib.crc32(what.genesis_hash):08x}",
+        "precompiles": {},
+        "systemContracts": {f"{name.upper()}_ADDRESS": hexed(who) for who, name in CONTRACTS.items()},
+    }
+    return {"current": current, "next": None, "last": None}
 
 
 async def syncing(node: Node) -> Json:
@@ -338,6 +355,9 @@ async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
 async def send_raw_transaction(node: Node, raw: bytes) -> Json:
     """Answer ``eth_sendRawTransaction``; bytes and signature are checked before the node is asked."""
     transaction = decode_transaction(raw)
+    gas_max = render.transaction_gas_max(node.description)
+    if transaction.kind == CALL_KIND and transaction.gas_limit > gas_max:
+        raise GasLimitTooHigh(gas_limit=transaction.gas_limit, limit=gas_max)
     sender = transaction.recover_sender()
     if transaction.kind == CALL_KIND and transaction.payload[1] >= SUPPLY_LIMIT:
         _, balance = await _account(node, sender, None)
@@ -463,7 +483,7 @@ def _weigh_logs(node: Node, wanted: FilterParam) -> int:
 
 def _weigh_filter(node: Node, identifier: int) -> int:
     live = node.filters.get(identifier)
-    return max(_end(node, live) - live.first, 0) // BLOCKS_OF_UNIT
+    return 0 if live.of_pool else max(_end(node, live) - live.first, 0) // BLOCKS_OF_UNIT
 
 
 def _weigh_fees(_node: Node, count: int, *_: Any) -> int:
@@ -501,9 +521,18 @@ async def new_block_filter(node: Node, caller: str) -> Json:
     return quantity(node.filters.add(caller, None, first=start, last=None, start=start))
 
 
+async def new_pending_filter(node: Node, caller: str) -> Json:
+    """Answer ``eth_newPendingTransactionFilter``."""
+    place, _ = await node.pool_news(None)
+    return quantity(node.filters.add(caller, None, first=0, last=None, start=place, of_pool=True))
+
+
 async def get_filter_changes(node: Node, identifier: int) -> Json:
     """Answer ``eth_getFilterChanges``."""
     live = node.filters.get(identifier)
+    if live.of_pool:
+        live.next, hashes = await node.pool_news(live.next)
+        return [hexed(item) for item in hashes]
     first, last = live.next, _end(node, live)
     if last < first:
         return []
@@ -527,7 +556,7 @@ async def get_filter_logs(node: Node, identifier: int) -> Json:
     """Answer ``eth_getFilterLogs``."""
     live = node.filters.get(identifier)
     if live.logs is None:
-        raise RpcError("filter_not_found", "filter not found: it is one of blocks")
+        raise RpcError("filter_not_found", "filter not found: it is not one of logs")
     return await find_logs(node, live.logs, live.first, _end(node, live))
 
 
@@ -567,9 +596,26 @@ _FEES_OUT: Final = obj(
     optional=("reward",),
 )
 _CONTRACT_OUT: Final = obj({"name": STRING, "address": ADDRESS_OUT, "abi": array({"type": "object"})})
+_ADDRESSES_OUT: Final[Schema] = {"type": "object", "additionalProperties": ETH_ADDRESS_OUT}
+_CONFIG_OUT: Final = obj(
+    {
+        "current": obj(
+            {
+                "activationTime": NUMBER,
+                "blobSchedule": obj(dict.fromkeys(("baseFeeUpdateFraction", "max", "target"), NUMBER)),
+                "chainId": QUANTITY_OUT,
+                "forkId": {"type": "string", "pattern": "^0x[0-9a-f]{8}$"},
+                "precompiles": _ADDRESSES_OUT,
+                "systemContracts": _ADDRESSES_OUT,
+            }
+        ),
+        "next": NULL,
+        "last": NULL,
+    }
+)
 _SYNC_OUT: Final[Schema] = {
     "anyOf": [
-        {"type": "boolean"},
+        {"type": "boolean", "enum": [False]},
         obj(dict.fromkeys(("startingBlock", "currentBlock", "highestBlock"), QUANTITY_OUT)),
     ]
 }
@@ -617,6 +663,7 @@ METHODS: Final[tuple[Method, ...]] = (
     ),
     _method("eth_accounts", "Accounts that the node signs for: none", accounts, array(STRING, maximum=0)),
     _method("eth_syncing", "Whether the node is behind, and how far", syncing, _SYNC_OUT),
+    _method("eth_config", "The rules in force, with the system contracts (EIP-7910)", config, _CONFIG_OUT),
     _method("eth_blockNumber", "The newest height", block_number, QUANTITY_OUT),
     _method("eth_getBalance", "The free balance of an account", get_balance, QUANTITY_OUT, _WHO, _AT),
     _method(
@@ -630,7 +677,7 @@ METHODS: Final[tuple[Method, ...]] = (
     _method("eth_getCode", "0xfe at system contracts, else nothing", get_code, BYTES_OUT, _WHO, _AT),
     _method(
         "eth_getStorageAt", "Zeros: nothing has slots", get_storage_at, HASH_OUT, _WHO,
-        Param("slot", QUANTITY, "The slot."), _AT,
+        Param("slot", SLOT, "The slot: a quantity, or 32 bytes."), _AT,
     ),
     _method("eth_gasPrice", "A price for a unit of gas that the next blocks take", gas_price, QUANTITY_OUT),
     _method("eth_maxPriorityFeePerGas", "The usual tip", max_priority_fee, QUANTITY_OUT),
@@ -712,6 +759,10 @@ METHODS: Final[tuple[Method, ...]] = (
     ),
     _method("eth_newFilter", "A filter of logs to poll", new_filter, QUANTITY_OUT, _FILTER, caller=True),
     _method("eth_newBlockFilter", "A filter of new blocks to poll", new_block_filter, QUANTITY_OUT, caller=True),
+    _method(
+        "eth_newPendingTransactionFilter", "A filter of what comes into the mempool, to poll", new_pending_filter,
+        QUANTITY_OUT, caller=True,
+    ),
     _method(
         "eth_getFilterChanges", "What is new since the last poll", get_filter_changes,
         {"anyOf": [LOGS_OUT, array(HASH_OUT)]}, _FILTER_ID, cost=10,

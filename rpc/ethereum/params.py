@@ -17,6 +17,7 @@ __all__ = [
     "FILTER",
     "PERCENTILES",
     "QUANTITY",
+    "SLOT",
     "TOPIC_FILTER",
     "BlockParam",
     "CallParam",
@@ -37,6 +38,9 @@ _QUANTITY: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
 _HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
+_DIGITS: Final = re.compile(r"0x[0-9a-fA-F]+")
+SLOT_DIGITS: Final = 64
+HASH_CHARACTERS: Final = 66
 
 _QUANTITY_IN: Final[Schema] = {"type": "string", "pattern": "^0x(0|[1-9a-fA-F][0-9a-fA-F]{0,63})$"}
 _ADDRESS_IN: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-fA-F]{40}$"}
@@ -88,6 +92,15 @@ def _hash(value: Any) -> bytes:
     return bytes.fromhex(value[2:])
 
 
+def _slot(value: Any) -> int:
+    """A slot: some clients send a quantity, some 32 bytes."""
+    if type(value) is not str or not _DIGITS.fullmatch(value):
+        raise ValueError("unable to decode storage key: hex string invalid")
+    if len(value) > 2 + SLOT_DIGITS:
+        raise ValueError("unable to decode storage key: hex string too long, want at most 32 bytes")
+    return int(value, 16)
+
+
 def _data(value: Any) -> bytes:
     if type(value) is not str or len(value) > 2 + 2 * TRANSACTION_LIMIT_BYTES or not _HEX.fullmatch(value):
         raise ValueError(f"0x and at most {TRANSACTION_LIMIT_BYTES} bytes of hex expected")
@@ -104,6 +117,8 @@ def _block(value: Any) -> BlockParam:
             return _hash(block_hash)
         case {"blockNumber": number, **rest} if not rest:
             return _quantity(number, HEIGHT_MAX)
+        case str() if len(value) == HASH_CHARACTERS:
+            return _hash(value)
         case str():
             return _quantity(value, HEIGHT_MAX)
         case _:
@@ -151,8 +166,8 @@ def _logs(fields: dict[str, Any]) -> LogFilter:
     )
 
 
-def _topic_filter(value: Any) -> LogFilter:
-    return _logs(_object(value))
+def _topic_filter(value: Any) -> LogFilter | bool:
+    return value if type(value) is bool else _logs(_object(value))
 
 
 def _filter(value: Any) -> FilterParam:
@@ -166,7 +181,7 @@ def _filter(value: Any) -> FilterParam:
 
 def _height(fields: dict[str, Any], name: str) -> BlockParam:
     value = fields.get(name, "latest")
-    if type(value) is not str:
+    if type(value) is not str or len(value) == HASH_CHARACTERS:
         raise ValueError(f"{name}: a number in hex or a tag expected")
     return _block(value)
 
@@ -203,7 +218,7 @@ _BLOCK_TAG: Final[Schema] = {
 
 QUANTITY: Final = ParamType(_QUANTITY_IN, _quantity)
 ACCOUNT: Final = ParamType(_ADDRESS_IN, _address)
-BLOCK: Final = ParamType({"anyOf": [_BLOCK_TAG, {"type": "object"}]}, _block)
+BLOCK: Final = ParamType({"anyOf": [_BLOCK_TAG, _HASH_IN, {"type": "object"}]}, _block)
 CALL: Final = ParamType(
     {
         "type": "object",
@@ -231,6 +246,9 @@ FILTER: Final = ParamType(
     },
     _filter,
 )
-TOPIC_FILTER: Final = ParamType({"type": "object", "properties": _LOGS_IN}, _topic_filter)
+SLOT: Final = ParamType({"type": "string", "pattern": "^0x[0-9a-fA-F]{1,64}$"}, _slot)
+TOPIC_FILTER: Final = ParamType(
+    {"anyOf": [{"type": "object", "properties": _LOGS_IN}, {"type": "boolean"}]}, _topic_filter
+)
 COUNT: Final = ParamType({"anyOf": [_QUANTITY_IN, {"type": "integer", "minimum": 1}]}, _count)
 PERCENTILES: Final = ParamType(array({"type": "number"}, maximum=PERCENTILES_MAX), _percentiles)

@@ -1,6 +1,9 @@
 """Blocks, transactions and receipts in Ethereum's shapes, and the schemas that they obey (RPC.md 4).
 
-A block's roots are those of its own header; ``timestamp`` is in whole seconds, so blocks may share one.
+A block's roots are those of its own header; ``timestamp`` is in whole seconds, so blocks may share one; ``miner``
+is the operator of the seat that led it. ``gasLimit`` is what one transaction may ask for, and the limit of the
+whole block where more was used than that: a wallet takes a third of it when an estimate fails, and the sum has to
+be covered, though only what is used is paid.
 Transactions of the native form have its type byte, their own bytes as input, and as recipient the system
 contract that they are for.
 """
@@ -25,12 +28,14 @@ __all__ = [
     "LOGS_OUT",
     "QUANTITY_OUT",
     "block",
+    "gas_limit_of",
     "genesis_block",
     "header",
     "quantity",
     "receipt",
     "receipts",
     "transaction",
+    "transaction_gas_max",
 ]
 
 Json = Any
@@ -38,7 +43,9 @@ Json = Any
 NO_UNCLES: Final = "0x1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347"
 ZERO_HASH: Final = "0x" + "00" * 32
 NOBODY: Final = "0x" + "00" * 20
-"""Who leads a block stands in the committee of its epoch; fees are paid to the seat's address."""
+"""Whoever made the genesis."""
+GAS_SHOWN_MAX: Final = 30_000_000
+"""Most gas that a transaction of a wallet may ask for; the heaviest kind weighs a small part of it."""
 
 QUANTITY_OUT: Final[Schema] = {"type": "string", "pattern": "^0x(0|[1-9a-f][0-9a-f]*)$"}
 ETH_ADDRESS_OUT: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-f]{40}$"}
@@ -65,6 +72,37 @@ _HEADER: Final[dict[str, Schema]] = {
     "baseFeePerGas": QUANTITY_OUT,
 }
 
+_PLACE: Final = ("blockHash", "blockNumber", "blockTimestamp", "transactionIndex")
+_PLACED: Final[dict[str, Schema]] = dict(zip(_PLACE, (HASH_OUT, *3 * (QUANTITY_OUT,)), strict=True))
+_WAITING: Final[dict[str, Schema]] = dict.fromkeys(_PLACE, NULL)
+_SIGNED: Final[dict[str, Schema]] = {
+    "from": ETH_ADDRESS_OUT,
+    "hash": HASH_OUT,
+    "nonce": QUANTITY_OUT,
+    "value": QUANTITY_OUT,
+    "gas": QUANTITY_OUT,
+    "gasPrice": QUANTITY_OUT,
+    "input": BYTES_OUT,
+    "chainId": QUANTITY_OUT,
+    "v": QUANTITY_OUT,
+    "r": QUANTITY_OUT,
+    "s": QUANTITY_OUT,
+}
+_PARITY: Final[Schema] = {"type": "string", "enum": ["0x0", "0x1"]}
+_TYPED: Final[dict[str, Schema]] = {
+    "yParity": _PARITY,
+    "v": _PARITY,
+    "maxFeePerGas": QUANTITY_OUT,
+    "maxPriorityFeePerGas": QUANTITY_OUT,
+    "accessList": array({"type": "object"}, maximum=0),
+}
+_LEGACY: Final[dict[str, Schema]] = {"type": {"type": "string", "enum": ["0x0"]}, "to": ETH_ADDRESS_OUT}
+_DYNAMIC: Final[dict[str, Schema]] = _TYPED | {"type": {"type": "string", "enum": ["0x2"]}, "to": ETH_ADDRESS_OUT}
+_NATIVE: Final[dict[str, Schema]] = _TYPED | {
+    "type": {"type": "string", "enum": ["0x44"]},
+    "to": nullable(ETH_ADDRESS_OUT),
+}
+
 COMPONENTS: Final[dict[str, Schema]] = {
     "EthHeader": obj(_HEADER),
     "EthBlock": obj(
@@ -75,32 +113,14 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "transactions": {"anyOf": [array(HASH_OUT), array(ref("EthTransaction"))]},
         }
     ),
-    "EthTransaction": obj(
-        {
-            "blockHash": nullable(HASH_OUT),
-            "blockNumber": nullable(QUANTITY_OUT),
-            "blockTimestamp": nullable(QUANTITY_OUT),
-            "transactionIndex": nullable(QUANTITY_OUT),
-            "from": ETH_ADDRESS_OUT,
-            "to": nullable(ETH_ADDRESS_OUT),
-            "hash": HASH_OUT,
-            "nonce": QUANTITY_OUT,
-            "value": QUANTITY_OUT,
-            "gas": QUANTITY_OUT,
-            "gasPrice": QUANTITY_OUT,
-            "input": BYTES_OUT,
-            "type": QUANTITY_OUT,
-            "chainId": QUANTITY_OUT,
-            "v": QUANTITY_OUT,
-            "r": QUANTITY_OUT,
-            "s": QUANTITY_OUT,
-            "yParity": QUANTITY_OUT,
-            "maxFeePerGas": QUANTITY_OUT,
-            "maxPriorityFeePerGas": QUANTITY_OUT,
-            "accessList": array({"type": "object"}, maximum=0),
-        },
-        optional=("yParity", "maxFeePerGas", "maxPriorityFeePerGas", "accessList"),
-    ),
+    "EthTransaction": {
+        "anyOf": [
+            obj(place | _SIGNED | fields)
+            for place in (_PLACED, _WAITING)
+            for fields in (_LEGACY, _DYNAMIC, _NATIVE)
+        ],
+        "description": "Of the native form (type 0x44), `input` is the whole transaction.",
+    },
     "EthReceipt": obj(
         {
             "type": QUANTITY_OUT,
@@ -150,21 +170,28 @@ def gas_limit_of(what: Description) -> int:
     return dict(what.parameters)["chain.block_gas_limit"]
 
 
+def transaction_gas_max(what: Description) -> int:
+    """Return the most gas that a transaction of Ethereum's forms may ask for at this surface."""
+    return min(gas_limit_of(what), GAS_SHOWN_MAX)
+
+
 def header(loaded: LoadedBlock, what: Description) -> Json:
     """Return the header of a block."""
     item = loaded.block.header
+    gas_used = sum(outcome.gas_used for outcome in loaded.receipts)
+    gas_max = transaction_gas_max(what)
     return {
         "number": hex(item.height),
         "hash": hexed(loaded.hash),
         "parentHash": hexed(item.parent_hash),
         "sha3Uncles": NO_UNCLES,
-        "miner": NOBODY,
+        "miner": hexed(loaded.leader),
         "stateRoot": hexed(item.state_root),
         "transactionsRoot": hexed(item.tx_root),
         "receiptsRoot": hexed(item.receipt_root),
         "logsBloom": _bloom(block_bloom(loaded)),
-        "gasLimit": hex(gas_limit_of(what)),
-        "gasUsed": hex(sum(outcome.gas_used for outcome in loaded.receipts)),
+        "gasLimit": hex(gas_max if gas_used <= gas_max else gas_limit_of(what)),
+        "gasUsed": hex(gas_used),
         "timestamp": hex(item.time_ms // 1000),
         "extraData": "0x",
         "mixHash": ZERO_HASH,
@@ -197,7 +224,7 @@ def genesis_block(block_hash: bytes, what: Description) -> Json:
         "transactionsRoot": ZERO_HASH,
         "receiptsRoot": ZERO_HASH,
         "logsBloom": _bloom(0),
-        "gasLimit": hex(gas_limit_of(what)),
+        "gasLimit": hex(transaction_gas_max(what)),
         "gasUsed": "0x0",
         "timestamp": hex(what.genesis_time_ms // 1000),
         "extraData": "0x",

@@ -1,4 +1,7 @@
-"""``eth_subscribe``: new heads and logs over a WebSocket, in order and without gaps, as the native ones are."""
+"""``eth_subscribe``: new heads and logs over a WebSocket, in order and without gaps, as the native ones are.
+
+What comes into the mempool is told too, as far as a client keeps up with it.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,26 @@ class Logs:
         return logs_in(loaded, self.logs)
 
 
-async def _subscribe(session: Session, kind: str, wanted: LogFilter | None) -> Json:
+async def _subscribe(session: Session, kind: str, wanted: LogFilter | bool | None) -> Json:
     """Answer ``eth_subscribe``."""
-    if kind == "newHeads" and wanted is not None and wanted != EVERYTHING:
-        raise RpcError("invalid_params", "invalid params: filter: not with newHeads", param="filter")
-    select: Filter = NewHeads() if kind == "newHeads" else Logs(wanted or EVERYTHING)
+    select: Filter
+    if kind == "newPendingTransactions":
+        if wanted is True:
+            raise _refuse("whole transactions are not told, ask for them by their hashes")
+        if wanted not in (None, False):
+            raise _refuse(f"not with {kind}")
+        return (await session.start_of_pool(ENVELOPE)).identifier
+    if kind == "newHeads":
+        select = NewHeads()
+    else:
+        select = Logs(wanted if isinstance(wanted, LogFilter) else EVERYTHING)
+    if isinstance(wanted, bool) if kind == "logs" else wanted not in (None, False, EVERYTHING):
+        raise _refuse(f"not with {kind}")
     return session.start(select, None).identifier
+
+
+def _refuse(why: str) -> RpcError:
+    return RpcError("invalid_params", f"invalid params: filter: {why}", param="filter")
 
 
 async def _unsubscribe(session: Session, identifier: str) -> Json:
@@ -64,7 +81,7 @@ SESSION_METHODS: Final = (
         _subscribe,
         STRING,
         (
-            Param("kind", choice("newHeads", "logs"), "What to be told."),
+            Param("kind", choice("newHeads", "logs", "newPendingTransactions"), "What to be told."),
             Param("filter", TOPIC_FILTER, "logs: address and topics.", required=False),
         ),
         cost=10,

@@ -49,8 +49,10 @@ def decode_dynamic(raw: bytes) -> Transaction:
     _, at, end, is_list = spans[8]
     if not is_list or at != end:
         raise DecodeError("access lists are not supported")
-    if not chain_id or tip > fee:
-        raise DecodeError("a dynamic fee transaction without a chain, or with a tip above its fee cap")
+    if not chain_id:
+        raise DecodeError("a dynamic fee transaction without a chain")
+    if tip > fee:
+        raise DecodeError(f"max priority fee per gas higher than max fee per gas: {tip} and {fee}")
     signature = _signature(raw, spans[10], spans[11], _number(raw, spans[9], 1))
     body = raw[spans[0][0] : end]
     digest = keccak(b"\x02" + _list_header(len(body)) + body)

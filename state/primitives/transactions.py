@@ -87,7 +87,7 @@ def decode_transaction(raw: bytes) -> Transaction:
     form = raw[0] if raw[0] < LEGACY_FORM else LEGACY_FORM
     decoder = FORMS.get(form)
     if decoder is None:
-        raise DecodeError(f"transaction type not supported: {raw[0]:#04x}")
+        raise DecodeError(f"transaction type not supported: {raw[0]:#04x} is a transaction type not valid here")
     return decoder(raw)
 
 

@@ -100,6 +100,8 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert await call("eth_accounts") == []
         assert await call("eth_syncing") is False
         assert await call("eth_blockNumber") == "0x0"
+        rules = (await call("eth_config"))["current"]
+        assert rules["systemContracts"]["STAKING_ADDRESS"] == hexed(STAKING_ADDRESS)
         genesis = await call("eth_getBlockByNumber", "latest", True)
         assert (genesis["number"], genesis["hash"]) == ("0x0", hexed(node.runtime.genesis_hash))
         assert await call("eth_getBlockByHash", genesis["hash"], False) == genesis
@@ -125,6 +127,26 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         waiting = await call("eth_getTransactionByHash", hashes[0])
         assert {waiting[name] for name in ("blockHash", "blockNumber", "transactionIndex")} == {None}
         assert await call("eth_getTransactionReceipt", hashes[0]) is None
+        assert await call("txpool_status") == {"pending": "0x5", "queued": "0x0"}
+        pool = await call("txpool_content")
+        assert pool["pending"][who(ALICE)]["0"] == waiting
+        assert {sender: sorted(items) for sender, items in pool["pending"].items()} == {
+            who(ALICE): ["0", "1"], who(BOB): ["0", "1"], who(CAROL): ["0"]
+        }  # fmt: skip
+        assert pool["queued"] == {}
+        assert (await call("txpool_contentFrom", who(ALICE)))["pending"] == pool["pending"][who(ALICE)]
+        lines = await call("txpool_inspect")
+        assert lines["pending"][who(BOB)]["0"] == f"{who(DAVE)}: 3 wei + 21000 gas × {FEE} wei"
+        pending_filter = await call("eth_newPendingTransactionFilter")
+        assert await call("eth_getFilterChanges", pending_filter) == []
+        gapped = hexed(dynamic(CAROL, 5, DAVE.address, 1))
+        came = [await call("eth_sendRawTransaction", gapped)]
+        assert await call("eth_getFilterChanges", pending_filter) == came
+        assert await call("eth_getFilterChanges", pending_filter) == []
+        assert list((await call("txpool_content"))["queued"][who(CAROL)]) == ["5"]
+        assert list((await call("txpool_contentFrom", who(CAROL)))["queued"]) == ["5"]
+        assert await call("txpool_status") == {"pending": "0x5", "queued": "0x1"}
+        assert (await it.error("eth_getFilterLogs", pending_filter))["code"] == -32000
         logs_filter = await call("eth_newFilter", {"address": hexed(STAKING_ADDRESS)})
         block_filter = await call("eth_newBlockFilter")
         await mint(it, node)
@@ -138,10 +160,9 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert set(shown) == set(hashes)
         assert (await call("eth_getBlockByNumber", "0x1", False))["transactions"] == list(shown)
         assert [shown[hash_]["type"] for hash_ in hashes] == ["0x2", "0x0", "0x2", "0x44", "0x2"]
-        assert (block["parentHash"], block["gasLimit"]) == (
-            genesis["hash"],
-            hex(node.runtime.chain.block_gas_limit),
-        )
+        assert (block["parentHash"], block["gasLimit"]) == (genesis["hash"], hex(30_000_000))
+        seat = node.voting.leader(1)
+        assert block["miner"] == hexed(node.voting.seats[seat].address)
         assert await call("eth_getBlockTransactionCountByNumber", "0x1") == "0x5"
         assert await call("eth_getBlockTransactionCountByHash", block["hash"]) == "0x5"
         assert await call("eth_getUncleCountByBlockNumber", "0x1") == "0x0"

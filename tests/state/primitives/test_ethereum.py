@@ -114,7 +114,7 @@ def test_the_test_signs_as_it_should() -> None:
         (legacy(2**64 - 1, 1, 21_000, TO, 5, b""), "a number above"),
         (dynamic(7, 0, 1, 2, 21_000, TO, 5, b"", [[TO, []]]), "access lists"),
         (dynamic(7, 0, 1, 2, 21_000, TO, 5, b"", b""), "access lists"),
-        (dynamic(7, 0, 3, 2, 21_000, TO, 5, b"", []), "tip above"),
+        (dynamic(7, 0, 3, 2, 21_000, TO, 5, b"", []), "max priority fee per gas higher"),
         (dynamic(0, 0, 1, 2, 21_000, TO, 5, b"", []), "without a chain"),
         (dynamic(7, 0, 1, 2, 21_000, TO, 5, b""), "12 fields"),
         (dynamic(7, 0, 1, 2, 21_000, TO, 5, b"", [], *[b""] * 20), "too many"),

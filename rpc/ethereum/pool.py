@@ -1,0 +1,115 @@
+"""The mempool as Ethereum's tools ask for it (``txpool_*``): by sender and nonce; of a large one, a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rpc.blocks import waiting_transaction
+from rpc.ethereum import render
+from rpc.ethereum.params import ACCOUNT
+from rpc.ethereum.render import QUANTITY_OUT
+from rpc.render import hexed
+from rpc.schema import STRING, Param, Schema, obj, ref
+from rpc.table import Json, Method, Node
+from rpc.view import Waiting
+from state.primitives.transactions import Transaction
+
+__all__ = ["POOL_METHODS", "SHOWN_MAX"]
+
+SHOWN_MAX: Final = 500
+"""Transactions of one answer: so many that could be taken now, and so many that wait for an earlier nonce."""
+
+Shape = Callable[[Transaction, Node], Json]
+
+
+async def status(node: Node) -> Json:
+    """Answer ``txpool_status``."""
+    pool = await node.pool_status()
+    return {"pending": hex(pool.pending), "queued": hex(pool.queued)}
+
+
+async def content(node: Node) -> Json:
+    """Answer ``txpool_content``."""
+    return await _content(node, _whole)
+
+
+async def inspect(node: Node) -> Json:
+    """Answer ``txpool_inspect``."""
+    return await _content(node, _line)
+
+
+async def content_from(node: Node, who: bytes) -> Json:
+    """Answer ``txpool_contentFrom``."""
+    waiting = list(map(waiting_transaction, await node.pool_of(who)))
+    nonce = await node.pending_nonce(who)
+    return {
+        "pending": {str(item.nonce): _whole(item, node) for item in waiting if item.nonce < nonce},
+        "queued": {str(item.nonce): _whole(item, node) for item in waiting if item.nonce >= nonce},
+    }
+
+
+async def _content(node: Node, shape: Shape) -> Json:
+    return {
+        "pending": _by_sender(node, await node.pool_transactions(0, SHOWN_MAX), shape),
+        "queued": _by_sender(node, await node.pool_queued(SHOWN_MAX), shape),
+    }
+
+
+def _by_sender(node: Node, waiting: Iterable[Waiting], shape: Shape) -> Json:
+    found: dict[str, dict[str, Json]] = {}
+    for item in map(waiting_transaction, waiting):
+        found.setdefault(hexed(item.sender), {})[str(item.nonce)] = shape(item, node)
+    return found
+
+
+def _whole(item: Transaction, node: Node) -> Json:
+    return render.transaction(item, node.description, None)
+
+
+def _line(item: Transaction, node: Node) -> Json:
+    shown = render.transaction(item, node.description, None)
+    to, value = shown["to"] or "nobody", int(shown["value"], 16)
+    return f"{to}: {value} wei + {item.gas_limit} gas × {item.max_fee_per_gas} wei"
+
+
+def _by_nonce(item: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": item}
+
+
+_BOTH: Final = ("pending", "queued")
+_TRANSACTIONS: Final = _by_nonce(ref("EthTransaction"))
+
+
+def _method(
+    name: str, summary: str, handle: Callable[..., Json], result: Schema, *params: Param, cost: int
+) -> Method:
+    return Method(name, summary, handle, result, params, cost, has_min_height=False, group="ethereum")
+
+
+POOL_METHODS: Final = (
+    _method("txpool_status", "The mempool in numbers", status, obj(dict.fromkeys(_BOTH, QUANTITY_OUT)), cost=1),
+    _method(
+        "txpool_content",
+        f"The mempool by sender and nonce: the {SHOWN_MAX} best, and {SHOWN_MAX} that wait for an earlier nonce",
+        content,
+        obj(dict.fromkeys(_BOTH, _by_nonce(_TRANSACTIONS))),
+        cost=50,
+    ),
+    _method(
+        "txpool_contentFrom",
+        "What waits from one sender",
+        content_from,
+        obj(dict.fromkeys(_BOTH, _TRANSACTIONS)),
+        Param("address", ACCOUNT, "The sender."),
+        cost=10,
+    ),
+    _method(
+        "txpool_inspect",
+        "As txpool_content, a line for each",
+        inspect,
+        obj(dict.fromkeys(_BOTH, _by_nonce(_by_nonce(STRING)))),
+        cost=50,
+    ),
+)
+"""The methods of the namespace ``txpool``."""
