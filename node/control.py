@@ -1,54 +1,32 @@
 """The control socket of a running node: what its owner asks on the same machine, and no gateway may.
 
-Requests and answers are one line of JSON each. Files are named by path, since both ends are the same user of the
-same machine: the node reads what it is given and writes what it fetches.
+The other end is ``rpc.client.control``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from rpc.client.control import LINE_LIMIT_BYTES, ControlRefused, ControlUnavailable, ask_node, short_path
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["ControlServer", "ControlUnavailable", "Verb", "ask_node"]
+__all__ = ["ControlRefused", "ControlServer", "ControlUnavailable", "Verb", "ask_node", "short_path"]
 
-LINE_LIMIT_BYTES: Final = 1024 * 1024
 CONNECTIONS_MAX: Final = 16
 REQUEST_TIMEOUT_S: Final = 10.0
 
 Verb = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
-class ControlUnavailable(DekubeError):
-    """No node answers at its control socket."""
-
-    code = "node_unavailable"
-
-
-class ControlRefused(DekubeError):
-    """The node refused a request; ``code`` is the error's own."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code  # type: ignore[misc]  # that of the error on the other side
-
-
 class BadRequest(ProtocolError):
     """A request that is not one of the control socket's."""
 
     code = "bad_request"
-
-
-def short_path(path: Path) -> str:
-    """Return the shorter spelling of ``path``: a Unix socket's path is limited to 107 bytes."""
-    return min(str(path), os.path.relpath(path), key=len)
 
 
 class ControlServer:
@@ -106,34 +84,3 @@ async def _read_line(stream: trio.SocketStream) -> bytes:
         if not part or len(data) > LINE_LIMIT_BYTES:
             raise ValueError("no request")
     return data
-
-
-def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:
-    """Ask the node whose control socket is ``control``; return its answer.
-
-    Raises ControlUnavailable when no node answers, ControlRefused with the node's own code.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
-        try:
-            connection.connect(short_path(control))
-            connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
-            line = connection.makefile("rb").readline(LINE_LIMIT_BYTES)
-        except OSError as error:
-            raise ControlUnavailable(f"no node answers at {control} ({error})") from None
-    return read_answer(line, control)
-
-
-def read_answer(line: bytes, control: Path) -> Any:
-    """Return the result in a line of the node. Raises ControlRefused, or ControlUnavailable for what is none."""
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ControlUnavailable(f"no node answers at {control} ({error})") from None
-    match answer:
-        case {"error": {"code": str(code), "message": str(message)}}:
-            raise ControlRefused(code, message)
-        case {"result": result}:
-            return result
-        case _:
-            raise ControlUnavailable(f"what answers at {control} is no node")

@@ -39,7 +39,7 @@ from consensus.light import (
 from consensus.votes import Certificate
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate, encode_certificate
 from node.home import write_whole
-from rpc.client import Client, GatewayUnreachable
+from rpc.client import Client, ClientOptions, GatewayUnreachable
 from rpc.errors import RpcError
 from state.primitives.blocks import HEADER_LIMIT_BYTES, Header, decode_header, header_hash
 from state.primitives.committee import SEATS_MAX, Committee
@@ -111,14 +111,14 @@ class _Silent(DekubeError):
 class Source(Protocol):
     """Whoever answers JSON-RPC calls; its answers are not believed."""
 
-    def call(self, method: str, *params: Any) -> Json:
+    def call(self, method: str, /, *params: Any) -> Json:
         """Return the result. Raises GatewayUnreachable or RpcError."""
         ...
 
 
 def gateway_source(url: str) -> Source:
     """Return the gateway at ``url``. Raises ConfigError."""
-    return Client(url, timeout_s=REQUEST_TIMEOUT_S)
+    return Client(url, options=ClientOptions(REQUEST_TIMEOUT_S, rounds=1))
 
 
 @dataclass(slots=True)

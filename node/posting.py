@@ -1,45 +1,21 @@
-"""A requester's side of a task: make the job, post it, follow its life, read its proofs and its bill.
-
-Speaks JSON-RPC to any gateway, and to the control socket of one node for what is no chain data: blobs.
-"""
+"""Posting a task from this machine: the job with its data set in the node's blob store, and its life in words."""
 
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from node.control import ControlUnavailable, ask_node
 from node.home import Home
-from rpc.client import Client
-from state.primitives.errors import DekubeError
+from rpc.client import Client, TaskUpdate
+from rpc.client.control import ControlUnavailable
+from state.primitives.address import format_address
 from tasks import spec as specs
 from tasks.datasets import make_dataset
 from tasks.recipes import digits_spec
-from tasks.transitions import task_id_of
 
-__all__ = [
-    "ENDED",
-    "TaskEnded",
-    "bill_of",
-    "follow",
-    "make_digits_job",
-    "pages",
-    "task_id_after",
-    "task_transactions",
-]
-
-ENDED: Final = ("settled", "failed", "cancelled", "expired")
-POLL_S: Final = 0.5
-PAGE: Final = 100
-BLOB_CHARACTERS: Final = 64
-
-
-class TaskEnded(DekubeError):
-    """A task that ended otherwise than settled."""
-
-    code = "task_not_settled"
+__all__ = ["Job", "follow", "make_digits_job", "say_update", "task_transactions"]
 
 
 class Job(NamedTuple):
@@ -50,7 +26,7 @@ class Job(NamedTuple):
 
 
 def make_digits_job(
-    home: Home, *, seed: bytes, max_price_per_gpu_s: int, gpu_ms_per_step_max: int, **sizes: Any
+    client: Client, home: Home, *, seed: bytes, max_price_per_gpu_s: int, gpu_ms_per_step_max: int, **sizes: Any
 ) -> Job:
     """Put the digits data set into the node's blob store and return the job that trains a classifier on it.
 
@@ -63,53 +39,33 @@ def make_digits_job(
     with tempfile.NamedTemporaryFile(dir=home.root / "run", suffix=".dataset") as file:
         file.write(dataset.encode())
         file.flush()
-        blob = bytes.fromhex(ask_node(home.control, "add_blob", path=file.name)["blob"])
+        blob = client.upload(Path(file.name), control=home.control)
     price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
     return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
 
 
-def task_id_after(sender: bytes, receipt: dict[str, Any], client: Client) -> str:
-    """Return the id of the task that the transaction of ``receipt`` created."""
-    transaction = client.call("dekube_getTransaction", receipt["transaction_hash"])["transaction"]
-    return "0x" + task_id_of(sender, transaction["nonce"]).hex()
-
-
-def pages(client: Client, method: str, *arguments: Any) -> Iterator[dict[str, Any]]:
-    """Return all items of a paged method; pages are bound to one height each."""
-    cursor = None
-    while True:
-        page = client.call(method, *arguments, cursor, PAGE)
-        yield from page["items"]
-        cursor = page["next"]
-        if cursor is None:
-            return
-
-
-def follow(client: Client, task: str, say: Callable[[str], None], *, timeout_s: float = 3600.0) -> str:
+def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s: float = 3600.0) -> str:
     """Say each change of a task and of its windows as it becomes final; return the phase in which it ended.
 
     Raises TaskEnded when it has not within ``timeout_s``.
     """
-    seen, windows = 0, dict[int, str]()
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        for change in list(pages(client, "dekube_getTaskHistory", task))[seen:]:
-            seen += 1
-            acts = change["actor"] is not None and int(change["actor"], 16)
-            actor = f" by {change['actor']}" if acts else ""
-            say(f"  height {change['height']:>5}  {change['after'].upper():<10} {change['reason']}{actor}")
-        for window in pages(client, "dekube_getTaskWindows", task):
-            if windows.get(window["number"]) != window["phase"]:
-                windows[window["number"]] = window["phase"]
-                say(f"                  window {window['number']} {window['phase']}{_detail(window)}")
-        record = client.call("dekube_getTask", task)["task"]
-        if record is not None and record["phase"] in ENDED and record["history"] <= seen:
-            return str(record["phase"])
-        time.sleep(POLL_S)
-    raise TaskEnded(f"task {task} has not ended in {timeout_s:.0f} s")
+    phase = ""
+    for update in client.follow(task, timeout_s=timeout_s):
+        say_update(update, say)
+        phase = update.task.phase
+    return phase
 
 
-def _detail(window: dict[str, Any]) -> str:
+def say_update(update: TaskUpdate, say: Callable[[str], None]) -> None:
+    """Say what is new of a task, a line each."""
+    for change in update.changes:
+        actor = f" by {format_address(change.actor)}" if change.actor and any(change.actor) else ""
+        say(f"  height {change.height:>5}  {change.after.upper():<10} {change.reason}{actor}")
+    for window in update.windows:
+        say(f"                  window {window.number} {window.phase}{_detail(window.document)}")
+
+
+def _detail(window: Any) -> str:
     match window["phase"]:
         case "proved":
             proof = window["proof"]
@@ -122,21 +78,16 @@ def _detail(window: dict[str, Any]) -> str:
             return ""
 
 
-def task_transactions(client: Client, task: str) -> list[dict[str, Any]]:
+def task_transactions(client: Client, task: bytes) -> list[dict[str, Any]]:
     """Return every transaction that names the task, in the order of the chain."""
-    record = client.call("dekube_getTask", task)["task"]
-    head = client.call("dekube_head")["at"]["height"]
+    record = client.task(task)
+    if record is None:
+        return []
     found: list[dict[str, Any]] = []
-    for height in range(record["created_height"], min(record["changed_height"], head) + 1):
-        block = client.call("dekube_getBlock", height, True)["block"]
+    for height in range(record.created_height, min(record.changed_height, client.head().at.height) + 1):
+        block = client.call("dekube_getBlock", block=height, transactions=True)["block"]
         for transaction in block["transactions"]:
-            creates = height == record["created_height"] and transaction["from"] == record["requester"]
-            if task[2:] in transaction["raw"] or (creates and transaction["kind_name"] == "create_task"):
+            creates = height == record.created_height and transaction["from"] == format_address(record.requester)
+            if task.hex() in transaction["raw"] or (creates and transaction["kind_name"] == "create_task"):
                 found.append({**transaction, "height": height})
     return found
-
-
-def bill_of(client: Client, task: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the lines of a task's bill and its totals."""
-    totals = client.call("dekube_getBill", task)["totals"]
-    return list(pages(client, "dekube_getBill", task)), {name: int(amount) for name, amount in totals.items()}

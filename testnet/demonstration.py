@@ -9,14 +9,13 @@ from typing import Final
 import trio
 
 from node.cli.output import show_amount, show_rows
-from node.cli.session import send
 from node.home import Home
-from node.posting import TaskEnded, bill_of, follow, make_digits_job, pages, task_id_after, task_transactions
-from rpc.client import Client, ClientError, GatewayUnreachable
+from node.posting import follow, make_digits_job, task_transactions
+from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded
+from rpc.client.core import hexed
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from tasks.spec import encode_spec
-from tasks.transitions import CREATE_TASK
 
 __all__ = ["run_demonstration"]
 
@@ -40,20 +39,24 @@ def _demonstrate(home: Home, requester: SecretKey, say: Callable[[str], None]) -
     listen = home.load_options().rpc.listen.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
     with Client(f"http://{listen}") as client:
         _wait_machines(client, say)
-        seed = digest(b"demonstration", requester.address + client.call("dekube_head")["at"]["height"].to_bytes(8))
+        seed = digest(b"demonstration", requester.address + client.head().at.height.to_bytes(8))
         job = make_digits_job(
-            home, seed=seed, max_price_per_gpu_s=MAX_PRICE_PER_GPU_S, gpu_ms_per_step_max=GPU_MS_PER_STEP_MAX
+            client,
+            home,
+            seed=seed,
+            max_price_per_gpu_s=MAX_PRICE_PER_GPU_S,
+            gpu_ms_per_step_max=GPU_MS_PER_STEP_MAX,
         )
         schedule = job.spec.schedule
         say(
             f"\nPosting a task: train a classifier of handwritten digits, {schedule.total_steps} exact steps in "
             f"{job.spec.windows} windows; data set blob 0x{job.dataset_blob.hex()}"
         )
-        receipt = send(client, requester, CREATE_TASK, [encode_spec(job.spec)])
-        task = task_id_after(requester.address, receipt, client)
+        made = client.create_task(requester, encode_spec(job.spec)).id
+        task = hexed(made)
         say(f"Task {task}")
-        phase = follow(client, task, say, timeout_s=TASK_TIMEOUT_S)
-        _show(client, task, say)
+        phase = follow(client, made, say, timeout_s=TASK_TIMEOUT_S)
+        _show(client, made, say)
         if phase != "settled":
             raise TaskEnded(f"the task ended {phase}")
         say(f"Task {task} is SETTLED.")
@@ -65,7 +68,7 @@ def _wait_machines(client: Client, say: Callable[[str], None]) -> None:
     say("\nWaiting until the machines have registered ...")
     while True:
         try:
-            nodes = list(pages(client, "dekube_getNodes"))
+            nodes = list(client.items("dekube_getNodes"))
         except (GatewayUnreachable, ClientError):  # still starting
             nodes = []
         compute = [node for node in nodes if "compute" in node["roles"]]
@@ -91,7 +94,7 @@ def _wait_machines(client: Client, say: Callable[[str], None]) -> None:
     show_rows(rows, ("machine", "roles", "GPU", "speed", "price", "bond"), as_json=False, title="Machines")
 
 
-def _show(client: Client, task: str, say: Callable[[str], None]) -> None:
+def _show(client: Client, task: bytes, say: Callable[[str], None]) -> None:
     rows = [
         {"height": t["height"], "kind": t["kind_name"], "from": t["from"], "transaction": t["hash"]}
         for t in task_transactions(client, task)
@@ -106,7 +109,7 @@ def _show(client: Client, task: str, say: Callable[[str], None]) -> None:
             "by": len(window["verifiers"]),
             "phase": window["phase"],
         }
-        for window in pages(client, "dekube_getTaskWindows", task)
+        for window in client.items("dekube_getTaskWindows", task=hexed(task))
     ]
     show_rows(
         proofs,
@@ -114,20 +117,21 @@ def _show(client: Client, task: str, say: Callable[[str], None]) -> None:
         as_json=False,
         title="\nProofs of work",
     )
-    lines, totals = bill_of(client, task)
+    found = client.bill(task)
     bill = [
         {
-            "height": line["height"],
-            "movement": line["movement"],
-            "purpose": line["purpose"],
-            "window": line["window"],
-            "party": line["party"],
-            "amount": show_amount(int(line["amount"])),
+            "height": line.height,
+            "movement": line.movement,
+            "purpose": line.purpose,
+            "window": line.window,
+            "party": line.document["party"],
+            "amount": show_amount(line.amount),
         }
-        for line in lines
+        for line in found.lines
     ]
     show_rows(bill, ("height", "movement", "purpose", "window", "party", "amount"), as_json=False, title="\nBill")
-    parts = {name: totals[name] for name in ("locked", "paid", "refunded", "burned")}
+    totals = found.totals
+    parts = {name: getattr(totals, name) for name in ("locked", "paid", "refunded", "burned")}
     total = " + ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
-    exact = "exact" if sum(parts.values()) == totals["deposited"] else "DOES NOT ADD UP"
-    say(f"Sums: deposited {show_amount(totals['deposited'])} = {total} ({exact})\n")
+    exact = "exact" if totals.is_exact else "DOES NOT ADD UP"
+    say(f"Sums: deposited {show_amount(totals.deposited)} = {total} ({exact})\n")

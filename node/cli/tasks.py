@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -12,17 +11,18 @@ import click
 
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, TransactionRefused, send, session_options
+from node.cli.session import Session, session_options
 from node.cli.transactions import AMOUNT
-from node.control import ask_node
-from node.posting import ENDED, TaskEnded, bill_of, follow, make_digits_job, pages, task_id_after
-from rpc.client import Client
-from state.primitives.address import parse_address
+from node.posting import follow, make_digits_job
+from rpc.client import Client, NoResult, TaskEnded, TransactionRefused
+from rpc.client.core import hexed
+from rpc.client.shapes import EscrowTotals, Receipt, Task
+from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.keys import SecretKey
 from tasks.lifecycle import Phase
-from tasks.spec import JobSpec, decode_spec, encode_spec
-from tasks.transitions import CANCEL_TASK, CREATE_TASK, RESUME_TASK, TOP_UP_TASK
+from tasks.spec import decode_spec, encode_spec
 
 __all__ = ["task"]
 
@@ -34,30 +34,19 @@ SEGMENT_STEPS: Final = 25
 STEPS_DEFAULT: Final = 600
 WINDOWS_DEFAULT: Final = 3
 WATCH_TIMEOUT_S: Final = 24 * 3600.0
-FETCH_TIMEOUT_S: Final = 600.0
 PAGE_MAX: Final = 100
 
 
-class NoResult(DekubeError):
-    """The task has no final window yet, or nobody has its result any more."""
-
-    code = "no_result"
-
-
-class ResultMismatch(DekubeError):
-    """What was fetched is not what the proofs on chain say the job produced."""
-
-    code = "result_mismatch"
-
-
-class _TaskId(click.ParamType[str]):
+class _TaskId(click.ParamType[bytes]):
     name = "task"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
         digits = str(value).strip().removeprefix("0x").lower()
         if len(digits) != 2 * HASH_BYTES or any(digit not in "0123456789abcdef" for digit in digits):
             self.fail(f"{value!r} is not a task's id: 0x and 64 hex digits", param, ctx)
-        return "0x" + digits
+        return bytes.fromhex(digits)
 
 
 class _Address(click.ParamType[str]):
@@ -139,7 +128,7 @@ def _recipe_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
-def _job(session: Session, recipe: _Recipe) -> bytes:
+def _job(client: Client, session: Session, recipe: _Recipe) -> bytes:
     """Return the canonical bytes of the job; a built-in data set goes to the node's blob store."""
     if recipe.spec_file is not None:
         return read_spec(recipe.spec_file)
@@ -154,6 +143,7 @@ def _job(session: Session, recipe: _Recipe) -> bytes:
         raise click.BadParameter(f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10") from None
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     job = make_digits_job(
+        client,
         session.home,
         seed=seed,
         max_price_per_gpu_s=recipe.max_price,
@@ -172,11 +162,6 @@ def _job(session: Session, recipe: _Recipe) -> bytes:
     return raw
 
 
-def _quote(client: Client, raw: bytes) -> dict[str, int]:
-    answer = client.call("dekube_quoteTask", "0x" + raw.hex())
-    return {name: int(answer[name]) for name in ("price", "verification", "fee", "total")}
-
-
 @task.command()
 @session_options
 @_recipe_options
@@ -192,23 +177,24 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
       dekube task quote --steps 1200 --windows 6 --max-price 0.0001
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
-    raw = _job(session, recipe)
     with session.client() as client:
-        amounts = _quote(client, raw)
+        raw = _job(client, session, recipe)
+        amounts = client.quote_task(raw)
     spec = spec_to_json(decode_spec(raw))
     if save is not None:
         import json
 
         write_file(save, (json.dumps(spec, indent=2) + "\n").encode())
     if as_json:
-        show({**{name: str(amount) for name, amount in amounts.items()}, "spec": spec})
+        parts = ("price", "verification", "fee", "total")
+        show({**{name: amounts.document[name] for name in parts}, "spec": spec})
         return
     show_fields(
         {
-            "work, at the price limit": show_amount(amounts["price"]),
-            "verification": show_amount(amounts["verification"]),
-            "protocol fee": show_amount(amounts["fee"]),
-            "locked in all": show_amount(amounts["total"]),
+            "work, at the price limit": show_amount(amounts.price),
+            "verification": show_amount(amounts.verification),
+            "protocol fee": show_amount(amounts.fee),
+            "locked in all": show_amount(amounts.total),
         },
         as_json=False,
         title="Quote",
@@ -234,49 +220,47 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
       dekube task create --steps 1200 --windows 6 --max-price 0.0001 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
     """
-    raw = _job(session, recipe)
     key = session.key()
     with session.client() as client:
-        total = _quote(client, raw)["total"]
-        _say(f"Locking {show_amount(total)} and waiting until the task is final ...")
-        receipt = send(client, key, CREATE_TASK, [raw])
-        made = task_id_after(key.address, receipt, client)
+        raw = _job(client, session, recipe)
+        _say(f"Locking {show_amount(client.quote_task(raw).total)} and waiting until the task is final ...")
+        made = client.create_task(key, raw)
         answer = {
-            "task": made,
-            "transaction": receipt["transaction_hash"],
-            "height": receipt["block"]["height"],
-            "locked": str(total),
+            "task": hexed(made.id),
+            "transaction": made.receipt.transaction_hash,
+            "height": made.receipt.block.height,
+            "locked": str(made.locked),
         }
         if not watches:
             if not as_json:
-                answer["locked"] = show_amount(total)
+                answer["locked"] = show_amount(made.locked)
             show_fields(answer, as_json=as_json)
             if not as_json:
-                click.echo(f"\nFollow it: dekube task watch {made}")
+                click.echo(f"\nFollow it: dekube task watch {hexed(made.id)}")
             return
         if not as_json:
-            click.echo(f"Task {made}")
-        answer["phase"] = _watch(client, made, as_json, WATCH_TIMEOUT_S)
+            click.echo(f"Task {hexed(made.id)}")
+        answer["phase"] = _watch(client, made.id, as_json, WATCH_TIMEOUT_S)
     if as_json:
         show(answer)
-    _expect_settled(made, answer["phase"])
+    _expect_settled(made.id, str(answer["phase"]))
 
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _watch(client: Client, task_id: str, as_json: bool, timeout_s: float) -> str:
+def _watch(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
     phase = follow(client, task_id, _say if as_json else click.echo, timeout_s=timeout_s)
     if not as_json:
-        _show_sums(client, task_id)
+        _show_sums(client.bill(task_id).totals)
         click.echo(f"The task has ended: {phase}.")
     return phase
 
 
-def _expect_settled(task_id: str, phase: str) -> None:
+def _expect_settled(task_id: bytes, phase: str) -> None:
     if phase != "settled":
-        raise TaskEnded(f"task {task_id} ended {phase}")
+        raise TaskEnded(f"task {hexed(task_id)} ended {phase}")
 
 
 # Looking at tasks
@@ -314,9 +298,11 @@ def list_(
     following = cursor
     with session.client() as client:
         if shows_all:
-            items = list(pages(client, "dekube_getTasks", phase, requester, worker))
+            items = list(client.items("dekube_getTasks", phase=phase, requester=requester, worker=worker))
         else:
-            page = client.call("dekube_getTasks", phase, requester, worker, cursor, limit)
+            page = client.call(
+                "dekube_getTasks", phase=phase, requester=requester, worker=worker, cursor=cursor, limit=limit
+            )
             items, following = page["items"], page["next"]
     if as_json:
         show({"items": items, "next": following})
@@ -337,24 +323,23 @@ def list_(
         click.echo(f"More: --cursor {following}")
 
 
-def _record(client: Client, task_id: str) -> dict[str, Any]:
-    record = client.call("dekube_getTask", task_id)["task"]
+def _record(client: Client, task_id: bytes) -> Task:
+    record = client.task(task_id)
     if record is None:
-        raise ConfigError(f"no task has the id {task_id}")
-    found: dict[str, Any] = record
-    return found
+        raise ConfigError(f"no task has the id {hexed(task_id)}")
+    return record
 
 
 @task.command(name="show")
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
-def show_(session: Session, task_id: str, as_json: bool) -> None:
+def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     """Show a task: its job, its phase, every change, its windows and what their verifiers found."""
     with session.client() as client:
-        record = _record(client, task_id)
-        changes = list(pages(client, "dekube_getTaskHistory", task_id))
-        windows = list(pages(client, "dekube_getTaskWindows", task_id))
+        record = _record(client, task_id).document
+        changes = list(client.items("dekube_getTaskHistory", task=hexed(task_id)))
+        windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
     if as_json:
         show({"task": record, "history": changes, "windows": windows})
         return
@@ -378,7 +363,7 @@ def show_(session: Session, task_id: str, as_json: bool) -> None:
             "state root": record["final_root"] or record["state_root"],
         },
         as_json=False,
-        title=f"Task {task_id}",
+        title=f"Task {hexed(task_id)}",
     )
     rows = [
         {"height": change["height"], "phase": change["after"], "why": change["reason"], "by": _actor(change)}
@@ -436,11 +421,11 @@ def _verdict(seat: dict[str, Any]) -> str:
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
-def proof(session: Session, task_id: str, as_json: bool) -> None:
+def proof(session: Session, task_id: bytes, as_json: bool) -> None:
     """Show the proofs of work of a task: one for each window, with what was drawn, re-run and opened."""
     with session.client() as client:
         _record(client, task_id)
-        windows = list(pages(client, "dekube_getTaskWindows", task_id))
+        windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
     if as_json:
         show(windows)
         return
@@ -472,7 +457,7 @@ def proof(session: Session, task_id: str, as_json: bool) -> None:
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--timeout", "timeout_s", default=WATCH_TIMEOUT_S, show_default=True, help="Seconds to wait.")
 @json_option
-def watch(session: Session, task_id: str, timeout_s: float, as_json: bool) -> None:
+def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> None:
     """Follow a task until it ends; exit status 1 unless it settles.
 
     With --json the progress goes to standard error and the outcome to standard output.
@@ -480,7 +465,7 @@ def watch(session: Session, task_id: str, timeout_s: float, as_json: bool) -> No
     with session.client() as client:
         phase = _watch(client, task_id, as_json, timeout_s)
     if as_json:
-        show({"task": task_id, "phase": phase})
+        show({"task": hexed(task_id), "phase": phase})
     _expect_settled(task_id, phase)
 
 
@@ -491,35 +476,26 @@ def watch(session: Session, task_id: str, timeout_s: float, as_json: bool) -> No
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
-def bill(session: Session, task_id: str, as_json: bool) -> None:
+def bill(session: Session, task_id: bytes, as_json: bool) -> None:
     """Show the bill line by line, and its sums: locked + paid + refunded + burned = deposited, exactly."""
     with session.client() as client:
-        lines, totals = bill_of(client, task_id)
-        if as_json:
-            show({
-                "lines": lines,
-                "totals": {name: str(amount) for name, amount in totals.items()},
-                "exact": _is_exact(totals),
-            })  # fmt: skip
-            return
-        rows = [{**line, "amount": show_amount(int(line["amount"]))} for line in lines]
-        columns = ("height", "movement", "purpose", "window", "party", "amount")
-        show_rows(rows, columns, as_json=False, title=f"Bill of task {task_id}")
-        _show_sums(client, task_id)
+        found = client.bill(task_id)
+    if as_json:
+        totals = found.totals.document
+        lines = [line.document for line in found.lines]
+        show({"lines": lines, "totals": totals, "exact": found.totals.is_exact})
+        return
+    rows = [{**line.document, "amount": show_amount(line.amount)} for line in found.lines]
+    columns = ("height", "movement", "purpose", "window", "party", "amount")
+    show_rows(rows, columns, as_json=False, title=f"Bill of task {hexed(task_id)}")
+    _show_sums(found.totals)
 
 
-_PARTS: Final = ("locked", "paid", "refunded", "burned")
-
-
-def _is_exact(totals: dict[str, int]) -> bool:
-    return sum(totals[name] for name in _PARTS) == totals["deposited"]
-
-
-def _show_sums(client: Client, task_id: str) -> None:
-    _, totals = bill_of(client, task_id)
-    parts = " + ".join(f"{name} {show_amount(totals[name])}" for name in _PARTS)
-    exact = "exact" if _is_exact(totals) else "DOES NOT ADD UP"
-    click.echo(f"Sums: deposited {show_amount(totals['deposited'])} = {parts} ({exact})")
+def _show_sums(totals: EscrowTotals) -> None:
+    parts = {"locked": totals.locked, "paid": totals.paid, "refunded": totals.refunded, "burned": totals.burned}
+    told = " + ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
+    exact = "exact" if totals.is_exact else "DOES NOT ADD UP"
+    click.echo(f"Sums: deposited {show_amount(totals.deposited)} = {told} ({exact})")
 
 
 # The result
@@ -532,7 +508,7 @@ def _show_sums(client: Client, task_id: str) -> None:
               help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip
 @click.option("--window", type=click.IntRange(0), help="The state after this window; default: the last final one.")
 @json_option
-def result(session: Session, task_id: str, out: Path | None, window: int | None, as_json: bool) -> None:
+def result(session: Session, task_id: bytes, out: Path | None, window: int | None, as_json: bool) -> None:
     """Fetch the trained state, check it against the proof on chain, and test it on data it has not seen.
 
     The node in --home fetches it from the worker, through relays where it must.
@@ -543,85 +519,33 @@ def result(session: Session, task_id: str, out: Path | None, window: int | None,
     """
     if out is not None and out.suffix not in FORMATS:
         raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
+    _say("Fetching the state from its worker ...")
     with session.client() as client:
-        raw = bytes.fromhex(_record(client, task_id)["spec"]["raw"][2:])
-        found = _final_window(list(pages(client, "dekube_getTaskWindows", task_id)), window)
-        machines = [node["address"] for node in pages(client, "dekube_getNodes")]
-    spec = decode_spec(raw)
-    sources = [found["worker"], *(node for node in machines if node != found["worker"])]
-    _say(f"Fetching the state after window {found['number']} from {found['worker']} ...")
-    answer = {"task": task_id, "window": found["number"], "step": found["proof"]["step_to"]}
-    answer |= _check_result(session, spec, found, sources, out)
+        _record(client, task_id)
+        found = client.result(task_id, control=session.home.control, window=window)
+    plan = found.spec.plan()
+    if out is not None:
+        write_file(out, encode_state(found.state, plan, out.suffix))
+    answer: dict[str, Any] = {
+        "task": hexed(task_id),
+        "window": found.window.number,
+        "step": found.window.proof.step_to,
+        "state_root": found.window.proof.state_root_out,
+        "proved": True,
+        "bytes": len(found.data),
+        "accuracy": None,
+    }
+    try:
+        right, samples = found.test()
+        answer |= {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
+    except NoResult as error:
+        _say(f"The state is not tested: {error}")
     if out is not None:
         answer["file"] = str(out)
     if not as_json and answer["accuracy"] is not None:
         answer["accuracy"] = f"{answer['accuracy']:.2%} ({answer['right']} of {answer['samples']} unseen samples)"
         del answer["right"], answer["samples"]
     show_fields(answer, as_json=as_json, title="Result")
-
-
-def _final_window(windows: list[dict[str, Any]], number: int | None) -> dict[str, Any]:
-    final = [window for window in windows if window["phase"] == "final"]
-    if number is not None:
-        final = [window for window in final if window["number"] == number]
-    if not final:
-        which = "no window" if number is None else f"window {number}"
-        raise NoResult(f"{which} of this task is final{' yet' if number is None else ''}")
-    return final[-1]
-
-
-def _check_result(
-    session: Session, spec: JobSpec, window: dict[str, Any], sources: list[str], out: Path | None
-) -> dict[str, Any]:
-    from tasks.engine.state import TrainingState
-
-    plan = spec.plan()
-    proof = window["proof"]
-    data = _fetch(session, proof["output_blob"], sources)
-    state = TrainingState.decode(data, plan)
-    if (root := "0x" + state.root(plan).hex()) != proof["state_root_out"]:
-        raise ResultMismatch(f"the state's root is {root}, the proof says {proof['state_root_out']}")
-    if out is not None:
-        write_file(out, encode_state(state, plan, out.suffix))
-    found: dict[str, Any] = {"state_root": root, "proved": True, "bytes": len(data), "accuracy": None}
-    try:
-        found |= _evaluate(spec, _fetch(session, "0x" + spec.dataset.blob.hex(), sources), data)
-    except NoResult as error:
-        _say(f"The data set could not be had, so the state is not tested: {error}")
-    return found
-
-
-def _evaluate(spec: JobSpec, dataset_bytes: bytes, state_bytes: bytes) -> dict[str, Any]:
-    from tasks.datasets import Dataset
-    from tasks.engine.arrays import NumpyArrays
-    from tasks.engine.state import TrainingState
-    from tasks.engine.training import Trainer
-
-    plan = spec.plan()
-    dataset = Dataset.decode(dataset_bytes)
-    if dataset.root() != spec.dataset.root:
-        raise ResultMismatch("the data set is not the one that the job names")
-    tested = Trainer(plan, dataset, NumpyArrays(), TrainingState.decode(state_bytes, plan)).evaluate()
-    accuracy = tested.right / tested.samples if tested.samples else None
-    return {"accuracy": accuracy, "right": tested.right, "samples": tested.samples}
-
-
-def _fetch(session: Session, blob: str, sources: list[str]) -> bytes:
-    """Return a blob that the node in --home fetches. Raises NoResult, ControlUnavailable."""
-    with tempfile.TemporaryDirectory(prefix="dekube-") as folder:
-        target = Path(folder) / "blob"
-        try:
-            ask_node(
-                session.home.control, "fetch_blob", timeout_s=FETCH_TIMEOUT_S, blob=blob[2:],
-                sources=[source[2:] for source in sources], path=str(target),
-            )  # fmt: skip
-            return target.read_bytes()
-        except DekubeError as error:
-            if error.code == "node_unavailable":
-                raise
-            raise NoResult(f"blob {blob}: {error}") from None
-        except OSError as error:
-            raise NoResult(f"blob {blob}: {error.strerror}") from None
 
 
 # What only the requester may do
@@ -631,12 +555,12 @@ def _fetch(session: Session, blob: str, sources: list[str]) -> bytes:
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
-def cancel(session: Session, task_id: str, as_json: bool) -> None:
+def cancel(session: Session, task_id: bytes, as_json: bool) -> None:
     """End a task early; what is not earned comes back.
 
     A window under way is still finished and paid; a worker that has begun to prepare gets a small fee.
     """
-    _act(session, task_id, CANCEL_TASK, [bytes.fromhex(task_id[2:])], as_json)
+    _act(session, task_id, lambda client, key: client.cancel_task(key, task_id), as_json)
 
 
 @task.command(name="top-up")
@@ -644,42 +568,44 @@ def cancel(session: Session, task_id: str, as_json: bool) -> None:
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.argument("amount", type=AMOUNT)
 @json_option
-def top_up(session: Session, task_id: str, amount: int, as_json: bool) -> None:
+def top_up(session: Session, task_id: bytes, amount: int, as_json: bool) -> None:
     """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
     if not amount:
         raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
-    _act(session, task_id, TOP_UP_TASK, [bytes.fromhex(task_id[2:]), amount], as_json)
+    _act(session, task_id, lambda client, key: client.top_up_task(key, task_id, amount), as_json)
 
 
 @task.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
-def resume(session: Session, task_id: str, as_json: bool) -> None:
+def resume(session: Session, task_id: bytes, as_json: bool) -> None:
     """Look for another worker for a paused task; it goes on from its last final window."""
-    _act(session, task_id, RESUME_TASK, [bytes.fromhex(task_id[2:])], as_json, only_in="paused")
+    _act(session, task_id, lambda client, key: client.resume_task(key, task_id), as_json, only_in="paused")
 
 
 def _act(
-    session: Session, task_id: str, kind: int, payload: list[Any], as_json: bool, *, only_in: str | None = None
+    session: Session, task_id: bytes, act: Callable[[Client, SecretKey], Receipt], as_json: bool, *,
+    only_in: str | None = None,
 ) -> None:  # fmt: skip
     key = session.key()
     with session.client() as client:
         record = _record(client, task_id)
-        if record["phase"] in ENDED:
-            raise TaskEnded(f"task {task_id} has ended: {record['phase']}")
-        if only_in is not None and record["phase"] != only_in:
+        if record.has_ended:
+            raise TaskEnded(f"task {hexed(task_id)} has ended: {record.phase}")
+        if only_in is not None and record.phase != only_in:
             # Known beforehand: a transaction that can only fail would still cost its fee.
-            raise TransactionRefused(f"the task is {record['phase']}; this is for a task that is {only_in}")
-        if record["requester"].lower() != "0x" + key.address.hex():
-            raise ConfigError(f"the task is {record['requester']}'s; sign with that account's key (--key, --home)")
+            raise TransactionRefused(f"the task is {record.phase}; this is for a task that is {only_in}")
+        if record.requester != key.address:
+            owner = format_address(record.requester)
+            raise ConfigError(f"the task is {owner}'s; sign with that account's key (--key, --home)")
         _say("Waiting until it is final ...")
-        receipt = send(client, key, kind, payload)
+        receipt = act(client, key)
         record = _record(client, task_id)
     answer = {
-        "task": task_id,
-        "phase": record["phase"],
-        "transaction": receipt["transaction_hash"],
-        "height": receipt["block"]["height"],
+        "task": hexed(task_id),
+        "phase": record.phase,
+        "transaction": receipt.transaction_hash,
+        "height": receipt.block.height,
     }
     show_fields(answer, as_json=as_json)

@@ -8,10 +8,10 @@ import click
 
 from node.cli.keys import random_key
 from node.cli.output import json_option, parse_amount, show, show_amount, show_fields
-from node.cli.session import Session, send, session_options
+from node.cli.session import Session, session_options
+from rpc.client.shapes import Receipt
 from state.primitives.address import parse_address
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
-from state.transition.transfer import TRANSFER_KIND
 
 __all__ = ["tx"]
 
@@ -39,7 +39,7 @@ def tx() -> None:
 def transfer(session: Session, to: str, amount: int, as_json: bool) -> None:
     """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to address TO."""
     with session.client() as client:
-        receipt = send(client, session.key(), TRANSFER_KIND, [parse_address(to), amount])
+        receipt = client.transfer(session.key(), parse_address(to), amount)
     _show_receipt(receipt, as_json)
 
 
@@ -55,9 +55,9 @@ def stake(session: Session, amount: int, as_json: bool) -> None:
     vote = load_key(session.home.path(options.vote), read_passphrase(session.home.path(options.passphrase_file)))
     key = session.key()
     with session.client() as client:
-        chain = bytes.fromhex(client.call("dekube_chainInfo")["genesis_hash"][2:])
+        chain = client.chain().genesis_hash
         payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
-        receipt = send(client, key, STAKE_KIND, payload)
+        receipt = client.send(key, STAKE_KIND, payload)
     _show_receipt(receipt, as_json)
 
 
@@ -77,7 +77,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
     options = home.load_options()
     passphrase = read_passphrase(home.path(options.keys.passphrase_file))
     with session.client() as client:
-        chain = bytes.fromhex(client.call("dekube_chainInfo")["genesis_hash"][2:])
+        chain = client.chain().genesis_hash
         committee = client.call("dekube_getCommittee")
         following = load_key(home.path(options.keys.vote_next), passphrase) if options.keys.vote_next else None
         sitting = {seat["vote_key"] for seat in committee["seats"]}
@@ -92,7 +92,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
             options = replace(options, keys=replace(options.keys, vote_next=file))
             rewrite_options(home, options)
         payload = stake_payload(0, following, genesis_hash=chain, address=key.address)
-        receipt = send(client, key, STAKE_KIND, payload)
+        receipt = client.send(key, STAKE_KIND, payload)
     _show_receipt(receipt, as_json)
     if not as_json:
         click.echo(f"\nThe new key sits from epoch {committee['epoch'] + 3} on: start the node again before that.")
@@ -105,7 +105,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
 def unstake(session: Session, amount: int, as_json: bool) -> None:
     """Take AMOUNT out of the stake; it returns after the unbonding time."""
     with session.client() as client:
-        receipt = send(client, session.key(), UNSTAKE_KIND, [amount])
+        receipt = client.send(session.key(), UNSTAKE_KIND, [amount])
     _show_receipt(receipt, as_json)
 
 
@@ -116,8 +116,8 @@ def unstake(session: Session, amount: int, as_json: bool) -> None:
 def show_(session: Session, transaction_hash: str, as_json: bool) -> None:
     """Show a transaction and its receipt."""
     with session.client() as client:
-        transaction = client.call("dekube_getTransaction", transaction_hash)["transaction"]
-        receipt = client.call("dekube_getReceipt", transaction_hash)["receipt"]
+        transaction = client.call("dekube_getTransaction", hash=transaction_hash)["transaction"]
+        receipt = client.call("dekube_getReceipt", hash=transaction_hash)["receipt"]
     if as_json:
         show({"transaction": transaction, "receipt": receipt})
         return
@@ -137,11 +137,12 @@ def balance(session: Session, address: str | None, as_json: bool) -> None:
     """Show the account of ADDRESS, or of the signing key."""
     with session.client() as client:
         named = address if address is not None else "0x" + session.key().address.hex()
-        account = client.call("dekube_getAccount", named)
+        account = client.call("dekube_getAccount", address=named)
     if not as_json:
         account["balance"] = show_amount(int(account["balance"]))
     show_fields(account, as_json=as_json)
 
 
-def _show_receipt(receipt: dict[str, object], as_json: bool) -> None:
-    show_fields({k: v for k, v in receipt.items() if as_json or k != "events"}, as_json=as_json, title="Final")
+def _show_receipt(receipt: Receipt, as_json: bool) -> None:
+    fields = {name: value for name, value in receipt.document.items() if as_json or name != "events"}
+    show_fields(fields, as_json=as_json, title="Final")

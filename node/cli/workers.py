@@ -7,12 +7,12 @@ from typing import Any, Final
 import click
 
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, send, session_options
+from node.cli.session import Session, session_options
 from node.cli.tasks import ADDRESS
 from node.cli.transactions import AMOUNT
 from node.control import ask_node
-from node.posting import pages
 from rpc.client import Client
+from rpc.client.shapes import Receipt
 from state.primitives.errors import ConfigError
 from tasks.registry import NodeProfile, NodeRole
 from tasks.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
@@ -48,7 +48,7 @@ def worker() -> None:
 def list_(session: Session, role: str | None, as_json: bool) -> None:
     """List the registered machines: what they have, ask, and have locked, and their record of verified work."""
     with session.client() as client:
-        found = [node for node in pages(client, "dekube_getNodes") if role is None or role in node["roles"]]
+        found = [node for node in client.items("dekube_getNodes") if role is None or role in node["roles"]]
     if as_json:
         show(found)
         return
@@ -88,7 +88,7 @@ def show_(session: Session, address: str | None, as_json: bool) -> None:
         node = _find(client, who)
         if node is None:
             raise ConfigError(f"{who} is not registered")
-        now_ms = client.call("dekube_head")["time_ms"]
+        now_ms = client.head().time_ms
     if as_json:
         show(node)
         return
@@ -122,7 +122,7 @@ def earnings(session: Session, address: str | None, as_json: bool) -> None:
     """Show what ADDRESS (default: the signing key) was ever paid by the market, by role."""
     who = _who(session, address)
     with session.client() as client:
-        answer = client.call("dekube_getEarnings", who)
+        answer = client.call("dekube_getEarnings", address=who)
     if as_json:
         show({"address": who, "earnings": answer["earnings"], "total": answer["total"]})
         return
@@ -140,7 +140,7 @@ def duties(session: Session, address: str | None, as_json: bool) -> None:
     """Show what the chain asks of ADDRESS (default: the signing key) now; the node does it by itself."""
     who = _who(session, address)
     with session.client() as client:
-        answer = client.call("dekube_getDuties", who)
+        answer = client.call("dekube_getDuties", address=who)
     if as_json:
         show({"address": who, "work": answer["work"], "checks": answer["checks"]})
         return
@@ -199,7 +199,7 @@ def register(session: Session, bond: int | None, as_json: bool) -> None:
         if amount < least:
             raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
         click.echo(f"Locking {show_amount(amount)} and waiting until it is final ...", err=True)
-        receipt = send(client, key, REGISTER_NODE, node_payload(_profile(session, key.address), amount))
+        receipt = client.send(key, REGISTER_NODE, node_payload(_profile(session, key.address), amount))
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -214,7 +214,7 @@ def update(session: Session, bond: int, as_json: bool) -> None:
         if _find(client, "0x" + key.address.hex()) is None:
             raise ConfigError("this machine is not registered; `dekube worker register` does it")
         click.echo("Waiting until it is final ...", err=True)
-        receipt = send(client, key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
+        receipt = client.send(key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -239,7 +239,7 @@ def retire(session: Session, as_json: bool) -> None:
         if node["status"] == "retiring":
             raise ConfigError("this machine is retiring already")
         click.echo("Waiting until it is final ...", err=True)
-        receipt = send(client, key, RETIRE_NODE, [])
+        receipt = client.send(key, RETIRE_NODE, [])
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -259,15 +259,15 @@ def _who(session: Session, address: str | None) -> str:
 
 
 def _find(client: Client, who: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = client.call("dekube_getNode", who)["node"]
+    found: dict[str, Any] | None = client.call("dekube_getNode", address=who)["node"]
     return found
 
 
-def _show_done(receipt: dict[str, Any], who: str, as_json: bool) -> None:
+def _show_done(receipt: Receipt, who: str, as_json: bool) -> None:
     answer = {
         "machine": who,
-        "did": receipt["kind_name"],
-        "transaction": receipt["transaction_hash"],
-        "height": receipt["block"]["height"],
+        "did": receipt.kind_name,
+        "transaction": receipt.transaction_hash,
+        "height": receipt.block.height,
     }
     show_fields(answer, as_json=as_json)

@@ -58,8 +58,6 @@ from node.config import (
     parse_signer,
     parse_vote_key,
 )
-from node.control import ControlRefused, ControlUnavailable
-from node.control import read_answer as read_control_answer
 from node.duties import InputUnavailable, _read_hashes
 from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
@@ -111,6 +109,13 @@ from relay.protocol import (
 )
 from relay.protocol import decode_message as decode_relay_message
 from relay.protocol import encode_message as encode_relay_message
+from rpc.client.contracts import functions_of, parse_argument, read_revert
+from rpc.client.control import ControlRefused, ControlUnavailable
+from rpc.client.control import read_answer as read_control_answer
+from rpc.client.core import news_of, read_answers
+from rpc.client.errors import AnswerMalformed, ClientError
+from rpc.client.shapes import Account, Contract, News, Task, Window, read_shape
+from rpc.client.shapes import Receipt as ShownReceipt
 from rpc.frames import (
     REQUEST_LIMIT_BYTES,
     FrameBuffer,
@@ -622,6 +627,84 @@ def read_control_line(data: bytes) -> None:
     read_control_answer(data, Path("control"))
 
 
+def read_gateway_answer(data: bytes) -> None:
+    """Read what a gateway answers, as every record that a client knows."""
+    results = []
+    for count, is_batch in ((1, False), (2, True)):
+        try:
+            results += read_answers(data, count, is_batch=is_batch)
+        except AnswerMalformed:
+            continue
+    for result in results:
+        if isinstance(result, ClientError):
+            assert isinstance(result.reason, str)
+            read_revert(result.data)
+            continue
+        for cls in (Account, Contract, News, ShownReceipt, Task, Window):
+            try:
+                found = read_shape(cls, result)
+            except AnswerMalformed:
+                continue
+            assert found.document == result
+        for kind in ("heads", "events"):
+            try:
+                news_of(result, None if kind == "heads" else result, kind, {})
+            except AnswerMalformed:
+                continue
+
+
+def read_contract(data: bytes) -> None:
+    """Read the ABI of a contract, and text as arguments of its functions."""
+    [answer] = read_answers(data, 1, is_batch=False)
+    if isinstance(answer, ClientError):
+        return
+    for function in functions_of(read_shape(Contract, answer)):
+        for parameter in function.inputs:
+            for text in (str(answer)[:100], "1", "0x12", "true"):
+                try:
+                    parse_argument(parameter, text)
+                except ConfigError:
+                    continue
+        try:
+            function.decode("0x" + data[:64].hex())
+        except AnswerMalformed:
+            continue
+
+
+_WHEN = {"height": 5, "hash": "0x" + "ab" * 32}
+_EVENT = {
+    "address": "0x" + "22" * 20, "topics": ["0x" + "33" * 32], "data": "0x", "name": None, "values": {"a": "1"},
+}  # fmt: skip
+_RECEIPT = {
+    "transaction_hash": "0x" + "cd" * 32, "block": _WHEN | {"index": 0, "time_ms": 5}, "from": "0x" + "11" * 20,
+    "kind": 1, "kind_name": "transfer", "succeeded": True, "reason": None, "gas_used": 21000,
+    "effective_gas_price": "7", "fee": "147000",
+    "events": [_EVENT],
+}  # fmt: skip
+GATEWAY_ANSWERS = tuple(
+    json.dumps({"jsonrpc": "2.0", "id": 0, **answer}).encode()
+    for answer in (
+        {"result": {"at": _WHEN, "address": "0x" + "11" * 20, "balance": "5", "nonce": 1, "pending_nonce": 2}},
+        {"result": _RECEIPT},
+        {"result": {"receipts": [_RECEIPT]}},
+        {"result": {"at": _WHEN, "items": [{"transaction_hash": None, "index": None, "event": _EVENT}]}},
+        {"error": {"code": -32005, "message": "m", "data": {"reason": "limit_exceeded", "retry_after_s": 1}}},
+        {"error": {"code": 3, "message": "m", "data": "0x08c379a0"}},
+    )
+)  # fmt: skip
+CONTRACT_ANSWER = json.dumps(
+    {
+        "id": 0,
+        "result": {
+            "name": "staking", "address": "0x" + "22" * 20,
+            "abi": [{"type": "function", "name": "stakeOf", "stateMutability": "view",
+                     "inputs": [{"name": "who", "type": "address"}, {"name": "n", "type": "uint8"}],
+                     "outputs": [{"name": "amount", "type": "uint256"}]}, {"type": "event"}],
+        },
+    }
+).encode()  # fmt: skip
+
+
 PLANS = {"validators": 4, "workers": 2, "seed": 1, "base_port": 1, "time_ms": 5, "parameters": {}}
 
 
@@ -1127,7 +1210,19 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "control answer", Target(
         read_control_line, (b'{"result": {"a": 1}}\n', b'{"error": {"code": "x", "message": "y"}}\n'),
-        ("node.control:read_answer", "node.control:ask_node"), (ControlUnavailable, ControlRefused), memory=400,
+        ("rpc.client.control:read_answer", "rpc.client.control:ask_node"),
+        (ControlUnavailable, ControlRefused), memory=400,
+    )  # fmt: skip
+
+    yield "client answers", Target(
+        read_gateway_answer, GATEWAY_ANSWERS,
+        ("rpc.client.core:read_answers", "rpc.client.core:_json", "rpc.client.shapes:read_shape",
+         "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
+    )  # fmt: skip
+    yield "client contracts", Target(
+        read_contract, (CONTRACT_ANSWER,),
+        ("rpc.client.contracts:parse_argument", "rpc.client.contracts:ContractFunction.decode"),
+        (AnswerMalformed,), cost=2, memory=400,
     )  # fmt: skip
 
 

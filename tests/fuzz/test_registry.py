@@ -78,7 +78,6 @@ EXEMPT = {
     "rpc.gateway:_read": OF_A_TARGET,
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
-    "rpc.client:Client._send": "bounded, parsed by the library, refused as GatewayUnreachable",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
     "node.simulation.campaign:_readable": OWN_FILE,
     # No decoders

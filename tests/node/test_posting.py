@@ -1,92 +1,36 @@
-"""A requester's side: paging, and what is said of a task as it becomes final."""
+"""A task's life in words."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
-import pytest
+from node.posting import follow
+from rpc.client import Client, TaskUpdate
+from rpc.client.shapes import TaskChange, Window
+from tests.rpc.client.answers import change, task, window
 
-import node.posting
-from node.posting import TaskEnded, bill_of, follow, pages
-from rpc.client import Client
-
-TASK = "0x" + "ab" * 32
-
-
-class Gateway:
-    """What a gateway answers at one look after another, in the place of a socket."""
-
-    def __init__(self, looks: list[dict[str, Any]]) -> None:
-        self.looks = looks
-        self.at = 0
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        look = self.looks[min(self.at, len(self.looks) - 1)]
-        if method == "dekube_getTask":
-            self.at += 1
-            return {"task": look["task"]}
-        items = look[method]
-        start = int(arguments[1] or 0) if len(arguments) > 1 else 0
-        more = start + 2 < len(items)
-        page = {"items": items[start : start + 2], "next": str(start + 2) if more else None}
-        return page | {"totals": look.get("totals", {})}
+TASK = b"t" * 32
 
 
-def change(height: int, after: str, actor: str | None = None) -> dict[str, Any]:
-    return {"height": height, "after": after, "reason": "because", "actor": actor}
+class Following:
+    """A client whose task goes through ``updates``."""
+
+    def __init__(self, updates: list[TaskUpdate]) -> None:
+        self.updates = updates
+
+    def follow(self, _task: bytes, **_: Any) -> Iterator[TaskUpdate]:
+        yield from self.updates
 
 
-def look(phase: str, changes: list[dict[str, Any]], windows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "task": {"phase": phase, "history": len(changes)},
-        "dekube_getTaskHistory": changes,
-        "dekube_getTaskWindows": windows,
-        "dekube_getBill": [{"line": number} for number in range(5)],
-        "totals": {"deposited": "100000000000000000000000", "paid": "7"},
-    }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.posting, "POLL_S", 0.0)
-
-
-CHANGES = [
-    change(1, "created", "0x" + "11" * 20),
-    change(2, "matching"),
-    change(5, "running"),
-    change(9, "settled"),
-]
-
-
-def test_pages_are_joined_and_amounts_are_whole_numbers() -> None:
-    client = cast(Client, Gateway([look("settled", CHANGES, [])]))
-    assert list(pages(client, "dekube_getTaskHistory", TASK)) == CHANGES
-    lines, totals = bill_of(client, TASK)
-    assert len(lines) == 5
-    assert totals == {"deposited": 10**23, "paid": 7}
-
-
-def test_each_change_is_said_once_and_the_end_is_returned() -> None:
-    window = {"number": 0, "phase": "final"}
-    looks = [
-        look("created", CHANGES[:1], []),
-        look("running", CHANGES[:3], [window]),
-        look("settled", CHANGES, [window]),
-    ]
+def test_each_change_and_each_window_is_one_line_and_the_end_is_returned() -> None:
+    changes: tuple[TaskChange, ...] = (change(1, "created", b"\x11" * 20), change(2, "matching", bytes(20)))
+    windows: tuple[Window, ...] = (window(0, "proved"), window(1, "sealing"))
+    updates = [TaskUpdate(task("matching"), changes, ()), TaskUpdate(task("settled"), (), windows)]
     said: list[str] = []
-    assert follow(cast(Client, Gateway(looks)), TASK, said.append, timeout_s=10) == "settled"
-    assert [line.split()[2] for line in said if "height" in line] == ["CREATED", "MATCHING", "RUNNING", "SETTLED"]
-    assert sum("window 0" in line for line in said) == 1
-
-
-def test_an_end_whose_last_change_was_not_yet_shown_is_waited_for() -> None:
-    early = look("settled", CHANGES[:2], []) | {"task": {"phase": "settled", "history": 4}}
-    said: list[str] = []
-    assert follow(cast(Client, Gateway([early, look("settled", CHANGES, [])])), TASK, said.append) == "settled"
-    assert len(said) == 4
-
-
-def test_a_task_that_does_not_end_in_time_is_told() -> None:
-    with pytest.raises(TaskEnded):
-        follow(cast(Client, Gateway([look("running", CHANGES[:3], [])])), TASK, lambda _: None, timeout_s=0.05)
+    assert follow(cast(Client, Following(updates)), TASK, said.append) == "settled"
+    assert [line.split()[2] for line in said if "height" in line] == ["CREATED", "MATCHING"]
+    assert "0x1111" in said[0]
+    assert " by " not in said[1], "the end of a block acts for nobody"
+    assert "steps 0-25" in said[2]
+    assert "0 verifiers re-run segments [3]" in said[3]

@@ -583,6 +583,6 @@ async def test_client(tmp_path: Path) -> None:
         await trio.to_thread.run_sync(use)
         port = it.port
     with pytest.raises(GatewayUnreachable):
-        Client(f"http://127.0.0.1:{port}", 2).call("dekube_head")
+        Client(f"http://127.0.0.1:{port}", timeout_s=2).call("dekube_head")
     with pytest.raises(ConfigError):
         Client("ftp://x")

@@ -1,0 +1,207 @@
+"""The asynchronous client, on trio and on asyncio."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import httpx
+
+from rpc.client.api import Api
+from rpc.client.core import (
+    ANSWER_LIMIT_BYTES,
+    ClientOptions,
+    Core,
+    Dial,
+    Effect,
+    Flow,
+    Found,
+    Hear,
+    Now,
+    Pause,
+    Post,
+    Stream,
+    Tell,
+    Work,
+)
+from rpc.client.errors import GatewayUnreachable
+from rpc.client.tasks import TaskApi
+from rpc.client.websocket import READ_BYTES, Conversation
+from state.primitives.errors import DekubeError
+
+__all__ = ["AsyncClient"]
+
+_T = TypeVar("_T")
+_BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+class AsyncClient(Api, TaskApi):
+    """Speaks to the gateways at ``urls`` (http or https), the first that answers; many tasks may share it.
+
+    Close iterators that are left early (``contextlib.aclosing``): each holds a connection.
+    """
+
+    def __init__(self, *urls: str, options: ClientOptions | None = None) -> None:
+        """Raises ConfigError for an URL that cannot be used."""
+        self.core = Core(urls, options or ClientOptions())
+        self._http = httpx.AsyncClient(trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def aperform(self, flow: Flow[_T]) -> _T:
+        """Perform the effects of ``flow``; return what it returns."""
+        heard = _Socket()
+        try:
+            answer: Any = None
+            error: DekubeError | None = None
+            while True:
+                try:
+                    effect = flow.send(answer) if error is None else flow.throw(error)
+                except StopIteration as end:
+                    result: _T = end.value
+                    return result
+                answer, error = await self._do(effect, heard)
+        finally:
+            await heard.close()
+
+    async def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
+        """Perform the effects of ``stream``; yield what it finds."""
+        heard = _Socket()
+        try:
+            answer: Any = None
+            error: DekubeError | None = None
+            while True:
+                try:
+                    effect = stream.send(answer) if error is None else stream.throw(error)
+                except StopIteration:
+                    return
+                answer = error = None
+                if isinstance(effect, Found):
+                    yield effect.item
+                else:
+                    answer, error = await self._do(effect, heard)
+        finally:
+            await heard.close()
+
+    async def _do(self, effect: Effect, heard: _Socket) -> tuple[Any, DekubeError | None]:
+        """Return what came of ``effect``, or the error that it failed with."""
+        try:
+            match effect:
+                case Post(url, body, timeout_s):
+                    return await self._post(url, body, timeout_s), None
+                case Pause(seconds):
+                    await anyio.sleep(seconds)
+                case Now():
+                    return anyio.current_time(), None
+                case Work(do):
+                    return await anyio.to_thread.run_sync(do), None
+                case Dial(url, timeout_s):
+                    await heard.dial(url, timeout_s)
+                case Tell(text):
+                    await heard.tell(text)
+                case Hear(timeout_s):
+                    return await heard.hear(timeout_s), None
+                case _:
+                    raise AssertionError(effect)
+        except DekubeError as error:
+            return None, error
+        return None, None
+
+    async def _post(self, url: str, body: bytes, timeout_s: float) -> bytes:
+        place = urlsplit(url).netloc
+        headers = {"content-type": "application/json"}
+        data = bytearray()
+        try:
+            async with self._http.stream(
+                "POST", url, content=body, headers=headers, timeout=timeout_s
+            ) as response:
+                if response.status_code != 200:
+                    raise GatewayUnreachable(f"{place}: HTTP status {response.status_code}")
+                async for part in response.aiter_bytes():
+                    data += part
+                    if len(data) > ANSWER_LIMIT_BYTES:
+                        raise GatewayUnreachable(f"{place}: an answer without end")
+        except httpx.HTTPError as error:
+            raise GatewayUnreachable(f"{place}: {error or type(error).__name__}") from None
+        return bytes(data)
+
+
+class _Socket:
+    """The WebSocket of one flow."""
+
+    def __init__(self) -> None:
+        self._stream: anyio.abc.ByteStream | None = None
+        self._conversation: Conversation | None = None
+
+    async def close(self) -> None:
+        if self._stream is not None:
+            await anyio.aclose_forcefully(self._stream)
+            self._stream = None
+
+    async def dial(self, url: str, timeout_s: float) -> None:
+        await self.close()
+        parts = urlsplit(url)
+        context = ssl.create_default_context() if parts.scheme == "wss" else None
+        try:
+            with anyio.fail_after(timeout_s):
+                host, port = str(parts.hostname), int(parts.port or 0)
+                if context is None:
+                    self._stream = await anyio.connect_tcp(host, port)
+                else:
+                    self._stream = await anyio.connect_tcp(
+                        host, port, ssl_context=context, tls_standard_compatible=False
+                    )
+                self._conversation = Conversation(url)
+                await self._flush()
+                while not self._conversation.is_open:
+                    await self._receive()
+        except _BROKEN as error:  # a TimeoutError is one of these
+            raise GatewayUnreachable(f"{parts.netloc}: {error or type(error).__name__}") from None
+
+    async def tell(self, text: bytes) -> None:
+        assert self._conversation is not None
+        self._conversation.tell(text)
+        try:
+            await self._flush()
+        except _BROKEN as error:
+            raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
+
+    async def hear(self, timeout_s: float) -> bytes | None:
+        assert self._conversation is not None
+        try:
+            with anyio.move_on_after(timeout_s):
+                while (text := self._conversation.next_message()) is None:
+                    await self._receive()
+                return text
+        except _BROKEN as error:
+            raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
+        return None
+
+    async def _receive(self) -> None:
+        assert self._stream is not None
+        assert self._conversation is not None
+        try:
+            data = await self._stream.receive(READ_BYTES)
+        except anyio.EndOfStream:
+            data = b""
+        self._conversation.receive(data)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        assert self._stream is not None
+        assert self._conversation is not None
+        if data := self._conversation.outgoing():
+            await self._stream.send(data)

@@ -1,0 +1,359 @@
+"""What a client can do, each written once as a flow: questions, transactions, subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from rpc.client.contracts import ContractFunction, find_function, read_revert
+from rpc.client.core import Call, Core, Flow, Found, Stream, hexed, through
+from rpc.client.errors import AnswerMalformed, ClientError, TransactionRefused
+from rpc.client.shapes import (
+    Account,
+    Block,
+    ChainInfo,
+    Contract,
+    Head,
+    Machine,
+    News,
+    Nonce,
+    Quote,
+    Receipt,
+    Shape,
+    Transaction,
+    read_shape,
+)
+from rpc.client.shells import FlowMethod, StreamMethod
+from state.primitives.abi import AbiValue
+from state.primitives.codec import Value
+from state.primitives.errors import ConfigError
+from state.primitives.hashing import keccak
+from state.primitives.keys import SecretKey
+from state.primitives.signing import sign_dynamic
+from state.primitives.transactions import sign_transaction
+from state.transition.transfer import TRANSFER_KIND
+
+__all__ = ["Api", "each", "one", "send"]
+
+_S = TypeVar("_S", bound=Shape)
+
+WAIT_MS: Final = 10_000
+FINAL_TIMEOUT_S: Final = 300.0
+"""How long ``send`` waits for a transaction to become final."""
+
+
+# Parts
+
+
+def one(core: Core, cls: type[_S], field: str, method: str, **named: Any) -> Flow[_S | None]:
+    """Return the record under ``field`` of a method's answer, None where there is none."""
+    answer = yield from core.call(method, **named)
+    if type(answer) is not dict or field not in answer:
+        raise AnswerMalformed(f"{method}: an answer without {field}")
+    return None if answer[field] is None else read_shape(cls, answer[field])
+
+
+def each(core: Core, cls: type[_S], method: str, field: str = "", **named: Any) -> Stream[_S]:
+    """Find all records of a paged method, those under ``field`` of its items where that is given."""
+
+    def read(item: Any) -> Generator[Any, Any, bool]:
+        if field and (type(item) is not dict or field not in item):
+            raise AnswerMalformed(f"{method}: an item without {field}")
+        yield Found(read_shape(cls, item[field] if field else item))
+        return False
+
+    return through(core.pages(method, **named), read)
+
+
+# Questions
+
+
+def _call(core: Core, method: str, /, *params: Any, **named: Any) -> Flow[Any]:
+    """Return the result of any method as JSON, its parameters by place or by name.
+
+    Raises ClientError for an answer of failure, GatewayUnreachable where there is none.
+    """
+    return core.call(method, *params, **named)
+
+
+def _batch(core: Core, calls: Sequence[Call]) -> Flow[list[Any]]:
+    """Return the results in the order of ``calls``; a failed one is its ClientError."""
+    return core.batch(calls)
+
+
+def _items(core: Core, method: str, /, **named: Any) -> Stream[Any]:
+    """Find all items of any paged method as JSON; a list is of one height, whatever happens meanwhile."""
+    return core.pages(method, **named)
+
+
+def _chain(core: Core) -> Flow[ChainInfo]:
+    """Return which chain it is."""
+    return read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+
+
+def _head(core: Core) -> Flow[Head]:
+    """Return the newest finalised block."""
+    return read_shape(Head, (yield from core.call("dekube_head")))
+
+
+def _block(core: Core, block: int | bytes | None = None) -> Flow[Block | None]:
+    """Return a block by height or hash, by default the newest; None where there is none."""
+    named = hexed(block) if isinstance(block, bytes) else block
+    return one(core, Block, "block", "dekube_getBlock", block=named)
+
+
+def _account(core: Core, address: bytes, *, height: int | None = None) -> Flow[Account]:
+    """Return balance and nonces of an account, after the block ``height`` or the newest."""
+    answer = yield from core.call("dekube_getAccount", address=hexed(address), height=height)
+    return read_shape(Account, answer)
+
+
+def _balance(core: Core, address: bytes, *, height: int | None = None) -> Flow[int]:
+    """Return the free balance of an account in 10^-18 DKB."""
+    return (yield from _account(core, address, height=height)).balance
+
+
+def _transaction(core: Core, hash_: bytes) -> Flow[Transaction | None]:
+    """Return a transaction of a final block or of the mempool."""
+    return one(core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(hash_))
+
+
+def _receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
+    """Return the receipt of a final transaction."""
+    return one(core, Receipt, "receipt", "dekube_getReceipt", hash=hexed(hash_))
+
+
+def _history(core: Core, address: bytes) -> Stream[Transaction]:
+    """Find the transactions that touch an account, newest first."""
+    return each(core, Transaction, "dekube_getAccountHistory", "transaction", address=hexed(address))
+
+
+def _quote(core: Core) -> Flow[Quote]:
+    """Return the fees now."""
+    return read_shape(Quote, (yield from core.call("dekube_quote")))
+
+
+def _machine(core: Core, address: bytes) -> Flow[Machine | None]:
+    """Return a registered machine."""
+    return one(core, Machine, "node", "dekube_getNode", address=hexed(address))
+
+
+def _machines(core: Core) -> Stream[Machine]:
+    """Find all registered machines."""
+    return each(core, Machine, "dekube_getNodes")
+
+
+# Transactions
+
+
+def _submit(core: Core, raw: bytes) -> Flow[bytes]:
+    """Hand in a signed transaction of any form; return its hash. Doing so twice does no harm.
+
+    Raises ClientError with the reason why it is refused.
+    """
+    hash_ = keccak(raw)
+    try:
+        yield from core.call("dekube_sendTransaction", raw=hexed(raw))
+    except ClientError as error:
+        if error.reason == "already_known":
+            return hash_
+        # An answer that was lost: the transaction may be final by now.
+        if error.reason != "nonce_too_low" or (yield from _receipt(core, hash_)) is None:
+            raise
+    return hash_
+
+
+def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow[Receipt]:
+    """Hand in a signed transaction and return its receipt when it is final.
+
+    When the gateway that took it goes away, another is given it too. Raises ClientError where the mempool refuses
+    it, TransactionRefused where its rule does, or where it is not final in time.
+    """
+    hash_ = yield from _submit(core, raw)
+    url = core.url
+    for _ in range(max(1, int(timeout_s * 1000) // WAIT_MS)):
+        answer = yield from core.call("dekube_waitForReceipt", hash=hexed(hash_), timeout_ms=WAIT_MS)
+        match answer:
+            case {"receipt": dict() as found}:
+                receipt = read_shape(Receipt, found)
+                if not receipt.succeeded:
+                    text = f"transaction {hexed(hash_)} failed: {receipt.reason}"
+                    raise TransactionRefused(text, reason=receipt.reason or "unknown", hash_=hash_)
+                return receipt
+            case {"receipt": None, "pending": bool(pending)}:
+                if core.url != url or not pending:
+                    url = core.url
+                    yield from _submit(core, raw)
+            case _:
+                raise AnswerMalformed("dekube_waitForReceipt: not an answer")
+    raise TransactionRefused(f"transaction {hexed(hash_)} is not final yet; it may still become so", hash_=hash_)
+
+
+def _sign(core: Core, key: SecretKey, kind: int, payload: list[Value], *, nonce: int | None = None) -> Flow[bytes]:
+    """Return a signed native transaction with today's fees and the next nonce.
+
+    Raises ConfigError for a kind that the chain does not know.
+    """
+    chain, quote, place = yield from _terms(core, key.address)
+    gas = next((item.gas for item in quote.kinds if item.kind == kind), None)
+    if gas is None:
+        raise ConfigError(f"this chain does not know kind {kind:#x}")
+    return sign_transaction(
+        key,
+        chain_id=chain.chain_id,
+        nonce=place.pending_nonce if nonce is None else nonce,
+        kind=kind,
+        payload=payload,
+        gas_limit=gas,
+        max_fee_per_gas=quote.max_fee_per_gas,
+        max_priority_fee_per_gas=quote.max_priority_fee_per_gas,
+    )
+
+
+def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
+    answers = yield from core.batch(
+        [
+            Call("dekube_chainInfo"),
+            Call("dekube_quote"),
+            Call("dekube_getNonce", {"address": hexed(address)}),
+        ]
+    )
+    for answer in answers:
+        if isinstance(answer, ClientError):
+            raise answer
+    chain, quote, nonce = answers
+    return read_shape(ChainInfo, chain), read_shape(Quote, quote), read_shape(Nonce, nonce)
+
+
+def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Receipt]:
+    """Sign a native transaction, hand it in, and return its receipt when it is final. Raises as ``wait``."""
+    raw = yield from _sign(core, key, kind, payload)
+    return (yield from _wait(core, raw))
+
+
+def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receipt]:
+    """Send ``amount`` of 10^-18 DKB; return the receipt when it is final. Raises as ``wait``."""
+    return send(core, key, TRANSFER_KIND, [to, amount])
+
+
+# Ethereum's form, and the system contracts
+
+
+def _sign_call(core: Core, key: SecretKey, to: bytes, *, value: int = 0, data: bytes = b"") -> Flow[bytes]:
+    """Return a signed EIP-1559 transaction with the gas that it takes, as any Ethereum wallet would make it.
+
+    Raises ClientError with the reason where it would fail.
+    """
+    chain, quote, place = yield from _terms(core, key.address)
+    request = {"from": hexed(key.address), "to": hexed(to), "value": hex(value), "data": hexed(data)}
+    gas = yield from _ethereum(core, "eth_estimateGas", request)
+    return sign_dynamic(
+        key,
+        chain_id=chain.chain_id,
+        nonce=place.pending_nonce,
+        to=to,
+        value=value,
+        data=data,
+        gas_limit=_quantity(gas),
+        max_fee_per_gas=quote.max_fee_per_gas,
+        max_priority_fee_per_gas=quote.max_priority_fee_per_gas,
+    )
+
+
+def _ethereum(core: Core, method: str, *params: Any) -> Flow[Any]:
+    try:
+        return (yield from core.call(method, *params))
+    except ClientError as error:
+        if (reason := read_revert(error.data)) is not None:
+            error.reason = error.code = reason  # type: ignore[misc]  # Ethereum's methods spell it in the data
+        raise
+
+
+def _quantity(value: Any) -> int:
+    if type(value) is not str or not value.startswith("0x") or len(value) > 2 + 64:
+        raise AnswerMalformed("not a quantity")
+    try:
+        return int(value, 16)
+    except ValueError:
+        raise AnswerMalformed("not a quantity") from None
+
+
+def _contracts(core: Core) -> Flow[tuple[Contract, ...]]:
+    """Return the system contracts with their ABI."""
+    answer = yield from core.call("dekube_getContracts")
+    match answer:
+        case {"contracts": list() as found}:
+            return tuple(read_shape(Contract, item) for item in found)
+        case _:
+            raise AnswerMalformed("dekube_getContracts: not an answer")
+
+
+def _function(core: Core, contract: str, function: str) -> Flow[ContractFunction]:
+    """Return a function of a system contract, both by name. Raises ConfigError for names that are not there."""
+    return find_function((yield from _contracts(core)), contract, function)
+
+
+def _view(core: Core, function: ContractFunction, arguments: Sequence[AbiValue]) -> Flow[Mapping[str, AbiValue]]:
+    """Return what a view answers, by the names of its results.
+
+    Raises ClientError with the reason of a revert, ConfigError for arguments of other types.
+    """
+    request = {"to": hexed(function.address), "data": hexed(function.encode(arguments))}
+    answer = yield from _ethereum(core, "eth_call", request, "latest")
+    return function.decode(answer)
+
+
+def _write(
+    core: Core, key: SecretKey, function: ContractFunction, arguments: Sequence[AbiValue], *, value: int = 0
+) -> Flow[Receipt]:
+    """Call a function that writes, by an EIP-1559 transaction; return the receipt when it is final.
+
+    Raises ClientError with the reason where it would fail, and as ``wait``.
+    """
+    data = function.encode(arguments)
+    raw = yield from _sign_call(core, key, function.address, value=value, data=data)
+    return (yield from _wait(core, raw))
+
+
+# Subscriptions
+
+
+def _news(
+    core: Core, kind: str = "heads", *, from_height: int | None = None, address: bytes | None = None,
+    topic: bytes | None = None, task: bytes | None = None,
+) -> Stream[News]:  # fmt: skip
+    """Find the news of each block over a WebSocket: ``heads``, ``events`` or ``tasks``, from ``from_height`` on.
+
+    In order, each once, without end: a connection that breaks is taken up again, at another gateway if need be.
+    """
+    return core.news(kind, from_height=from_height, address=address, topic=topic, task=task)
+
+
+class Api:
+    """The methods of both clients."""
+
+    call = FlowMethod(_call)
+    batch = FlowMethod(_batch)
+    items = StreamMethod(_items)
+    chain = FlowMethod(_chain)
+    head = FlowMethod(_head)
+    block = FlowMethod(_block)
+    account = FlowMethod(_account)
+    balance = FlowMethod(_balance)
+    transaction = FlowMethod(_transaction)
+    receipt = FlowMethod(_receipt)
+    history = StreamMethod(_history)
+    quote = FlowMethod(_quote)
+    machine = FlowMethod(_machine)
+    machines = StreamMethod(_machines)
+    submit = FlowMethod(_submit)
+    wait = FlowMethod(_wait)
+    sign = FlowMethod(_sign)
+    send = FlowMethod(send)
+    transfer = FlowMethod(_transfer)
+    sign_call = FlowMethod(_sign_call)
+    contracts = FlowMethod(_contracts)
+    function = FlowMethod(_function)
+    view = FlowMethod(_view)
+    write = FlowMethod(_write)
+    news = StreamMethod(_news)

@@ -1,0 +1,542 @@
+"""The client without I/O: flows yield effects, a shell performs them and sends back what came of each.
+
+One flow serves every shell: blocking (``rpc.client.sync``) and asynchronous on trio and on asyncio
+(``rpc.client.aio``). Here stand the rules for several gateways: which is asked, when another is tried, how old its
+state may be, and how a subscription goes on where it was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import orjson
+
+from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
+from rpc.client.shapes import Block, Header, News, Receipt, read_shape
+from state.primitives.errors import ConfigError, DekubeError
+
+__all__ = [
+    "ANSWER_LIMIT_BYTES",
+    "Call",
+    "ClientOptions",
+    "Core",
+    "Dial",
+    "Effect",
+    "Flow",
+    "Found",
+    "Hear",
+    "Now",
+    "Pause",
+    "Post",
+    "Stream",
+    "Tell",
+    "Work",
+    "gather",
+    "hexed",
+    "through",
+]
+
+_T = TypeVar("_T")
+
+ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
+DEFAULT_PORT: Final = 8545
+ELSEWHERE: Final = frozenset(("node_unavailable", "height_not_reached"))
+"""Reasons that another gateway, or the same a moment later, need not give."""
+RATION: Final = "limit_exceeded"
+WITHOUT_MIN_HEIGHT: Final = frozenset(("dekube_sendTransaction", "dekube_subscribe", "dekube_unsubscribe"))
+RATION_PAUSE_S_MAX: Final = 10.0
+IDLE_S: Final = 20.0
+"""A subscription that is silent for so long is asked for a sign of life."""
+RECONNECTS_MAX: Final = 12
+"""Tries in a row, for each gateway, to take up a subscription again."""
+RECONNECT_PAUSE_S_MAX: Final = 5.0
+REPLAY_MAX: Final = 900
+"""Blocks that a gateway is asked to replay: it does so for 1,000, and makes more meanwhile."""
+REPLAY_BATCH: Final = 25
+
+
+class Call(NamedTuple):
+    """One request of a batch."""
+
+    method: str
+    params: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How patient a client is."""
+
+    timeout_s: float = 70.0
+    """For one answer; above the minute that a gateway waits for a receipt at most."""
+    rounds: int = 3
+    """How often each gateway is tried before a call fails. A single one that is not there is not tried again."""
+    pause_s: float = 0.25
+    """Between rounds, doubled each time."""
+
+
+# Effects
+
+
+class Post(NamedTuple):
+    """Send ``body`` by HTTP; the answer's bytes come back, or GatewayUnreachable is raised into the flow."""
+
+    url: str
+    body: bytes
+    timeout_s: float
+
+
+class Pause(NamedTuple):
+    """Wait."""
+
+    seconds: float
+
+
+class Now(NamedTuple):
+    """Return seconds of a clock that only counts."""
+
+
+class Work(NamedTuple):
+    """Return what ``do`` returns: it may block (a file, a socket of this machine, a long computation)."""
+
+    do: Callable[[], Any]
+
+
+class Dial(NamedTuple):
+    """Open the flow's WebSocket, closing the one that was open. Raises GatewayUnreachable."""
+
+    url: str
+    timeout_s: float
+
+
+class Tell(NamedTuple):
+    """Send a message over the WebSocket. Raises GatewayUnreachable."""
+
+    text: bytes
+
+
+class Hear(NamedTuple):
+    """Return the next message of the WebSocket, or None when the time is over. Raises GatewayUnreachable."""
+
+    timeout_s: float
+
+
+class Found(NamedTuple, Generic[_T]):
+    """Hand ``item`` to whoever iterates over the stream."""
+
+    item: _T
+
+
+Effect = Post | Pause | Now | Work | Dial | Tell | Hear
+Flow = Generator[Effect, Any, _T]
+Stream = Generator[Effect | Found[_T], Any, None]
+
+
+def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]]) -> Generator[Any, Any, None]:
+    """Give all that ``stream`` finds to ``handle``, a stream of its own, until that returns True."""
+    answer: Any = None
+    error: DekubeError | None = None
+    while True:
+        try:
+            effect = stream.send(answer) if error is None else stream.throw(error)
+        except StopIteration:
+            return
+        answer = error = None
+        if isinstance(effect, Found):
+            if (yield from handle(effect.item)):
+                stream.close()
+                return
+        else:
+            try:
+                answer = yield effect
+            except DekubeError as failed:
+                error = failed
+
+
+def gather(stream: Stream[_T]) -> Flow[list[_T]]:
+    """Return all that ``stream`` finds."""
+    found: list[_T] = []
+
+    def keep(item: _T) -> Generator[Any, Any, bool]:
+        found.append(item)
+        return False
+        yield  # a stream that finds nothing
+
+    yield from through(stream, keep)
+    return found
+
+
+def hexed(data: bytes) -> str:
+    """Return ``data`` as 0x hex."""
+    return "0x" + data.hex()
+
+
+class Core:
+    """What a client remembers: its gateways, which is asked now, and the newest height that any has shown.
+
+    Answers never go back in time: a gateway that has not shown that height yet is asked to wait for it
+    (``min_height``), or another is asked.
+    """
+
+    def __init__(self, urls: Sequence[str], options: ClientOptions) -> None:
+        """Raises ConfigError for an URL that cannot be used."""
+        if not urls:
+            raise ConfigError("no gateway is named")
+        self.options = options
+        self._urls = tuple(map(_http_url, urls))
+        self._shown = [0] * len(urls)
+        self._at = 0
+        self.height = 0
+        """The newest height that any answer was of."""
+
+    @property
+    def url(self) -> str:
+        """The gateway that is asked now."""
+        return self._urls[self._at]
+
+    def turn(self) -> None:
+        """Ask the next gateway from now on."""
+        self._at = (self._at + 1) % len(self._urls)
+
+    # Calls
+
+    def call(self, method: str, /, *params: Any, **named: Any) -> Flow[Any]:
+        """Return the result of one call, its parameters by place or by name; those by name keep ``min_height``.
+
+        Raises ClientError for an answer of failure, GatewayUnreachable where there is none.
+        """
+        given = {name: value for name, value in named.items() if value is not None}
+        [found] = yield from self._ask([Call(method, given or list(params) or None)], is_batch=False)
+        if isinstance(found, ClientError):
+            raise found
+        return found
+
+    def batch(self, calls: Sequence[Call]) -> Flow[list[Any]]:
+        """Return the results in the order of ``calls``; a failed one is its ClientError.
+
+        Raises ClientError where the gateway refuses the whole, GatewayUnreachable.
+        """
+        results: list[Any] = []
+        if calls:
+            results = yield from self._ask(calls, is_batch=True)
+            if isinstance(results[0], _WholeRefused):
+                raise results[0]
+        return results
+
+    def _ask(self, calls: Sequence[Call], *, is_batch: bool) -> Flow[list[Any]]:
+        results: list[Any] = [None] * len(calls)
+        waiting = list(range(len(calls)))
+        count, tries = len(self._urls), self.options.rounds * len(self._urls)
+        for attempt in range(1, tries + 1):
+            pause_s = 0.0
+            if attempt % count == 0:
+                pause_s = self.options.pause_s * 2 ** (attempt // count - 1)
+            try:
+                answers = yield from self._exchange([calls[number] for number in waiting], is_batch=is_batch)
+            except GatewayUnreachable:
+                if attempt == tries or count == 1:
+                    raise
+                self.turn()
+            else:
+                for number, answer in zip(waiting, answers, strict=True):
+                    results[number] = answer
+                again = [n for n in waiting if _is_to_be_asked_again(results[n])]
+                if not again or attempt == tries:
+                    return results
+                waiting = again
+                rations_s = [_ration_s(results[n]) for n in waiting]
+                if count > 1:
+                    self.turn()
+                if count == 1 or attempt % count == 0:
+                    pause_s = max(pause_s, *rations_s)
+            if pause_s:
+                yield Pause(pause_s)
+        raise AssertionError("at least one round")
+
+    def _exchange(self, calls: Sequence[Call], *, is_batch: bool) -> Flow[list[Any]]:
+        requests = [self._request(number, call) for number, call in enumerate(calls)]
+        data = yield Post(self.url, orjson.dumps(requests if is_batch else requests[0]), self.options.timeout_s)
+        results = read_answers(data, len(calls), is_batch=is_batch)
+        for result in results:
+            self._note(result)
+        return results
+
+    def _request(self, number: int, call: Call) -> dict[str, Any]:
+        request: dict[str, Any] = {"jsonrpc": "2.0", "id": number, "method": call.method}
+        params = call.params
+        if (
+            self.height > self._shown[self._at]
+            and call.method.startswith("dekube_")
+            and call.method not in WITHOUT_MIN_HEIGHT
+            and (not params or isinstance(params, Mapping))
+        ):
+            params = {"min_height": self.height, **(params or {})}
+        if params is not None:
+            request["params"] = params
+        return request
+
+    def _note(self, result: Any) -> None:
+        match result:
+            case {"at": {"height": int(height)}}:
+                self._shown[self._at] = max(self._shown[self._at], height)
+                self.height = max(self.height, height)
+            case _:
+                pass
+
+    def pages(self, method: str, /, **named: Any) -> Stream[Any]:
+        """Find all items of a paged method; its pages are bound to one height."""
+        cursor: str | None = None
+        while True:
+            page = yield from self.call(method, **named, cursor=cursor, limit=100)
+            if type(page) is not dict or type(page.get("items")) is not list:
+                raise AnswerMalformed(f"{method}: not a page")
+            for item in page["items"]:
+                yield Found(item)
+            following = page.get("next")
+            if not isinstance(following, str):
+                return
+            cursor = following
+
+    # Subscriptions
+
+    def news(
+        self, kind: str, *, from_height: int | None = None, address: bytes | None = None,
+        topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
+    ) -> Stream[News]:  # fmt: skip
+        """Find the news of each block, in order, each once: over gateways that end, and long silences.
+
+        Without end, or until ``timeout_s`` are over.
+
+        Raises ClientError for what can never be told (pruned blocks), GatewayUnreachable when no gateway is left.
+        """
+        named = {"address": address, "topic": topic, "task": task}
+        wanted = {name: hexed(value) for name, value in named.items() if value is not None}
+        following = from_height
+        failures = 0
+        deadline = None if timeout_s is None else (yield Now()) + timeout_s
+        while True:
+            try:
+                if following is not None:
+                    following = yield from self._replay(kind, wanted, following)
+                request: dict[str, Any] = {"kind": kind, **wanted}
+                if following is not None:
+                    request["from_height"] = following
+                yield Dial(_socket_url(self.url), self.options.timeout_s)
+                yield Tell(_message("dekube_subscribe", request))
+                started = yield from self._hear_answer()
+                following = started if following is None else following
+                while True:
+                    told = yield from self._hear_news(deadline)
+                    if told is None:
+                        return
+                    failures = 0
+                    self.height = max(self.height, told.at.height)
+                    if told.at.height >= following:
+                        following = told.at.height + 1
+                        yield Found(told)
+            except GatewayUnreachable:
+                failures += 1
+                if failures > RECONNECTS_MAX * len(self._urls):
+                    raise
+            except ClientError as error:
+                if error.reason not in ELSEWHERE and error.reason != RATION:
+                    raise
+                failures += 1
+                if failures > RECONNECTS_MAX * len(self._urls):
+                    raise
+            self.turn()
+            if deadline is not None and (yield Now()) >= deadline:
+                return
+            yield Pause(min(self.options.pause_s * 2 ** min(failures, 16), RECONNECT_PAUSE_S_MAX))
+
+    def _hear_answer(self) -> Flow[int]:
+        """Return the height from which the subscription tells."""
+        text = yield Hear(self.options.timeout_s)
+        if text is None:
+            raise GatewayUnreachable("no answer over the WebSocket")
+        [answer] = read_answers(text, 1, is_batch=False)
+        if isinstance(answer, ClientError):
+            raise answer
+        match answer:
+            case {"from_height": int(height)}:
+                return height
+            case _:
+                raise AnswerMalformed("not an answer to a subscription")
+
+    def _hear_news(self, deadline: float | None) -> Flow[News | None]:
+        """Return the next news, None when the time is over."""
+        silent = False
+        while True:
+            left_s = IDLE_S if deadline is None else deadline - (yield Now())
+            if left_s <= 0:
+                return None
+            text = yield Hear(min(left_s, IDLE_S))
+            if text is None:
+                if left_s < IDLE_S:
+                    return None
+                if silent:
+                    raise GatewayUnreachable("the WebSocket is silent")
+                silent = True
+                yield Tell(_message("dekube_head", {}))
+                continue
+            silent = False
+            match _json(text):
+                case {"method": "dekube_subscription", "params": {"result": result}}:
+                    return read_shape(News, result)
+                case {"id": _}:  # the sign of life
+                    continue
+                case _:
+                    raise AnswerMalformed("not a notification")
+
+    def _replay(
+        self, kind: str, wanted: Mapping[str, str], following: int
+    ) -> Generator[Effect | Found[News], Any, int]:
+        """Find what blocks tell that are too many to be replayed by a subscription; return the next height."""
+        while True:
+            answer = yield from self.call("dekube_head")
+            match answer:
+                case {"at": {"height": int(newest)}}:
+                    pass
+                case _:
+                    raise AnswerMalformed("dekube_head: not a head")
+            if following > newest - REPLAY_MAX:
+                return following
+            heights = range(following, min(following + REPLAY_BATCH, newest - REPLAY_MAX // 2))
+            calls = [Call("dekube_getBlock", {"block": height}) for height in heights]
+            if kind != "heads":
+                calls += [Call("dekube_getBlockReceipts", {"block": height}) for height in heights]
+            answers = yield from self.batch(calls)
+            for found in answers:
+                if isinstance(found, ClientError):
+                    raise found
+            for number, height in enumerate(heights):
+                receipts = None if kind == "heads" else answers[len(heights) + number]
+                told = news_of(answers[number], receipts, kind, wanted)
+                following = height + 1
+                if told is not None:
+                    yield Found(told)
+
+
+def news_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, str]) -> News | None:
+    """Return what a subscription would have told of a block, from the answers that have it whole.
+
+    Raises AnswerMalformed.
+    """
+    match block, receipts:
+        case {"block": dict() as found}, None:
+            header = read_shape(Header, found)
+            at = {"height": header.height, "hash": found["hash"]}
+            return read_shape(News, {"at": at, "header": found})
+        case {"block": dict() as found}, {"receipts": list() as listed}:
+            whole = read_shape(Block, found)
+            items: list[dict[str, Any]] = []
+            for index, receipt in enumerate(listed):
+                read_shape(Receipt, receipt)
+                hash_ = receipt["transaction_hash"]
+                items += [
+                    {"transaction_hash": hash_, "index": index, "event": event} for event in receipt["events"]
+                ]
+            items += [{"transaction_hash": None, "index": None, "event": event} for event in found["events"]]
+            items = [item for item in items if _is_wanted(item["event"], kind, wanted)]
+            if not items:
+                return None
+            return read_shape(News, {"at": {"height": whole.height, "hash": found["hash"]}, "items": items})
+        case _:
+            raise AnswerMalformed("not a block and its receipts")
+
+
+LEDGERS: Final = frozenset(f"0x{number:040x}" for number in (0x702, 0x703))
+"""The contracts of tasks and billing, whose events a subscription to tasks tells."""
+
+
+def _is_wanted(event: Mapping[str, Any], kind: str, wanted: Mapping[str, str]) -> bool:
+    source, topics = str(event["address"]).lower(), [str(topic).lower() for topic in event["topics"]]
+    if kind == "tasks":
+        return source in LEDGERS and ("task" not in wanted or topics[1:2] == [wanted["task"]])
+    return wanted.get("address", source) == source and ("topic" not in wanted or topics[:1] == [wanted["topic"]])
+
+
+def read_answers(data: bytes, count: int, *, is_batch: bool) -> list[Any]:
+    """Return the ``count`` results in a gateway's answer, a failed one as its ClientError.
+
+    Where the whole was refused, that is the result of each. Raises AnswerMalformed.
+    """
+    answer = _json(data)
+    if not is_batch or type(answer) is dict:
+        result = _result(answer)
+        if is_batch and not isinstance(result, ClientError):
+            raise AnswerMalformed("one answer for a batch")
+        return [_WholeRefused(answer["error"])] * count if is_batch else [result]
+    results: list[Any] = [None] * count
+    found = set()
+    if type(answer) is not list:
+        raise AnswerMalformed("not the answer to a batch")
+    for item in answer:
+        number = item.get("id") if type(item) is dict else None
+        if type(number) is not int or not 0 <= number < count:
+            raise AnswerMalformed("an answer to what was not asked")
+        results[number] = _result(item)
+        found.add(number)
+    if len(found) != count:
+        raise AnswerMalformed("the answer to a batch is not whole")
+    return results
+
+
+class _WholeRefused(ClientError):
+    """The gateway refused a batch, not one of its calls."""
+
+
+def _result(answer: Any) -> Any:
+    match answer:
+        case {"error": error}:
+            return ClientError(error)
+        case {"result": result}:
+            return result
+        case _:
+            raise AnswerMalformed("not an answer of a gateway")
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        raise AnswerMalformed("not JSON") from None
+
+
+def _message(method: str, params: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
+
+
+def _is_to_be_asked_again(result: Any) -> bool:
+    return isinstance(result, ClientError) and (
+        result.reason in ELSEWHERE or (result.reason == RATION and _ration_s(result) > 0)
+    )
+
+
+def _ration_s(result: Any) -> float:
+    """Return how long a gateway that rations its callers wants to be left alone."""
+    seconds = result.fields.get("retry_after_s") if isinstance(result, ClientError) else None
+    try:
+        return min(max(float(seconds or 0), 0.0), RATION_PAUSE_S_MAX)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _http_url(url: str) -> str:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f"not the URL of a gateway: {url}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"not the URL of a gateway: {url}")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return (
+        f"{parts.scheme}://{host}:{port or (443 if parts.scheme == 'https' else DEFAULT_PORT)}{parts.path or '/'}"
+    )
+
+
+def _socket_url(url: str) -> str:
+    return "ws" + url.removeprefix("http")

@@ -1,0 +1,77 @@
+"""What a client of a gateway can fail with; every one has a stable ``code``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpc.errors import RpcError
+from state.primitives.errors import DekubeError
+
+__all__ = [
+    "AnswerMalformed",
+    "ClientError",
+    "GatewayUnreachable",
+    "NoResult",
+    "ResultMismatch",
+    "TaskEnded",
+    "TransactionRefused",
+]
+
+
+class GatewayUnreachable(DekubeError):
+    """Nothing answers at the address, or what answers is not a gateway."""
+
+    code = "gateway_unreachable"
+
+
+class AnswerMalformed(GatewayUnreachable):
+    """An answer that is not of the shape that the method promises."""
+
+    code = "answer_malformed"
+
+
+class ClientError(RpcError):
+    """The gateway's error: ``reason`` is the stable code, ``fields`` what else its data said."""
+
+    def __init__(self, error: Any) -> None:
+        data = error.get("data") if type(error) is dict else None
+        fields = dict(data) if type(data) is dict else {}
+        # Ethereum's methods carry the bytes of a revert where ours carry fields.
+        self.data: str | None = data if type(data) is str else None
+        reason = fields.pop("reason", "unknown")
+        message = error.get("message") if type(error) is dict else None
+        super().__init__(reason if type(reason) is str else "unknown", str(message or "an error without a text"))
+        self.code = self.reason  # type: ignore[misc]  # that of the error on the other side
+        self.fields = fields
+
+
+class TransactionRefused(DekubeError):
+    """A final transaction whose rule refused it, or one that did not become final in time.
+
+    ``reason`` is the rule's own code, empty for one that is not final; ``hash`` names the transaction.
+    """
+
+    code = "transaction_refused"
+
+    def __init__(self, message: str, *, reason: str = "", hash_: bytes = b"") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.hash = hash_
+
+
+class TaskEnded(DekubeError):
+    """A task that ended otherwise than settled, or has not ended in time."""
+
+    code = "task_not_settled"
+
+
+class NoResult(DekubeError):
+    """The task has no final window yet, or nobody has its result any more."""
+
+    code = "no_result"
+
+
+class ResultMismatch(DekubeError):
+    """What was fetched is not what the proofs on chain say the job produced."""
+
+    code = "result_mismatch"

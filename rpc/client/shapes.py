@@ -1,0 +1,429 @@
+"""Typed results: a gateway's answers, read strictly into frozen dataclasses; ``document`` is the answer.
+
+Amounts are integers of 10^-18 DKB, hashes and addresses bytes. Fields that an answer has beside those named here
+are left in ``document``, so that a newer gateway may say more.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
+
+from rpc.client.errors import AnswerMalformed
+
+__all__ = [
+    "Account",
+    "Amount",
+    "At",
+    "Bill",
+    "BillLine",
+    "Block",
+    "ChainInfo",
+    "Contract",
+    "EscrowTotals",
+    "Event",
+    "Head",
+    "Header",
+    "KindQuote",
+    "LoggedEvent",
+    "Machine",
+    "News",
+    "Nonce",
+    "Place",
+    "Proof",
+    "Quote",
+    "Receipt",
+    "Shape",
+    "Task",
+    "TaskChange",
+    "TaskQuote",
+    "Transaction",
+    "Window",
+    "read_shape",
+]
+
+DIGITS_MAX: Final = 80
+_HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
+_AMOUNT: Final = "a natural number in a string"
+Amount = Annotated[int, _AMOUNT]
+"""10^-18 DKB; a decimal string in the answer."""
+_T = TypeVar("_T", bound="Shape")
+_Reader = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Base of typed results."""
+
+    document: Mapping[str, Any] = field(repr=False, compare=False)
+    """The answer as it came."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class At(Shape):
+    """The finalised block that an answer holds for."""
+
+    height: int
+    hash: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainInfo(Shape):
+    """Which chain it is; ``testnet`` as its genesis says."""
+
+    at: At
+    chain_id: int
+    name: str
+    genesis_hash: bytes
+    testnet: bool
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(Shape):
+    """The newest finalised block."""
+
+    at: At
+    time_ms: int
+    state_root: bytes
+    base_fee: Amount
+    base_fee_next: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header(Shape):
+    """A block's header."""
+
+    height: int
+    hash: bytes
+    parent_hash: bytes
+    epoch: int
+    time_ms: int
+    base_fee: Amount
+    transactions_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event(Shape):
+    """A log entry; ``name`` and ``values`` where the event is one that the gateway knows."""
+
+    address: bytes
+    topics: tuple[bytes, ...]
+    data: bytes
+    name: str | None
+    values: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(Header):
+    """A finalised block with the hashes of its transactions; ``events`` are those of the block itself."""
+
+    gas_used: int
+    transactions: tuple[bytes, ...]
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Shape):
+    """Where a transaction stands."""
+
+    height: int
+    hash: bytes
+    index: int
+    time_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transaction(Shape):
+    """A transaction; ``block`` is None while it waits to be included."""
+
+    hash: bytes
+    form: int
+    nonce: int
+    kind: int
+    kind_name: str | None
+    gas_limit: int
+    max_fee_per_gas: Amount
+    raw: bytes
+    block: Place | None
+
+    @property
+    def sender(self) -> bytes:
+        """The account that signed."""
+        return _hex(self.document["from"]) if self.document.get("from") else b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt(Shape):
+    """What execution left; ``reason`` is the stable code of a refusal."""
+
+    transaction_hash: bytes
+    block: Place
+    kind: int
+    kind_name: str | None
+    succeeded: bool
+    reason: str | None
+    gas_used: int
+    fee: Amount
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account(Shape):
+    """An account after the block ``at``."""
+
+    at: At
+    address: bytes
+    balance: Amount
+    nonce: int
+    pending_nonce: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nonce(Shape):
+    """The next nonce, as executed and with what waits in the mempool."""
+
+    at: At
+    nonce: int
+    pending_nonce: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindQuote(Shape):
+    """What a kind of transaction weighs."""
+
+    kind: int
+    name: str
+    gas: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote(Shape):
+    """Fees now."""
+
+    at: At
+    base_fee_next: Amount
+    max_fee_per_gas: Amount
+    max_priority_fee_per_gas: Amount
+    kinds: tuple[KindQuote, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedEvent(Shape):
+    """An event of a block; ``transaction_hash`` is None for one of the block itself."""
+
+    transaction_hash: bytes | None
+    index: int | None
+    event: Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class News(Shape):
+    """What a subscription tells of one block: its ``header`` or its ``items``."""
+
+    at: At
+    header: Header | None = None
+    items: tuple[LoggedEvent, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract(Shape):
+    """A system contract."""
+
+    address: bytes
+    name: str
+    abi: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Shape):
+    """A registered machine."""
+
+    address: bytes
+    status: str
+    roles: tuple[str, ...]
+    price_per_gpu_s: Amount
+    bond: Amount
+    slots: int
+    busy_slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Shape):
+    """A task: ``phase`` it is in, and how many of its ``windows`` are proved and final."""
+
+    id: bytes
+    requester: bytes
+    phase: str
+    reason: str
+    created_height: int
+    changed_height: int
+    worker: bytes | None
+    price_per_gpu_s: Amount
+    windows: int
+    proved_windows: int
+    final_windows: int
+    history: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it can change any more."""
+        return self.phase in ("settled", "failed", "cancelled", "expired")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChange(Shape):
+    """A change of a task's phase; ``actor`` is None where the end of a block acted."""
+
+    number: int
+    height: int
+    time_ms: int
+    after: str
+    reason: str
+    actor: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof(Shape):
+    """What a worker committed to for one window."""
+
+    step_from: int
+    step_to: int
+    state_root_in: bytes
+    state_root_out: bytes
+    segment_root: bytes
+    output_blob: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Shape):
+    """A window of work from its proof on."""
+
+    number: int
+    phase: str
+    reason: str
+    worker: bytes
+    height: int
+    proof: Proof
+    charge: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskQuote(Shape):
+    """What creating a task would lock; unused it comes back."""
+
+    at: At
+    price: Amount
+    verification: Amount
+    fee: Amount
+    total: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillLine(Shape):
+    """A movement of money of a task."""
+
+    number: int
+    height: int
+    movement: str
+    purpose: str
+    party: bytes | None
+    amount: Amount
+    window: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EscrowTotals(Shape):
+    """Sums of a bill."""
+
+    deposited: Amount
+    locked: Amount
+    paid: Amount
+    refunded: Amount
+    burned: Amount
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that came in is accounted for."""
+        return self.locked + self.paid + self.refunded + self.burned == self.deposited
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The bill of a task: every line, and the sums."""
+
+    lines: tuple[BillLine, ...]
+    totals: EscrowTotals
+
+
+def read_shape(cls: type[_T], answer: Any) -> _T:
+    """Return ``answer`` as a ``cls``. Raises AnswerMalformed."""
+    if type(answer) is not dict:
+        raise AnswerMalformed(f"not an answer of a gateway: {cls.__name__} expected")
+    values: dict[str, Any] = {"document": answer}
+    for name, read, is_required in _fields(cls):  # type: ignore[arg-type]  # classes are hashable
+        if name in answer:
+            try:
+                values[name] = read(answer[name])
+            except (ValueError, TypeError) as error:
+                raise AnswerMalformed(f"{cls.__name__}.{name}: {str(error)[:80]}") from None
+        elif is_required:
+            raise AnswerMalformed(f"{cls.__name__} without {name}")
+    return cls(**values)
+
+
+@cache
+def _fields(cls: type[Shape]) -> tuple[tuple[str, _Reader, bool], ...]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple(
+        (item.name, _reader(hints[item.name]), item.default is MISSING)
+        for item in fields(cls)
+        if item.name != "document"
+    )
+
+
+def _reader(kind: Any) -> _Reader:
+    """Return what reads a value of a field's type."""
+    if kind is Any:
+        return lambda value: value
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _amount
+    if origin is types.UnionType or origin is typing.Union:
+        [inner] = [_reader(argument) for argument in arguments if argument is not types.NoneType]
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple:
+        item = _reader(arguments[0])
+        return lambda value: tuple(map(item, _exactly(list, value)))
+    if kind is bytes:
+        return _hex
+    if origin is not None:
+        return lambda value: {_exactly(str, k): _exactly(str, v) for k, v in _exactly(dict, value).items()}
+    if isinstance(kind, type) and issubclass(kind, Shape):
+        return lambda value: read_shape(kind, value)
+    return lambda value: _exactly(kind, value)
+
+
+def _exactly(kind: Any, value: Any) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{kind.__name__} expected")
+    return value
+
+
+def _amount(value: Any) -> int:
+    text: str = _exactly(str, value)
+    if not (text.isascii() and text.isdigit()) or len(text) > DIGITS_MAX:
+        raise ValueError(f"{_AMOUNT} expected")
+    return int(text)
+
+
+def _hex(value: Any) -> bytes:
+    text: str = _exactly(str, value)
+    if _HEX.fullmatch(text) is None:
+        raise ValueError("0x and hex digits expected")
+    return bytes.fromhex(text[2:])

@@ -1,0 +1,221 @@
+"""The blocking client: one kept connection, standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+from rpc.client.api import Api
+from rpc.client.core import (
+    ANSWER_LIMIT_BYTES,
+    ClientOptions,
+    Core,
+    Dial,
+    Effect,
+    Flow,
+    Found,
+    Hear,
+    Now,
+    Pause,
+    Post,
+    Stream,
+    Tell,
+    Work,
+)
+from rpc.client.errors import GatewayUnreachable
+from rpc.client.tasks import TaskApi
+from rpc.client.websocket import READ_BYTES, Conversation
+from state.primitives.errors import DekubeError
+
+__all__ = ["Client"]
+
+_T = TypeVar("_T")
+
+
+class Client(Api, TaskApi):
+    """Speaks to the gateways at ``urls`` (http or https), the first that answers. One thread at a time."""
+
+    def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:
+        """Raises ConfigError for an URL that cannot be used."""
+        if options is None:
+            options = ClientOptions() if timeout_s is None else ClientOptions(timeout_s=timeout_s)
+        self.core = Core(urls, options)
+        self._connection: http.client.HTTPConnection | None = None
+        self._connected_to = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def perform(self, flow: Flow[_T]) -> _T:
+        """Perform the effects of ``flow``; return what it returns."""
+        with _Socket() as heard:
+            answer: Any = None
+            error: DekubeError | None = None
+            while True:
+                try:
+                    effect = flow.send(answer) if error is None else flow.throw(error)
+                except StopIteration as end:
+                    result: _T = end.value
+                    return result
+                answer, error = self._do(effect, heard)
+
+    def iterate(self, stream: Stream[_T]) -> Iterator[_T]:
+        """Perform the effects of ``stream``; yield what it finds."""
+        with _Socket() as heard:
+            answer: Any = None
+            error: DekubeError | None = None
+            while True:
+                try:
+                    effect = stream.send(answer) if error is None else stream.throw(error)
+                except StopIteration:
+                    return
+                answer = error = None
+                if isinstance(effect, Found):
+                    yield effect.item
+                else:
+                    answer, error = self._do(effect, heard)
+
+    def _do(self, effect: Effect, heard: _Socket) -> tuple[Any, DekubeError | None]:
+        """Return what came of ``effect``, or the error that it failed with."""
+        try:
+            match effect:
+                case Post(url, body, timeout_s):
+                    return self._post(url, body, timeout_s), None
+                case Pause(seconds):
+                    time.sleep(seconds)
+                case Now():
+                    return time.monotonic(), None
+                case Work(do):
+                    return do(), None
+                case Dial(url, timeout_s):
+                    heard.dial(url, timeout_s)
+                case Tell(text):
+                    heard.tell(text)
+                case Hear(timeout_s):
+                    return heard.hear(timeout_s), None
+                case _:
+                    raise AssertionError(effect)
+        except DekubeError as error:
+            return None, error
+        return None, None
+
+    def _post(self, url: str, body: bytes, timeout_s: float) -> bytes:
+        if url != self._connected_to:
+            self.close()
+        for attempt in (1, 2):
+            is_fresh = self._connection is None
+            try:
+                return self._send(url, body, timeout_s)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                # A kept connection may have been closed meanwhile; only then nothing was done yet.
+                was_closed = isinstance(error, http.client.RemoteDisconnected | BrokenPipeError)
+                if is_fresh or attempt == 2 or not was_closed:
+                    raise GatewayUnreachable(f"{_place(url)}: {error}") from None
+        raise AssertionError("unreachable")
+
+    def _send(self, url: str, body: bytes, timeout_s: float) -> bytes:
+        parts = urlsplit(url)
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
+            self._connected_to = url
+        self._connection.request("POST", parts.path, body, {"content-type": "application/json"})
+        response = self._connection.getresponse()
+        data = response.read(ANSWER_LIMIT_BYTES + 1)
+        if response.status != 200 or len(data) > ANSWER_LIMIT_BYTES:
+            self.close()
+            raise GatewayUnreachable(f"{_place(url)}: HTTP status {response.status}")
+        return data
+
+
+def _place(url: str) -> str:
+    return urlsplit(url).netloc
+
+
+class _Socket:
+    """The WebSocket of one flow."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._conversation: Conversation | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def dial(self, url: str, timeout_s: float) -> None:
+        self.__exit__()
+        parts = urlsplit(url)
+        try:
+            self._socket = socket.create_connection((parts.hostname, parts.port), timeout_s)
+            if parts.scheme == "wss":
+                context = ssl.create_default_context()
+                self._socket = context.wrap_socket(self._socket, server_hostname=parts.hostname)
+            self._conversation = Conversation(url)
+            self._flush()
+            deadline = time.monotonic() + timeout_s
+            while not self._conversation.is_open:
+                if not self._receive(deadline):
+                    raise GatewayUnreachable(f"{parts.netloc}: no WebSocket in {timeout_s:.0f} s")
+        except OSError as error:
+            raise GatewayUnreachable(f"{parts.netloc}: {error}") from None
+
+    def tell(self, text: bytes) -> None:
+        assert self._conversation is not None
+        self._conversation.tell(text)
+        try:
+            self._flush()
+        except OSError as error:
+            raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
+
+    def hear(self, timeout_s: float) -> bytes | None:
+        assert self._conversation is not None
+        deadline = time.monotonic() + timeout_s
+        try:
+            while (text := self._conversation.next_message()) is None:
+                if not self._receive(deadline):
+                    return None
+        except OSError as error:
+            raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
+        return text
+
+    def _receive(self, deadline: float) -> bool:
+        """Take in what comes; return False when the time is over."""
+        assert self._socket is not None
+        assert self._conversation is not None
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        self._socket.settimeout(left_s)
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except TimeoutError:
+            return False
+        self._conversation.receive(data)
+        self._flush()
+        return True
+
+    def _flush(self) -> None:
+        assert self._socket is not None
+        assert self._conversation is not None
+        if data := self._conversation.outgoing():
+            self._socket.sendall(data)

@@ -1,0 +1,310 @@
+"""A requester's side of a task: post it, follow it until it is settled, fetch what it produced, read the bill."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rpc.client.api import each, one, send
+from rpc.client.control import ask_node
+from rpc.client.core import Core, Flow, Found, Stream, Work, gather, hexed, through
+from rpc.client.errors import AnswerMalformed, NoResult, ResultMismatch, TaskEnded
+from rpc.client.shapes import (
+    Bill,
+    BillLine,
+    EscrowTotals,
+    Machine,
+    Receipt,
+    Task,
+    TaskChange,
+    TaskQuote,
+    Transaction,
+    Window,
+    read_shape,
+)
+from rpc.client.shells import FlowMethod, StreamMethod
+from state.primitives.errors import DekubeError
+from state.primitives.keys import SecretKey
+from tasks.transitions import CANCEL_TASK, CREATE_TASK, RESUME_TASK, TOP_UP_TASK, task_id_of
+
+if TYPE_CHECKING:
+    from tasks.engine.state import TrainingState
+    from tasks.spec import JobSpec
+
+__all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate"]
+
+FETCH_TIMEOUT_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class CreatedTask:
+    """A task that is on chain: its id, what was locked for it, and the receipt of its creation."""
+
+    id: bytes
+    locked: int
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class TaskUpdate:
+    """What is new of a task: ``task.final_windows`` of ``task.windows`` is how far it is."""
+
+    task: Task
+    changes: tuple[TaskChange, ...]
+    windows: tuple[Window, ...]
+    """Those that are new, or in another phase."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The trained state after a final window, whose root is that of the proof on chain."""
+
+    task: bytes
+    window: Window
+    spec: JobSpec
+    state: TrainingState
+    data: bytes
+    """The state's bytes, as the worker stored them."""
+    dataset: bytes | None
+    """The data set of the job, where it could be had too."""
+
+    def test(self) -> tuple[int, int]:
+        """Return how many of how many samples that it was not trained on the model gets right.
+
+        Raises NoResult without the data set, ResultMismatch when it is not the one that the job names.
+        """
+        from tasks.datasets import Dataset
+        from tasks.engine.arrays import NumpyArrays
+        from tasks.engine.training import Trainer
+
+        if self.dataset is None:
+            raise NoResult("the data set of the job could not be had")
+        dataset = Dataset.decode(self.dataset)
+        if dataset.root() != self.spec.dataset.root:
+            raise ResultMismatch("the data set is not the one that the job names")
+        found = Trainer(self.spec.plan(), dataset, NumpyArrays(), self.state).evaluate()
+        return found.right, found.samples
+
+
+# Questions
+
+
+def _quote_task(core: Core, spec: bytes) -> Flow[TaskQuote]:
+    """Return what creating a task of the job ``spec`` (canonical bytes) would lock."""
+    return read_shape(TaskQuote, (yield from core.call("dekube_quoteTask", spec=hexed(spec))))
+
+
+def _task(core: Core, task: bytes) -> Flow[Task | None]:
+    """Return a task; its job is in ``document["spec"]``."""
+    return one(core, Task, "task", "dekube_getTask", task=hexed(task))
+
+
+def _tasks(
+    core: Core, *, phase: str | None = None, requester: bytes | None = None, worker: bytes | None = None
+) -> Stream[Task]:
+    """Find the tasks of a phase, a requester or a worker, or all, the oldest first."""
+    who = None if requester is None else hexed(requester)
+    whose = None if worker is None else hexed(worker)
+    return each(core, Task, "dekube_getTasks", phase=phase, requester=who, worker=whose)
+
+
+def _task_changes(core: Core, task: bytes) -> Stream[TaskChange]:
+    """Find every change of a task's phase."""
+    return each(core, TaskChange, "dekube_getTaskHistory", task=hexed(task))
+
+
+def _task_windows(core: Core, task: bytes) -> Stream[Window]:
+    """Find the windows of a task from their proofs on."""
+    return each(core, Window, "dekube_getTaskWindows", task=hexed(task))
+
+
+def _bill(core: Core, task: bytes) -> Flow[Bill]:
+    """Return the bill of a task: its lines and sums."""
+    answer = yield from core.call("dekube_getBill", task=hexed(task), limit=1)
+    if type(answer) is not dict:
+        raise AnswerMalformed("dekube_getBill: not an answer")
+    lines = yield from gather(each(core, BillLine, "dekube_getBill", task=hexed(task)))
+    return Bill(tuple(lines), read_shape(EscrowTotals, answer.get("totals")))
+
+
+# Doing
+
+
+def _create_task(core: Core, key: SecretKey, spec: bytes) -> Flow[CreatedTask]:
+    """Post a task for the job ``spec`` (canonical bytes): lock its price, return when it is final.
+
+    Raises ClientError where the mempool refuses it, TransactionRefused where its rule does.
+    """
+    quote = yield from _quote_task(core, spec)
+    receipt = yield from send(core, key, CREATE_TASK, [spec])
+    made = yield from one(
+        core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(receipt.transaction_hash)
+    )
+    if made is None:
+        raise AnswerMalformed("a final transaction that is not there")
+    return CreatedTask(task_id_of(key.address, made.nonce), quote.total, receipt)
+
+
+def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
+    """End a task early; what is not earned comes back."""
+    return send(core, key, CANCEL_TASK, [task])
+
+
+def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
+    """Look for another worker for a paused task."""
+    return send(core, key, RESUME_TASK, [task])
+
+
+def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[Receipt]:
+    """Add to what pays a task's verification; unused it comes back."""
+    return send(core, key, TOP_UP_TASK, [task, amount])
+
+
+def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Stream[TaskUpdate]:
+    """Find each change of a task and of its windows as it becomes final, until the task has ended.
+
+    Raises TaskEnded when it has not within ``timeout_s``, ClientError for a task that is not there.
+    """
+    seen, phases = 0, dict[int, str]()
+
+    def look() -> Generator[Any, Any, bool]:
+        nonlocal seen
+        changes = yield from gather(_task_changes(core, task))
+        windows = yield from gather(_task_windows(core, task))
+        record = yield from _task(core, task)
+        if record is None:
+            raise AnswerMalformed("a task with a history that is not there")
+        fresh = tuple(window for window in windows if phases.get(window.number) != window.phase)
+        if changes[seen:] or fresh:
+            yield Found(TaskUpdate(record, tuple(changes[seen:]), fresh))
+        seen = len(changes)
+        phases.update({window.number: window.phase for window in fresh})
+        # The record may be of a later block than the history: that is looked at again.
+        return record.has_ended and record.history <= seen
+
+    # Blocks from here on are told; what they change of the task before it is looked at is not missed.
+    start = yield from core.call("dekube_head")
+    match start:
+        case {"at": {"height": int(height)}}:
+            pass
+        case _:
+            raise AnswerMalformed("dekube_head: not a head")
+    ended = yield from look()
+    if ended:
+        return
+
+    def handle(_news: Any) -> Generator[Any, Any, bool]:
+        nonlocal ended
+        ended = yield from look()
+        return ended
+
+    told = core.news("tasks", task=task, from_height=height + 1, timeout_s=timeout_s)
+    yield from through(told, handle)
+    if not ended:
+        raise TaskEnded(f"task {hexed(task)} has not ended in {timeout_s or 0:.0f} s")
+
+
+# Bulk data: through a node of this machine, which speaks to those that have it
+
+
+def _put_file(core: Core, file: Path, *, control: Path) -> Flow[bytes]:
+    """Put a file into the blob store of the node at ``control``; return its content address.
+
+    Workers fetch it from there. Raises ControlUnavailable when the node does not run.
+    """
+    answer = yield Work(partial(ask_node, control, "add_blob", path=str(file.absolute())))
+    match answer:
+        case {"blob": str(blob)}:
+            return bytes.fromhex(blob)
+        case _:
+            raise AnswerMalformed("what the node answers is not a blob's address")
+
+
+def _fetch(control: Path, blob: bytes, sources: list[bytes]) -> Flow[bytes]:
+    data: bytes = yield Work(partial(_fetch_blocking, control, blob, sources))
+    return data
+
+
+def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="dekube-") as folder:
+        target = os.path.join(folder, "blob")
+        try:
+            ask_node(
+                control, "fetch_blob", timeout_s=FETCH_TIMEOUT_S, blob=blob.hex(),
+                sources=[source.hex() for source in sources], path=target,
+            )  # fmt: skip
+            return Path(target).read_bytes()
+        except DekubeError as error:
+            if error.code == "node_unavailable":
+                raise
+            raise NoResult(f"blob {hexed(blob)}: {error}") from None
+        except OSError as error:
+            raise NoResult(f"blob {hexed(blob)}: {error.strerror}") from None
+
+
+def _result(core: Core, task: bytes, *, control: Path, window: int | None = None) -> Flow[TaskResult]:
+    """Return the trained state after the last final window of a task, or another, checked against its proof.
+
+    The node at ``control`` fetches it from the worker, through relays where it must. Raises NoResult,
+    ResultMismatch, ControlUnavailable.
+    """
+    record = yield from _task(core, task)
+    if record is None:
+        raise NoResult(f"no task has the id {hexed(task)}")
+    windows = yield from gather(_task_windows(core, task))
+    final = [item for item in windows if item.phase == "final" and window in (None, item.number)]
+    if not final:
+        raise NoResult(
+            "no window of this task is final yet" if window is None else f"window {window} is not final"
+        )
+    found = final[-1]
+    machines = yield from gather(each(core, Machine, "dekube_getNodes"))
+    sources = [found.worker, *(m.address for m in machines if m.address != found.worker)]
+    data = yield from _fetch(control, found.proof.output_blob, sources)
+    spec, state = yield Work(partial(_check_state, record, found, data))
+    try:
+        dataset: bytes | None = yield from _fetch(control, spec.dataset.blob, sources)
+    except NoResult:
+        dataset = None
+    return TaskResult(task, found, spec, state, data, dataset)
+
+
+def _check_state(task: Task, window: Window, data: bytes) -> tuple[JobSpec, TrainingState]:
+    from tasks.engine.state import TrainingState
+    from tasks.spec import decode_spec
+
+    match task.document:
+        case {"spec": {"raw": str(raw)}} if raw.startswith("0x"):
+            spec = decode_spec(bytes.fromhex(raw[2:]))
+        case _:
+            raise AnswerMalformed("a task without its job")
+    plan = spec.plan()
+    state = TrainingState.decode(data, plan)
+    if (root := state.root(plan)) != window.proof.state_root_out:
+        raise ResultMismatch(
+            f"the state's root is {hexed(root)}, the proof says {hexed(window.proof.state_root_out)}"
+        )
+    return spec, state
+
+
+class TaskApi:
+    """The methods about tasks of both clients."""
+
+    quote_task = FlowMethod(_quote_task)
+    task = FlowMethod(_task)
+    tasks = StreamMethod(_tasks)
+    task_changes = StreamMethod(_task_changes)
+    task_windows = StreamMethod(_task_windows)
+    bill = FlowMethod(_bill)
+    create_task = FlowMethod(_create_task)
+    cancel_task = FlowMethod(_cancel_task)
+    resume_task = FlowMethod(_resume_task)
+    top_up_task = FlowMethod(_top_up_task)
+    follow = StreamMethod(_follow)
+    upload = FlowMethod(_put_file)
+    result = FlowMethod(_result)
