@@ -1,0 +1,335 @@
+"""Which gateway is asked, what is asked again, how a subscription goes on: rules without I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpc.client import AnswerMalformed, Call, ClientError, GatewayUnreachable, TransactionRefused
+from rpc.client.api import _submit, _wait
+from rpc.client.core import REPLAY_MAX, Core
+from rpc.errors import RpcError
+from state.primitives.errors import ConfigError
+from state.primitives.hashing import keccak
+from tests.rpc.client.answers import ADDRESS, HASH, at
+from tests.rpc.client.world import Answer, World
+
+RAW = b"\x44raw"
+RAW_HASH = "0x" + keccak(RAW).hex()
+
+
+def head(height: int) -> Answer:
+    def answer(method: str, params: Any) -> Any:
+        least = params.get("min_height", 0) if isinstance(params, dict) else 0
+        if least > height:
+            raise RpcError("height_not_reached", "not yet", height=height, min_height=least)
+        return {"at": at(height)}
+
+    return answer
+
+
+def dead(_method: str, _params: Any) -> Any:
+    raise GatewayUnreachable("nobody")
+
+
+def test_another_gateway_is_asked_and_may_not_be_older() -> None:
+    world = World(head(7), head(9))
+    assert world.run(world.core.call("dekube_head"))["at"]["height"] == 7
+    world.all[0].answer = dead
+    assert world.run(world.core.call("dekube_getBalance", address=ADDRESS))["at"]["height"] == 9
+    assert world.all[1].asked == [("dekube_getBalance", {"min_height": 7, "address": ADDRESS})]
+    world.run(world.core.call("dekube_head"))
+    assert world.all[1].asked[-1] == ("dekube_head", {}), "it has shown that height itself"
+
+
+def test_a_gateway_that_is_behind_is_left_for_one_that_is_not() -> None:
+    world = World(dead, head(5), head(8))
+    world.core.height = 8
+    assert world.run(world.core.call("dekube_head"))["at"]["height"] == 8
+    assert world.pauses == []
+
+
+def test_parameters_by_place_are_passed_on_as_they_are() -> None:
+    world = World(head(5))
+    world.core.height = 9
+    world.run(world.core.call("dekube_getBalance", ADDRESS))
+    world.run(world.core.call("eth_blockNumber"))
+    world.run(world.core.call("dekube_sendTransaction", raw="0x"))
+    assert [params for _, params in world.all[0].asked] == [[ADDRESS], {}, {"raw": "0x"}]
+
+
+def test_one_gateway_that_is_not_there_fails_at_once_and_several_after_their_rounds() -> None:
+    world = World(dead)
+    with pytest.raises(GatewayUnreachable):
+        world.run(world.core.call("dekube_head"))
+    assert world.pauses == []
+    world = World(dead, dead)
+    with pytest.raises(GatewayUnreachable):
+        world.run(world.core.call("dekube_head"))
+    assert [len(gateway.asked) for gateway in world.all] == [3, 3]
+    assert world.pauses == [0.25, 0.5]
+
+
+def test_a_ration_is_waited_for_and_another_limit_is_told() -> None:
+    refusals = [2.5, 4]
+
+    def rationed(_method: str, _params: Any) -> Any:
+        if refusals:
+            raise RpcError("limit_exceeded", "slowly", retry_after_s=refusals.pop(0))
+        return {"at": at(1)}
+
+    world = World(rationed)
+    assert world.run(world.core.call("dekube_head")) == {"at": at(1)}
+    assert world.pauses == [2.5, 4]
+
+    def bounded(_method: str, _params: Any) -> Any:
+        raise RpcError("limit_exceeded", "too wide", limit=10_000)
+
+    world = World(bounded)
+    with pytest.raises(ClientError) as caught:
+        world.run(world.core.call("eth_getLogs", {}))
+    assert caught.value.fields == {"limit": 10_000}
+    assert len(world.all[0].asked) == 1
+
+
+def test_of_a_batch_only_what_failed_for_now_is_asked_again() -> None:
+    busy = [True]
+
+    def answer(method: str, _params: Any) -> Any:
+        if method == "dekube_head" and busy:
+            raise RpcError("node_unavailable", f"wait {busy.pop()}")
+        if method == "nope":
+            raise RpcError("method_not_found", "no")
+        return method
+
+    world = World(answer)
+    calls = [Call("dekube_sendTransaction", {"raw": "0x"}), Call("dekube_head"), Call("nope")]
+    sent, newest, wrong = world.run(world.core.batch(calls))
+    assert (sent, newest) == ("dekube_sendTransaction", "dekube_head")
+    assert isinstance(wrong, ClientError)
+    assert [method for method, _ in world.all[0].asked].count("dekube_sendTransaction") == 1
+    assert world.run(world.core.batch([])) == []
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://[", "://"])
+def test_what_is_no_address_of_a_gateway_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        World.__new__(World).core = Core([url], World(head(1)).core.options)
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b"null", b"\xff", b"[1]"])
+def test_what_is_no_answer_is_refused(document: bytes) -> None:
+    world = World(head(1))
+    flow = world.core.call("dekube_head")
+    next(flow)
+    with pytest.raises(AnswerMalformed):
+        flow.send(document)
+
+
+# Transactions
+
+
+def receipt(succeeded: bool = True) -> dict[str, Any]:
+    return {
+        "transaction_hash": RAW_HASH, "block": at(5) | {"index": 0, "time_ms": 5}, "from": ADDRESS, "kind": 1,
+        "kind_name": None, "succeeded": succeeded, "reason": None if succeeded else "stake_insufficient",
+        "gas_used": 21000, "effective_gas_price": "1", "fee": "5", "events": [],
+    }  # fmt: skip
+
+
+def test_an_answer_that_was_lost_is_no_failure() -> None:
+    def known(_method: str, _params: Any) -> Any:
+        raise RpcError("already_known", "already known")
+
+    assert World(known).run(_submit(World(known).core, RAW)) == keccak(RAW)
+
+    def final(method: str, _params: Any) -> Any:
+        if method == "dekube_sendTransaction":
+            raise RpcError("nonce_too_low", "nonce too low")
+        return {"receipt": receipt()}
+
+    world = World(final)
+    assert world.run(_submit(world.core, RAW)) == keccak(RAW)
+    world.all[0].answer = lambda m, _: (
+        (_ for _ in ()).throw(RpcError("nonce_too_low", m)) if "send" in m else {"receipt": None}
+    )
+    with pytest.raises(ClientError):
+        world.run(_submit(world.core, RAW))
+
+
+def test_a_transaction_is_given_to_the_gateway_that_takes_over() -> None:
+    pools: list[set[str]] = [set(), set()]
+
+    def gateway(number: int) -> Answer:
+        def answer(method: str, params: Any) -> Any:
+            if method == "dekube_sendTransaction":
+                pools[number].add(params["raw"])
+                return {"hash": RAW_HASH}
+            if number == 0:
+                raise GatewayUnreachable("gone")  # with what it had not told anybody
+            return {"receipt": receipt() if pools[1] else None, "pending": bool(pools[1])}
+
+        return answer
+
+    world = World(gateway(0), gateway(1))
+    assert world.run(_wait(world.core, RAW)).succeeded
+    assert pools[0] == pools[1] == {"0x" + RAW.hex()}
+
+
+def test_a_rule_that_refuses_and_a_wait_in_vain_are_told_apart() -> None:
+    def refused(method: str, _params: Any) -> Any:
+        return {"hash": RAW_HASH} if "send" in method else {"receipt": receipt(False), "pending": False}
+
+    world = World(refused)
+    with pytest.raises(TransactionRefused) as caught:
+        world.run(_wait(world.core, RAW))
+    assert (caught.value.reason, caught.value.hash) == ("stake_insufficient", keccak(RAW))
+    world.all[0].answer = lambda m, _: {"hash": RAW_HASH} if "send" in m else {"receipt": None, "pending": True}
+    with pytest.raises(TransactionRefused) as caught:
+        world.run(_wait(world.core, RAW, timeout_s=30))
+    assert caught.value.reason == ""
+
+
+# Subscriptions
+
+
+def header(height: int) -> dict[str, Any]:
+    return at(height) | {
+        "parent_hash": HASH, "epoch": 0, "time_ms": height, "base_fee": "5", "transactions_count": 0,
+    }  # fmt: skip
+
+
+def event() -> dict[str, Any]:
+    return {"address": ADDRESS, "topics": [HASH], "data": "0x", "name": None, "values": None}
+
+
+class Chain:
+    """A chain whose blocks in ``loud`` have an event, and a gateway of it whose connections break when told to."""
+
+    def __init__(self, newest: int, loud: set[int]) -> None:
+        self.newest = newest
+        self.loud = loud
+        self.world = World(self.answer)
+
+    def answer(self, method: str, params: Any) -> Any:
+        match method:
+            case "dial":
+                self.world.all[0].said.clear()
+                return None
+            case "dekube_head":
+                return {"at": at(self.newest)}
+            case "dekube_getBlock":
+                height = params["block"]
+                more = {"gas_used": 0, "transactions": [], "events": [event()] if height in self.loud else []}
+                return {"block": header(height) | more}
+            case "dekube_getBlockReceipts":
+                return {"receipts": []}
+            case _:
+                start = params.get("from_height", self.newest + 1)
+                if start <= self.newest - 1000:
+                    raise RpcError("limit_exceeded", "limit exceeded: 1000 blocks are replayed", limit=1000)
+                self.say(range(start, self.newest + 1), params["kind"])
+                return {"at": at(self.newest), "subscription": "0x1", "from_height": start}
+
+    def say(self, heights: Any, kind: str) -> None:
+        for height in heights:
+            result: dict[str, Any] = {"at": at(height)}
+            if kind == "heads":
+                result["header"] = header(height)
+            elif height in self.loud:
+                result["items"] = [{"transaction_hash": None, "index": None, "event": event()}]
+            else:
+                continue
+            self.world.all[0].said.append({"method": "dekube_subscription", "params": {"result": result}})
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["heads", "events"]),
+    start=st.integers(1, 40),
+    loud=st.sets(st.integers(1, 60), min_size=3),
+    breaks=st.lists(st.integers(0, 4), max_size=12),
+)
+def test_each_block_is_told_once_and_in_order_however_often_the_connection_breaks(
+    kind: str, start: int, loud: set[int], breaks: list[int]
+) -> None:
+    chain = Chain(60, loud)
+    plain = chain.answer
+    cuts = list(breaks)
+
+    def cut(method: str, params: Any) -> Any:
+        answered = plain(method, params)
+        if method == "dekube_subscribe" and cuts:
+            said = chain.world.all[0].said
+            del said[cuts.pop(0) :]
+            said.append(GatewayUnreachable("cut"))
+        return answered
+
+    chain.world.all[0].answer = cut
+    expected = [h for h in range(start, 61) if kind == "heads" or h in loud]
+    told = chain.world.take(chain.world.core.news(kind, from_height=start), len(expected))
+    assert [news.at.height for news in told] == expected
+    assert all((news.header is not None) == (kind == "heads") for news in told)
+
+
+@pytest.mark.parametrize("kind", ["heads", "events"])
+def test_what_is_too_long_ago_for_a_subscription_is_read_block_by_block(kind: str) -> None:
+    loud = {3, 700, 1999, 2000}
+    chain = Chain(2000, loud)
+    expected = [h for h in range(2, 2001) if kind == "heads" or h in loud]
+    told = chain.world.take(chain.world.core.news(kind, from_height=2), len(expected))
+    assert [news.at.height for news in told] == expected
+    subscribed = [params for method, params in chain.world.all[0].asked if method == "dekube_subscribe"]
+    assert [params["from_height"] > 2000 - REPLAY_MAX for params in subscribed] == [True]
+
+
+def test_a_silent_connection_is_asked_for_a_sign_of_life_and_left_when_it_gives_none() -> None:
+    chain = Chain(5, {5})
+    stream = chain.world.core.news("events", from_height=5)
+    assert [news.at.height for news in chain.world.take(stream, 1)] == [5]
+    world = chain.world
+    world.all[0].said = [None, None, None]  # the sign of life is put before these
+    chain.newest, chain.loud = 9, {9}
+    plain = chain.answer
+    world.all[0].answer = lambda m, p: (
+        (_ for _ in ()).throw(GatewayUnreachable("deaf"))
+        if (m == "dekube_head" and world.now_s < 30)
+        else plain(m, p)
+    )
+
+    assert [news.at.height for news in world.take(stream, 1)] == [9]
+
+
+def test_a_subscription_ends_when_its_time_is_over() -> None:
+    chain = Chain(5, set())
+
+    def silent(method: str, params: Any) -> Any:
+        if method != "dekube_subscribe":
+            return chain.answer(method, params)
+        chain.world.all[0].said.extend([None] * 9)
+        return {"from_height": 6}
+
+    chain.world.all[0].answer = silent
+    assert chain.world.take(chain.world.core.news("heads", timeout_s=50)) == []
+    assert 50 <= chain.world.now_s < 60
+
+
+def test_what_can_never_be_told_is_an_error_and_so_are_gateways_that_stay_away() -> None:
+    def pruned(method: str, _params: Any) -> Any:
+        if method == "dekube_head":
+            return {"at": at(10)}
+        if method == "dial":
+            return None
+        raise RpcError("pruned", "gone", oldest_height=5)
+
+    world = World(pruned)
+    with pytest.raises(ClientError) as caught:
+        world.take(world.core.news("heads", from_height=1), 1)
+    assert caught.value.reason == "pruned"
+    world = World(dead, dead)
+    with pytest.raises(GatewayUnreachable):
+        world.take(world.core.news("heads"), 1)
+    assert max(world.pauses) <= 5
