@@ -9,7 +9,7 @@ JOBS ?= 2
 N ?= 100000
 TESTNET_ARGS ?=
 
-.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release cluster compose bench lock wheels image clean
+.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release cluster test-wallets compose bench lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,7 +32,7 @@ dev: $(VENV)/dev.stamp ## the virtual environment with what the tests need
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
 
-test: lint unit simulation cluster compose ## everything
+test: lint unit simulation cluster test-wallets compose ## everything
 	@echo "make test: all parts passed"
 
 lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
@@ -57,7 +57,10 @@ sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of th
 	$(BIN)/python -m node.simulation run release
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
-	$(BIN)/pytest -q -m cluster
+	$(BIN)/pytest -q -m cluster --ignore tests/wallets
+
+test-wallets: $(VENV)/dev.stamp ## viem, ethers, web3.py and cast against four validators; build/wallets/report.json
+	$(BIN)/pytest -q -m cluster tests/wallets
 
 compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
 	$(BIN)/pytest -q -m compose

@@ -10,7 +10,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 PLACE: Final = HERE.parents[1] / "build" / "wallets"
-SCRIPTS: Final = ("ethers.mjs", "viem.mjs")
+SCRIPTS: Final = ("driver.mjs", "ethers.mjs", "viem.mjs")
 
 
 def installed() -> Path:

@@ -1,47 +1,148 @@
-// viem, unchanged. Arguments: HTTP URL, WebSocket URL, a key, a recipient.
-import assert from 'node:assert/strict';
+// viem, unchanged.
 import {
-  ContractFunctionRevertedError, createPublicClient, createWalletClient, defineChain, http, webSocket,
+  ContractFunctionRevertedError, createPublicClient, createWalletClient, decodeErrorResult, defineChain, http, parseAbi,
+  parseEventLogs, webSocket,
 } from 'viem';
 import { privateKeyToAccount } from 'viem/accounts';
+import { serve, typed } from './driver.mjs';
 
-const [url, socketUrl, key, recipient] = process.argv.slice(2);
-const STAKING = '0x0000000000000000000000000000000000000704';
-const chain = defineChain({
-  id: 7, name: 'DEKUBE', nativeCurrency: { name: 'DKB', symbol: 'DKB', decimals: 18 }, rpcUrls: { default: { http: [url] } },
-});
-const account = privateKeyToAccount(key);
-const reader = createPublicClient({ chain, transport: http(url), pollingInterval: 200 });
-const writer = createWalletClient({ account, chain, transport: http(url) });
-assert.equal(await reader.getChainId(), 7);
+const POLL_MS = 200;
+const PATIENCE_MS = 90_000;
+let nodes, contracts, chain, reader, batching, url;
+let seen = { heads: [], logs: [] }, filters = {};
+const stops = [];
 
-for (const [type, name] of [['eip1559', 'eip1559'], ['legacy', 'legacy']]) {
-  const hash = await writer.sendTransaction({ to: recipient, value: 7n, type });
-  const receipt = await reader.waitForTransactionReceipt({ hash });
-  assert.deepEqual([receipt.status, receipt.type, receipt.gasUsed], ['success', name, 21000n]);
+function use(node) {
+  url = nodes[node].http;
+  reader = createPublicClient({ chain, transport: http(url), pollingInterval: POLL_MS });
+  batching = createPublicClient({ chain, transport: http(url, { batch: true }) });
 }
-assert.equal((await writer.sendTransactionSync({ to: recipient, value: 1n })).status, 'success');
 
-const { contracts } = await reader.request({ method: 'dekube_getContracts', params: [] });
-const { abi } = contracts.find((item) => item.name === 'staking');
-assert.equal((await reader.readContract({ address: STAKING, abi, functionName: 'stakeOf', args: [account.address] }))[0], 0n);
-await assert.rejects(
-  reader.simulateContract({ address: STAKING, abi, functionName: 'unstake', args: [5n], account }),
-  (error) => error.walk((cause) => cause instanceof ContractFunctionRevertedError)?.reason === 'stake_insufficient',
-);
-assert.ok((await reader.getBlock({ includeTransactions: true })).number > 0n);
-assert.ok((await reader.estimateFeesPerGas()).maxFeePerGas > 0n);
-assert.equal((await reader.getFeeHistory({ blockCount: 2, rewardPercentiles: [20] })).reward.length, 2);
+const writer = (key) => createWalletClient({ account: privateKeyToAccount(key), chain, transport: http(url) });
+const allAbis = () => Object.values(contracts).flatMap(({ abi }) => abi);
+const big = (value) => (value === undefined || value === null ? undefined : BigInt(value));
+const events = (logs) => parseEventLogs({ abi: allAbis(), logs }).map(({ eventName, args }) => ({ name: eventName, args }));
 
-const signature = await account.signMessage({ message: 'hello' });
-assert.ok(await reader.verifyMessage({ address: account.address, message: 'hello', signature }));
+function reason(error) {
+  const found = error.walk?.((cause) => cause instanceof ContractFunctionRevertedError);
+  if (found) return found.reason;
+  const data = error.walk?.((cause) => cause?.data?.startsWith?.('0x08c379a0'))?.data;
+  if (data) return decodeErrorResult({ abi: parseAbi(['error Error(string)']), data }).args[0];
+  throw error;
+}
 
-const live = createPublicClient({ chain, transport: webSocket(socketUrl) });
-const filter = await reader.createBlockFilter();
-const heads = [];
-await new Promise((resolve) => {
-  const stop = live.watchBlocks({ onBlock: ({ number }) => heads.push(number) === 3 && (stop(), resolve()) });
+serve({
+  async connect(given) {
+    ({ nodes, contracts } = given);
+    chain = defineChain({
+      id: Number(given.chain_id), name: 'DEKUBE', nativeCurrency: { name: 'DKB', symbol: 'DKB', decimals: 18 },
+      rpcUrls: { default: { http: [nodes[given.node].http] } },
+    });
+    use(given.node);
+    return { chain_id: await reader.getChainId(), height: await reader.getBlockNumber() };
+  },
+  use: async ({ node }) => use(node),
+  balance: ({ address, height }) => reader.getBalance({ address, blockNumber: big(height) }),
+  nonce: ({ address }) => reader.getTransactionCount({ address, blockTag: 'pending' }),
+  code: ({ address }) => reader.getCode({ address }),
+  batch: ({ addresses }) => Promise.all(addresses.map((address) => batching.getBalance({ address }))),
+  async fees() {
+    const [price, { maxFeePerGas }, history] = await Promise.all([
+      reader.getGasPrice(), reader.estimateFeesPerGas(), reader.getFeeHistory({ blockCount: 2, rewardPercentiles: [20] }),
+    ]);
+    return { price, cap: maxFeePerGas, base_fees: history.baseFeePerGas, rewards: history.reward.length };
+  },
+  async block({ height }) {
+    const block = await reader.getBlock({ blockNumber: big(height), includeTransactions: true });
+    return { number: block.number, hash: block.hash, transactions: block.transactions.map(({ hash }) => hash) };
+  },
+  transfer: ({ key, to, value, legacy, nonce }) => writer(key).sendTransaction({
+    to, value: BigInt(value), type: legacy ? 'legacy' : 'eip1559', nonce: nonce ?? undefined,
+  }),
+  write: ({ key, contract, name, args, value, nonce, gas }) => writer(key).writeContract({
+    address: contracts[contract].address, abi: contracts[contract].abi, functionName: name,
+    args: typed(contracts[contract].abi, name, args), value: big(value), nonce: nonce ?? undefined, gas: big(gas),
+  }),
+  async wait({ hash }) {
+    const it = await reader.waitForTransactionReceipt({ hash, timeout: PATIENCE_MS });
+    const block = await reader.getBlock({ blockNumber: it.blockNumber });
+    return {
+      status: it.status === 'success' ? 1 : 0, type: { legacy: 0, eip1559: 2 }[it.type], gas: it.gasUsed,
+      fee: it.gasUsed * it.effectiveGasPrice, from: it.from, to: it.to, height: it.blockNumber,
+      events: events(it.logs), is_in_block: block.transactions.includes(hash),
+    };
+  },
+  async transaction({ hash }) {
+    const it = await reader.getTransaction({ hash });
+    return { from: it.from, to: it.to, value: it.value, nonce: it.nonce, type: it.typeHex, r: it.r, s: it.s };
+  },
+  async view({ contract, name, args }) {
+    const { address, abi } = contracts[contract];
+    const found = await reader.readContract({ address, abi, functionName: name, args: typed(abi, name, args) });
+    return Array.isArray(found) ? found : [found];
+  },
+  async reverts({ sender, contract, name, args, value }) {
+    const { address, abi } = contracts[contract];
+    const call = { address, abi, functionName: name, args: typed(abi, name, args) };
+    const isView = abi.find((item) => item.name === name).stateMutability === 'view';
+    try {
+      await (isView ? reader.readContract(call) : reader.simulateContract({ ...call, account: sender, value: big(value) }));
+    } catch (error) {
+      return reason(error);
+    }
+    return null;
+  },
+  async reverts_raw({ sender, to, data }) {
+    try {
+      await reader.call({ account: sender, to, data });
+    } catch (error) {
+      return reason(error);
+    }
+    return null;
+  },
+  async refused({ key, to, value, nonce }) {
+    try {
+      await writer(key).sendTransaction({ to, value: BigInt(value), nonce: nonce ?? undefined });
+    } catch (error) {
+      const known = ['InsufficientFundsError', 'NonceTooLowError'];
+      return error.walk((cause) => known.includes(cause.name))?.name ?? `${error}`;
+    }
+    return null;
+  },
+  async logs({ contract, event, height }) {
+    const { address, abi } = contracts[contract];
+    const found = await reader.getContractEvents({ address, abi, eventName: event, fromBlock: BigInt(height) });
+    return found.map(({ args }) => args);
+  },
+  async open_filters({ contract, event }) {
+    const { address, abi } = contracts[contract];
+    filters = {
+      heads: await reader.createBlockFilter(),
+      logs: await reader.createContractEventFilter({ address, abi, eventName: event }),
+    };
+  },
+  async poll_filters() {
+    const [heads, logs] = [await reader.getFilterChanges({ filter: filters.heads }),
+      await reader.getFilterChanges({ filter: filters.logs })];
+    await reader.uninstallFilter({ filter: filters.heads });
+    return { heads: heads.length, logs: logs.map(({ args }) => args) };
+  },
+  async watch({ node, contract, event }) {
+    const { address, abi } = contracts[contract];
+    stops.splice(0).forEach((stop) => stop());
+    const mine = seen = { heads: [], logs: [] };
+    const live = createPublicClient({ chain, transport: webSocket(nodes[node].ws) });
+    stops.push(live.watchBlocks({ onBlock: ({ number }) => mine.heads.push(number) }));
+    stops.push(live.watchContractEvent({
+      address, abi, eventName: event, onLogs: (logs) => logs.forEach(({ args }) => mine.logs.push(args)),
+    }));
+    return live.getBlockNumber();
+  },
+  seen: async () => seen,
+  sign: ({ key, message }) => privateKeyToAccount(key).signMessage({ message }),
+  sign_typed: ({ key, typed: { types: { EIP712Domain, ...types }, ...rest } }) =>
+    privateKeyToAccount(key).signTypedData({ types, ...rest }),
+  verify: ({ address, message, signature }) => reader.verifyMessage({ address, message, signature }),
+  verify_typed: ({ address, signature, typed: { types: { EIP712Domain, ...types }, ...rest } }) =>
+    reader.verifyTypedData({ address, signature, types, ...rest }),
 });
-assert.deepEqual(heads, [heads[0], heads[0] + 1n, heads[0] + 2n]);
-assert.ok((await reader.getFilterChanges({ filter })).length >= 3);
-process.exit(0); // its socket has no other end

@@ -1,0 +1,432 @@
+"""What a person does with a wallet here, from the first connection to a settled task: the same for every client.
+
+The contracts' functions come from ``dekube_getContracts``; one that the scenario does not know fails it, so that
+nothing new stays untried. A play that ``moves`` asks another node for everything that follows a send.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import trio
+from eth_account import Account as EthAccount
+from eth_account.messages import encode_defunct, encode_typed_data
+
+from state.primitives.hashing import keccak
+from tasks.lifecycle import Phase, Reason
+from testnet.plan import CHAIN_ID, COIN
+from tests.wallets.clients import NOT_MADE, REFUSALS, Client
+from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, work_of
+
+NOWHERE: Final = "0x" + "11" * 32
+STAKE: Final = 2_000 * COIN
+TOP_UP: Final = 3 * COIN
+PATIENCE_S: Final = 60.0
+MESSAGE: Final = "I am the owner of this key"
+TYPED: Final[dict[str, Any]] = {
+    "types": {
+        "EIP712Domain": [
+            {"name": "name", "type": "string"}, {"name": "version", "type": "string"},
+            {"name": "chainId", "type": "uint256"},
+        ],
+        "Offer": [{"name": "worker", "type": "address"}, {"name": "price", "type": "uint256"}],
+    },
+    "primaryType": "Offer",
+    "domain": {"name": "DEKUBE", "version": "1", "chainId": CHAIN_ID},
+    "message": {"worker": "0x" + "22" * 20, "price": 12_345},
+}  # fmt: skip
+ALWAYS_FAIL: Final = {"poke": "nothing_due"}
+"""The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes."""
+STATE_REASONS: Final = {
+    "registerNode": "payment_missing", "updateNode": "node_unknown", "retireNode": "node_unknown",
+    "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
+    "escrowOf": "escrow_unknown", "budgetOf": "decode_error",
+}  # fmt: skip
+"""Why the state refuses a stranger; every other function of the task ledger knows no such task."""
+NEVER_BY_STATE: Final = frozenset(
+    ("createTask", "isRegistered", "earned", "stakeOf", "unbondingOf", "jailedUntil", "minimumStake")
+)
+"""Refused for their arguments or value alone."""
+
+
+class Sent(NamedTuple):
+    """A transaction under way, and what is to be seen of it."""
+
+    hash: str
+    sender: Account
+    value: int
+    event: str
+    status: int
+    reason: str
+
+
+class Play:
+    """One client going through everything once."""
+
+    def __init__(self, world: World, client: Client, job: Job, node: int, *, moves: bool) -> None:
+        self._world = world
+        self._client = client
+        self._job = job
+        self._node = node
+        self._moves = moves
+        self._sent: list[Sent] = []
+        self._nonces: Counter[str] = Counter()
+        self._spent: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.written: set[str] = set()
+        self.failed_in_receipt: set[str] = set()
+        self.read: set[str] = set()
+        self.reverted: set[str] = set()
+
+    async def run(self) -> None:
+        """Go through all of it. Raises AssertionError at what is not as it should be."""
+        for step in (
+            self._connect, self._look_around, self._sign, self._listen, self._begin, self._take_up,
+            self._start, self._work, self._check_and_give_up, self._refuse, self._end, self._look_back,
+        ):  # fmt: skip
+            await step()
+
+    # Means
+
+    async def _ask(self, operation: str, **given: Any) -> Any:
+        return await self._client.ask(operation, **given)
+
+    def _did(self, what: str, count: int = 1) -> None:
+        self.done[what] += count
+
+    def _lacks(self, what: str) -> bool:
+        return what in NOT_MADE.get(self._client.name, ())
+
+    async def _move(self) -> None:
+        if self._moves:
+            self._node = (self._node + 1) % VALIDATORS
+            await self._ask("use", node=self._node)
+
+    def _contract_of(self, name: str) -> str:
+        return next(
+            contract for contract, it in self._world.contracts.items()
+            if any(item["type"] == "function" and item["name"] == name for item in it["abi"])
+        )  # fmt: skip
+
+    def _nonce(self, sender: Account) -> int | None:
+        """Return the nonce to send with where the client would not find it, else None.
+
+        cast asks for executed transactions alone, ethers remembers an answer for a quarter of a second.
+        """
+        number = self._nonces[sender.address]
+        self._nonces[sender.address] += 1
+        return number if any(sent.sender == sender for sent in self._sent) else None
+
+    async def _transfer(self, sender: Account, value: int, *, legacy: bool) -> None:
+        hash_ = await self._ask(
+            "transfer", key=sender.key, to=self._job.requester.address, value=str(value), legacy=legacy,
+            nonce=self._nonce(sender),
+        )  # fmt: skip
+        self._sent.append(Sent(hash_, sender, value, "", 1, ""))
+        self._did("legacy sends" if legacy else "EIP-1559 sends")
+
+    async def _write(
+        self, sender: Account, name: str, *args: str, value: int = 0, event: str = "", nonce: int | None = None
+    ) -> None:
+        hash_ = await self._ask(
+            "write", key=sender.key, contract=self._contract_of(name), name=name, args=list(args),
+            value=str(value), nonce=self._nonce(sender) if nonce is None else nonce,
+        )  # fmt: skip
+        self._sent.append(Sent(hash_, sender, value, event, 1, ""))
+        self.written.add(name)
+        self._did("contract writes")
+
+    async def _write_in_vain(self, sender: Account, name: str, *args: str, value: int = 0, reason: str) -> None:
+        """Send what the client's own trial would refuse: with a gas limit none is made."""
+        hash_ = await self._ask(
+            "write", key=sender.key, contract=self._contract_of(name), name=name, args=list(args),
+            value=str(value), gas=str(self._world.gas[name]), nonce=self._nonce(sender),
+        )  # fmt: skip
+        self._sent.append(Sent(hash_, sender, 0, "", 0, reason))
+        self.failed_in_receipt.add(name)
+        self._did("reverts in receipts")
+
+    async def _settle(self) -> list[Any]:
+        """Wait, at another node where the play moves, until all that was sent is final, and look at it."""
+        await self._move()
+        receipts = []
+        for sent in self._sent:
+            receipt = await self._ask("wait", hash=sent.hash)
+            told = [event["name"] for event in receipt["events"]]
+            assert receipt["status"] == str(sent.status), (sent, receipt)
+            assert receipt["from"] == sent.sender.address, receipt
+            assert receipt["is_in_block"], receipt
+            assert not sent.event or sent.event in told, (sent, told)
+            if sent.reason:
+                native = await self._world.ask(self._node, "dekube_getReceipt", sent.hash)
+                assert native["receipt"]["reason"] == sent.reason, (sent, native)
+                assert not told, told
+            self._spent[sent.sender.address] += sent.value + int(receipt["fee"])
+            self._did("receipts")
+            receipts.append(receipt)
+        self._sent.clear()
+        return receipts
+
+    async def _view(self, name: str, *args: str) -> list[Any]:
+        found: list[Any] = await self._ask("view", contract=self._contract_of(name), name=name, args=list(args))
+        self.read.add(name)
+        self._did("contract views")
+        return found
+
+    async def _until(self, name: str, args: tuple[str, ...], holds: Callable[[list[Any]], bool]) -> None:
+        """Look at a view in each block until it shows what the chain does by itself."""
+        while not holds(await self._view(name, *args)):
+            await self._world.next_block(self._node)
+
+    async def _phase(self, task: str, phase: Phase) -> None:
+        await self._until("taskOf", (task,), lambda found: found[0] == str(int(phase)))
+
+    # Steps
+
+    async def _connect(self) -> None:
+        found = await self._ask(
+            "connect", nodes=self._world.nodes, node=self._node, contracts=self._world.contracts,
+            chain_id=str(CHAIN_ID),
+        )  # fmt: skip
+        assert found["chain_id"] == str(CHAIN_ID)
+        assert int(found["height"]) > 0
+        self._did("connect")
+
+    async def _look_around(self) -> None:
+        job = self._job
+        for who in (job.requester, job.worker, job.staker):
+            assert await self._ask("balance", address=who.address) == str(FUNDS)
+            self._did("balances")
+        assert await self._ask("balance", address=job.staker.address, height="1") == str(FUNDS)
+        assert await self._ask("nonce", address=job.staker.address) == "0"
+        if not self._lacks("batches"):
+            addresses = [job.requester.address, job.worker.address, "0x" + "33" * 20] * 10
+            assert await self._ask("batch", addresses=addresses) == [str(FUNDS), str(FUNDS), "0"] * 10
+            self._did("batches")
+        fees = await self._ask("fees")
+        assert int(fees["cap"]) >= int(fees["base_fees"][0]) > 0
+        assert int(fees["price"]) > 0
+        assert (len(fees["base_fees"]), fees["rewards"]) == (3, "2")
+        self._did("fees")
+        for contract in self._world.contracts.values():
+            assert await self._ask("code", address=contract["address"].lower()) == "0xfe"
+        assert await self._ask("code", address=job.requester.address) in ("0x", None)
+
+    async def _sign(self) -> None:
+        who = self._job.requester
+        for sign, verify, what, wanted in (
+            ("sign", "verify", {"message": MESSAGE}, encode_defunct(text=MESSAGE)),
+            ("sign_typed", "verify_typed", {"typed": TYPED}, encode_typed_data(full_message=TYPED)),
+        ):
+            signature = await self._ask(sign, key=who.key, **what)
+            expected = bytes(EthAccount.sign_message(wanted, who.key).signature)
+            assert signature == "0x" + expected.hex(), sign
+            assert await self._ask(verify, address=who.address, signature=signature, **what) is True
+            assert await self._ask(verify, address=self._job.worker.address, signature=signature, **what) is False
+            self._did("signatures")
+
+    async def _listen(self) -> None:
+        await self._ask("open_filters", contract="tasks", event="TaskCreated")
+        self._filter_node = self._node
+        tap = self._world.taps[self._node]
+        wanted = tap.subscriptions() + (1 if self._lacks("heads over WebSocket") else 2)
+        await self._ask("watch", node=self._node, contract="tasks", event="TaskCreated")
+        with trio.fail_after(PATIENCE_S):
+            await tap.wait_subscriptions(wanted)
+
+    async def _begin(self) -> None:
+        job = self._job
+        await self._transfer(job.staker, 5, legacy=False)
+        await self._transfer(job.staker, 7, legacy=True)
+        await self._write(job.worker, "registerNode", "0x" + job.profile.hex(), value=BOND, event="NodeRegistered")
+        specification = "0x" + job.specification.hex()
+        assert await self._view("budgetOf", specification) == [str(job.budget)]
+        for _ in range(2):
+            await self._write(job.requester, "createTask", specification, value=job.budget, event="TaskCreated")
+        await self._write(
+            job.staker, "stake", *self._world.stake_arguments(job.staker), value=STAKE, event="Staked"
+        )
+        first, second = self._sent[0].hash, self._sent[1].hash
+        receipts = await self._settle()
+        created = [
+            event["args"]["task"] for receipt in receipts for event in receipt["events"]
+            if event["name"] == "TaskCreated"
+        ]  # fmt: skip
+        self._task, self._other = created
+        for hash_, kind, value in ((first, "0x2", "5"), (second, "0x0", "7")):
+            shown = await self._ask("transaction", hash=hash_)
+            assert (shown["from"], shown["to"]) == (job.staker.address, job.requester.address)
+            assert (shown["type"], shown["value"]) == (kind, value)
+        assert [receipt["gas"] for receipt in receipts[:2]] == ["21000", "21000"]
+        block = await self._ask("block", height=receipts[0]["height"])
+        assert first in block["transactions"]
+        left = FUNDS - self._spent[job.staker.address]
+        assert await self._ask("balance", address=job.staker.address) == str(left)  # to the last unit
+        self._did("balances")
+
+    async def _take_up(self) -> None:
+        job = self._job
+        await self._phase(self._task, Phase.ASSIGNED)
+        await self._phase(self._other, Phase.ASSIGNED)
+        for task in (self._task, self._other):
+            await self._write(job.worker, "acceptTask", task, value=job.bond, event="TaskPhase")
+        await self._write(job.worker, "updateNode", "0x" + job.profile.hex(), value=BOND, event="NodeUpdated")
+        await self._write(job.requester, "topUpTask", self._task, value=TOP_UP, event="Locked")
+        await self._write(job.staker, "unstake", str(STAKE), event="Unstaked")
+        await self._settle()
+
+    async def _start(self) -> None:
+        job = self._job
+        for task in (self._task, self._other):
+            await self._write(job.worker, "startTask", task, NOWHERE, event="TaskPhase")
+        for name, reason in ALWAYS_FAIL.items():
+            await self._write_in_vain(job.requester, name, self._other, reason=reason)
+        await self._settle()
+
+    async def _work(self) -> None:
+        job = self._job
+        checker = self._world.checker.secret.address
+        self._said = work_of(bytes.fromhex(self._task[2:]), job.spec, checker)
+        await self._write(job.worker, "submitWindow", "0x" + self._said.proof.hex(), event="WindowPhase")
+        await self._write(job.worker, "giveUpTask", self._other, str(int(Reason.JOB_DIVERGED)), event="TaskPhase")
+        await self._settle()
+
+    async def _check_and_give_up(self) -> None:
+        job, said, checker = self._job, self._said, self._world.checker
+        await self._phase(self._task, Phase.VERIFYING)
+        await self._write(
+            checker, "sealVerdict", self._task, "0", "0x" + said.seal.hex(), event="WindowPhase",
+            nonce=self._world.next_checker_nonce(),
+        )  # fmt: skip
+        await self._settle()
+        await self._write(
+            checker, "revealVerdict", self._task, "0", "0x" + said.findings.hex(), "0x" + said.nonce.hex(),
+            event="WindowPhase", nonce=self._world.next_checker_nonce(),
+        )  # fmt: skip
+        await self._phase(self._other, Phase.PAUSED)
+        await self._write(job.requester, "resumeTask", self._other, event="TaskPhase")
+        await self._settle()
+        await self._write(
+            job.worker, "openWindow", self._task, "0", "0x" + said.openings.hex(), event="WindowPhase"
+        )
+        await self._write(job.requester, "cancelTask", self._other, event="TaskPhase")
+        await self._settle()
+
+    async def _refuse(self) -> None:
+        """Try what the arguments, the value, the state and the account forbid."""
+        stranger = self._job.requester
+        for contract, it in self._world.contracts.items():
+            await self._raw_refusals(contract, it, stranger)
+            for item in it["abi"]:
+                if item["type"] == "function" and item["name"] not in NEVER_BY_STATE:
+                    await self._state_refusal(contract, item, stranger)
+        assert await self._ask(
+            "reverts", sender=stranger.address, contract="tasks", name="createTask",
+            args=["0x" + self._job.specification.hex()], value=str(self._job.budget - 1),
+        )  # fmt: skip
+        self.reverted.add("createTask")
+        await self._settle()
+        funds, nonce = REFUSALS[self._client.name]
+        said = await self._ask("refused", key=stranger.key, to=self._job.worker.address, value=str(10 * FUNDS))
+        assert funds in (said or ""), said
+        said = await self._ask("refused", key=stranger.key, to=self._job.worker.address, value="1", nonce=0)
+        assert nonce in (said or ""), said
+        self._did("refused sends", 2)
+
+    async def _raw_refusals(self, contract: str, it: Any, stranger: Account) -> None:
+        """Call what no contract has, and each function with data that is not its arguments."""
+        to = it["address"].lower()
+        said = await self._ask("reverts_raw", sender=stranger.address, to=to, data="0xdeadbeef")
+        assert said, contract
+        self._did("reverts")
+        for item in it["abi"]:
+            if item["type"] == "function":
+                signature = f"{item['name']}({','.join(p['type'] for p in item['inputs'])})"
+                data = "0x" + keccak(signature.encode())[:4].hex() + "01"
+                said = await self._ask("reverts_raw", sender=stranger.address, to=to, data=data)
+                assert said, signature
+                self.reverted.add(item["name"])
+                self._did("reverts")
+
+    async def _state_refusal(self, contract: str, item: Any, stranger: Account) -> None:
+        name = item["name"]
+        if name not in STATE_REASONS:
+            assert contract == "tasks", f"the scenario does not know {name}"
+        reason = STATE_REASONS.get(name, "task_unknown")
+        args, value = self._arguments_of_stranger(item)
+        given = {"sender": stranger.address, "contract": contract, "name": name, "args": args, "value": str(value)}
+        said = await self._ask("reverts", **given)
+        assert said is not None and said.startswith(reason), (name, said, reason)
+        self._did("reverts")
+        if item["stateMutability"] != "view":
+            await self._write_in_vain(stranger, name, *args, value=value, reason=reason)
+
+    def _arguments_of_stranger(self, item: Any) -> tuple[list[str], int]:
+        """Return arguments that are what they should be and name nothing there is, and a value."""
+        said = work_of(bytes.fromhex(NOWHERE[2:]), self._job.spec, self._world.checker.secret.address)
+        known = {
+            "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
+            "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",
+            "node": self._job.requester.address, "amount": "1", "specification": "0x01",
+        }  # fmt: skip
+        if item["name"] == "stake":
+            return self._world.stake_arguments(self._job.requester), 1
+        plain = {"bytes32": NOWHERE, "address": NOWHERE[:42]}
+        return [known.get(p["name"], plain.get(p["type"], "0")) for p in item["inputs"]], 0
+
+    async def _end(self) -> None:
+        job = self._job
+        await self._phase(self._task, Phase.SETTLED)
+        await self._phase(self._other, Phase.CANCELLED)
+        await self._write(job.worker, "retireNode", event="NodeRetired")
+        await self._settle()
+
+    async def _look_back(self) -> None:
+        job = self._job
+        task = await self._view("taskOf", self._task)
+        assert task[2:4] == [job.requester.address, job.worker.address]
+        deposited, _held, paid, refunded, burned = map(int, await self._view("escrowOf", self._task))
+        assert deposited >= job.budget + job.bond + TOP_UP
+        assert paid + refunded + burned <= deposited
+        assert (await self._view("nodeOf", job.worker.address))[0] == job.worker.address
+        assert await self._view("isRegistered", job.requester.address) == [False]
+        assert int((await self._view("earned", job.worker.address, "1"))[0]) >= 0
+        assert (await self._view("stakeOf", job.staker.address))[0] == "0"
+        assert (await self._view("unbondingOf", job.staker.address))[0] == str(STAKE)
+        assert await self._view("jailedUntil", job.staker.address) == ["0"]
+        assert int((await self._view("minimumStake"))[0]) == 1_000 * COIN
+        mine = {self._task, self._other}
+        for contract, event, field in (
+            ("registry", "NodeRegistered", "node"), ("tasks", "TaskCreated", "task"),
+            ("billing", "Locked", "escrow"), ("staking", "Staked", "validator"),
+        ):  # fmt: skip
+            found = {log[field] for log in await self._ask("logs", contract=contract, event=event, height="0")}
+            own = mine if field in ("task", "escrow") else {job.worker.address, job.staker.address} & found
+            assert own and own <= found, (event, found)
+            self._did("events over HTTP")
+        await self._ask("use", node=self._filter_node)  # filters and sockets are of the node they were made at
+        polled = await self._ask("poll_filters")
+        assert int(polled["heads"]) > 0
+        assert mine <= {log["task"] for log in polled["logs"]}
+        self._did("events over HTTP")
+        await self._ask("use", node=self._node)
+        seen = await self._ask("seen")
+        assert mine <= {log["task"] for log in seen["logs"]}, seen
+        self._did("events over WebSocket")
+        if not self._lacks("heads over WebSocket"):
+            heads = [int(height) for height in seen["heads"]]
+            assert len(heads) > 1 and heads == list(range(heads[0], heads[0] + len(heads))), heads
+            self._did("heads over WebSocket")
+
+    def check_whole(self) -> None:
+        """Check that no function of any contract was left out."""
+        items = [item for it in self._world.contracts.values() for item in it["abi"]]
+        functions = [item for item in items if item["type"] == "function"]
+        views = {item["name"] for item in functions if item["stateMutability"] == "view"}
+        writes = {item["name"] for item in functions} - views
+        assert self.read == views, views ^ self.read
+        assert self.written | ALWAYS_FAIL.keys() == writes, writes ^ self.written
+        assert self.failed_in_receipt == writes - NEVER_BY_STATE, writes ^ self.failed_in_receipt
+        assert self.reverted >= views | writes

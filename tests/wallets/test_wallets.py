@@ -1,0 +1,99 @@
+"""viem, ethers, web3.py and cast, unchanged, against four validators as processes: ``make test-wallets``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.wallets.clients import Client, clients
+from tests.wallets.scenario import Play
+from tests.wallets.tap import Judge, Verdict
+from tests.wallets.tools import PLACE
+from tests.wallets.world import VALIDATORS, World, job, world
+
+BASE_PORT = 28_600
+REPORT = PLACE / "report.json"
+PLAYS = ("at one node", "moved between send and wait")
+
+pytestmark = pytest.mark.cluster
+
+
+class Report:
+    """Counts by client and step, and what failed."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, Counter[str]]] = {}
+        self.failures: list[str] = []
+        self.seconds: dict[str, float] = {}
+
+    def add(self, client: str, play: str, done: Counter[str]) -> None:
+        self.counts.setdefault(client, {})[play] = done
+
+    def table(self) -> str:
+        """Return the counts as text: a row for each step, a column for each client and play."""
+        columns = [(client, play) for client in self.counts for play in self.counts[client]]
+        steps = sorted({step for client, play in columns for step in self.counts[client][play]})
+        head = ["", *(f"{client} {'A' if play == PLAYS[0] else 'B'}" for client, play in columns)]
+        rows = [
+            head,
+            *([step, *(str(self.counts[client][play][step]) for client, play in columns)] for step in steps),
+        ]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([*lines, f"A: {PLAYS[0]}; B: {PLAYS[1]}"])
+
+    def write(self, verdict: Verdict) -> Any:
+        document = {
+            "steps": self.counts,
+            "seconds": self.seconds,
+            "failed": len(self.failures) + len(verdict.faults),
+            "failures": self.failures,
+            "schema_faults": verdict.faults,
+            "answers": dict(verdict.answers),
+            "errors": dict(verdict.errors),
+            "notifications": dict(verdict.notifications),
+        }
+        REPORT.parent.mkdir(parents=True, exist_ok=True)
+        REPORT.write_text(json.dumps(document, indent=1) + "\n")
+        return document
+
+
+async def play_all(it: World, client: Client, number: int, report: Report) -> None:
+    """Go through the scenario at one node, then again from node to node."""
+    for again, name in enumerate(PLAYS):
+        play = Play(it, client, job(2 * number + again), number % VALIDATORS, moves=bool(again))
+        started = time.monotonic()
+        try:
+            await play.run()
+            play.check_whole()
+        except (AssertionError, trio.TooSlowError) as error:
+            report.failures.append(f"{client.name}, {name}: {type(error).__name__}: {error}")
+        report.add(client.name, name, play.done)
+        report.seconds[f"{client.name}, {name}"] = round(time.monotonic() - started, 1)
+
+
+async def test_all_clients_work_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    has_npm = shutil.which("node") is not None and shutil.which("npm") is not None
+    report = Report()
+    async with world(tmp_path / "net", BASE_PORT) as it, clients(tmp_path, has_npm=has_npm) as wallets:
+        async with trio.open_nursery() as nursery:
+            for number, client in enumerate(wallets):
+                nursery.start_soon(play_all, it, client, number, report)
+        document = await it.ask(0, "rpc.discover")
+        wires = [wire for tap in it.taps for wire in tap.wires]
+    verdict = Judge(document).judge(wires)
+    written = report.write(verdict)
+    with capsys.disabled():
+        print(f"\n{report.table()}\n{report.seconds}")
+        print(f"answers that have the shape of their schemas: {sum(verdict.answers.values())}, {REPORT}")
+        if not has_npm:
+            print("node and npm are not installed: of the clients only web3.py was run")
+    assert written["failed"] == 0, "\n".join(report.failures + verdict.faults[:5])
+    assert {"newHeads", "logs"} <= verdict.notifications.keys()

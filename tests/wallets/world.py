@@ -1,0 +1,291 @@
+"""The network that all clients share: four validators as processes, a tap before each gateway, funded accounts.
+
+Its own machines are not registered, so who works and who checks is decided by the clients alone. A machine is
+given the very task that is meant for it by price and score: the dearer it is, the faster, and each task asks for
+exactly one of them. One account checks all work; its transactions are numbered here: clients take turns with it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from node.config import dump_options
+from node.home import Home
+from rpc.client import Client as NativeClient
+from rpc.client import ClientError
+from rpc.ethereum.contracts import rules_of
+from state.primitives.codec import encode
+from state.primitives.errors import DekubeError
+from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import sign_transaction
+from state.transition.staking import stake_payload
+from tasks.parameters import TaskParameters
+from tasks.proofs import (
+    Code,
+    Finding,
+    Meter,
+    Opening,
+    SegmentLeaf,
+    WindowProof,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    probe_seal,
+    segment_root,
+    verdict_seal,
+    window_proof_to_value,
+)
+from tasks.registry import NodeProfile, NodeRole, profile_to_value
+from tasks.settlement import bond_at, budget_of
+from tasks.spec import (
+    Dataset,
+    JobSpec,
+    Model,
+    Optimiser,
+    Price,
+    Requirements,
+    Schedule,
+    encode_spec,
+)
+from tasks.transitions import REGISTER_NODE
+from testnet.cluster import lay_out
+from testnet.plan import CHAIN_ID, COIN
+from tests.cluster.network import Network, wait_for
+from tests.wallets.tap import Tap
+
+VALIDATORS: Final = 4
+PLAYS_MAX: Final = 16
+FUNDS: Final = 20_000 * COIN
+BOND: Final = 100 * COIN
+PRICE: Final = 10**14
+PARAMETERS: Final = {
+    "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
+    "tasks.replace_ms": 500, "tasks.final_ms": 500, "tasks.accept_ms": 120_000, "tasks.prepare_ms": 120_000,
+    "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000,
+}  # fmt: skip
+"""What somebody must do in time has much of it, what only time does comes at once."""
+HEIGHT_PATIENCE_S: Final = 60.0
+
+
+class Account(NamedTuple):
+    """A key as wallets write it."""
+
+    secret: SecretKey
+    key: str
+    address: str
+
+
+def account(purpose: str) -> Account:
+    """Return the account of ``purpose``: anybody can derive it, so it is for tests alone."""
+    raw = digest(b"wallet-tests", purpose.encode())
+    secret = SecretKey(raw)
+    return Account(secret, "0x" + raw.hex(), "0x" + secret.address.hex())
+
+
+class Job(NamedTuple):
+    """What one play of the scenario is about: its three accounts, and a task that only its machine can get."""
+
+    number: int
+    requester: Account
+    worker: Account
+    staker: Account
+    spec: JobSpec
+
+    @property
+    def specification(self) -> bytes:
+        return encode_spec(self.spec)
+
+    @property
+    def budget(self) -> int:
+        return budget_of(self.spec, TaskParameters()).total
+
+    @property
+    def bond(self) -> int:
+        return bond_at(self.spec, self.spec.price.max_price_per_gpu_s, 0, TaskParameters())
+
+    @property
+    def profile(self) -> bytes:
+        price, score = self.spec.price.max_price_per_gpu_s, self.spec.requirements.score_min
+        return encode(profile_to_value(profile_of(self.worker, NodeRole.COMPUTE, price=price, score=score)))
+
+
+def profile_of(who: Account, role: NodeRole, *, price: int, score: int) -> NodeProfile:
+    """Return what ``who`` says of its machine."""
+    return NodeProfile(
+        operator=who.secret.address, roles=role, gpus=(), cores=8, memory_mib=16_384, pcie_lanes=0,
+        price_per_gpu_s=price, score=score, slots=4, notice_ms=0, endpoints=(), version="wallet tests",
+    )  # fmt: skip
+
+
+def job(number: int) -> Job:
+    """Return the job of play ``number``."""
+    blob = digest(b"wallet-tests", b"data")
+    spec = JobSpec(
+        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(blob, blob, 1_000), batch=32,
+        optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 10_000_000),
+        seed=digest(b"wallet-tests", b"seed" + bytes([number])), init_root=bytes(32),
+        schedule=Schedule(1, 1, 1), price=Price(PRICE * (number + 1), 500),
+        requirements=Requirements(0, 0, 1_000 + number), match_ms=600_000,
+    )  # fmt: skip
+    requester, worker, staker = (account(f"{role}-{number}") for role in ("requester", "worker", "staker"))
+    return Job(number, requester, worker, staker, spec)
+
+
+class Work(NamedTuple):
+    """A window of a task as its worker and its checker tell of it; nobody computed it, but it fits together."""
+
+    proof: bytes
+    findings: bytes
+    nonce: bytes
+    seal: bytes
+    openings: bytes
+
+
+def work_of(task: bytes, spec: JobSpec, checker: bytes) -> Work:
+    """Return what is said of the only window of ``task``."""
+    words = (b"after", b"probe", b"salt", b"nonce")
+    after, probe, salt, nonce = (digest(b"wallet-tests", word + task) for word in words)
+    leaf = SegmentLeaf(0, 0, 1, spec.init_root, after, bytes(32), 0, probe_seal(probe, salt), bytes(32))
+    proof = WindowProof(
+        task, 0, 0, 1, spec.init_root, after, segment_root([leaf]), 1, bytes(32), bytes(32),
+        Meter(1, 1, spec.batch),
+    )  # fmt: skip
+    findings = (Finding(0, Code.COMPUTED, probe, after),)
+    openings: list[Opening] = [make_opening([leaf], 0, probe, salt)]
+    return Work(
+        encode(window_proof_to_value(proof)), encode(findings_to_value(findings)), nonce,
+        verdict_seal(task, 0, checker, findings, nonce), encode([opening_to_value(one) for one in openings]),
+    )  # fmt: skip
+
+
+class World:
+    """The running network, as the scenario needs it."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.taps = [Tap(port) for port in ports]
+        self._ports = ports
+        self.checker = account("checker")
+        self._checker_nonces = count(1)
+
+    @property
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"http": tap.url, "ws": tap.websocket_url} for tap in self.taps]
+
+    @cached_property
+    def contracts(self) -> dict[str, Any]:
+        found = self.native(0, "dekube_getContracts")["contracts"]
+        return {one["name"]: one for one in found}
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.native(0, "rpc.discover")
+        return found
+
+    @cached_property
+    def gas(self) -> dict[str, int]:
+        """The weight of each function that writes."""
+        return {rule.call.function.name: rule.gas for rule in rules_of(()).values() if rule.call is not None}
+
+    def native(self, node: int, method: str, *params: Any, **named: Any) -> Any:
+        """Ask a gateway past its tap."""
+        with NativeClient(f"http://127.0.0.1:{self._ports[node]}") as client:
+            return client.call(method, *params, **named)
+
+    async def ask(self, node: int, method: str, *params: Any, **named: Any) -> Any:
+        return await trio.to_thread.run_sync(lambda: self.native(node, method, *params, **named))
+
+    def answers(self, node: int) -> bool:
+        """Tell whether a gateway is up and has a block."""
+        try:
+            return bool(self.native(node, "dekube_head")["at"]["height"] > 0)
+        except DekubeError:
+            return False
+
+    async def next_block(self, node: int) -> None:
+        """Wait for another block; a gateway waits with us."""
+        height = (await self.ask(node, "dekube_head"))["at"]["height"]
+        await self.wait_height(node, height + 1)
+
+    async def wait_height(self, node: int, height: int) -> None:
+        with trio.fail_after(HEIGHT_PATIENCE_S):
+            while True:
+                try:
+                    await self.ask(node, "dekube_head", min_height=height)
+                    return
+                except ClientError as error:
+                    if error.reason != "height_not_reached":
+                        raise
+
+    def stake_arguments(self, who: Account) -> list[str]:
+        genesis = bytes.fromhex(self.native(0, "dekube_chainInfo")["genesis_hash"][2:])
+        payload = stake_payload(0, who.secret, genesis_hash=genesis, address=who.secret.address)
+        return ["0x" + item.hex() for item in payload[1:] if isinstance(item, bytes)]
+
+    def next_checker_nonce(self) -> int:
+        return next(self._checker_nonces)
+
+    async def register_checker(self) -> None:
+        """Register the machine that checks everybody's work."""
+        profile = profile_of(self.checker, NodeRole.VERIFY, price=1, score=1)
+        raw = sign_transaction(
+            self.checker.secret, chain_id=CHAIN_ID, nonce=0, kind=REGISTER_NODE,
+            payload=[profile_to_value(profile), BOND], gas_limit=150_000, max_fee_per_gas=10**10,
+        )  # fmt: skip
+        sent = await self.ask(0, "dekube_sendTransaction", "0x" + raw.hex())
+        receipt = await self.ask(0, "dekube_waitForReceipt", hash=sent["hash"], timeout_ms=60_000)
+        assert receipt["receipt"]["succeeded"], receipt
+
+
+def start(folder: Path, base_port: int) -> Network:
+    """Make the network's homes with funded accounts and without machines of its own; return it, not started."""
+    funded = [account("checker"), *(a for n in range(PLAYS_MAX) for a in job(n)[1:4])]
+    lay_out(
+        folder, validators=VALIDATORS, workers=0, seed=1, base_port=base_port, parameters=PARAMETERS,
+        allocations=tuple((one.secret.address, FUNDS) for one in funded),
+    )  # fmt: skip
+    for number in range(VALIDATORS):
+        home = Home(folder / f"validator-{number}")
+        options = home.load_options()
+        registry = replace(options.registry, auto_register=False)
+        home.config.write_text(dump_options(replace(options, registry=registry)))
+    return Network(folder, base_port, "--validators", str(VALIDATORS), "--workers", "0", "--no-task")
+
+
+@asynccontextmanager
+async def world(folder: Path, base_port: int) -> AsyncIterator[World]:
+    """Run the network and its taps."""
+    with network_of(folder, base_port) as made:
+        ports = [base_port + 3 * (1 + number) + 1 for number in range(VALIDATORS)]
+        it = World(ports)
+        await trio.to_thread.run_sync(made.wait_up)
+        async with trio.open_nursery() as nursery:
+            for tap in it.taps:
+                await nursery.start(tap.run)
+            for node in range(VALIDATORS):
+                look = partial(it.answers, node)
+                await trio.to_thread.run_sync(wait_for, look, f"gateway {node} answers")
+            await it.register_checker()
+            yield it
+            nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def network_of(folder: Path, base_port: int) -> Iterator[Network]:
+    """Start a network; whatever happens, nothing of it is left."""
+    made = start(folder, base_port)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.end(signal.SIGTERM)
