@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoint",
+    "DeveloperOptions",
     "ExecutorOptions",
     "HistoryOptions",
     "KeyOptions",
@@ -51,6 +52,7 @@ __all__ = [
 
 _Options = TypeVar("_Options")
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
+PROTOCOL_VERSION_MAX: Final = 255
 SYNC_MODES: Final = ("auto", "state", "blocks")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
 
@@ -182,6 +184,14 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DeveloperOptions:
+    """For rehearsals; refused on a chain that is not a test network."""
+
+    protocol_version: int = 0
+    """Take versions up to this for known, with the rules of this release, and signal it; 0: none but its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeOptions:
     """All options of ``dekube node run``."""
 
@@ -200,6 +210,7 @@ class NodeOptions:
     registry: RegistryOptions = field(default_factory=RegistryOptions)
     processes: ProcessOptions = field(default_factory=ProcessOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    developer: DeveloperOptions = field(default_factory=DeveloperOptions)
 
 
 class PeerAddress(typing.NamedTuple):
@@ -373,6 +384,8 @@ def _check(options: NodeOptions) -> None:
         raise ConfigError(f"log.level: {options.log.level!r} is none of debug, info, warning, error")
     if options.log.format not in ("auto", "text", "json"):
         raise ConfigError(f"log.format: {options.log.format!r} is none of auto, text, json")
+    if options.developer.protocol_version > PROTOCOL_VERSION_MAX:
+        raise ConfigError(f"developer.protocol_version: at most {PROTOCOL_VERSION_MAX} expected")
     if options.executor.engine not in ("auto", "numpy", "torch"):
         raise ConfigError(f"executor.engine: {options.executor.engine!r} is none of auto, numpy, torch")
     if options.executor.backend != "process":

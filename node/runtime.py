@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from consensus.core import ConsensusParameters
+from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 from state.transition.runtime import Runtime
@@ -21,8 +22,14 @@ PARAMETER_TABLES: Final[dict[str, type[Any]]] = {
 """The prefixes of a genesis's parameters and the dataclass that each fills."""
 
 
-def make_runtime(genesis: Genesis, *, check_invariants: bool = False) -> Runtime:
-    """Return the runtime of the chain that ``genesis`` founds. Raises ConfigError for unknown parameters."""
+def make_runtime(genesis: Genesis, *, check_invariants: bool = False, protocol_version: int = 0) -> Runtime:
+    """Return the runtime of the chain that ``genesis`` founds.
+
+    ``protocol_version`` is that of ``node.config.DeveloperOptions``. Raises ConfigError for unknown parameters,
+    and for a rehearsal on a chain that is not a test network.
+    """
+    if protocol_version and not genesis.testnet:
+        raise ConfigError("developer.protocol_version: upgrades are rehearsed on test networks alone")
     for name, _ in genesis.parameters:
         if name.partition(".")[0] not in PARAMETER_TABLES:
             raise ConfigError(f"genesis: unknown parameter {name}")
@@ -39,4 +46,5 @@ def make_runtime(genesis: Genesis, *, check_invariants: bool = False) -> Runtime
         invariants=INVARIANTS,
         holdings=HOLDINGS,
         check_invariants=check_invariants,
+        versions=range(1, max(VERSION, protocol_version) + 1),
     )

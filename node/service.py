@@ -49,6 +49,7 @@ from p2p.transport import Endpoint
 from relay.client import RelayClient
 from rpc.backend import Backend
 from state.primitives.address import format_address
+from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.keys import SecretKey
@@ -100,7 +101,15 @@ class Node:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run all parts; tells ``task_status`` when the node answers. Raises PartFailed or a typed error."""
         with ExitStack() as stack:
-            runtime = make_runtime(self.genesis, check_invariants=self.options.check_invariants)
+            runtime = make_runtime(
+                self.genesis,
+                check_invariants=self.options.check_invariants,
+                protocol_version=self.options.developer.protocol_version,
+            )
+            if runtime.signal != VERSION:
+                _log.warning(
+                    "an upgrade is rehearsed: a version of the protocol without rules", signal=runtime.signal
+                )
             is_wanted = await run_state_sync(
                 self.home,
                 self.options,

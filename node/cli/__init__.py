@@ -103,11 +103,16 @@ def main() -> None:
         assert known is not None
         leaves = _leaves(known)
         for leaf in leaves:
-            click.echo(f"dekube: {leaf} [{leaf.code}]", err=True)
+            click.echo(f"dekube: {leaf} [{_told(leaf)}]", err=True)
         sys.exit(max(map(exit_status, leaves)))
     except DekubeError as error:
-        click.echo(f"dekube: {error} [{error.code}]", err=True)
+        click.echo(f"dekube: {error} [{_told(error)}]", err=True)
         sys.exit(exit_status(error))
+
+
+def _told(error: DekubeError) -> str:
+    """Return the code that a person looks up: of a halt of the consensus, why it halted."""
+    return str(getattr(error, "reason", error.code)) if error.code == "consensus_halted" else error.code
 
 
 def exit_status(error: DekubeError) -> int:

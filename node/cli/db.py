@@ -320,6 +320,7 @@ def _sync_now(home: Home) -> Tip | None:
     from node.sync.wiring import make_state_sync
 
     options, genesis = home.load_options(), home.load_genesis()
+    runtime = make_runtime(genesis, protocol_version=options.developer.protocol_version)
     configure_logs(options.log)
     file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
     passphrase = ask_passphrase(file if file is not None and file.exists() else None)
@@ -327,7 +328,7 @@ def _sync_now(home: Home) -> Tip | None:
 
     async def main() -> Tip | None:
         network, _ = Node(home, options, genesis, account, ()).make_network()
-        state_sync = make_state_sync(home, options, make_runtime(genesis), network)
+        state_sync = make_state_sync(home, options, runtime, network)
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             nursery.start_soon(show_state_sync, state_sync.progress)

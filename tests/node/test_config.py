@@ -46,6 +46,7 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("role = []", "did you mean roles"),
+        ("[developer]\nprotocol_version = 256", "developer.protocol_version: at most 255"),
         ("[p2p]\nlistne = 'x:1'", "did you mean p2p.listen"),
         ("roles = ['miner']", "'miner' is none of"),
         ("p2p = 1", "p2p: a table expected"),
