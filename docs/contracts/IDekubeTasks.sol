@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity >=0.8.4;
+
+/// @title DEKUBE: the tasks contract
+/// @notice Tasks of the compute market, from the locked price to the verified and paid windows.
+/// @dev At 0x0000000000000000000000000000000000000702 on every chain; the node itself is behind it, no EVM.
+///   Amounts are in 10^-18 DKB. What is refused reverts with Error(string): a stable code.
+interface IDekubeTasks {
+    /// @notice Create a task; the value sent is exactly its budget (budgetOf).
+    /// @param specification The job: canonical CBOR of all that decides the result.
+    function createTask(bytes calldata specification) external payable;
+
+    /// @notice Cancel a task of the sender; what was proved is still paid.
+    /// @param task Id of the task.
+    function cancelTask(bytes32 task) external;
+
+    /// @notice Accept an assigned task; the value sent is the bond that is still due.
+    /// @param task Id of the task.
+    function acceptTask(bytes32 task) external payable;
+
+    /// @notice Start an accepted task.
+    /// @param task Id of the task.
+    /// @param machine Hash of the description of what runs it.
+    function startTask(bytes32 task, bytes32 machine) external;
+
+    /// @notice Prove a window of work.
+    /// @param proof The window proof: canonical CBOR.
+    function submitWindow(bytes calldata proof) external;
+
+    /// @notice Seal what a drawn verifier found, before anybody opens anything.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param seal Hash over findings and nonce.
+    function sealVerdict(bytes32 task, uint32 window, bytes32 seal) external;
+
+    /// @notice Reveal the findings that were sealed.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param findings A finding for each drawn segment: canonical CBOR.
+    /// @param nonce The nonce of the seal.
+    function revealVerdict(bytes32 task, uint32 window, bytes calldata findings, bytes32 nonce) external;
+
+    /// @notice Open the drawn segments of a proved window, as its worker.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param openings An opening for each drawn segment: canonical CBOR.
+    function openWindow(bytes32 task, uint32 window, bytes calldata openings) external;
+
+    /// @notice Do what a passed deadline of a task demands, where the chain has not yet.
+    /// @param task Id of the task.
+    function poke(bytes32 task) external;
+
+    /// @notice Add the value sent to what a task of the sender may spend on verification.
+    /// @param task Id of the task.
+    function topUpTask(bytes32 task) external payable;
+
+    /// @notice Resume a paused task of the sender.
+    /// @param task Id of the task.
+    function resumeTask(bytes32 task) external;
+
+    /// @notice Give up a task, as its worker.
+    /// @param task Id of the task.
+    /// @param reason 13 input unavailable, 14 worker left, 15 job diverged.
+    function giveUpTask(bytes32 task, uint8 reason) external;
+
+    /// @notice Return where a task stands; reverts with task_unknown.
+    /// @param task Id of the task.
+    /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
+    ///   10 output, 11 verifying, 13 settled, 14 failed, 15 cancelled, 16 expired.
+    /// @return reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
+    ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
+    ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
+    ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
+    ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
+    ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over.
+    /// @return requester Who pays the task.
+    /// @return worker Machine that does the task; zero where there is none.
+    /// @return pricePerGpuSecond Price in 10^-18 DKB for a GPU-second.
+    /// @return windows Windows that it is to have.
+    /// @return nextWindow The window under way.
+    /// @return finalWindows Windows that are verified and paid.
+    /// @return deadlineMs Deadline of the phase in milliseconds since 1970; 0: none.
+    function taskOf(bytes32 task) external view returns (uint8 phase, uint8 reason, address requester, address
+        worker, uint256 pricePerGpuSecond, uint64 windows, uint64 nextWindow, uint64 finalWindows, uint64
+        deadlineMs);
+
+    /// @notice Return what createTask must be sent for a specification.
+    /// @param specification The job: canonical CBOR of all that decides the result.
+    /// @return budget What is locked in all, in 10^-18 DKB.
+    function budgetOf(bytes calldata specification) external view returns (uint256 budget);
+
+    /// @notice A task was created.
+    /// @param task Id of the task.
+    /// @param requester Who pays the task.
+    /// @param spec Hash of its specification.
+    /// @param budget What is locked in all, in 10^-18 DKB.
+    event TaskCreated(bytes32 indexed task, address indexed requester, bytes32 spec, uint256 budget);
+
+    /// @notice A task changed its phase.
+    /// @param task Id of the task.
+    /// @param before The phase before, numbered alike.
+    /// @param phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
+    ///   10 output, 11 verifying, 13 settled, 14 failed, 15 cancelled, 16 expired.
+    /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
+    ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
+    ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
+    ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
+    ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
+    ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over.
+    /// @param actor Who caused it; zero: the chain itself.
+    /// @param evidence Hash of what shows it, such as the transaction.
+    event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
+        bytes32 evidence);
+
+    /// @notice A window of a task changed its phase.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param before The phase before, numbered alike.
+    /// @param phase Phase: 1 proved, 2 sealing, 3 revealing, 4 opening, 5 disputed, 6 jury sealing, 7 jury
+    ///   revealing, 8 accepted, 9 final, 10 void.
+    /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
+    ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
+    ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
+    ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
+    ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
+    ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over.
+    /// @param actor Who caused it; zero: the chain itself.
+    event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
+        address actor);
+
+    /// @notice A task was given to a machine, which may accept it.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param price Price in 10^-18 DKB for a GPU-second.
+    event WorkerAssigned(bytes32 indexed task, address indexed worker, uint256 price);
+}

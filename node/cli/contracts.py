@@ -1,0 +1,37 @@
+"""``dekube contracts``: the system contracts for Solidity, for client libraries and for the screens of wallets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from node.cli.output import json_option, show
+from node.home import write_whole
+from rpc.ethereum.interfaces import KINDS, contract_files
+
+__all__ = ["TESTNET_CHAIN_ID", "contracts"]
+
+TESTNET_CHAIN_ID: Final = 19_888
+"""Where the files of docs/contracts are for."""
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--solidity", is_flag=True, help="Interfaces for Solidity.")
+@click.option("--abi", is_flag=True, help="ABI as JSON.")
+@click.option("--erc7730", is_flag=True, help="Descriptions for wallets that show what is signed (ERC-7730).")
+@click.option("--chain-id", default=TESTNET_CHAIN_ID, show_default=True, help="The chain of the descriptions.")
+@json_option
+def contracts(folder: Path, chain_id: int, as_json: bool, **wanted: bool) -> None:
+    """Write what describes the system contracts into FOLDER: all of it where nothing is chosen."""
+    kinds = [kind for kind in KINDS if wanted[kind]] or KINDS
+    folder.mkdir(parents=True, exist_ok=True)
+    files = dict(contract_files(kinds, chain_id))
+    for name, text in files.items():
+        write_whole(folder / name, text)
+    if as_json:
+        show({"folder": str(folder), "files": list(files)})
+    else:
+        click.echo(f"Wrote {len(files)} files to {folder}.")

@@ -1,0 +1,432 @@
+"""Files that describe the system contracts to others: Solidity interfaces, ABI, clear signing (ERC-7730).
+
+All of them are made from the declarations that calls are dispatched by (``contracts.abi_json``); only what a name
+means, and in which unit it counts, is written here. ``dekube contracts`` writes them, docs/contracts has them.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
+
+from billing.escrow import Purpose
+from billing.prices import Role
+from rpc.ethereum.contracts import CONTRACTS, abi_json
+from rpc.events import EVENTS
+from rpc.table import Json
+from state.primitives.address import format_address
+from tasks.lifecycle import Phase, Reason, WindowPhase
+from tasks.registry import NodeRole, NodeStatus
+
+__all__ = ["KINDS", "Text", "contract_files", "text_of"]
+
+KINDS: Final = ("solidity", "abi", "erc7730")
+SCHEMA: Final = "https://eips.ethereum.org/assets/eip-7730/erc7730-v2.schema.json"
+OWNER: Final = "DEKUBE"
+WIDTH: Final = 110
+RESERVED: Final = frozenset(
+    (
+        "after", "alias", "apply", "auto", "byte", "case", "copyof", "default", "define", "final", "implements",
+        "in", "inline", "let", "macro", "match", "mutable", "null", "of", "partial", "promise", "reference",
+        "relocatable", "sealed", "sizeof", "static", "supports", "switch", "typedef", "typeof", "var",
+        "address", "bool", "bytes", "string", "constant", "event", "external", "function", "mapping", "payable",
+        "pure", "return", "returns", "storage", "struct", "this", "view", "virtual",
+    )
+)  # fmt: skip
+"""Words that are no names in Solidity; a parameter of such a name has an underscore after it there."""
+
+
+def _names(kind: type[IntEnum | IntFlag]) -> str:
+    return ", ".join(f"{int(item)} {item.name.lower().replace('_', ' ')}" for item in kind if item.name)
+
+
+class Text(NamedTuple):
+    """What a function or event means; ``intent`` is what a wallet says that its owner is about to do."""
+
+    notice: str
+    parameters: Mapping[str, str] = {}
+    intent: str = ""
+
+
+_ABOUT: Final[Mapping[str, str]] = {
+    "registry": "Machines of the compute market: what they offer, their bond and their record of verified work.",
+    "tasks": "Tasks of the compute market, from the locked price to the verified and paid windows.",
+    "billing": "What is locked for tasks and machines, and who was paid. Only the chain itself moves it.",
+    "staking": "Stake of validators, their keys, and what epochs and proven faults do to them.",
+}
+_UNIT: Final = "in 10^-18 DKB"
+_COMMON: Final[Mapping[str, str]] = {
+    "task": "Id of the task.",
+    "escrow": "Id of the escrow: that of its task, or of a machine's bond.",
+    "node": "Address of the machine.",
+    "window": "Number of the window, from 0.",
+    "number": "Number of the window, from 0.",
+    "validator": "Address of the validator.",
+    "operator": "Account behind it.",
+    "requester": "Who pays the task.",
+    "worker": "Machine that does the task; zero where there is none.",
+    "actor": "Who caused it; zero: the chain itself.",
+    "who": "The account.",
+    "epoch": "Number of the epoch.",
+    "amount": f"Amount {_UNIT}.",
+    "price": f"Price {_UNIT} for a GPU-second.",
+    "pricePerGpuSecond": f"Price {_UNIT} for a GPU-second.",
+    "budget": f"What is locked in all, {_UNIT}.",
+    "bond": f"Bond {_UNIT}.",
+    "burned": f"Burned, {_UNIT}.",
+    "voteKey": "Key that the validator's votes are signed with.",
+    "vrfKey": "Key that its share of the randomness is proved with.",
+    "committeeHash": "Hash of the committee's description.",
+    "seats": "Number of seats.",
+    "specification": "The job: canonical CBOR of all that decides the result.",
+    "profile": "What the machine is and asks for: canonical CBOR.",
+    "purpose": f"Why it moved: {_names(Purpose)}.",
+    "roles": f"Sum of what it offers: {_names(NodeRole)}.",
+    "total": f"Sum afterwards, {_UNIT}.",
+}
+_TASK_PHASE: Final = f"Phase: {_names(Phase)}."
+_WINDOW_PHASE: Final = f"Phase: {_names(WindowPhase)}."
+_REASON: Final = f"Why: {_names(Reason)}."
+_WEIGHT: Final = "Weight of votes"
+
+_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
+    ("registry", "registerNode"): Text(
+        "Register the sender as a machine; the value sent is its bond.", intent="Register a machine"
+    ),
+    ("registry", "updateNode"): Text(
+        "Renew the sender's record and end its retirement; the value sent is added to its bond.",
+        intent="Renew a machine's record",
+    ),
+    ("registry", "retireNode"): Text(
+        "Take the sender's machine off the market; its bond returns after its duties.", intent="Retire a machine"
+    ),
+    ("registry", "nodeOf"): Text(
+        "Return a machine's record; reverts with node_unknown.",
+        {
+            "status": f"{_names(NodeStatus).capitalize()}.",
+            "gpus": "Number of its GPUs.",
+            "slots": "Tasks that it takes at a time.",
+            "busySlots": "Tasks that it has.",
+            "seenMs": "When it last acted, in milliseconds since 1970.",
+            "reputationMilli": "Its record of verified work in thousandths.",
+        },
+    ),
+    ("registry", "isRegistered"): Text(
+        "Tell whether a machine is registered.", {"registered": "Whether there is a record."}
+    ),
+    ("registry", "NodeRegistered"): Text("A machine was registered."),
+    ("registry", "NodeUpdated"): Text("A machine renewed its record."),
+    ("registry", "NodeRetired"): Text(
+        "A machine leaves the market.", {"gone": "False when it announces it, true when its record is gone."}
+    ),
+    ("registry", "NodeCoolDown"): Text(
+        "A machine failed and gets no work for a while.",
+        {"until": "Until when, in milliseconds since 1970.", "failures": "Failures in a row."},
+    ),
+    ("tasks", "createTask"): Text(
+        "Create a task; the value sent is exactly its budget (budgetOf).", intent="Create a task"
+    ),
+    ("tasks", "cancelTask"): Text(
+        "Cancel a task of the sender; what was proved is still paid.", intent="Cancel a task"
+    ),
+    ("tasks", "acceptTask"): Text(
+        "Accept an assigned task; the value sent is the bond that is still due.", intent="Accept a task"
+    ),
+    ("tasks", "startTask"): Text(
+        "Start an accepted task.", {"machine": "Hash of the description of what runs it."}, "Start a task"
+    ),
+    ("tasks", "submitWindow"): Text(
+        "Prove a window of work.", {"proof": "The window proof: canonical CBOR."}, "Submit a proof of work"
+    ),
+    ("tasks", "sealVerdict"): Text(
+        "Seal what a drawn verifier found, before anybody opens anything.",
+        {"seal": "Hash over findings and nonce."},
+        "Seal a verdict",
+    ),
+    ("tasks", "revealVerdict"): Text(
+        "Reveal the findings that were sealed.",
+        {"findings": "A finding for each drawn segment: canonical CBOR.", "nonce": "The nonce of the seal."},
+        "Reveal a verdict",
+    ),
+    ("tasks", "openWindow"): Text(
+        "Open the drawn segments of a proved window, as its worker.",
+        {"openings": "An opening for each drawn segment: canonical CBOR."},
+        "Open a window",
+    ),
+    ("tasks", "poke"): Text(
+        "Do what a passed deadline of a task demands, where the chain has not yet.", intent="Poke a task"
+    ),
+    ("tasks", "topUpTask"): Text(
+        "Add the value sent to what a task of the sender may spend on verification.", intent="Top up a task"
+    ),
+    ("tasks", "resumeTask"): Text("Resume a paused task of the sender.", intent="Resume a task"),
+    ("tasks", "giveUpTask"): Text(
+        "Give up a task, as its worker.",
+        {
+            "reason": f"{int(Reason.INPUT_UNAVAILABLE)} input unavailable, {int(Reason.WORKER_LEFT)} worker left, "
+            f"{int(Reason.JOB_DIVERGED)} job diverged."
+        },
+        "Give up a task",
+    ),
+    ("tasks", "taskOf"): Text(
+        "Return where a task stands; reverts with task_unknown.",
+        {
+            "phase": _TASK_PHASE,
+            "reason": _REASON,
+            "windows": "Windows that it is to have.",
+            "nextWindow": "The window under way.",
+            "finalWindows": "Windows that are verified and paid.",
+            "deadlineMs": "Deadline of the phase in milliseconds since 1970; 0: none.",
+        },
+    ),
+    ("tasks", "budgetOf"): Text("Return what createTask must be sent for a specification."),
+    ("tasks", "TaskCreated"): Text("A task was created.", {"spec": "Hash of its specification."}),
+    ("tasks", "TaskPhase"): Text(
+        "A task changed its phase.",
+        {
+            "before": "The phase before, numbered alike.",
+            "phase": _TASK_PHASE,
+            "reason": _REASON,
+            "evidence": "Hash of what shows it, such as the transaction.",
+        },
+    ),
+    ("tasks", "WindowPhase"): Text(
+        "A window of a task changed its phase.",
+        {"before": "The phase before, numbered alike.", "phase": _WINDOW_PHASE, "reason": _REASON},
+    ),
+    ("tasks", "WorkerAssigned"): Text("A task was given to a machine, which may accept it."),
+    ("billing", "escrowOf"): Text(
+        "Return the sums of an escrow; reverts with escrow_unknown.",
+        {
+            "deposited": f"Paid in, {_UNIT}; the sum of the others.",
+            "held": f"Still locked, {_UNIT}.",
+            "paid": f"Paid out, {_UNIT}.",
+            "refunded": f"Given back, {_UNIT}.",
+        },
+    ),
+    ("billing", "earned"): Text(
+        "Return what an account was ever paid for a role.", {"role": f"For what: {_names(Role)}."}
+    ),
+    ("billing", "Locked"): Text("Money was locked.", {"from": "Who paid it."}),
+    ("billing", "Paid"): Text("Money was paid out.", {"to": "Who received it."}),
+    ("billing", "Refunded"): Text("Money was given back.", {"to": "Who received it."}),
+    ("billing", "Burned"): Text("Money was burned."),
+    ("staking", "stake"): Text(
+        "Stake the value sent, as a validator with these keys.",
+        {
+            "possession": "Signature of the vote key over the digest of possession.",
+            "vrfPossession": "Proof of the VRF key over the same digest.",
+        },
+        "Stake",
+    ),
+    ("staking", "unstake"): Text("Take back a part of the stake; it is paid out later.", intent="Unstake"),
+    ("staking", "stakeOf"): Text("Return stake and keys of a validator; zeros for none."),
+    ("staking", "unbondingOf"): Text(
+        "Return what an account has unstaked and not received yet.",
+        {"nextReleaseMs": "When the next part is paid out, in milliseconds since 1970; 0: never."},
+    ),
+    ("staking", "jailedUntil"): Text(
+        "Return until when a validator has no seat.", {"epoch": "First epoch that may seat it; 0: now."}
+    ),
+    ("staking", "minimumStake"): Text("Return the least stake of a validator."),
+    ("staking", "Staked"): Text("A validator added to its stake or changed its keys."),
+    ("staking", "Unstaked"): Text(
+        "A validator took back a part of its stake.",
+        {"releaseTimeMs": "When it is paid out, in milliseconds since 1970."},
+    ),
+    ("staking", "Unbonded"): Text("What was unstaked was paid out."),
+    ("staking", "EpochBegan"): Text(
+        "An epoch began.",
+        {"weight": f"{_WEIGHT} in all.", "version": "Version of the rules that it follows."},
+    ),
+    ("staking", "CommitteeSelected"): Text(
+        "The committee of a later epoch was drawn.",
+        {
+            "weight": f"{_WEIGHT} in all.",
+            "anchors": "Seats that the largest stakes have without a lottery.",
+            "lotteryWeight": f"{_WEIGHT} of the seats that were drawn.",
+        },
+    ),
+    ("staking", "LotteryTooLarge"): Text(
+        "More weight was drawn by lottery than is safe.",
+        {"lotteryWeight": f"{_WEIGHT} of the seats that were drawn.", "weight": f"{_WEIGHT} in all."},
+    ),
+    ("staking", "Jailed"): Text(
+        "A validator was absent for too long and has no seat for a while.",
+        {"untilEpoch": "First epoch that may seat it again.", "times": "How often it was jailed in a row."},
+    ),
+    ("staking", "VersionScheduled"): Text(
+        "Enough weight has signalled another version of the rules.",
+        {"version": "Number of the version.", "epoch": "First epoch that follows it."},
+    ),
+    ("staking", "Equivocated"): Text(
+        "A validator was proven to have signed two votes where one is allowed.",
+        {
+            "operator": "The validator.",
+            "reporter": "Who brought the proof.",
+            "fault": "Number of the kind of fault.",
+            "view": "View of the votes.",
+        },
+    ),
+    ("staking", "Slashed"): Text(
+        "Stake was taken for proven faults.",
+        {
+            "operator": "The validator.",
+            "total": f"Taken so far, {_UNIT}.",
+            "reward": f"For the reporter, {_UNIT}.",
+        },
+    ),
+}
+
+
+def text_of(contract: str, name: str, parameter: str = "") -> str:
+    """Return what a function or event means, or a parameter or result of it. A KeyError is a text to write."""
+    text = _TEXTS[contract, name]
+    if not parameter:
+        return text.notice
+    return text.parameters[parameter] if parameter in text.parameters else _COMMON[parameter]
+
+
+def contract_files(kinds: Iterable[str], chain_id: int) -> Iterator[tuple[str, str]]:
+    """Yield name and content of the files of ``kinds``; wallets find ERC-7730's by ``chain_id`` and address."""
+    wanted = set(kinds)
+    for address, name in CONTRACTS.items():
+        abi = abi_json(address, (), EVENTS)
+        if "solidity" in wanted:
+            yield f"{interface_of(name)}.sol", _solidity(name, address, abi)
+        if "abi" in wanted:
+            yield f"{name}.abi.json", _json(abi)
+        if "erc7730" in wanted and any(_writes(abi)):
+            yield f"calldata-{name}.erc7730.json", _json(_clear_signing(name, address, abi, chain_id))
+
+
+def interface_of(contract: str) -> str:
+    """Return the name of a contract's interface in Solidity."""
+    return f"IDekube{contract.capitalize()}"
+
+
+def _json(document: Json) -> str:
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _writes(abi: Json) -> Iterator[Json]:
+    return (item for item in abi if item["type"] == "function" and item["stateMutability"] != "view")
+
+
+# Solidity
+
+
+def _solidity(contract: str, address: bytes, abi: Json) -> str:
+    lines = [
+        "// SPDX-License-Identifier: Apache-2.0",
+        "pragma solidity >=0.8.4;",
+        "",
+        *_comment(
+            [
+                f"@title DEKUBE: the {contract} contract",
+                f"@notice {_ABOUT[contract]}",
+                f"@dev At {format_address(address)} on every chain; the node itself is behind it, no EVM. Amounts "
+                f"are {_UNIT}. What is refused reverts with Error(string): a stable code.",
+            ],
+            "",
+        ),
+        f"interface {interface_of(contract)} {{",
+    ]
+    for item in sorted(abi, key=lambda item: item["type"], reverse=True):  # functions, then events, in their order
+        lines += [*_member(contract, item), ""]
+    return "\n".join([*lines[:-1], "}"]) + "\n"
+
+
+def _member(contract: str, item: Json) -> list[str]:
+    name, outputs = item["name"], item.get("outputs", [])
+    tags = [f"@notice {text_of(contract, name)}"]
+    tags += [f"@param {_name(p)} {text_of(contract, name, p['name'])}" for p in item["inputs"]]
+    tags += [f"@return {_name(p)} {text_of(contract, name, p['name'])}" for p in outputs]
+    if item["type"] == "event":
+        arguments = [f"{p['type']}{' indexed' if p['indexed'] else ''} {_name(p)}" for p in item["inputs"]]
+        return [*_comment(tags, "    "), *_declaration(f"event {name}", arguments, ";")]
+    arguments = [f"{_type(p, 'calldata')} {_name(p)}" for p in item["inputs"]]
+    results = [f"{_type(p, 'memory')} {_name(p)}" for p in outputs]
+    mutability = "" if item["stateMutability"] == "nonpayable" else f" {item['stateMutability']}"
+    returned = f" returns ({', '.join(results)})" if results else ""
+    tail = f" external{mutability}{returned};"
+    return [
+        *_comment(tags, "    "),
+        *_declaration(f"function {name}", arguments, tail),
+    ]
+
+
+def _name(parameter: Json) -> str:
+    name: str = parameter["name"]
+    return f"{name}_" if name in RESERVED else name
+
+
+def _type(parameter: Json, place: str) -> str:
+    kind: str = parameter["type"]
+    return f"{kind} {place}" if kind in ("bytes", "string") else kind
+
+
+def _declaration(head: str, arguments: list[str], tail: str) -> list[str]:
+    return textwrap.wrap(
+        f"{head}({', '.join(arguments)}){tail}", WIDTH, initial_indent="    ", subsequent_indent="        ",
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _comment(tags: list[str], indent: str) -> list[str]:
+    lines = []
+    for tag in tags:
+        lines += textwrap.wrap(
+            tag, WIDTH, initial_indent=f"{indent}/// ", subsequent_indent=f"{indent}///   ", break_on_hyphens=False
+        )
+    return lines
+
+
+# Clear signing
+
+
+def _clear_signing(contract: str, address: bytes, abi: Json, chain_id: int) -> Json:
+    formats = {}
+    enums: dict[str, dict[str, str]] = {}
+    for item in _writes(abi):
+        name = item["name"]
+        declared = ", ".join(f"{p['type']} {p['name']}" for p in item["inputs"])
+        fields = [{"path": "@.value", "label": "Amount", "format": "amount"}]
+        fields = fields if item["stateMutability"] == "payable" else []
+        fields += [_field(p, enums) for p in item["inputs"]]
+        formats[f"{name}({declared})"] = {
+            "$id": name, "intent": _TEXTS[contract, name].intent, "fields": fields,
+        }  # fmt: skip
+    metadata: Json = {"owner": OWNER, "contractName": f"{OWNER} {contract}"}
+    return {
+        "$schema": SCHEMA,
+        "context": {
+            "$id": f"{OWNER} {contract}",
+            "contract": {"deployments": [{"chainId": chain_id, "address": format_address(address)}]},
+        },
+        "metadata": metadata | ({"enums": enums} if enums else {}),
+        "display": {"formats": formats},
+    }
+
+
+def _field(parameter: Json, enums: dict[str, dict[str, str]]) -> Json:
+    name, kind = parameter["name"], parameter["type"]
+    field: Json = {"path": f"#.{name}", "label": _label(name), "format": "raw"}
+    if name == "amount":
+        field["format"] = "amount"
+    elif kind == "address":
+        field |= {"format": "addressName", "params": {"types": ["eoa"]}}
+    elif name == "reason":
+        enums["reason"] = {str(int(item)): item.name.lower().replace("_", " ").capitalize() for item in Reason}
+        field |= {"format": "enum", "params": {"$ref": "$.metadata.enums.reason"}}
+    elif kind == "bytes":  # an encoding for machines: shown where there is room
+        field["visible"] = "optional"
+    return field
+
+
+def _label(name: str) -> str:
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
+    return words.capitalize().replace("Vrf", "VRF")
