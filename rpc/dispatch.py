@@ -17,7 +17,7 @@ from rpc.link import fields_to_json
 from rpc.table import Json, Method, Node, bind
 from state.primitives.errors import DekubeError
 
-__all__ = ["Caller", "DispatchOptions", "Dispatcher"]
+__all__ = ["Caller", "DispatchOptions", "Dispatcher", "start"]
 
 _log = structlog.get_logger(__name__)
 
@@ -124,7 +124,7 @@ class Dispatcher:
             for index, request in enumerate(requests):
                 if index % YIELD_EVERY == YIELD_EVERY - 1:
                     await asyncio.sleep(0)
-                answers.append(_start(self._one(request, caller)))
+                answers.append(start(self._one(request, caller)))
             whole: list[bytes] = []
             for index, item in enumerate(answers):
                 answer = await item if isinstance(item, asyncio.Task) else item
@@ -251,7 +251,7 @@ def _failure(identifier: Any, error: Json) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error})
 
 
-def _start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | asyncio.Task[bytes | None] | None:
+def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | asyncio.Task[bytes | None] | None:
     """Run ``coroutine`` until it has to wait: most have their answer by then, and cost no task."""
     try:
         waiting_for = coroutine.send(None)

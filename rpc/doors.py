@@ -1,8 +1,8 @@
 """Connections at the door: how many, from whom, how long one may dawdle, and how one is thrown out.
 
-uvicorn's protocols with three things added: a bound of connections for each address and in all, a deadline for the
-first request, and ``drop``, which ends a connection even when its client does not read. The application finds
-``drop`` in the ``state`` of its scope.
+uvicorn's protocols with four things added: a bound of connections for each address and in all, a deadline for the
+first request, ``drop``, which ends a connection even when its client does not read, and a short way for plain
+requests (``rpc.direct``). The application finds ``drop`` in the ``state`` of its scope.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from rpc.direct import BODY_DEADLINE_S, DirectRequest, Port
+from rpc.dispatch import Caller
 from rpc.limits import caller_key
 
 __all__ = ["DoorOptions", "Doors", "make_protocols"]
@@ -71,14 +73,33 @@ def _caller_of(transport: asyncio.BaseTransport) -> str:
     return caller_key(str(peer[0])) if isinstance(peer, tuple) and peer else ""
 
 
-def make_protocols(doors: Doors) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
-    """Return the HTTP and the WebSocket protocol for uvicorn that pass through ``doors``."""
+class _Lines:
+    """The lines of headers that every answer has; the list is another one each second."""
+
+    def __init__(self) -> None:
+        self._of: list[tuple[bytes, bytes]] = []
+        self._lines = b""
+
+    def lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        if headers is not self._of:
+            self._of, self._lines = headers, b"".join(b"%s: %s\r\n" % header for header in headers)
+        return self._lines
+
+
+def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
+    """Return the HTTP and the WebSocket protocol for uvicorn that pass through ``doors``; ``port`` answers."""
+
+    usual = _Lines()
 
     class Http(HttpToolsProtocol):
         _caller: str | None = None
         _deadline: asyncio.TimerHandle | None = None
         _in_headers = False
         _header_bytes = 0
+        _asker: Caller | None = None
+        burst = 0
+        _direct: DirectRequest | None = None
+        """The request that is being read, where it goes the short way."""
 
         def __init__(
             self,
@@ -96,6 +117,7 @@ def make_protocols(doors: Doors) -> tuple[type[asyncio.Protocol], type[asyncio.P
                 transport.abort()
                 return
             self._caller = caller
+            self._asker = Caller(caller)
             self._deadline = self.loop.call_later(doors.options.first_request_s, transport.abort)
 
         def on_message_begin(self) -> None:
@@ -103,6 +125,7 @@ def make_protocols(doors: Doors) -> tuple[type[asyncio.Protocol], type[asyncio.P
             super().on_message_begin()
 
         def data_received(self, data: bytes) -> None:
+            self.burst = 0
             super().data_received(data)
             if self._in_headers:  # the end of the headers is not here yet, which is rare
                 self._header_bytes += len(data)
@@ -110,13 +133,64 @@ def make_protocols(doors: Doors) -> tuple[type[asyncio.Protocol], type[asyncio.P
                     self.transport.abort()
                 elif self._deadline is None:
                     self._deadline = self.loop.call_later(doors.options.first_request_s, self.transport.abort)
+            elif self._deadline is None and (found := self._direct) is not None and found.awaits_body:
+                self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
 
         def on_headers_complete(self) -> None:
             self._in_headers = False
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
-            super().on_headers_complete()
+            self._direct = self._begin_direct()
+            if self._direct is None:
+                super().on_headers_complete()
+
+        def _begin_direct(self) -> DirectRequest | None:
+            """Take the short way with a plain request."""
+            parser = self.parser
+            if (
+                self.url != b"/"
+                or parser.get_method() != b"POST"
+                or parser.get_http_version() != "1.1"
+                or parser.should_upgrade()
+                or self.expect_100_continue
+                or self._asker is None
+            ):
+                return None
+            head = port.admit(self.headers)
+            if head is None:
+                return None
+            head += usual.lines(self.server_state.default_headers)
+            before = self.cycle
+            request = DirectRequest(
+                port,
+                self,
+                self._asker,
+                head,
+                keep_alive=parser.should_keep_alive(),
+                is_first=before is None or before.response_complete,
+            )
+            self.cycle = request  # type: ignore[assignment]
+            if not request.is_first:
+                self.flow.pause_reading()
+                self.pipeline.appendleft((request, self.app))  # type: ignore[arg-type]
+            return request
+
+        def on_body(self, body: bytes) -> None:
+            if self._direct is None:
+                super().on_body(body)
+            else:
+                self._direct.on_body(body)
+
+        def on_message_complete(self) -> None:
+            if self._direct is None:
+                super().on_message_complete()
+                return
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+            direct, self._direct = self._direct, None
+            direct.on_end()
 
         def handle_websocket_upgrade(self) -> None:
             self._caller = None  # the WebSocket protocol counts the connection out
@@ -128,6 +202,11 @@ def make_protocols(doors: Doors) -> tuple[type[asyncio.Protocol], type[asyncio.P
             if self._caller is not None:
                 doors.leave(self._caller)
                 self._caller = None
+            for request in (self.cycle, *(waiting for waiting, _ in self.pipeline)):
+                if isinstance(request, DirectRequest) and not request.response_complete:
+                    request.disconnected = True
+                    if request.task is not None:
+                        request.task.cancel()
             super().connection_lost(exc)
 
         def drop(self) -> None:

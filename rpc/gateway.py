@@ -139,7 +139,7 @@ async def serve(options: GatewayOptions) -> None:
         ),
         loop.time,
     )
-    http, websocket = make_protocols(doors)
+    http, websocket = make_protocols(doors, application)
     server = uvicorn.Server(
         uvicorn.Config(
             application,

@@ -44,6 +44,7 @@ __all__ = [
     "natural",
     "nullable",
     "obj",
+    "read_hex",
     "ref",
     "text",
 ]
@@ -61,7 +62,6 @@ EARLIEST: Final = -1
 NULL: Final[Schema] = {"type": "null"}
 STRING: Final[Schema] = {"type": "string"}
 NUMBER: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": SAFE_INTEGER_MAX}
-_HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
 
 
@@ -172,13 +172,24 @@ def natural(minimum: int, maximum: int) -> ParamType[int]:
     return ParamType({"type": "integer", "minimum": minimum, "maximum": maximum}, read)
 
 
+def read_hex(value: Any, bytes_max: int) -> bytes:
+    """Return bytes in 0x hex. Raises ValueError."""
+    if type(value) is str and len(value) <= 2 + 2 * bytes_max and value.startswith("0x"):
+        try:
+            found = bytes.fromhex(value[2:])
+        except ValueError:
+            pass
+        else:
+            if 2 * len(found) + 2 == len(value):  # what ``fromhex`` reads may have spaces
+                return found
+    raise ValueError(f"0x and at most {bytes_max} bytes of hex expected")
+
+
 def data(bytes_max: int) -> ParamType[bytes]:
     """Return the type of bytes in 0x hex."""
 
     def read(value: Any) -> bytes:
-        if type(value) is not str or len(value) > 2 + 2 * bytes_max or not _HEX.fullmatch(value):
-            raise ValueError(f"0x and at most {bytes_max} bytes of hex expected")
-        return bytes.fromhex(value[2:])
+        return read_hex(value, bytes_max)
 
     return ParamType({"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$", "maxLength": 2 + 2 * bytes_max}, read)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -13,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
+from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, SEND_DEADLINE_S
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions, as_rpc_error
 from rpc.doors import Doors
 from rpc.errors import NodeUnavailable, RpcError
@@ -30,10 +32,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-BODY_DEADLINE_S: Final = 20.0
-SEND_DEADLINE_S: Final = 30.0
-CHUNK_BYTES: Final = 256 * 1024
-"""Answers are handed to the transport in pieces, so that a slow reader keeps little of them in memory."""
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 STATUS_OF_REASON: Final = {
     "invalid_params": 400,
@@ -118,6 +116,36 @@ class Application:
         else:
             await self._rest(scope, receive, _with_headers(send, self._cors_headers(origin)))
 
+    # Plain requests (rpc.direct)
+
+    @property
+    def body_bytes_max(self) -> int:
+        """Longest body that is read."""
+        return self._body_bytes_max
+
+    def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Return the head of the answer to a plain request; None for a host or a length that is refused."""
+        host, origin, length = _read_headers(headers)
+        if length > self._body_bytes_max or (self._hosts is not None and _name_of(host) not in self._hosts):
+            return None
+        if not origin and self._origin_any:
+            return _HEAD
+        return b"".join(
+            b"%s: %s\r\n" % header
+            for header in ((b"content-type", b"application/json"), *self._cors_headers(origin))
+        )
+
+    def answer(self, body: bytes, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
+        """Return the answer to a body."""
+        return self.dispatcher.answer(body, caller)
+
+    def refuse_body(self) -> bytes:
+        """Return the answer to a body that is too long."""
+        limit = self._body_bytes_max
+        return self.dispatcher.refuse(RpcError("invalid_request", "request too large", limit=limit))
+
+    # ASGI
+
     def _cors_headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
         if self._origin_any:
             return [(b"access-control-allow-origin", b"*")]
@@ -150,8 +178,7 @@ class Application:
             except ConnectionError:
                 return
         if body is None:
-            error = RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
-            answer: bytes | None = self.dispatcher.refuse(error)
+            answer: bytes | None = self.refuse_body()
             headers.append((b"connection", b"close"))  # what follows of the body is not read
         else:
             answer = await self.dispatcher.answer(body, caller)
@@ -254,6 +281,10 @@ def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes,
     return host, origin, length
 
 
+_HEAD: Final = b"content-type: application/json\r\naccess-control-allow-origin: *\r\n"
+
+
+@lru_cache(maxsize=1024)
 def _name_of(host: bytes) -> str:
     name, _, port = host.decode("latin-1").lower().rpartition(":")
     return name if name and port.isdigit() else host.decode("latin-1").lower()

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from rpc.ethereum.logs import LogFilter
-from rpc.schema import EARLIEST, NULL, ParamType, Schema, array
+from rpc.schema import EARLIEST, NULL, ParamType, Schema, array, read_hex
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES, VALUE_MAX
 
 __all__ = [
@@ -37,7 +37,6 @@ _NEWEST: Final = ("latest", "pending", "safe", "finalized")
 _QUANTITY: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
-_HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _DIGITS: Final = re.compile(r"0x[0-9a-fA-F]+")
 SLOT_DIGITS: Final = 64
 HASH_CHARACTERS: Final = 66
@@ -102,9 +101,7 @@ def _slot(value: Any) -> int:
 
 
 def _data(value: Any) -> bytes:
-    if type(value) is not str or len(value) > 2 + 2 * TRANSACTION_LIMIT_BYTES or not _HEX.fullmatch(value):
-        raise ValueError(f"0x and at most {TRANSACTION_LIMIT_BYTES} bytes of hex expected")
-    return bytes.fromhex(value[2:])
+    return read_hex(value, TRANSACTION_LIMIT_BYTES)
 
 
 def _block(value: Any) -> BlockParam:

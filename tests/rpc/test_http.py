@@ -1,0 +1,136 @@
+"""The short way of plain requests: the order of answers, bodies in pieces, limits, clients that leave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from rpc.direct import BURST_MAX, CHUNK_BYTES
+from rpc.dispatch import DispatchOptions
+from rpc.gateway import GatewayOptions
+from tests.rpc.harness import Gateway, Node, gateway, served
+from tests.rpc.raw import Wire, call, chunked, post
+
+OPTIONS = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=0, body_bytes_max=100_000))
+NOWHERE = "0x" + "00" * 32
+CHAIN = call("eth_chainId")
+
+
+@asynccontextmanager
+async def running(path: Path, options: GatewayOptions = OPTIONS) -> AsyncIterator[Gateway]:
+    node = Node(path / "db")
+    async with served(node, path / "s") as backend, gateway(backend, path / "s", options) as it:
+        yield it
+
+
+async def test_answers_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
+    async with running(tmp_path) as it, await Wire.open(it) as wire:
+        slow = call("dekube_waitForReceipt", NOWHERE, 200, identifier="slow")
+        get = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        await wire.send(post(slow) + post(CHAIN) + get + post(call("eth_blockNumber")) + get + post(CHAIN))
+        assert (await wire.answer()).json["id"] == "slow"
+        assert (await wire.answer()).json["result"] == "0x7"
+        assert (await wire.answer()).body == b"ok\n"
+        assert (await wire.answer()).json["result"] == "0x0"
+        assert (await wire.answer()).body == b"ok\n"
+        assert (await wire.answer()).json["result"] == "0x7"
+        # More than are answered in one go, and another after them on the same connection.
+        count = 3 * BURST_MAX
+        await wire.send(b"".join(post(call("eth_chainId", identifier=number)) for number in range(count)))
+        assert [(await wire.answer()).json["id"] for _ in range(count)] == list(range(count))
+        await wire.send(get + post(CHAIN))
+        assert (await wire.answer()).body == b"ok\n"
+        assert (await wire.answer()).json["id"] == 1
+
+
+async def test_a_body_may_come_in_any_pieces(tmp_path: Path) -> None:
+    async with running(tmp_path) as it, await Wire.open(it) as wire:
+        for step in (1, 7, 40):
+            request = post(CHAIN)
+            for at in range(0, len(request), step):
+                await wire.send(request[at : at + step])
+                await trio.lowlevel.checkpoint()
+            assert (await wire.answer()).json["result"] == "0x7"
+        await wire.send(chunked(CHAIN[:5], CHAIN[5:]) + chunked(CHAIN))
+        for _ in range(2):
+            assert (await wire.answer()).json["result"] == "0x7"
+        await wire.send(post(b""))
+        assert (await wire.answer()).json["error"]["code"] == -32700
+        await wire.send(post(b"[" + CHAIN + b',{"jsonrpc":"2.0","method":"eth_chainId"}]'))
+        assert len((await wire.answer()).json) == 1
+        await wire.send(post(b'{"jsonrpc":"2.0","method":"eth_chainId"}') + post(CHAIN))
+        nothing = await wire.answer()
+        assert (nothing.status, nothing.body) == (200, b"")
+        assert (await wire.answer()).json["result"] == "0x7"
+
+
+async def test_the_heads_of_answers(tmp_path: Path) -> None:
+    options = replace(OPTIONS, cors=("https://wallet.example",))
+    async with running(tmp_path, options) as it, await Wire.open(it) as wire:
+        await wire.send(post(CHAIN) + post(CHAIN, "origin: https://wallet.example") + post(CHAIN, "origin: x"))
+        plain, ours, other = [await wire.answer() for _ in range(3)]
+        assert plain.headers["content-type"] == "application/json"
+        assert "date" in plain.headers
+        assert ours.headers["access-control-allow-origin"] == "https://wallet.example"
+        assert ours.headers["vary"] == "origin"
+        assert "access-control-allow-origin" not in plain.headers | other.headers
+        await wire.send(post(CHAIN, "connection: close"))
+        last = await wire.answer()
+        assert last.headers["connection"] == "close"
+        assert await wire.is_closed()
+    async with running(tmp_path / "2") as it:
+        async with await Wire.open(it) as wire:
+            await wire.send(post(CHAIN, version="1.0"))
+            assert (await wire.answer()).json["result"] == "0x7"
+            assert await wire.is_closed()
+        async with await Wire.open(it) as wire:
+            await wire.send(post(CHAIN).replace(b"host: localhost", b"host: evil.example"))
+            assert (await wire.answer()).status == 403
+        async with await Wire.open(it) as wire:
+            await wire.send(post(b"", "expect: 100-continue", length=len(CHAIN)))
+            assert (await wire.answer()).status == 100
+            await wire.send(CHAIN)
+            assert (await wire.answer()).json["result"] == "0x7"
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_body_over_the_limit_is_refused_unread(tmp_path: Path, is_named: bool) -> None:
+    async with running(tmp_path) as it, await Wire.open(it) as wire:
+        if is_named:
+            await wire.send(post(b"[" * 10, length=100_001))
+        else:
+            await wire.send(chunked(*[b" " * 10_000] * 11))
+        answer = await wire.answer()
+        assert (answer.status, answer.json["error"]["code"]) == (200, -32600)
+        assert answer.json["error"]["data"]["limit"] == 100_000
+        assert await wire.is_closed()
+
+
+async def test_a_large_answer_comes_whole(tmp_path: Path) -> None:
+    async with running(tmp_path) as it, await Wire.open(it) as wire:
+        document = call("rpc.discover")
+        await wire.send(post(b"[" + b",".join([document] * 40) + b"]") + post(CHAIN))
+        answer = await wire.answer()
+        assert len(answer.body) > 4 * CHUNK_BYTES
+        assert len(answer.json) == 40
+        assert (await wire.answer()).json["result"] == "0x7"
+
+
+async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path) -> None:
+    limited = DispatchOptions(rate_per_s=0, requests_per_caller_max=2)
+    async with running(tmp_path, replace(OPTIONS, dispatch=limited)) as it:
+        waiting = [await Wire.open(it) for _ in range(2)]
+        for wire in waiting:
+            await wire.send(post(call("dekube_waitForReceipt", NOWHERE, 60_000)))
+        with trio.fail_after(20):
+            while "result" in (await it.raw({"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"})):
+                pass
+            for wire in waiting:
+                await trio.aclose_forcefully(wire.stream)
+            while "error" in (await it.raw({"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"})):
+                pass
