@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from node.cli.keys import random_key
 from node.cli.options import ask_new_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.config import NetworkOptions, NodeOptions
 from node.home import Home, create_home, load_genesis
+from node.keyring import random_key
 from state.primitives.address import format_address
 
 __all__ = ["init"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -38,7 +38,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.primitives.transactions import decode_transaction
 from state.transition.epochs import genesis_committee
 
-__all__ = ["CHECKPOINT", "genesis_trust", "light"]
+__all__ = ["CHECKPOINT", "FILE", "begin", "genesis_trust", "light", "open_light"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_HOME: Final = "~/.dekube/light"
@@ -181,15 +181,24 @@ def init(
         assert genesis is not None
         trusted = genesis_trust(genesis)
     period_ms = trusting_hours * HOUR_MS if trusting_hours else trusting_period_ms(chain.unbonding_ms)
-    empty = LightFile(trusted, period_ms, accept_old, {}, None, (), None)
-    saved = with_endpoints(empty, urls)
+    _show_status(_keep(home, trusted, period_ms, accept_old, urls), as_json=as_json)
+
+
+def begin(home: Path, genesis: Genesis, urls: Sequence[str]) -> None:
+    """Begin to trust ``genesis``, in the file ``home``. Raises TrustExpired where it is too old for that."""
+    chain = read_parameters(ChainParameters, "chain", genesis)
+    _keep(home, genesis_trust(genesis), trusting_period_ms(chain.unbonding_ms), False, urls)
+
+
+def _keep(home: Path, trusted: TrustedState, period_ms: int, accept_old: bool, urls: Sequence[str]) -> LightFile:
+    saved = with_endpoints(LightFile(trusted, period_ms, accept_old, {}, None, (), None), urls)
     saved.client().check_trust(_now_ms())
     save_light_file(home, saved)
-    _show_status(saved, as_json=as_json)
+    return saved
 
 
 @contextmanager
-def _session(home: Path, urls: tuple[str, ...]) -> Iterator[LightNode]:
+def open_light(home: Path, urls: Sequence[str]) -> Iterator[LightNode]:
     """Open the client, bring it up to date, and keep what it learned, also from a failure."""
     saved = load_light_file(home)
     if urls:
@@ -226,7 +235,7 @@ def sync(urls: tuple[str, ...], home: Path, as_json: bool) -> None:
 
     Every other command does so first; this one shows what came of it.
     """
-    with _session(home, urls) as node:
+    with open_light(home, urls) as node:
         pass
     _show_status(load_light_file(home), as_json=as_json, node=node)
 
@@ -274,7 +283,7 @@ def endpoints(
 @json_option
 def account(address: bytes, height: int | None, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Show balance and nonce of ADDRESS, proven."""
-    with _session(home, urls) as node:
+    with open_light(home, urls) as node:
         found = node.account(address, height)
     age_ms = _age_ms(found.following.header)
     fields: dict[str, Any] = {
@@ -298,7 +307,7 @@ def account(address: bytes, height: int | None, urls: tuple[str, ...], home: Pat
 @json_option
 def tx(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Show the final transaction HASH, proven to be in its block."""
-    with _session(home, urls) as node:
+    with open_light(home, urls) as node:
         place = node.transaction(hash_)
     show_fields(_transaction_fields(place), as_json=as_json, title="Transaction (proven)")
 
@@ -310,7 +319,7 @@ def tx(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
 @json_option
 def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Show what the final transaction HASH did, proven."""
-    with _session(home, urls) as node:
+    with open_light(home, urls) as node:
         place = node.receipt(hash_)
     found = place.receipt
     assert found is not None
@@ -342,7 +351,7 @@ def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> N
 @json_option
 def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Show the header of block HEIGHT, proven to be part of the final chain."""
-    with _session(home, urls) as node:
+    with open_light(home, urls) as node:
         found, source = node.header(height)
     fields = {"hash": found.block_hash, **found.header._asdict(), "endpoint": source}
     fields["base_fee"] = str(found.header.base_fee)

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from node.cli.output import parse_amount
 from node.home import Home, load_key, read_passphrase
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.keys import SecretKey
 
-__all__ = ["DEFAULT_HOME", "account_of_home", "ask_new_passphrase", "ask_passphrase", "home_option", "open_key"]
+__all__ = [
+    "AMOUNT",
+    "DEFAULT_HOME",
+    "account_of_home",
+    "ask_line",
+    "ask_new_passphrase",
+    "ask_passphrase",
+    "home_option",
+    "open_key",
+    "read_input",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_HOME: Final = "~/.dekube"
+STDIN: Final = "-"
+LINE_LIMIT_BYTES: Final = 4096
+
+
+class _Amount(click.ParamType[int]):
+    name = "amount"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return value if isinstance(value, int) else parse_amount(str(value))
+
+
+AMOUNT: Final = _Amount()
 
 
 def home_option(function: _Function) -> _Function:
@@ -32,15 +56,46 @@ def home_option(function: _Function) -> _Function:
 
 def ask_passphrase(file: Path | None, prompt: str = "Passphrase") -> str:
     """Return the passphrase in ``file``, or ask for it; it is never taken from the command line."""
-    if file is not None:
+    return ask_line(file, prompt)
+
+
+def ask_line(file: Path | None, prompt: str) -> str:
+    """Return the secret in the first line of ``file`` (mode 0600; "-" is standard input), or ask for it unseen.
+
+    Raises KeystoreError.
+    """
+    if file is None:
+        return str(click.prompt(prompt, hide_input=True, err=True))
+    if str(file) != STDIN:
         return read_passphrase(file)
-    return str(click.prompt(prompt, hide_input=True, err=True))
+    try:
+        line = sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode()
+    except UnicodeDecodeError:
+        line = ""
+    if not line:
+        raise KeystoreError("standard input has no line for a secret")
+    return line.rstrip("\r\n")
+
+
+def read_input(file: Path, limit_bytes: int) -> bytes:
+    """Return the content of ``file``, or of standard input for "-". Raises ConfigError."""
+    try:
+        if str(file) == STDIN:
+            data = sys.stdin.buffer.read(limit_bytes + 1)
+        else:
+            with file.open("rb") as stream:
+                data = stream.read(limit_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    if len(data) > limit_bytes:
+        raise ConfigError(f"{file}: more than {limit_bytes} bytes")
+    return data
 
 
 def ask_new_passphrase(file: Path | None) -> str:
     """Return the passphrase in ``file``, or ask for a new one twice."""
     if file is not None:
-        return read_passphrase(file)
+        return ask_line(file, "")
     return str(click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True))
 
 

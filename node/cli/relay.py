@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from node.cli.keys import random_key
 from node.cli.options import home_option
 from node.cli.output import json_option, show_fields
 from node.home import Home, load_genesis
+from node.keyring import random_key
 from state.primitives.address import format_address
 
 __all__ = ["relay"]

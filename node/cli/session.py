@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,10 +12,13 @@ from typing import Any, TypeVar
 import click
 
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key
-from node.home import Home
+from node.home import Home, read_keystore
+from node.keyring import Keyring
 from rpc.client import Client
-from state.primitives.errors import ConfigError
+from state.primitives.address import parse_address
+from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SecretKey
+from state.primitives.keystore import keystore_address
 
 __all__ = ["Session", "session_options"]
 
@@ -27,20 +31,51 @@ class Session:
 
     home: Home
     urls: tuple[str, ...]
-    key_file: Path | None
+    key_name: str | None
     passphrase_file: Path | None
+
+    @property
+    def keyring(self) -> Keyring:
+        """The accounts of the person, beside those of the node."""
+        return Keyring(self.home.root / "wallet")
+
+    def gateways(self) -> tuple[str, ...]:
+        """Return the gateways to ask: those of --rpc, else that of the node in the home. Raises ConfigError."""
+        return self.urls or (self._own_gateway(),)
 
     def client(self) -> Client:
         """Return a client of the gateways."""
-        return Client(*(self.urls or (self._own_gateway(),)))
+        return Client(*self.gateways())
 
-    def key(self) -> SecretKey:
-        """Return the key that signs: that of --key, else the account of the home."""
-        if self.key_file is not None:
-            return open_key(self.key_file, self.passphrase_file)
-        return account_of_home(self.home)
+    def key(self, name: str | None = None) -> SecretKey:
+        """Return the key that signs: ``name`` or --key, else the account of the home's node, else the only one."""
+        name = name or self.key_name
+        if name is None and self.home.config.exists():
+            return account_of_home(self.home)
+        place = self.keyring.only() if name is None else self.keyring.find(name)
+        return open_key(place, self.passphrase_file)
+
+    def address(self, name: str | None = None, *, known: bool = True) -> bytes:
+        """Return the address of the account that ``key`` would return, without opening it where its file names it.
+
+        Without ``known``, ``name`` may be anybody's address.
+        """
+        name = name or self.key_name
+        if name is not None and not known:
+            with suppress(DecodeError):
+                return parse_address(name)
+            if name.startswith("0x"):
+                parse_address(name)
+        if name is None and self.home.config.exists():
+            place = self.home.path(self.home.load_options().keys.account)
+        else:
+            place = self.keyring.only() if name is None else self.keyring.find(name)
+        named = keystore_address(read_keystore(place))
+        return named if named is not None else self.key(name).address
 
     def _own_gateway(self) -> str:
+        if not self.home.config.exists():
+            raise ConfigError(f"{self.home.root}: no node lives here; --rpc URL names a gateway to ask")
         listen = self.home.load_options().rpc.listen
         if not listen:
             raise ConfigError(f"{self.home.root}: this node has no gateway (rpc.listen); name one with --rpc")
@@ -51,7 +86,7 @@ def session_options(function: _Function) -> _Function:
     """Add --home, --rpc, --key and --passphrase-file; the function gets ``session``."""
 
     def wrapped(
-        home: str, rpc: tuple[str, ...], key: Path | None, passphrase_file: Path | None, **arguments: Any
+        home: str, rpc: tuple[str, ...], key: str | None, passphrase_file: Path | None, **arguments: Any
     ) -> Any:
         root = Home(Path(os.path.expanduser(home)).absolute())
         return function(session=Session(root, rpc, key, passphrase_file), **arguments)
@@ -60,10 +95,14 @@ def session_options(function: _Function) -> _Function:
     wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
         click.option(
-            "--passphrase-file", type=click.Path(path_type=Path), help="File with the passphrase of --key."
+            "--passphrase-file",
+            type=click.Path(path_type=Path, allow_dash=True),
+            help='File (mode 0600) with the passphrase of the key, "-" for standard input; else it is asked for.',
         ),
         click.option(
-            "--key", type=click.Path(path_type=Path), help="Keystore that signs; else the home's account."
+            "--key",
+            metavar="NAME",
+            help="Account of the wallet, or keystore file, that signs; else the account of the node in --home.",
         ),
         click.option(
             "--rpc",

@@ -10,10 +10,10 @@ import trio
 
 from consensus.signer import AskStatus, Request, Retire, SignerStatus, SignerUnavailable
 from node.cli.guard import export_guard, import_guard, write_watermark
-from node.cli.keys import random_key
 from node.cli.options import ask_new_passphrase, home_option, open_key
 from node.cli.output import json_option, show_fields
 from node.home import Home, load_genesis
+from node.keyring import random_key
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
+from node.cli.options import AMOUNT
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
-from node.cli.transactions import AMOUNT
 from node.posting import follow, make_digits_job
 from rpc.client import Client, NoResult, TaskEnded, TransactionRefused
 from rpc.client.core import hexed

@@ -1,4 +1,4 @@
-"""``dekube tx``: send transactions and look them up."""
+"""``dekube tx``: a validator's transactions; payments are `dekube wallet`'s."""
 
 from __future__ import annotations
 
@@ -6,41 +6,19 @@ from dataclasses import replace
 
 import click
 
-from node.cli.keys import random_key
-from node.cli.output import json_option, parse_amount, show, show_amount, show_fields
+from node.cli.options import AMOUNT
+from node.cli.output import json_option
 from node.cli.session import Session, session_options
-from rpc.client.shapes import Receipt
-from state.primitives.address import parse_address
+from node.cli.wallet import show_receipt
+from node.keyring import random_key
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 
 __all__ = ["tx"]
 
 
-class _Amount(click.ParamType[int]):
-    name = "amount"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if isinstance(value, int) else parse_amount(str(value))
-
-
-AMOUNT = _Amount()
-
-
 @click.group()
 def tx() -> None:
-    """Send transactions and look them up."""
-
-
-@tx.command()
-@session_options
-@click.argument("to")
-@click.argument("amount", type=AMOUNT)
-@json_option
-def transfer(session: Session, to: str, amount: int, as_json: bool) -> None:
-    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to address TO."""
-    with session.client() as client:
-        receipt = client.transfer(session.key(), parse_address(to), amount)
-    _show_receipt(receipt, as_json)
+    """Stake, withdraw the stake, rotate a validator's keys. Payments: `dekube wallet`."""
 
 
 @tx.command()
@@ -58,7 +36,7 @@ def stake(session: Session, amount: int, as_json: bool) -> None:
         chain = client.chain().genesis_hash
         payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
         receipt = client.send(key, STAKE_KIND, payload)
-    _show_receipt(receipt, as_json)
+    show_receipt(receipt, as_json)
 
 
 @tx.command(name="rotate-keys")
@@ -93,7 +71,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
             rewrite_options(home, options)
         payload = stake_payload(0, following, genesis_hash=chain, address=key.address)
         receipt = client.send(key, STAKE_KIND, payload)
-    _show_receipt(receipt, as_json)
+    show_receipt(receipt, as_json)
     if not as_json:
         click.echo(f"\nThe new key sits from epoch {committee['epoch'] + 3} on: start the node again before that.")
 
@@ -106,43 +84,4 @@ def unstake(session: Session, amount: int, as_json: bool) -> None:
     """Take AMOUNT out of the stake; it returns after the unbonding time."""
     with session.client() as client:
         receipt = client.send(session.key(), UNSTAKE_KIND, [amount])
-    _show_receipt(receipt, as_json)
-
-
-@tx.command(name="show")
-@session_options
-@click.argument("transaction_hash")
-@json_option
-def show_(session: Session, transaction_hash: str, as_json: bool) -> None:
-    """Show a transaction and its receipt."""
-    with session.client() as client:
-        transaction = client.call("dekube_getTransaction", hash=transaction_hash)["transaction"]
-        receipt = client.call("dekube_getReceipt", hash=transaction_hash)["receipt"]
-    if as_json:
-        show({"transaction": transaction, "receipt": receipt})
-        return
-    if transaction is None:
-        click.echo("unknown transaction")
-        raise click.exceptions.Exit(1)
-    show_fields({k: v for k, v in transaction.items() if k != "raw"}, as_json=False, title="Transaction")
-    if receipt is not None:
-        show_fields({k: v for k, v in receipt.items() if k != "events"}, as_json=False, title="Receipt")
-
-
-@tx.command()
-@session_options
-@click.argument("address", required=False)
-@json_option
-def balance(session: Session, address: str | None, as_json: bool) -> None:
-    """Show the account of ADDRESS, or of the signing key."""
-    with session.client() as client:
-        named = address if address is not None else "0x" + session.key().address.hex()
-        account = client.call("dekube_getAccount", address=named)
-    if not as_json:
-        account["balance"] = show_amount(int(account["balance"]))
-    show_fields(account, as_json=as_json)
-
-
-def _show_receipt(receipt: Receipt, as_json: bool) -> None:
-    fields = {name: value for name, value in receipt.document.items() if as_json or name != "events"}
-    show_fields(fields, as_json=as_json, title="Final")
+    show_receipt(receipt, as_json)

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import click
 
+from node.cli.options import AMOUNT
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
 from node.cli.tasks import ADDRESS
-from node.cli.transactions import AMOUNT
 from node.control import ask_node
 from rpc.client import Client
 from rpc.client.shapes import Receipt
@@ -227,7 +227,7 @@ def retire(session: Session, as_json: bool) -> None:
     Refused while registry.auto_register is on: the node would register again.
     """
     key = session.key()
-    if session.key_file is None and session.home.load_options().registry.auto_register:
+    if session.key_name is None and session.home.load_options().registry.auto_register:
         raise ConfigError(
             f"{session.home.config}: the node registers by itself and would do so again; "
             "set registry.auto_register = false, restart it, then retire"

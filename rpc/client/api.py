@@ -320,13 +320,14 @@ def _write(
 
 def _news(
     core: Core, kind: str = "heads", *, from_height: int | None = None, address: bytes | None = None,
-    topic: bytes | None = None, task: bytes | None = None,
+    topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
 ) -> Stream[News]:  # fmt: skip
     """Find the news of each block over a WebSocket: ``heads``, ``events`` or ``tasks``, from ``from_height`` on.
 
-    In order, each once, without end: a connection that breaks is taken up again, at another gateway if need be.
+    In order, each once, without end or until ``timeout_s`` are over: a connection that breaks is taken up again,
+    at another gateway if need be.
     """
-    return core.news(kind, from_height=from_height, address=address, topic=topic, task=task)
+    return core.news(kind, from_height=from_height, address=address, topic=topic, task=task, timeout_s=timeout_s)
 
 
 class Api:

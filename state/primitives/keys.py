@@ -12,6 +12,7 @@ from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import keccak
 
 __all__ = [
+    "GROUP_ORDER",
     "SECRET_BYTES",
     "SIGNATURE_BYTES",
     "VOTE_KEY_BYTES",
@@ -28,8 +29,9 @@ SIGNATURE_BYTES: Final = 65
 VOTE_KEY_BYTES: Final = 32
 VOTE_SIGNATURE_BYTES: Final = 64
 
-_ORDER: Final = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D0364141
-_HALF_ORDER_BYTES: Final = (_ORDER // 2).to_bytes(32, "big")
+GROUP_ORDER: Final = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D0364141
+"""Of the curve's points: secrets are the numbers below it, but zero."""
+_HALF_ORDER_BYTES: Final = (GROUP_ORDER // 2).to_bytes(32, "big")
 _NO_AUX_RAND: Final = bytes(32)
 _UNCOMPRESSED: Final = 2  # SECP256K1_EC_UNCOMPRESSED
 _CONTEXT: Final = ffi.gc(
@@ -44,7 +46,7 @@ class SecretKey:
     __slots__ = ("_key", "address", "public_key", "vote_key")
 
     def __init__(self, secret: bytes) -> None:
-        if len(secret) != SECRET_BYTES or not 0 < int.from_bytes(secret, "big") < _ORDER:
+        if len(secret) != SECRET_BYTES or not 0 < int.from_bytes(secret, "big") < GROUP_ORDER:
             raise DecodeError("not a secp256k1 secret key")
         self._key = PrivateKey(secret)
         self.public_key: bytes = self._key.public_key.format(compressed=False)

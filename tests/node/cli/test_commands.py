@@ -77,7 +77,8 @@ def test_what_is_no_task_id_is_refused(text: str) -> None:
 
 
 def test_a_task_id_is_taken_in_any_case_with_or_without_its_prefix() -> None:
-    assert TASK.convert("AB" * 32, None, None) == TASK.convert("0x" + "ab" * 32, None, None) == bytes.fromhex(TASK_ID[2:])
+    for text in ("AB" * 32, "0x" + "ab" * 32):
+        assert TASK.convert(text, None, None) == bytes.fromhex(TASK_ID[2:])
 
 
 def test_an_address_with_a_wrong_checksum_is_refused() -> None:

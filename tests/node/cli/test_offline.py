@@ -78,24 +78,6 @@ def test_every_command_has_help_and_refuses_what_it_does_not_know(path: tuple[st
             assert parameter.help, f"{path}: {parameter.name}"
 
 
-def test_keys_are_made_listed_shown_and_used(dekube: Any, tmp_path: Path, passphrase: Path) -> None:
-    file = tmp_path / "keys" / "key.json"
-    file.parent.mkdir()
-    made = json.loads(dekube("key", "new", file, "--passphrase-file", passphrase, "--json").out)
-    assert json.loads(dekube("key", "show", file, "--json").out)["address"] == made["address"]
-    (row,) = json.loads(dekube("key", "list", file.parent, "--json").out)
-    assert row == {"file": "key.json", "address": made["address"]}
-    signed = json.loads(dekube("key", "sign", file, "hello", "--passphrase-file", passphrase, "--json").out)
-    assert signed["address"] == made["address"]
-    good = dekube("key", "verify", made["address"], signed["signature"], "hello", "--json")
-    assert (good.status, json.loads(good.out)["valid"]) == (0, True)
-    other = dekube("key", "verify", made["address"], signed["signature"], "hullo", "--json")
-    assert (other.status, json.loads(other.out)["valid"]) == (1, False)
-    again = dekube("key", "new", file, "--passphrase-file", passphrase)
-    assert again.status == 1, "a key is never overwritten"
-    assert json.loads(dekube("key", "show", file, "--json").out)["address"] == made["address"]
-
-
 def test_a_node_and_a_relay_get_their_homes_once(dekube: Any, tmp_path: Path) -> None:
     file = tmp_path / "genesis.json"
     file.write_text(genesis_to_json(genesis()))
@@ -115,18 +97,26 @@ def test_a_node_and_a_relay_get_their_homes_once(dekube: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        (("key", "show", "nothing.json"), 1),
-        (("key", "verify", "0x12", "0x12", "m"), 1),
-        (("key", "verify", format_address(KEY.address), "0x" + "00" * 65, "m"), 1),
-        (("key", "verify", format_address(KEY.address), "0x" + "ff" * 65, "m"), 1),
-        (("key", "list", "nowhere"), 2),
+        (("wallet", "address", "nothing.json"), 1),
+        (("wallet", "address", "nobody", "--home", "nowhere"), 1),
+        (("wallet", "address", "--home", "nowhere"), 1),
+        (("wallet", "new", "a name", "--home", "nowhere"), 1),
+        (("wallet", "export", "x"), 2),
+        (("wallet", "verify", "0x12", "0x12", "m"), 1),
+        (("wallet", "verify", format_address(KEY.address), "0x" + "00" * 65, "m"), 1),
+        (("wallet", "verify", format_address(KEY.address), "0x" + "ff" * 65, "m"), 1),
+        (("wallet", "verify", format_address(KEY.address), "0x" + "11" * 65), 2),
+        (("wallet", "list", "nowhere"), 2),
         (("node", "run", "--home", "nowhere"), 1),
         (("db", "verify", "--home", "nowhere"), 1),
         (("node", "guard", "show", "--home", "nowhere"), 1),
         (("relay", "run", "--home", "nowhere"), 1),
         (("status", "--home", "nowhere"), 1),
-        (("tx", "balance", "--home", "nowhere"), 1),
-        (("tx", "transfer", "0x12", "1", "--home", "nowhere"), 1),
+        (("wallet", "balance", format_address(KEY.address), "--home", "nowhere"), 1),
+        (("wallet", "send", "0x12", "1", "--home", "nowhere"), 1),
+        (("wallet", "call", "--home", "nowhere"), 1),
+        (("wallet", "watch", "0x12", "--home", "nowhere"), 1),
+        (("tx", "unstake", "1", "--home", "nowhere"), 1),
         (("testnet", "list", "--dir", "nowhere"), 1),
         (("testnet", "kill", "validator-0", "--dir", "nowhere"), 1),
         (("testnet", "up", "--dir", "nowhere", "--validators", "0"), 1),
@@ -154,12 +144,14 @@ def test_a_damaged_keystore_genesis_or_configuration_is_one_line(
 ) -> None:
     for content in (b"", b"{", b"\xff\xfe", b"[" * 5000, b'{"version": 3}', bytes(20_000)):
         file = tmp_path / "file"
+        file.with_name("file.json").write_bytes(content)
         file.write_bytes(content)
         home = tmp_path / "home"
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_bytes(content or b"=")
         for arguments in (
-            ("key", "sign", file, "m", "--passphrase-file", passphrase),
+            ("wallet", "sign", "m", "--key", f"{file}.json", "--passphrase-file", passphrase),
+            ("wallet", "verify", format_address(KEY.address), "0x" + "11" * 65, "--typed", file),
             ("init", "--home", tmp_path / "new", "--genesis", file, "--unattended"),
             ("node", "run", "--home", home),
             ("node", "guard", "import", file, "--home", home),
@@ -172,9 +164,9 @@ def test_a_damaged_keystore_genesis_or_configuration_is_one_line(
 @given(st.text(max_size=140) | st.sampled_from(["\udcff", "0x" + "\udcff" * 64, "-" * 3, "\0", "--"]))
 def test_no_text_of_a_shell_makes_a_traceback(dekube: Any, text: str) -> None:
     for arguments in (
-        ("key", "verify", text, "0x" + "11" * 65, "m"),
-        ("key", "verify", format_address(KEY.address), text, "m"),
-        ("key", "verify", format_address(KEY.address), "0x" + "11" * 65, text),
+        ("wallet", "verify", text, "0x" + "11" * 65, "m"),
+        ("wallet", "verify", format_address(KEY.address), text, "m"),
+        ("wallet", "verify", format_address(KEY.address), "0x" + "11" * 65, text),
         ("completion", text),
     ):
         assert dekube(*arguments).status in (0, 1, 2)

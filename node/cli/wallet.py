@@ -1,0 +1,510 @@
+"""``dekube wallet``: accounts in keystore files, payments, contracts, signatures, and news of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from node.cli.options import (
+    AMOUNT,
+    ask_line,
+    ask_new_passphrase,
+    open_key,
+    read_input,
+)
+from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.session import Session, session_options
+from node.home import save_key, write_private
+from node.keyring import MNEMONIC_WORDS, Keyring, key_of_mnemonic, new_mnemonic, parse_secret, random_key
+from rpc.client import Client, ClientError
+from rpc.client.contracts import functions_of, parse_argument, shown
+from rpc.client.core import hexed
+from rpc.client.shapes import Receipt, Transaction
+from state.primitives.address import format_address, parse_address
+from state.primitives.errors import ConfigError, DecodeError, SignatureInvalid
+from state.primitives.hd import INDEX_MAX
+from state.primitives.signing import personal_digest, recover_wallet_signature, wallet_form
+from state.primitives.typed_data import TYPED_DATA_LIMIT_BYTES, parse_typed_data
+
+__all__ = ["wallet"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+MESSAGE_LIMIT_BYTES: Final = 1024 * 1024
+_file_type: Final = click.Path(path_type=Path, allow_dash=True)
+
+
+@click.group()
+def wallet() -> None:
+    """Keep accounts, send, call contracts, sign, and follow what happens.
+
+    Accounts are keystore files (Ethereum's v3, as geth, cast and MetaMask read and write them) in the folder
+    wallet/ of --home; NAME is one of them, an address among them, or any keystore file. Secrets are asked for, or
+    read from files; "-" is standard input. None is ever an argument.
+
+    \b
+    Examples:
+      dekube wallet new savings --words 12
+      dekube wallet send 0x52908400098527886E0F7030069857D2E4169EE7 1.5 --key savings
+      dekube wallet call staking stakeOf 0x52908400098527886E0F7030069857D2E4169EE7
+      dekube wallet watch savings
+    """
+
+
+# Accounts
+
+
+@wallet.command()
+@session_options
+@click.argument("name")
+@click.option("--words", type=click.Choice([str(count) for count in MNEMONIC_WORDS]),
+              help="Derive it from a fresh mnemonic of so many words: the backup of the account.")  # fmt: skip
+@click.option(
+    "--mnemonic-file", type=_file_type, help="Write the mnemonic to this new file instead of showing it."
+)
+@json_option
+def new(session: Session, name: str, words: str | None, mnemonic_file: Path | None, as_json: bool) -> None:
+    """Make a new account NAME.
+
+    Without --words its file is the only copy. With it, whoever has the words has the account (path
+    m/44'/60'/0'/0/0): write them down, and keep them from others.
+    """
+    if mnemonic_file is not None and words is None:
+        raise click.UsageError("--mnemonic-file goes with --words.")
+    place = _free(session.keyring.place(name))
+    text = "" if words is None else new_mnemonic(int(words))
+    made = key_of_mnemonic(text, 0) if text else random_key()
+    passphrase = ask_new_passphrase(session.passphrase_file)
+    if text and mnemonic_file is not None:
+        write_private(mnemonic_file, text + "\n")
+    save_key(place, made, passphrase)
+    fields: dict[str, Any] = {"address": format_address(made.address), "file": str(place)}
+    if text and mnemonic_file is None:
+        fields["mnemonic"] = text
+    show_fields(fields, as_json=as_json)
+
+
+@wallet.command(name="import")
+@session_options
+@click.argument("name")
+@click.option("--keystore", type=click.Path(path_type=Path), help="From another keystore file.")
+@click.option(
+    "--keystore-passphrase-file", type=_file_type, help="File with its passphrase; else it is asked for."
+)
+@click.option("--mnemonic", "is_mnemonic", is_flag=True, help="From a mnemonic that is asked for.")
+@click.option("--mnemonic-file", type=_file_type, help="From the mnemonic in this file.")
+@click.option("--index", default=0, show_default=True, type=click.IntRange(0, INDEX_MAX),
+              help="Of the mnemonic's accounts this one: m/44'/60'/0'/0/INDEX.")  # fmt: skip
+@click.option("--extra", "asks_extra", is_flag=True, help="The mnemonic has a passphrase of its own: ask for it.")
+@click.option("--secret-file", type=_file_type, help="From the 64 hex digits in this file.")
+@json_option
+def import_(
+    session: Session, name: str, keystore: Path | None, keystore_passphrase_file: Path | None, is_mnemonic: bool,
+    mnemonic_file: Path | None, index: int, asks_extra: bool, secret_file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Make an account NAME of an existing key: by default of 64 hex digits that are asked for (not shown)."""
+    place = _free(session.keyring.place(name))
+    is_mnemonic = is_mnemonic or mnemonic_file is not None
+    if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
+        raise click.UsageError("one of --keystore, --mnemonic and --secret-file at most")
+    if (index or asks_extra) and not is_mnemonic:
+        raise click.UsageError("--index and --extra go with a mnemonic.")
+    if keystore is not None:
+        made = open_key(keystore, keystore_passphrase_file)
+    elif is_mnemonic:
+        text = ask_line(mnemonic_file, "Mnemonic")
+        made = key_of_mnemonic(
+            text, index, extra=ask_line(None, "Passphrase of the mnemonic") if asks_extra else ""
+        )
+    else:
+        made = parse_secret(ask_line(secret_file, "Secret key (64 hex digits)"))
+    save_key(place, made, ask_new_passphrase(session.passphrase_file))
+    show_fields({"address": format_address(made.address), "file": str(place)}, as_json=as_json)
+
+
+def _free(place: Path) -> Path:
+    """Return ``place`` if nothing is there: asked before any secret is. Raises ConfigError."""
+    if place.exists():
+        raise ConfigError(f"{place}: exists already; nothing was changed")
+    return place
+
+
+@wallet.command(name="list")
+@session_options
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
+@json_option
+def list_(session: Session, folder: Path | None, as_json: bool) -> None:
+    """List the accounts, or the keystore files in FOLDER."""
+    found = (session.keyring if folder is None else Keyring(folder)).accounts()
+    rows = [{"name": a.name, "address": format_address(a.address), "file": str(a.file)} for a in found]
+    show_rows(rows, ["name", "address", "file"], as_json=as_json, title="Accounts")
+
+
+@wallet.command()
+@session_options
+@click.argument("name", required=False)
+@json_option
+def address(session: Session, name: str | None, as_json: bool) -> None:
+    """Show the address of an account, without opening it."""
+    show_fields({"address": format_address(session.address(name))}, as_json=as_json)
+
+
+@wallet.command()
+@session_options
+@click.argument("name", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write a keystore file for another wallet, with a new passphrase.",
+)
+@click.option("--new-passphrase-file", type=_file_type, help="File with its passphrase; else it is asked for.")
+@click.option("--reveal-secret", is_flag=True, help="Show the secret key, and the vote key. Mind who looks on.")
+@json_option
+def export(
+    session: Session, name: str | None, out: Path | None, new_passphrase_file: Path | None, reveal_secret: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Give an account to another wallet: as a keystore file, or as its secret."""
+    if (out is None) == (not reveal_secret):
+        raise click.UsageError("--out FILE or --reveal-secret says how.")
+    if out is not None:
+        _free(out)
+    key = session.key(name)
+    fields: dict[str, Any] = {"address": format_address(key.address)}
+    if out is not None:
+        save_key(out, key, ask_new_passphrase(new_passphrase_file))
+        fields["file"] = str(out)
+    else:
+        fields |= {"vote_key": key.vote_key, "secret": key.secret}
+    show_fields(fields, as_json=as_json)
+
+
+# Messages
+
+
+def _message_options(function: _Function) -> _Function:
+    for option in (
+        click.option("--typed", "typed_file", type=_file_type, help="Typed data (EIP-712) in a JSON file."),
+        click.option("--hex", "is_hex", is_flag=True, help="MESSAGE is bytes in 0x hex."),
+        click.option("--file", "message_file", type=_file_type, help="The message is the content of this file."),
+    ):
+        function = option(function)
+    return function
+
+
+def _digest(message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None) -> bytes:
+    """Return what is signed: of typed data, or of a message to people (EIP-191)."""
+    if sum(given is not None for given in (message, message_file, typed_file)) != 1:
+        raise click.UsageError("one of MESSAGE, --file and --typed is expected")
+    if typed_file is not None:
+        raw = read_input(typed_file, TYPED_DATA_LIMIT_BYTES)
+        try:
+            return parse_typed_data(raw.decode()).digest
+        except UnicodeDecodeError:
+            raise DecodeError("typed data: not UTF-8") from None
+    if message_file is not None:
+        return personal_digest(read_input(message_file, MESSAGE_LIMIT_BYTES))
+    assert message is not None
+    if not is_hex:
+        return personal_digest(message.encode(errors="surrogateescape"))
+    return personal_digest(_hex(message, "MESSAGE"))
+
+
+def _hex(text: str, name: str) -> bytes:
+    try:
+        if not text.startswith("0x") or not text.isascii():
+            raise ValueError
+        return bytes.fromhex(text[2:])
+    except ValueError:
+        raise click.BadParameter("0x and hex digits expected", param_hint=name) from None
+
+
+@wallet.command()
+@session_options
+@click.argument("message", required=False)
+@_message_options
+@json_option
+def sign(
+    session: Session, message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Sign MESSAGE as wallets do (EIP-191, personal_sign), or typed data (EIP-712)."""
+    passphrase_first = session.key() if str(session.passphrase_file) == "-" else None
+    digest = _digest(message, message_file, is_hex, typed_file)
+    key = passphrase_first or session.key()
+    signature = wallet_form(key.sign(digest))
+    show_fields({"address": format_address(key.address), "signature": signature}, as_json=as_json)
+
+
+@wallet.command()
+@click.argument("address")
+@click.argument("signature")
+@click.argument("message", required=False)
+@_message_options
+@json_option
+def verify(
+    address: str, signature: str, message: str | None, message_file: Path | None, is_hex: bool,
+    typed_file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Check that SIGNATURE of MESSAGE is ADDRESS's; exit status 1 when it is not."""
+    digest = _digest(message, message_file, is_hex, typed_file)
+    try:
+        found = recover_wallet_signature(digest, bytes.fromhex(signature.removeprefix("0x")))
+    except ValueError:
+        raise SignatureInvalid("not a signature of any key: 65 bytes of hex expected") from None
+    valid = found == parse_address(address)
+    show_fields({"valid": valid, "signer": format_address(found)}, as_json=as_json)
+    if not valid:
+        raise click.exceptions.Exit(1)
+
+
+# Money
+
+
+@wallet.command()
+@session_options
+@click.argument("name", required=False)
+@click.option("--verify", "proves", is_flag=True,
+              help="Check the proof against the validators' signatures: believe no gateway.")  # fmt: skip
+@click.option("--genesis", type=click.Path(path_type=Path),
+              help="With --verify: trust this genesis, where `dekube light init` has not begun.")  # fmt: skip
+@json_option
+def balance(session: Session, name: str | None, proves: bool, genesis: Path | None, as_json: bool) -> None:
+    """Show the account NAME, or any ADDRESS: what it owns, its nonces and its stake."""
+    who = session.address(name, known=False)
+    if proves:
+        fields = _proven(session, who, genesis)
+        title = "Account (proven)"
+    else:
+        with session.client() as client:
+            fields, title = dict(client.account(who).document), ""
+    if not as_json:
+        fields["balance"] = show_amount(int(fields["balance"]))
+    show_fields(fields, as_json=as_json, title=title)
+
+
+def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any]:
+    """Return an account as the light client proves it; it goes on where `dekube light` is."""
+    from node.cli.light import FILE, begin, open_light
+    from node.home import load_genesis
+
+    place = session.home.root / "light" / FILE
+    urls = session.gateways()
+    if not place.exists():
+        file = genesis or session.home.genesis
+        if not file.exists():
+            raise ConfigError("--genesis FILE says what is trusted; or begin with `dekube light init`")
+        begin(place, load_genesis(file), urls)
+    with open_light(place, urls) as node:
+        found = node.account(who)
+    return {
+        "address": format_address(who),
+        "balance": str(found.account.balance),
+        "nonce": found.account.nonce,
+        "height": found.height,
+        "block": found.block_hash,
+        "endpoint": found.source,
+    }
+
+
+@wallet.command()
+@session_options
+@click.argument("to")
+@click.argument("amount", type=AMOUNT)
+@json_option
+def send(session: Session, to: str, amount: int, as_json: bool) -> None:
+    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to the address TO; return when it is final."""
+    who = parse_address(to)
+    key = session.key()
+    with session.client() as client:
+        receipt = client.transfer(key, who, amount)
+    show_receipt(receipt, as_json)
+
+
+@wallet.command()
+@session_options
+@click.argument("contract", required=False)
+@click.argument("function", required=False)
+@click.argument("arguments", nargs=-1)
+@click.option("--value", type=AMOUNT, default="0", help="Send this along, to a function that is payable.")
+@json_option
+def call(
+    session: Session,
+    contract: str | None,
+    function: str | None,
+    arguments: tuple[str, ...],
+    value: int,
+    as_json: bool,
+) -> None:
+    """Call FUNCTION of a system CONTRACT: registry, tasks, billing or staking. Without names, list what there is.
+
+    What only reads is answered at once; what writes is sent as a transaction, signed with --key, and shown when it
+    is final. Integers are decimal or 0x, bytes are 0x hex.
+
+    \b
+    Examples:
+      dekube wallet call staking
+      dekube wallet call staking minimumStake
+      dekube wallet call staking unstake 1000000000000000000 --key savings
+    """
+    with session.client() as client:
+        if contract is None or function is None:
+            _list_functions(client, contract, as_json)
+            return
+        wanted = client.function(contract, function)
+        if len(arguments) != len(wanted.inputs):
+            raise ConfigError(f"{wanted} takes {len(wanted.inputs)} arguments, not {len(arguments)}")
+        values = [parse_argument(*pair) for pair in zip(wanted.inputs, arguments, strict=True)]
+        if wanted.is_view:
+            if value:
+                raise ConfigError(f"{wanted} only reads: it takes no value")
+            show_fields(shown(wanted.outputs, client.view(wanted, values)), as_json=as_json)
+            return
+        receipt = client.write(session.key(), wanted, values, value=value)
+    show_receipt(receipt, as_json)
+
+
+def _list_functions(client: Client, contract: str | None, as_json: bool) -> None:
+    contracts = [item for item in client.contracts() if contract in (None, item.name)]
+    if not contracts:
+        raise ConfigError(f"no contract {contract!r}")
+    rows = [
+        {"contract": item.name, "function": str(found), "kind": found.mutability}
+        for item in contracts
+        for found in functions_of(item)
+    ]
+    show_rows(rows, ["contract", "function", "kind"], as_json=as_json, title="Functions")
+
+
+def show_receipt(receipt: Receipt, as_json: bool) -> None:
+    """Show the receipt of a final transaction."""
+    fields = {name: value for name, value in receipt.document.items() if as_json or name != "events"}
+    show_fields(fields, as_json=as_json, title="Final")
+
+
+# Looking
+
+
+@wallet.command(name="tx")
+@session_options
+@click.argument("transaction_hash")
+@json_option
+def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
+    """Show a transaction and its receipt; exit status 1 for one that is unknown."""
+    hash_ = _hex(transaction_hash, "TRANSACTION_HASH")
+    with session.client() as client:
+        found, receipt = client.transaction(hash_), client.receipt(hash_)
+    if as_json:
+        show({
+            "transaction": None if found is None else found.document,
+            "receipt": None if receipt is None else receipt.document,
+        })  # fmt: skip
+    if found is None:
+        if not as_json:
+            click.echo("unknown transaction")
+        raise click.exceptions.Exit(1)
+    if not as_json:
+        show_fields({k: v for k, v in found.document.items() if k != "raw"}, as_json=False, title="Transaction")
+        if receipt is not None:
+            show_fields(
+                {k: v for k, v in receipt.document.items() if k != "events"}, as_json=False, title="Receipt"
+            )
+
+
+@wallet.command()
+@session_options
+@click.argument("what", required=False)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), help="End after so many seconds.  [default: never]"
+)
+@json_option
+def watch(session: Session, what: str | None, timeout_s: float | None, as_json: bool) -> None:
+    """Follow an account (NAME or ADDRESS) or a transaction (HASH) live, a line for each change.
+
+    An account is followed until Ctrl-C or --timeout; a transaction until it is final, with exit status 1 when it
+    failed. With --json each line is a JSON document.
+    """
+    with session.client() as client:
+        if what is not None and len(what) == 2 + 64 and what.startswith("0x"):
+            _watch_transaction(client, _hex(what, "WHAT"), timeout_s, as_json)
+            return
+        for line in _account_news(client, session.address(what, known=False), timeout_s):
+            _say(line, as_json, f"height {line['height']:>7}  {_account_text(line)}")
+
+
+def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterator[dict[str, Any]]:
+    before = client.account(who)
+    yield {"height": before.at.height, "balance": str(before.balance), "nonce": before.nonce, "transactions": []}
+    for news in client.news("heads", from_height=before.at.height + 1, timeout_s=timeout_s):
+        now = client.account(who)
+        if now.at.height <= before.at.height:
+            continue  # told already with a block before
+        if (now.balance, now.nonce, now.document.get("stake")) != (
+            before.balance, before.nonce, before.document.get("stake"),
+        ):  # fmt: skip
+            fresh = _since(client, who, before.at.height)
+            yield {
+                "height": now.at.height,
+                "balance": str(now.balance),
+                "change": str(now.balance - before.balance),
+                "nonce": now.nonce,
+                "transactions": [found.document for found in fresh],
+            }
+        before = now
+        del news
+
+
+def _since(client: Client, who: bytes, height: int) -> list[Transaction]:
+    found = []
+    for item in client.history(who):  # newest first
+        if item.block is None or item.block.height <= height:
+            break
+        found.append(item)
+    return found[::-1]
+
+
+def _account_text(line: dict[str, Any]) -> str:
+    text = f"{show_amount(int(line['balance']))}, nonce {line['nonce']}"
+    if "change" in line:
+        change = int(line["change"])
+        text += f"  ({'+' if change >= 0 else '-'}{show_amount(abs(change))})"
+    for found in line["transactions"]:
+        text += f"\n                {found['kind_name']} {found['hash']} from {found['from']}"
+    return text
+
+
+def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as_json: bool) -> None:
+    told = ""
+    start = client.head().at.height
+
+    def look() -> Receipt | None:
+        nonlocal told
+        receipt = client.receipt(hash_)
+        state = "final" if receipt else "waiting" if client.transaction(hash_) else "unknown"
+        if state != told and receipt is None:
+            _say({"hash": hexed(hash_), "state": state}, as_json, f"{hexed(hash_)} is {state}")
+        told = state
+        return receipt
+
+    receipt = look()
+    if receipt is None:
+        for _ in client.news("heads", from_height=start + 1, timeout_s=timeout_s):
+            receipt = look()
+            if receipt is not None:
+                break
+    if receipt is None:
+        raise ClientError({"message": f"not final in {timeout_s or 0:.0f} s", "data": {"reason": "not_final"}})
+    text = "succeeded" if receipt.succeeded else f"failed: {receipt.reason}"
+    line = {"hash": hexed(hash_), "state": "final", "receipt": receipt.document}
+    _say(line, as_json, f"{hexed(hash_)} is final at height {receipt.block.height} and {text}")
+    if not receipt.succeeded:
+        raise click.exceptions.Exit(1)
+
+
+def _say(document: dict[str, Any], as_json: bool, text: str) -> None:
+    click.echo(json.dumps(document) if as_json else text)
+    sys.stdout.flush()
