@@ -34,6 +34,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "task": ("node.cli.tasks:task", "Post a task, follow it, fetch its result and its bill."),
     "worker": ("node.cli.workers:worker", "Register this machine, list the machines of the market."),
     "light": ("node.cli.light:light", "Check accounts and transactions without trusting a gateway."),
+    "slashes": ("node.cli.slashes:slashes", "List who was slashed, and which validators are jailed."),
     "status": ("node.cli.status:status", "Show how a node and its chain are doing."),
     "bench": ("node.cli.bench:bench", "Measure speed and memory."),
     "completion": ("node.cli.completion:completion", "Print a script for shell completion."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -87,6 +88,9 @@ def test_validators_join_leave_and_are_jailed_while_blocks_go_on(running: Networ
     founders = {accounts[name] for name in names[:4]}
     assert seats(running, names[0]) == founders
 
+    for name in names:
+        running.call(name, "dekube_head")  # its gateway comes up after the node
+
     # One joins: its stake of this epoch sits two epochs after the next boundary.
     sent("tx", "stake", STAKE // COIN, "--home", running.root / names[4])
     wait_seat(running, names[0], accounts[names[4]], sits=True)
@@ -116,6 +120,10 @@ def test_validators_join_leave_and_are_jailed_while_blocks_go_on(running: Networ
     # One is dead for an epoch: the others vote it out, and blocks go on all the time.
     running.verb("kill", names[1])
     wait_seat(running, names[0], accounts[names[1]], sits=False)
+    told = dekube("slashes", "--home", running.root / names[0], "--json")
+    assert told.returncode == 0, told.stderr
+    jailed = {one["operator"]: one for one in json.loads(told.stdout)["jailed"]}
+    assert jailed[accounts[names[1]]]["until_epoch"] > epoch(running, names[0]) - 1
     running.verb("restart", names[1])
     running.wait_height(names[1], running.height(names[0]))
 
@@ -135,6 +143,8 @@ def test_whoever_hears_a_validator_vote_twice_can_prove_it(running: Network) -> 
         lambda: running.call(listener, "dekube_getSlash", who)["slash"], "the culprit is slashed", patience_s=60
     )
     assert slashed["fault"] == "E1"
+    told = json.loads(dekube("slashes", "--home", running.root / listener, "--json").stdout)
+    assert [(one["operator"], one["fault"]) for one in told["slashes"]] == [(who, "E1")]
     # The reporter is paid, the operator is out for ever with all its keys, whatever it stakes.
     assert slashed["reporter"] == address(running, listener)
     assert int(slashed["taken"]) >= STAKE // 20
