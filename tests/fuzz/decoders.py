@@ -61,6 +61,7 @@ from node.config import (
 from node.duties import InputUnavailable, _read_hashes
 from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
+from node.keyring import key_of_mnemonic, parse_secret
 from node.light import Endpoint as LightEndpoint
 from node.light import LightFile, load_light_file, save_light_file
 from node.relay import RelayHomeOptions
@@ -148,6 +149,7 @@ from state.primitives.receipts import (
     event_to_value,
 )
 from state.primitives.transactions import CHAIN_ID_MAX, decode_transaction, sign_transaction
+from state.primitives.typed_data import parse_typed_data
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vote, VoteKey
 from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
@@ -625,6 +627,27 @@ def read_job_journal(data: bytes) -> None:
 def read_control_line(data: bytes) -> None:
     """Read what a node answers at its control socket."""
     read_control_answer(data, Path("control"))
+
+
+def read_words(text: str) -> None:
+    """Read the secret of an account in each of its spellings."""
+    for reader in (parse_secret, lambda words: key_of_mnemonic(words, 0)):
+        try:
+            reader(text)
+        except KeystoreError as error:
+            assert len(text) < 20 or text not in str(error)
+
+
+TYPED_DATA = tuple(
+    json.dumps(
+        {
+            "types": {"Person": [{"name": "name", "type": "string"}, {"name": "n", "type": kind}]},
+            "primaryType": "Person", "domain": {"name": "d", "chainId": 1},
+            "message": {"name": "Cow", "n": value},
+        }
+    ).encode()
+    for kind, value in (("uint8", 5), ("bytes4[2]", ["0x01020304"] * 2), ("address[]", []), ("Person[]", []))
+)  # fmt: skip
 
 
 def read_gateway_answer(data: bytes) -> None:
@@ -1214,6 +1237,13 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (ControlUnavailable, ControlRefused), memory=400,
     )  # fmt: skip
 
+    yield "typed data", Target(
+        of_text(parse_typed_data), TYPED_DATA, ("state.primitives.typed_data:parse_typed_data",), memory=400
+    )  # fmt: skip
+    yield "words of a wallet", Target(
+        of_text(read_words), (b"test test test test test test test test test test test junk", b"0x" + b"ab" * 32),
+        ("node.keyring:parse_secret",), (), cost=5, memory=4000,
+    )  # fmt: skip
     yield "client answers", Target(
         read_gateway_answer, GATEWAY_ANSWERS,
         ("rpc.client.core:read_answers", "rpc.client.core:_json", "rpc.client.shapes:read_shape",

@@ -1,0 +1,358 @@
+"""``dekube wallet``: accounts as other wallets have them, no secret in an argument, money against a gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import trio
+from click.testing import CliRunner, Result
+from eth_account import Account
+
+import node.home
+from node.cli import group
+from node.cli.wallet import wallet
+from node.keyring import key_of_mnemonic, new_mnemonic, parse_secret
+from rpc.client import GatewayUnreachable
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError, DekubeError, KeystoreError
+from state.primitives.genesis import genesis_to_json
+from state.primitives.keys import SecretKey
+from state.primitives.keystore import encrypt_keystore
+from tests.node.cli.test_commands import COMMANDS
+from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Node, gateway, hexed, served
+from tests.state.primitives.test_signing import MAIL
+from tests.wallets.tools import cast, installed
+
+JUNK = "test test test test test test test test test test test junk"
+FIRST, THIRD = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266", "0x3C44CdDdB6a900fa2b585dd299e03d12FA4293BC"
+PASSPHRASE = "corréct horse"
+SECRET = "ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
+
+
+@pytest.fixture(autouse=True)
+def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
+        return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
+
+    monkeypatch.setattr(node.home, "encrypt_keystore", encrypt)
+
+
+class Shell:
+    """The command with a home and a passphrase file of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "home"
+        self.passphrase = root / "passphrase"
+        self.passphrase.write_text(PASSPHRASE + "\n")
+        self.passphrase.chmod(0o600)
+
+    def result(self, *arguments: object, stdin: str = "") -> Result:
+        command = ["wallet", *map(str, arguments)]
+        if "verify" not in command[:2]:
+            command += ["--home", str(self.home)]
+        return CliRunner().invoke(group, command, input=stdin, standalone_mode=False)
+
+    def ask(self, *arguments: object, stdin: str = "") -> Any:
+        done = self.result(*arguments, "--json", stdin=stdin)
+        if done.exception is not None:
+            raise done.exception
+        return json.loads(done.stdout)
+
+    @property
+    def file(self) -> tuple[str, str]:
+        return "--passphrase-file", str(self.passphrase)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+# Accounts
+
+
+def test_an_account_is_made_listed_used_and_given_to_another_wallet(shell: Shell, tmp_path: Path) -> None:
+    made = shell.ask("new", "savings", *shell.file)
+    place = Path(made["file"])
+    assert place == shell.home / "wallet" / "savings.json"
+    assert (place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert shell.ask("list") == [{"name": "savings", "address": made["address"], "file": str(place)}]
+    for name in ("savings", made["address"], made["address"].lower(), str(place)):
+        assert shell.ask("address", name) == {"address": made["address"]}
+    assert shell.ask("address") == {"address": made["address"]}, "the only one"
+    with pytest.raises(ConfigError):
+        shell.ask("new", "savings", *shell.file)
+
+    secret = shell.ask("export", "savings", "--reveal-secret", *shell.file)["secret"]
+    out = tmp_path / "out.json"
+    shell.ask("export", "savings", "--out", out, *shell.file, "--new-passphrase-file", "-", stdin="other\n")
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert hexed(Account.decrypt(json.loads(out.read_text()), "other")) == secret
+    with pytest.raises(ConfigError):
+        shell.ask("export", "savings", "--out", out, *shell.file, "--new-passphrase-file", "-", stdin="other\n")
+
+    shell.ask("new", "second", *shell.file)
+    with pytest.raises(ConfigError, match="second"):
+        shell.ask("address")
+
+
+def test_the_words_of_an_account_bring_it_back(shell: Shell, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    made = shell.ask("new", "one", "--words", 24, "--mnemonic-file", words, *shell.file)
+    assert "mnemonic" not in made
+    assert words.stat().st_mode & 0o777 == 0o600
+    assert len(words.read_text().split()) == 24
+    again = shell.ask("import", "again", "--mnemonic-file", words, *shell.file)
+    assert again["address"] == made["address"]
+    shown = shell.ask("new", "two", "--words", 12, *shell.file)
+    assert key_of_mnemonic(shown["mnemonic"], 0).address == bytes.fromhex(shown["address"][2:])
+    Account.enable_unaudited_hdwallet_features()
+    theirs: Any = Account.from_mnemonic(shown["mnemonic"], account_path="m/44'/60'/0'/0/7")
+    assert format_address(key_of_mnemonic(shown["mnemonic"], 7).address) == theirs.address
+    other: Any = Account.from_mnemonic(shown["mnemonic"], passphrase="extra")
+    assert format_address(key_of_mnemonic(shown["mnemonic"], 0, extra="extra").address) == other.address
+
+
+def test_every_way_in_gives_the_same_account(shell: Shell, tmp_path: Path) -> None:
+    assert shell.ask("import", "a", "--mnemonic-file", "-", *shell.file, stdin=JUNK + "\n")["address"] == FIRST
+    assert shell.ask("import", "b", "--mnemonic", "--index", 2, *shell.file, stdin=JUNK.upper() + "\n")[
+        "address"
+    ] == (THIRD)
+    assert shell.ask("import", "c", *shell.file, stdin=f"0x{SECRET}\n")["address"] == FIRST
+    both = ("--secret-file", "-", "--passphrase-file", "-")
+    assert shell.ask("import", "d", *both, stdin=f"{SECRET}\n{PASSPHRASE}\n")["address"] == FIRST
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps(Account.encrypt(bytes.fromhex(SECRET), "their own", kdf="scrypt", iterations=2)))
+    theirs.chmod(0o600)
+    imported = shell.ask(
+        "import", "e", "--keystore", theirs, "--keystore-passphrase-file", "-", *shell.file, stdin="their own\n"
+    )
+    assert imported["address"] == FIRST
+    pbkdf2 = Account.encrypt(bytes.fromhex(SECRET), "p", kdf="pbkdf2", iterations=2)
+    theirs.write_text(json.dumps(pbkdf2))
+    assert shell.ask("export", theirs, "--reveal-secret", "--passphrase-file", "-", stdin="p\n")["secret"] == (
+        "0x" + SECRET
+    )
+    # Asked for, at a terminal: the secret, and the new passphrase twice.
+    assert shell.ask("import", "f", stdin=f"{SECRET}\npass\npass\n")["address"] == FIRST
+    assert shell.ask("sign", "m", "--key", "f", stdin="pass\n")["address"] == FIRST
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "test", JUNK.replace("junk", "test"), JUNK + " test", "x " * 12, "tèst " * 11 + "junk", "a" * 10_000],
+)
+def test_what_is_no_mnemonic_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(KeystoreError) as caught:
+        key_of_mnemonic(text, 0)
+    assert "test" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0x", SECRET[:-1], SECRET + "00", "g" * 64, "0" * 64, "f" * 64, " " * 64, "١" * 64]
+)
+def test_what_is_no_secret_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(KeystoreError) as caught:
+        parse_secret(text)
+    assert not text or text not in str(caught.value)
+
+
+def test_a_mnemonic_has_the_words_that_it_should(shell: Shell) -> None:
+    # The first vectors of BIP-39's reference implementation.
+    assert new_mnemonic(12, entropy=bytes) == "abandon " * 11 + "about"
+    assert new_mnemonic(24, entropy=lambda n: b"\x7f" * n).endswith(
+        "year wave sausage worth useful legal winner thank year wave sausage worth title"
+    )
+    with pytest.raises(ConfigError):
+        new_mnemonic(13)
+
+
+def test_a_passphrase_file_that_others_may_read_is_refused(shell: Shell) -> None:
+    shell.passphrase.chmod(0o644)
+    with pytest.raises(KeystoreError):
+        shell.ask("new", "x", *shell.file)
+    assert not (shell.home / "wallet").exists()
+    with pytest.raises(KeystoreError):
+        shell.ask("new", "x", "--passphrase-file", "-")
+
+
+def options(command: click.Command) -> Iterator[click.Option]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield parameter
+
+
+def test_no_option_of_any_command_takes_a_secret() -> None:
+    words = ("pass", "secret", "mnemonic", "private", "seed", "extra")
+    public = {("testnet", "--seed"), ("task", "--seed"), ("bench", "--seed")}  # of test networks and of training
+    for path, command in COMMANDS.items():
+        for option in options(command):
+            names = " ".join(option.opts)
+            if any(word in names for word in words) and (path[0], option.opts[-1]) not in public:
+                is_choice = isinstance(option.type, click.Choice)
+                assert option.is_flag or is_choice or isinstance(option.type, click.Path), (path, names)
+    for argument in (p for c in wallet.commands.values() for p in c.params if isinstance(p, click.Argument)):
+        assert not any(word in str(argument.name) for word in words)
+
+
+# Messages
+
+
+def test_messages_and_typed_data_are_signed_and_checked(shell: Shell, tmp_path: Path) -> None:
+    shell.ask("import", "a", *shell.file, "--secret-file", "-", stdin=SECRET + "\n")
+    typed = tmp_path / "mail.json"
+    typed.write_text(json.dumps(MAIL))
+    for what in (("hello",), ("--hex", "0x68656c6c6f"), ("--file", typed), ("--typed", typed)):
+        signed = shell.ask("sign", *what, "--key", "a", *shell.file)
+        assert signed["address"] == FIRST
+        assert shell.ask("verify", FIRST, signed["signature"], *what) == {"valid": True, "signer": FIRST}
+        other = shell.result("verify", FIRST, signed["signature"], "hullo", "--json")
+        assert (other.return_value, json.loads(other.stdout)["valid"]) == (1, False)
+    piped = shell.ask("sign", "--file", "-", "--key", "a", "--passphrase-file", "-", stdin=f"{PASSPHRASE}\nhello")
+    assert piped == shell.ask("sign", "hello", "--key", "a", *shell.file), "passphrase first, then the message"
+    for wrong in ((), ("a", "--file", typed), ("--hex", "68"), ("--hex", "0x6")):
+        with pytest.raises(click.UsageError):
+            shell.ask("sign", *wrong, "--key", "a", *shell.file)
+
+
+def test_cast_opens_our_files_and_we_open_those_of_cast(shell: Shell, tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed, so cast is not")
+    installed()
+    program = cast()
+    if program is None:
+        pytest.skip("cast is not made for this machine")
+
+    def run(*words: object) -> str:
+        environment = os.environ | {"HOME": str(tmp_path), "FOUNDRY_DIR": str(tmp_path / "foundry")}
+        command = [str(program), "wallet", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    made = shell.ask("import", "ours", "--secret-file", "-", *shell.file, stdin=SECRET + "\n")
+    opened = ("--keystore", made["file"], "--password", PASSPHRASE)
+    assert run("address", *opened) == FIRST
+    assert run("sign", *opened, "hello") == shell.ask("sign", "hello", "--key", "ours", *shell.file)["signature"]
+    typed = tmp_path / "mail.json"
+    typed.write_text(json.dumps(MAIL))
+    signed = shell.ask("sign", "--typed", typed, "--key", "ours", *shell.file)["signature"]
+    assert run("sign", *opened, "--data", "--from-file", typed) == signed
+    assert "succe" in run("verify", "--address", FIRST, "hello", run("sign", *opened, "hello"))
+
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    secret = "0x" + "5" * 64
+    run("import", "them", "--private-key", secret, "--unsafe-password", "pw", "--keystore-dir", folder)
+    [file] = folder.iterdir()
+    shell.ask("import", "them", "--keystore", file, "--keystore-passphrase-file", "-", *shell.file, stdin="pw\n")
+    assert shell.ask("export", "them", "--reveal-secret", *shell.file)["secret"] == secret
+
+
+# Money, against a gateway
+
+
+async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[Any]:
+    """Yield the documents that a process says, a line each."""
+    data = b""
+    async for part in stream:
+        *whole, data = (data + part).split(b"\n")
+        for line in whole:
+            yield json.loads(line)
+
+
+async def test_money_is_sent_contracts_are_called_and_accounts_are_followed(shell: Shell, tmp_path: Path) -> None:
+    chain = Node(tmp_path / "db", epoch_blocks=4)
+    chain.mint()
+    secret = shell.home.parent / "secret"
+    secret.write_text(ALICE.secret.hex() + "\n")
+    secret.chmod(0o600)
+    shell.ask("import", "alice", "--secret-file", secret, *shell.file)
+
+    async def make_blocks() -> None:
+        while True:
+            await trio.sleep(0.1)
+            chain.mint()
+
+    async with (
+        served(chain, tmp_path / "s") as backend,
+        gateway(backend, tmp_path / "s") as it,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(make_blocks)
+        target = ("--rpc", it.url)
+
+        async def ask(*arguments: object) -> Any:
+            return await trio.to_thread.run_sync(partial(shell.ask, *arguments, *target))
+
+        async def refused(*arguments: object) -> str:
+            with pytest.raises(DekubeError) as caught:
+                await ask(*arguments)
+            return caught.value.code
+
+        before = await ask("balance")
+        command = [sys.executable, "-m", "node", "wallet", "watch", "alice", "--json", *target]
+        watching = await trio.lowlevel.open_process([*command, "--home", str(shell.home)], stdout=subprocess.PIPE)
+        assert watching.stdout is not None
+        lines = lines_of(watching.stdout)
+        assert (await anext(lines))["balance"] == before["balance"]
+        receipt = await ask("send", hexed(DAVE.address), "1.5", *shell.file)
+        after = await ask("balance", hexed(ALICE.address))
+        second = await ask("send", hexed(DAVE.address), "5wei", *shell.file)
+        assert int(before["balance"]) - int(after["balance"]) == 15 * COIN // 10 + int(receipt["fee"])
+        told: list[str] = []
+        changes = 0
+        while len(told) < 2:
+            line = await anext(lines)
+            changes += int(line["change"])
+            told += [found["hash"] for found in line["transactions"]]
+        assert told == [receipt["transaction_hash"], second["transaction_hash"]]
+        assert changes == -(15 * COIN // 10 + 5 + int(receipt["fee"]) + int(second["fee"]))
+        watching.kill()
+        await watching.wait()
+
+        shown = await ask("tx", receipt["transaction_hash"])
+        assert shown["receipt"] == receipt
+        final = await ask("watch", receipt["transaction_hash"])
+        assert (final["state"], final["receipt"]) == ("final", receipt)
+        assert await refused("watch", "0x" + "ab" * 32, "--timeout", "0.5") == "not_final"
+        assert (
+            await trio.to_thread.run_sync(partial(shell.result, "tx", "0x" + "ab" * 32, *target))
+        ).return_value == 1
+        assert await refused("send", hexed(BOB.address), "99999999", *shell.file) == "insufficient_funds"
+
+        assert int((await ask("call", "staking", "minimumStake"))["amount"]) == chain.runtime.chain.stake_min
+        stake = await ask("call", "staking", "stakeOf", hexed(ALICE.address))
+        assert stake == {"amount": "0", "voteKey": "0x" + "00" * 32, "vrfKey": "0x" + "00" * 32}
+        assert (await ask("call", "registry", "isRegistered", hexed(ALICE.address))) == {"registered": False}
+        assert len(await ask("call")) > len(await ask("call", "staking")) >= 6
+        assert await refused("call", "staking", "unstake", "5", *shell.file) == "stake_insufficient"
+        for wrong in (("nothing", "x"), ("staking", "x"), ("staking", "unstake"), ("staking", "stakeOf", "0x12")):
+            assert await refused("call", *wrong, *shell.file) == "config_error"
+
+        # The chain's genesis is years old: the light client begins with it only where it is told so.
+        (tmp_path / "genesis.json").write_text(genesis_to_json(chain.genesis))
+        proven = ("balance", "alice", "--verify", "--genesis", tmp_path / "genesis.json")
+        assert await refused(*proven) == "trust_expired"
+        command = ["light", "init", "--genesis", str(tmp_path / "genesis.json"), "--accept-old", *target]
+        begun = partial(CliRunner().invoke, group, [*command, "--home", str(shell.home / "light")])
+        assert (await trio.to_thread.run_sync(begun)).exit_code == 0
+        account = await ask("balance", "alice", "--verify")
+        assert account["balance"] == (await ask("balance", "alice"))["balance"]
+        assert account["endpoint"] == it.url
+        nursery.cancel_scope.cancel()
+
+
+def test_a_gateway_that_is_gone_is_told(shell: Shell) -> None:
+    with pytest.raises(GatewayUnreachable):
+        shell.ask("balance", hexed(BOB.address), "--rpc", "http://127.0.0.1:1")
