@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from rpc.limits import is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import VOTE_KEY_BYTES
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "LOG_LEVELS",
+    "AdminOptions",
     "Checkpoint",
     "DeveloperOptions",
     "ExecutorOptions",
@@ -54,6 +57,7 @@ _Options = TypeVar("_Options")
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
 PROTOCOL_VERSION_MAX: Final = 255
 SYNC_MODES: Final = ("auto", "state", "blocks")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
 
 
@@ -77,6 +81,8 @@ class SignerOptions:
     """"unix:PATH" (relative to the home) or "0xADDRESS@tcp:host:port"; empty: the key votes in the node."""
     vote_key: str = ""
     """The public vote key (0x and 64 hex digits) that the signer must have."""
+    vote_key_next: str = ""
+    """Another one of its keys, which takes over from ``vote_key`` in the first epoch that seats it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,14 @@ class RpcOptions:
     cors: tuple[str, ...] = ("*",)
     hosts: tuple[str, ...] = ()
     """Further Host header values to accept beside the loopback names."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminOptions:
+    """The owner's methods as JSON-RPC; the control socket takes them without this."""
+
+    listen: str = ""
+    """host:port of the loopback interface; empty: none. The token stands in run/admin.token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +216,7 @@ class NodeOptions:
     signer: SignerOptions = field(default_factory=SignerOptions)
     p2p: NetworkOptions = field(default_factory=NetworkOptions)
     rpc: RpcOptions = field(default_factory=RpcOptions)
+    admin: AdminOptions = field(default_factory=AdminOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     mempool: MempoolOptions = field(default_factory=MempoolOptions)
     store: HistoryOptions = field(default_factory=HistoryOptions)
@@ -365,12 +380,18 @@ def _check(options: NodeOptions) -> None:
     for listen in (options.p2p.listen, options.rpc.listen, options.metrics.listen):
         if listen:
             parse_host_port(listen)
+    if options.admin.listen and not is_loopback(parse_host_port(options.admin.listen)[0]):
+        raise ConfigError(f"admin.listen: {options.admin.listen!r} is not of the loopback interface")
     for peer in (*options.p2p.bootstrap, *options.p2p.relays):
         parse_peer(peer)
     if options.signer.endpoint:
         parse_signer(options.signer.endpoint)
         parse_vote_key(options.signer.vote_key)
-    elif options.signer.vote_key:
+        if options.signer.vote_key_next and (
+            parse_vote_key(options.signer.vote_key_next) == parse_vote_key(options.signer.vote_key)
+        ):
+            raise ConfigError("signer: vote_key_next is vote_key")
+    elif options.signer.vote_key or options.signer.vote_key_next:
         raise ConfigError("signer: a vote_key without an endpoint")
     if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
         raise ConfigError("p2p: a node that does not listen needs relays or bootstrap peers")
@@ -380,8 +401,8 @@ def _check(options: NodeOptions) -> None:
         raise ConfigError(f"sync.mode: {options.sync.mode!r} is none of {', '.join(SYNC_MODES)}")
     if options.sync.checkpoint:
         parse_checkpoint(options.sync.checkpoint)
-    if options.log.level not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"log.level: {options.log.level!r} is none of debug, info, warning, error")
+    if options.log.level not in LOG_LEVELS:
+        raise ConfigError(f"log.level: {options.log.level!r} is none of {', '.join(LOG_LEVELS)}")
     if options.log.format not in ("auto", "text", "json"):
         raise ConfigError(f"log.format: {options.log.format!r} is none of auto, text, json")
     if options.developer.protocol_version > PROTOCOL_VERSION_MAX:

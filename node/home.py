@@ -102,6 +102,11 @@ class Home:
         return self.root / "run" / "control.sock"
 
     @property
+    def admin_token(self) -> Path:
+        """The token of the owner's methods, while the node serves them on a port."""
+        return self.root / "run" / "admin.token"
+
+    @property
     def ready(self) -> Path:
         """Written when the node is up: its addresses and ports (JSON)."""
         return self.root / "run" / "ready.json"

@@ -12,15 +12,16 @@ import structlog
 
 from node.config import LogOptions
 
-__all__ = ["configure_logs"]
+__all__ = ["configure_logs", "set_log_level"]
 
+_METHODS: Final = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log", "msg")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def configure_logs(options: LogOptions) -> None:
     """Set up logging of this process once, at its start, onto standard error."""
+    set_log_level(options.level)
     as_text = options.format == "text" or (options.format == "auto" and sys.stderr.isatty())
-    level = getattr(logging, options.level.upper())
     renderer: Any = structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
@@ -30,7 +31,7 @@ def configure_logs(options: LogOptions) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=_Logger,
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
@@ -45,6 +46,21 @@ class _Stderr(io.TextIOBase):
 
     def flush(self) -> None:
         sys.stderr.flush()
+
+
+class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]
+    """A logger whose level may change while it is in use: what is not logged costs one empty call."""
+
+    level = "info"
+
+
+def set_log_level(level: str) -> str:
+    """Log ``level`` and above from now on, and return what was the level before."""
+    before, _Logger.level = _Logger.level, level
+    filtered = structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
+    for name in _METHODS:
+        setattr(_Logger, name, getattr(filtered, name))
+    return before
 
 
 def _plain(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

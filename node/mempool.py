@@ -331,6 +331,13 @@ class Mempool:
             return None
         return self._remove(entry.checked.transaction.sender, entry.checked.transaction.nonce)
 
+    def clear(self) -> int:
+        """Take everything out; return how many transactions that were."""
+        count = len(self._by_hash)
+        for transaction_hash in list(self._by_hash):
+            self.remove(transaction_hash)
+        return count
+
     # The parts
 
     def _check_replacement(self, old: _Entry, new: _Entry) -> None:

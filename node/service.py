@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
+from node.admin import Admin, serve_admin
 from node.agreement import Agreement
 from node.chain import Chain
 from node.config import NodeOptions, parse_host_port, parse_peer
@@ -132,8 +133,8 @@ class Node:
             self.store = store
             self.ledger = NodeLedger(store, Chain(store, runtime), runtime, pool)
             self.network, self.relays = self.make_network()
-            snapshots = make_server(self.home, self.options, store, self.network)
-            self.ledger.add_listener(lambda _blocks: snapshots.on_commit())
+            self.snapshots = make_server(self.home, self.options, store, self.network)
+            self.ledger.add_listener(lambda _blocks: self.snapshots.on_commit())
             gossip = TransactionGossip(
                 self.ledger,
                 verifier,
@@ -177,13 +178,14 @@ class Node:
             )
             self.view = LiveNode(self)
             backend = Backend(make_view(self), self.home.socket)
-            control = ControlServer(self.home.control, self._verbs())
+            admin = Admin(self)
+            control = ControlServer(self.home.control, self._verbs(admin))
             self.metrics.watch(self)
 
             async with trio.open_nursery() as nursery:
                 await self._start(nursery, "network", self.network.run)
                 await self._start(nursery, "evidence", self.evidence.run)
-                await self._start(nursery, "snapshots", snapshots.run)
+                await self._start(nursery, "snapshots", self.snapshots.run)
                 await self._start(nursery, "consensus", self.agreement.run)
                 await self._start(nursery, "rpc backend", backend.run)
                 await self._start(nursery, "control", control.run)
@@ -205,6 +207,10 @@ class Node:
                         self.options.rpc,
                         self.home.socket,
                         self.options.log,
+                    )
+                if self.options.admin.listen:
+                    await self._start(
+                        nursery, "admin", serve_admin, admin, self.options.admin.listen, self.home.admin_token
                     )
                 if self.options.metrics.listen:
                     host, port = parse_host_port(self.options.metrics.listen)
@@ -300,11 +306,12 @@ class Node:
 
     # The owner's verbs
 
-    def _verbs(self) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
+    def _verbs(self, admin: Admin) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
         return {
             "add_blob": self._add_blob,
             "fetch_blob": self._fetch_blob,
-            "status": self._status,
+            "admin": admin.verb,
+            "status": lambda _request: self.status(),
             "stop": self._stop_verb,
         }
 
@@ -323,7 +330,8 @@ class Node:
         await trio.to_thread.run_sync(target.write_bytes, data)
         return {"bytes": len(data)}
 
-    async def _status(self, _request: Mapping[str, Any]) -> Any:
+    async def status(self) -> Any:
+        """Return how the node is doing, for its owner."""
         head, sync = self.ledger.head(), self.view.sync()
         return {
             "address": format_address(self.account.address),

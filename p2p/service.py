@@ -343,10 +343,10 @@ class Network:
         """Return the newest record known of an address, our own included."""
         return self._record if address == self.identity.address else self._book.get(address)
 
-    def ban(self, address: bytes, reason: str) -> None:
-        """Drop a peer and keep it away for ``ban_s``."""
+    def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
+        """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
         self._bans.pop(address, None)
-        self._bans[address] = trio.current_time() + self.limits.ban_s
+        self._bans[address] = trio.current_time() + (self.limits.ban_s if ban_s is None else ban_s)
         while len(self._bans) > self.limits.bans_max:
             self._bans.popitem(last=False)
         self.counters["bans"] += 1
@@ -354,6 +354,30 @@ class Network:
         peer = self._peers.get(address)
         if peer is not None:
             peer.close(reason)
+
+    def bans(self) -> dict[bytes, float]:
+        """Return who is kept away, and for how many seconds more."""
+        now = trio.current_time()
+        return {address: until - now for address, until in self._bans.items() if until > now}
+
+    def unban(self, address: bytes) -> bool:
+        """Let an address in again; tell whether it was kept away."""
+        return self._bans.pop(address, 0.0) > trio.current_time()
+
+    def connect(self, address: bytes, endpoint: Endpoint) -> None:
+        """Dial an address at an endpoint now, whatever its back-off says."""
+        self.add_endpoint(address, endpoint)
+        way = self._ways[address]
+        way.next_at = 0.0
+        if address not in self._peers and not self._is_banned(address):
+            self._dial(address, way)
+
+    def disconnect(self, address: bytes, reason: str) -> bool:
+        """End the connection to a peer; tell whether there was one."""
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.close(reason)
+        return peer is not None
 
     def penalise(self, address: bytes, points: float) -> None:
         """Take points from a peer for what the node found out about it; enough of them drop or ban it."""

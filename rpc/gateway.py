@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import ipaddress
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ import uvloop
 
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions, Doors, make_protocols
+from rpc.limits import is_loopback
 from rpc.link import Link, LinkOptions
 from rpc.subscriptions import Hub, SessionOptions
 from rpc.web import Application, WebOptions
@@ -105,13 +105,6 @@ def gateway_command(config_fd: int) -> list[str]:
     return [sys.executable, "-m", "rpc.gateway", "--config-fd", str(config_fd)]
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 async def serve(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when the address cannot be bound."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -133,7 +126,7 @@ async def serve(options: GatewayOptions) -> None:
         WebOptions(
             options.cors,
             options.hosts,
-            _is_loopback(options.host),
+            is_loopback(options.host),
             options.ready_blocks_behind_max,
             options.ready_peers_min,
         ),

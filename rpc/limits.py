@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Budgets", "Cache", "caller_key"]
+__all__ = ["Budgets", "Cache", "caller_key", "is_loopback"]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -99,3 +99,11 @@ def caller_key(host: str) -> str:
             return str(parsed.ipv4_mapped)
         return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64))
     return host
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` is an address of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

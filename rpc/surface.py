@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from rpc.ethereum.methods import METHODS as ETHEREUM_METHODS
@@ -12,11 +11,12 @@ from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
 from rpc.ethereum.sessions import SESSION_METHODS as ETHEREUM_SESSION_METHODS
 from rpc.market import MARKET_COMPONENTS
 from rpc.methods import METHODS
+from rpc.openrpc import describe
 from rpc.render import COMPONENTS
 from rpc.subscriptions import NOTIFICATIONS, SESSION_METHODS
 from rpc.table import Json, Method, Node
 
-__all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent", "describe"]
+__all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent"]
 
 _ERRORS: Final = (
     (-32700, "parse error", "parse_error"),
@@ -30,56 +30,6 @@ _ERRORS: Final = (
     (-32002, "try again soon", "node_unavailable | height_not_reached"),
     (-32005, "limit exceeded; data.retry_after_s", "limit_exceeded"),
 )
-
-
-def _version() -> str:
-    try:
-        return version("dekube-node")
-    except PackageNotFoundError:  # run from a source tree
-        return "0"
-
-
-def describe(table: Mapping[str, Method]) -> Json:
-    """Return the OpenRPC document of a table."""
-    return {
-        "openrpc": "1.3.2",
-        "info": {
-            "title": "DEKUBE node",
-            "version": _version(),
-            "description": "Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which "
-            "finalised block it holds. Errors carry a stable `data.reason`. The methods of Ethereum's clients "
-            "have Ethereum's own conventions instead; the data of a revert is its bytes.",
-            "license": {"name": "Apache-2.0"},
-        },
-        "methods": [
-            {
-                "name": method.name,
-                "summary": method.summary,
-                "paramStructure": "either",
-                "params": [
-                    {
-                        "name": param.name,
-                        "description": param.text,
-                        "required": param.required,
-                        "schema": param.type.schema,
-                    }
-                    for param in method.all_params
-                ],
-                "result": {"name": "result", "schema": method.result},
-                "tags": [{"name": method.group}],
-                "x-cost": method.cost,
-                "x-websocket-only": method.needs_session,
-            }
-            for method in table.values()
-        ],
-        "components": {
-            "schemas": COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS | ETHEREUM_COMPONENTS,
-            "errors": {
-                str(code): {"code": code, "message": message, "data": {"reason": reason}}
-                for code, message, reason in _ERRORS
-            },
-        },
-    }
 
 
 async def _discover(_node: Node) -> Json:
@@ -109,7 +59,18 @@ SURFACE: Final[dict[str, Method]] = {
     )
 }
 """Every method by its name: what is dispatched."""
-DOCUMENT: Final[dict[str, Any]] = describe(SURFACE)
+DOCUMENT: Final[dict[str, Any]] = describe(
+    SURFACE,
+    title="DEKUBE node",
+    description="Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which finalised block "
+    "it holds. Errors carry a stable `data.reason`. The methods of Ethereum's clients have Ethereum's own "
+    "conventions instead; the data of a revert is its bytes.",
+    schemas=COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS | ETHEREUM_COMPONENTS,
+    errors={
+        str(code): {"code": code, "message": message, "data": {"reason": reason}}
+        for code, message, reason in _ERRORS
+    },
+)
 
 _NO_KEYS: Final = "the node keeps nobody's keys: sign in the wallet and use eth_sendRawTransaction"
 ABSENT: Final[Mapping[str, str]] = {

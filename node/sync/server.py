@@ -16,6 +16,7 @@ from node.sync.messages import (
     RECORDS,
     RECORDS_LIMIT_BYTES,
     RECORDS_MAX,
+    Offer,
     decode_asked,
     encode_offers,
     encode_records,
@@ -122,6 +123,12 @@ class SyncServer:
                             seconds=round(trio.current_time() - begun_s, 1),
                         )  # fmt: skip
             await self._wake.wait()
+
+    async def make_now(self) -> Offer | None:
+        """Make the snapshot that is due; return it, or the newest one where none is. Raises StoreError."""
+        height = self._keeper.due()
+        made = None if height is None else await trio.to_thread.run_sync(self._keeper.make, height)
+        return made or next(iter(self._keeper.offers()), None)
 
     async def _offers(self, peer: bytes, _body: bytes) -> bytes:
         self._check_rates(self._small_of_one, self._small, peer)

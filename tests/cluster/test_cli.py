@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from node.admin import TABLE
 from node.cli import group
+from node.control import ControlRefused, ask_node
 from tests.cluster.network import Network, dekube, network, wait_for
+from tests.rpc.validate import validate
 
 pytestmark = pytest.mark.cluster
 
@@ -121,3 +124,23 @@ def test_the_owner_sees_the_machine_and_the_guard(net: Network) -> None:
     view = ask(net, "node", "guard", "show")["view"]
     assert view > 0
     assert "store_error" in refused(net, "node", "guard", "export", net.root / "mark.json")
+
+
+def test_the_owners_methods_answer_at_the_control_socket_alone(net: Network) -> None:
+    def owner(method: str, *params: Any) -> Any:
+        control = net.root / "validator-0" / "run" / "control.sock"
+        found = ask_node(control, "admin", method=method, params=list(params))
+        validate(found, TABLE[method].result, {}, method)
+        return found
+
+    assert owner("admin_status")["chain_id"] == 19_888
+    assert {peer["address"] for peer in owner("admin_getPeers")} >= {
+        seat["address"] for seat in net.call("validator-0", "dekube_getCommittee")["seats"]
+    } - {owner("admin_getValidator")["address"]}
+    seat = owner("admin_getValidator")
+    assert seat["seat"] is not None and seat["seat_key"] in seat["vote_keys"]
+    assert owner("admin_getBans") == []
+    owner("admin_makeSnapshot")  # of the first epoch there is none yet
+    with pytest.raises(ControlRefused) as refused:
+        owner("admin_banPeer", "nobody")
+    assert refused.value.code == "invalid_params"

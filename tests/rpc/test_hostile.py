@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -61,7 +62,7 @@ async def attacked(
     node = Node(path / "db")
     node.mint(2)
     log = path / "log"
-    popen = subprocess.Popen
+    popen: Any = subprocess.Popen
     with log.open("wb") as stream:
         monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: popen(*a, **k, stderr=stream))
         async with (
