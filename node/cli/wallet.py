@@ -327,6 +327,19 @@ def send(session: Session, to: str, amount: int, as_json: bool) -> None:
 
 @wallet.command()
 @session_options
+@click.argument("name", required=False)
+@click.option("--from", "url", required=True, metavar="URL", help="The faucet, such as http://127.0.0.1:26624.")
+@json_option
+def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
+    """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS."""
+    who = session.address(name, known=False)
+    with Client(*(session.urls or (url,))) as client:
+        hash_ = client.faucet(url, who)
+    show_fields({"address": format_address(who), "transaction": hash_}, as_json=as_json)
+
+
+@wallet.command()
+@session_options
 @click.argument("contract", required=False)
 @click.argument("function", required=False)
 @click.argument("arguments", nargs=-1)

@@ -100,8 +100,8 @@ class AsyncClient(Api, TaskApi):
         """Return what came of ``effect``, or the error that it failed with."""
         try:
             match effect:
-                case Post(url, body, timeout_s):
-                    return await self._post(url, body, timeout_s), None
+                case Post():
+                    return await self._post(effect), None
                 case Pause(seconds):
                     await anyio.sleep(seconds)
                 case Now():
@@ -120,15 +120,16 @@ class AsyncClient(Api, TaskApi):
             return None, error
         return None, None
 
-    async def _post(self, url: str, body: bytes, timeout_s: float) -> bytes:
+    async def _post(self, post: Post) -> bytes:
+        url = post.url
         place = urlsplit(url).netloc
         headers = {"content-type": "application/json"}
         data = bytearray()
         try:
             async with self._http.stream(
-                "POST", url, content=body, headers=headers, timeout=timeout_s
+                "POST", url, content=post.body, headers=headers, timeout=post.timeout_s
             ) as response:
-                if response.status_code != 200:
+                if response.status_code != 200 and not post.any_status:
                     raise GatewayUnreachable(f"{place}: HTTP status {response.status_code}")
                 async for part in response.aiter_bytes():
                     data += part

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import orjson
+
 from rpc.client.contracts import ContractFunction, find_function, read_revert
-from rpc.client.core import Call, Core, Flow, Found, Stream, hexed, through
+from rpc.client.core import Call, Core, Flow, Found, Post, Stream, hexed, http_url, through
 from rpc.client.errors import AnswerMalformed, ClientError, TransactionRefused
 from rpc.client.shapes import (
     Account,
@@ -315,6 +318,34 @@ def _write(
     return (yield from _wait(core, raw))
 
 
+# Coins for tests
+
+
+def _faucet(core: Core, url: str, address: bytes) -> Flow[bytes]:
+    """Ask the faucet at ``url`` of a test network for coins for ``address``; return the transaction's hash.
+
+    Raises ClientError with the reason why there are none, GatewayUnreachable.
+    """
+    body = orjson.dumps({"address": hexed(address)})
+    data = yield Post(http_url(url), body, core.options.timeout_s, any_status=True)
+    return read_grant(data)
+
+
+def read_grant(data: bytes) -> bytes:
+    """Return the hash in a faucet's answer. Raises ClientError for a refusal, AnswerMalformed."""
+    try:
+        answer = orjson.loads(data)
+    except ValueError:
+        raise AnswerMalformed("not an answer of a faucet") from None
+    match answer:
+        case {"hash": str(text)} if re.fullmatch("0x[0-9a-f]{64}", text):
+            return bytes.fromhex(text[2:])
+        case {"error": {"reason": str(), "message": str(message)} as fields}:
+            raise ClientError({"message": message, "data": {k: v for k, v in fields.items() if k != "message"}})
+        case _:
+            raise AnswerMalformed("not an answer of a faucet")
+
+
 # Subscriptions
 
 
@@ -357,4 +388,5 @@ class Api:
     function = FlowMethod(_function)
     view = FlowMethod(_view)
     write = FlowMethod(_write)
+    faucet = FlowMethod(_faucet)
     news = StreamMethod(_news)

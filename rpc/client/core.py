@@ -36,6 +36,7 @@ __all__ = [
     "Work",
     "gather",
     "hexed",
+    "http_url",
     "through",
 ]
 
@@ -81,11 +82,15 @@ class ClientOptions:
 
 
 class Post(NamedTuple):
-    """Send ``body`` by HTTP; the answer's bytes come back, or GatewayUnreachable is raised into the flow."""
+    """Send ``body`` by HTTP; the answer's bytes come back, or GatewayUnreachable is raised into the flow.
+
+    An answer of another HTTP status than 200 is none, but with ``any_status``.
+    """
 
     url: str
     body: bytes
     timeout_s: float
+    any_status: bool = False
 
 
 class Pause(NamedTuple):
@@ -185,7 +190,7 @@ class Core:
         if not urls:
             raise ConfigError("no gateway is named")
         self.options = options
-        self._urls = tuple(map(_http_url, urls))
+        self._urls = tuple(map(http_url, urls))
         self._shown = [0] * len(urls)
         self._at = 0
         self.height = 0
@@ -524,7 +529,8 @@ def _ration_s(result: Any) -> float:
         return 0.0
 
 
-def _http_url(url: str) -> str:
+def http_url(url: str) -> str:
+    """Return ``url`` as it is asked: with its scheme, port and path. Raises ConfigError."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port

@@ -93,8 +93,8 @@ class Client(Api, TaskApi):
         """Return what came of ``effect``, or the error that it failed with."""
         try:
             match effect:
-                case Post(url, body, timeout_s):
-                    return self._post(url, body, timeout_s), None
+                case Post():
+                    return self._post(effect), None
                 case Pause(seconds):
                     time.sleep(seconds)
                 case Now():
@@ -113,13 +113,14 @@ class Client(Api, TaskApi):
             return None, error
         return None, None
 
-    def _post(self, url: str, body: bytes, timeout_s: float) -> bytes:
+    def _post(self, post: Post) -> bytes:
+        url = post.url
         if url != self._connected_to:
             self.close()
         for attempt in (1, 2):
             is_fresh = self._connection is None
             try:
-                return self._send(url, body, timeout_s)
+                return self._send(post)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 # A kept connection may have been closed meanwhile; only then nothing was done yet.
@@ -128,16 +129,16 @@ class Client(Api, TaskApi):
                     raise GatewayUnreachable(f"{_place(url)}: {error}") from None
         raise AssertionError("unreachable")
 
-    def _send(self, url: str, body: bytes, timeout_s: float) -> bytes:
-        parts = urlsplit(url)
+    def _send(self, post: Post) -> bytes:
+        url, parts = post.url, urlsplit(post.url)
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
+            self._connection = kind(str(parts.hostname), parts.port, timeout=post.timeout_s)
             self._connected_to = url
-        self._connection.request("POST", parts.path, body, {"content-type": "application/json"})
+        self._connection.request("POST", parts.path, post.body, {"content-type": "application/json"})
         response = self._connection.getresponse()
         data = response.read(ANSWER_LIMIT_BYTES + 1)
-        if response.status != 200 or len(data) > ANSWER_LIMIT_BYTES:
+        if (response.status != 200 and not post.any_status) or len(data) > ANSWER_LIMIT_BYTES:
             self.close()
             raise GatewayUnreachable(f"{_place(url)}: HTTP status {response.status}")
         return data

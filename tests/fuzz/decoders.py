@@ -47,6 +47,7 @@ from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
+from node.cli.transactions import read_possession
 from node.config import (
     NodeOptions,
     dump_options,
@@ -110,6 +111,7 @@ from relay.protocol import (
 )
 from relay.protocol import decode_message as decode_relay_message
 from relay.protocol import encode_message as encode_relay_message
+from rpc.client.api import read_grant
 from rpc.client.contracts import functions_of, parse_argument, read_revert
 from rpc.client.control import ControlRefused, ControlUnavailable
 from rpc.client.control import read_answer as read_control_answer
@@ -117,6 +119,7 @@ from rpc.client.core import news_of, read_answers
 from rpc.client.errors import AnswerMalformed, ClientError
 from rpc.client.shapes import Account, Contract, News, Task, Window, read_shape
 from rpc.client.shapes import Receipt as ShownReceipt
+from rpc.faucet import FaucetRefused, read_address
 from rpc.frames import (
     REQUEST_LIMIT_BYTES,
     FrameBuffer,
@@ -627,6 +630,15 @@ def read_job_journal(data: bytes) -> None:
 def read_control_line(data: bytes) -> None:
     """Read what a node answers at its control socket."""
     read_control_answer(data, Path("control"))
+
+
+def read_faucet(data: bytes) -> None:
+    """Read what a faucet is asked, and what it answers."""
+    for reader in (read_address, read_grant):
+        try:
+            assert len(reader(data)) in (20, 32)
+        except (FaucetRefused, AnswerMalformed, ClientError):
+            continue
 
 
 def read_words(text: str) -> None:
@@ -1183,6 +1195,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
         ("node.cli.guard:read_watermark",),
         (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
+    proofs = dict.fromkeys(("vote_key", "possession", "vrf_key", "vrf_possession"), "0x" + "ab" * 32)
+    yield "possession", Target(
+        of_file("possession.json", read_possession), (json.dumps(proofs).encode(),),
+        ("node.cli.transactions:read_possession",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
     yield (
         "amount",
         Target(
@@ -1243,6 +1260,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "words of a wallet", Target(
         of_text(read_words), (b"test test test test test test test test test test test junk", b"0x" + b"ab" * 32),
         ("node.keyring:parse_secret",), (), cost=5, memory=4000,
+    )  # fmt: skip
+    yield "faucet", Target(
+        read_faucet, (b'{"address": "0x%s"}' % (b"11" * 20), b'{"hash": "0x%s"}' % (b"ab" * 32),
+                      b'{"error": {"reason": "r", "message": "m", "retry_after_s": 5}}'),
+        ("rpc.faucet:read_address", "rpc.client.api:read_grant"), (), memory=400,
     )  # fmt: skip
     yield "client answers", Target(
         read_gateway_answer, GATEWAY_ANSWERS,

@@ -60,6 +60,7 @@ EXEMPT = {
     "consensus.replica:root_of": OF_A_TARGET,
     "node.home:load_key": OF_A_TARGET,
     "rpc.faucet:_read_body": "bytes up to a bound, for a decoder that is a target",
+    "rpc.faucet:_read_body": "bytes up to a bound, for a decoder that is a target",
     "node.cli.options:read_input": "bytes of a file up to a bound, for a decoder that is a target",
     "node.evidence:EvidenceService._load": OF_A_TARGET,
     "node.duties:Duties._reveal": OF_A_TARGET,

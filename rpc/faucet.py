@@ -1,0 +1,418 @@
+"""The faucet of a test network: coins for whoever asks, so many for each address, each caller and each day.
+
+``POST /`` with ``{"address": "0x..."}`` answers ``{"hash": ...}``. It is a process with a key of its own that
+speaks to the network as any client does, and starts for a chain alone whose genesis says that it is for tests.
+What it gives is written down before, so its limits hold over restarts and crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import structlog
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+
+from rpc.client.aio import AsyncClient
+from rpc.client.core import hexed
+from rpc.client.errors import ClientError, GatewayUnreachable
+from rpc.client.shapes import ChainInfo
+from rpc.direct import DirectRequest
+from rpc.dispatch import Caller
+from rpc.doors import DoorOptions, Doors, make_protocols
+from rpc.limits import caller_key
+from state.primitives.address import format_address, parse_address
+from state.primitives.errors import ConfigError, DecodeError, DekubeError
+from state.primitives.keys import SecretKey
+from state.transition.calls import SYSTEM_PREFIX
+from state.transition.transfer import TRANSFER_KIND
+
+__all__ = ["Faucet", "FaucetOptions", "FaucetRefused", "GrantBook", "read_address", "serve"]
+
+_log = structlog.get_logger(__name__)
+
+BODY_LIMIT_BYTES: Final = 1024
+BODY_DEADLINE_S: Final = 10.0
+WAITING_MAX: Final = 64
+"""Requests that wait for their turn to be signed; more are told to come again."""
+DAY_MS: Final = 24 * 3600 * 1000
+BALANCE_EVERY_S: Final = 10.0
+GRANTS_PER_DAY_MAX: Final = 1_000_000
+_COUNT_ADDRESS: Final = "SELECT count(*), min(time_ms) FROM grants WHERE address = ?"
+_COUNT_CALLER: Final = "SELECT count(*), min(time_ms) FROM grants WHERE caller = ?"
+_COUNT_ALL: Final = "SELECT count(*), min(time_ms) FROM grants WHERE time_ms > ?"
+AGAIN_S: Final = 5
+"""After so long somebody who found the faucet busy, or its node away, may try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaucetOptions:
+    """What a faucet gives, to whom how often, and where it listens."""
+
+    gateways: tuple[str, ...]
+    book: Path
+    """The file that keeps what was given."""
+    host: str = "127.0.0.1"
+    port: int = 8600
+    amount: int = 10 * 10**18
+    per_address: int = 1
+    """Grants a day to one address."""
+    per_caller: int = 5
+    """Grants a day to one IPv4 address, or /64 of IPv6."""
+    per_day: int = 1_000
+    """Grants a day in all."""
+    alarm: int = 1_000 * 10**18
+    """A balance below is an alarm, in the metrics and the log."""
+    proxied: bool = False
+    """Behind a proxy of one's own: callers are whom it names last in X-Forwarded-For."""
+    ready_file: Path | None = None
+    """Written when it listens (JSON with process id and port)."""
+
+
+class FaucetRefused(DekubeError):
+    """Somebody gets nothing; ``reason`` is a stable word, ``retry_after_s`` when another try makes sense."""
+
+    code = "faucet_refused"
+
+    def __init__(self, reason: str, message: str, *, status: int, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.code = reason  # type: ignore[misc]
+        self.reason = reason
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer's body."""
+        fields: dict[str, Any] = {"reason": self.reason, "message": str(self)}
+        if self.retry_after_s is not None:
+            fields["retry_after_s"] = self.retry_after_s
+        return {"error": fields}
+
+
+class GrantBook:
+    """What was given in the last day, in one small database; older entries are dropped, so its size is bounded."""
+
+    def __init__(self, path: Path, options: FaucetOptions) -> None:
+        """Raises ConfigError for a file that is none of a faucet."""
+        if not 0 < options.per_day <= GRANTS_PER_DAY_MAX:
+            raise ConfigError(f"faucet: 1 to {GRANTS_PER_DAY_MAX} grants a day")
+        self._options = options
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS grants (id INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, "
+                "address BLOB NOT NULL, caller TEXT NOT NULL)"
+            )
+            self._database.execute("CREATE INDEX IF NOT EXISTS by_address ON grants (address)")
+            self._database.execute("CREATE INDEX IF NOT EXISTS by_caller ON grants (caller)")
+            self._database.execute("CREATE INDEX IF NOT EXISTS by_time ON grants (time_ms)")
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def enter(self, address: bytes, caller: str, now_ms: int) -> int:
+        """Write a grant down and return its number. Raises FaucetRefused where a limit is reached.
+
+        A clock that was set back keeps entries longer, never shorter.
+        """
+        self._database.execute("DELETE FROM grants WHERE time_ms <= ?", (now_ms - DAY_MS,))
+        options = self._options
+        for query, value, limit, reason in (
+            (_COUNT_ADDRESS, address, options.per_address, "address_limit"),
+            (_COUNT_CALLER, caller, options.per_caller, "caller_limit"),
+            (_COUNT_ALL, 0, options.per_day, "day_limit"),
+        ):
+            count, oldest = self._database.execute(query, (value,)).fetchone()
+            if count >= limit:
+                wait_s = max(1, -(-(oldest + DAY_MS - now_ms) // 1000)) if count else DAY_MS // 1000
+                text = f"{limit} a day: {reason.replace('_', ' ')}; come again in {wait_s} s"
+                raise FaucetRefused(reason, text, status=429, retry_after_s=wait_s)
+        made = self._database.execute(
+            "INSERT INTO grants (time_ms, address, caller) VALUES (?, ?, ?)", (now_ms, address, caller)
+        )
+        return int(made.lastrowid or 0)
+
+    def strike(self, number: int) -> None:
+        """Take back a grant that was surely not given."""
+        self._database.execute("DELETE FROM grants WHERE id = ?", (number,))
+
+    def count(self) -> int:
+        """Return how many grants are kept."""
+        return int(self._database.execute("SELECT count(*) FROM grants").fetchone()[0])
+
+
+def read_address(body: bytes) -> bytes:
+    """Return the address that a request asks coins for. Raises FaucetRefused."""
+    try:
+        match orjson.loads(body):
+            case {"address": str(text), **rest} if not rest:
+                address = parse_address(text)
+            case _:
+                raise DecodeError('{"address": "0x..."} expected')
+    except (ValueError, DecodeError) as error:
+        text = str(error) if isinstance(error, DecodeError) else "not JSON"
+        raise FaucetRefused("invalid_request", text, status=400) from None
+    if address.startswith(SYSTEM_PREFIX) or not any(address):
+        raise FaucetRefused("invalid_request", "coins sent there would be lost", status=400)
+    return address
+
+
+class Faucet:
+    """Gives coins of ``key``."""
+
+    def __init__(
+        self, key: SecretKey, chain: ChainInfo, client: AsyncClient, book: GrantBook, options: FaucetOptions,
+        now_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """Raises ConfigError for a chain that is not for tests."""
+        if not chain.testnet:
+            raise ConfigError(f"{chain.name} (id {chain.chain_id}) is no test network by its genesis: no faucet")
+        self.options = options
+        self.chain = chain
+        self.address = key.address
+        self._key = key
+        self._client = client
+        self._book = book
+        self._now_ms = now_ms
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._registry = CollectorRegistry()
+        self._given = Counter("dekube_faucet_grants", "Coins given.", registry=self._registry)
+        self._refused = Counter("dekube_faucet_refused", "Requests refused.", ("reason",), registry=self._registry)
+        self._balance = Gauge("dekube_faucet_balance_dkb", "What the faucet owns.", registry=self._registry)
+        self._low = Gauge("dekube_faucet_balance_low", "Whether that is below the alarm.", registry=self._registry)
+        self._kept = Gauge("dekube_faucet_grants_of_day", "Grants of the last day.", registry=self._registry)
+        self._kept.set_function(book.count)
+
+    def metrics(self) -> bytes:
+        """Return the metrics in Prometheus' format."""
+        return generate_latest(self._registry)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the faucet says of itself."""
+        options = self.options
+        return {
+            "chain": self.chain.name,
+            "chain_id": self.chain.chain_id,
+            "address": format_address(self.address),
+            "amount": str(options.amount),
+            "limits_per_day": {
+                "address": options.per_address,
+                "caller": options.per_caller,
+                "all": options.per_day,
+            },
+        }
+
+    async def give(self, address: bytes, caller: str) -> bytes:
+        """Send coins to ``address``; return the transaction's hash. Raises FaucetRefused."""
+        try:
+            found = await self._give(address, caller)
+        except FaucetRefused as error:
+            self._refused.labels(error.reason).inc()
+            raise
+        self._given.inc()
+        return found
+
+    async def _give(self, address: bytes, caller: str) -> bytes:
+        if self._waiting >= WAITING_MAX:
+            raise FaucetRefused("busy", "too many ask at once", status=503, retry_after_s=AGAIN_S)
+        self._waiting += 1
+        try:
+            async with self._turn:  # a nonce belongs to one transaction
+                # What waits for its answer when the process ends counts as given.
+                number = self._book.enter(address, caller, self._now_ms())
+                try:
+                    chain = await self._client.chain()
+                    if chain.genesis_hash != self.chain.genesis_hash:
+                        raise FaucetRefused("wrong_chain", "the node is of another chain now", status=503)
+                    raw = await self._client.sign(self._key, TRANSFER_KIND, [address, self.options.amount])
+                except (ClientError, GatewayUnreachable, FaucetRefused) as error:
+                    self._book.strike(number)
+                    raise _told(error) from None
+                try:
+                    return await self._client.submit(raw)
+                except ClientError as error:
+                    self._book.strike(number)
+                    raise _told(error) from None
+                except GatewayUnreachable as error:  # it may have been taken
+                    raise _told(error) from None
+        finally:
+            self._waiting -= 1
+
+    async def watch_balance(self) -> None:
+        """Keep the metrics of the balance, until cancelled."""
+        was_low = False
+        while True:
+            with suppress(DekubeError):
+                owned = await self._client.balance(self.address)
+                is_low = owned < self.options.alarm
+                self._balance.set(owned / 10**18)
+                self._low.set(is_low)
+                if is_low and not was_low:
+                    _log.warning("the faucet runs dry", balance=str(owned), address=format_address(self.address))
+                was_low = is_low
+            await asyncio.sleep(BALANCE_EVERY_S)
+
+
+def _told(error: DekubeError) -> FaucetRefused:
+    """Return what a caller is told of an error between faucet and node."""
+    if isinstance(error, FaucetRefused):
+        return error
+    if isinstance(error, ClientError) and error.reason == "insufficient_funds":
+        return FaucetRefused("faucet_empty", "the faucet is empty", status=503)
+    return FaucetRefused("node_unavailable", "the node does not take it now", status=503, retry_after_s=AGAIN_S)
+
+
+# HTTP
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Application:
+    """The faucet as an ASGI application."""
+
+    def __init__(self, faucet: Faucet) -> None:
+        self._faucet = faucet
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        match scope["method"], scope["path"]:
+            case "POST", "/":
+                await self._post(scope, receive, send)
+            case "OPTIONS", _:
+                await _answer(send, 204, b"")
+            case "GET", "/":
+                await _answer_json(send, 200, self._faucet.about())
+            case "GET", "/healthz":
+                await _answer_json(send, 200, {"status": "ok"})
+            case "GET", "/metrics":
+                await _answer(send, 200, self._faucet.metrics(), CONTENT_TYPE_LATEST)
+            case _:
+                refusal = FaucetRefused("not_found", "POST / or GET / is there", status=404)
+                await _answer_json(send, refusal.status, refusal.to_json())
+
+    async def _post(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        try:
+            body = await _read_body(receive)
+            hash_ = await self._faucet.give(read_address(body), self._caller(scope))
+        except FaucetRefused as error:
+            extra = [(b"retry-after", b"%d" % error.retry_after_s)] if error.retry_after_s is not None else []
+            await _answer_json(send, error.status, error.to_json(), extra)
+            return
+        await _answer_json(send, 200, {"hash": hexed(hash_), "amount": str(self._faucet.options.amount)})
+
+    def _caller(self, scope: Mapping[str, Any]) -> str:
+        if self._faucet.options.proxied:
+            named = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            if named:
+                return caller_key(named[-1].decode("latin-1").rpartition(",")[2].strip()[:64])
+        client = scope.get("client")
+        return caller_key(str(client[0])) if client else ""
+
+
+async def _read_body(receive: Receive) -> bytes:
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise FaucetRefused("invalid_request", "the body is not whole", status=400)
+                body += message.get("body", b"")
+                if len(body) > BODY_LIMIT_BYTES:
+                    raise FaucetRefused("invalid_request", f"more than {BODY_LIMIT_BYTES} bytes", status=413)
+                if not message.get("more_body"):
+                    return bytes(body)
+    except TimeoutError:
+        raise FaucetRefused("invalid_request", "the body takes too long", status=408) from None
+
+
+async def _answer_json(
+    send: Send, status: int, document: Any, extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    await _answer(send, status, orjson.dumps(document), "application/json", extra)
+
+
+async def _answer(
+    send: Send, status: int, body: bytes, kind: str = "text/plain", extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"access-control-allow-origin", b"*"),
+        (b"access-control-allow-headers", b"content-type"),
+        *(extra or ()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _NoShortWay:
+    """A port through which nothing goes: every request is the application's."""
+
+    body_bytes_max = BODY_LIMIT_BYTES
+
+    def admit(self, _headers: Any) -> None:
+        return None
+
+    def answer(self, _body: bytes, _caller: Caller) -> Any:
+        raise AssertionError(DirectRequest)
+
+    def refuse_body(self) -> bytes:
+        raise AssertionError(DirectRequest)
+
+
+async def serve(key: SecretKey, options: FaucetOptions) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises ConfigError when the chain is not for tests or the address cannot be bound, GatewayUnreachable.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.create_server((options.host, options.port), family=family)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"faucet: cannot listen on {options.host}:{options.port}: {error}") from None
+    async with AsyncClient(*options.gateways) as client:
+        book = GrantBook(options.book, options)
+        faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
+        http, _ = make_protocols(
+            Doors(DoorOptions(connections_max=1_024, connections_per_address_max=32)), _NoShortWay()
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                Application(faucet), http=http, ws="none", lifespan="off", log_config=None, access_log=False,
+                proxy_headers=False, server_header=False, timeout_keep_alive=5, timeout_graceful_shutdown=3,
+            )
+        )  # fmt: skip
+        watch = asyncio.ensure_future(faucet.watch_balance())
+        port = listener.getsockname()[1]
+        _log.info("faucet listens", host=options.host, port=port, chain=faucet.chain.name, pid=os.getpid())
+        if options.ready_file is not None:
+            options.ready_file.parent.mkdir(parents=True, exist_ok=True)
+            options.ready_file.write_text(json.dumps({"pid": os.getpid(), "port": port}))
+        try:
+            await server.serve([listener])
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            book.close()
