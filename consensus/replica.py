@@ -573,18 +573,28 @@ class Replica:
         return self._ask_windows(now_ms)
 
     def begin_epoch(
-        self, epoch: Epoch, now_ms: int, *, signer: Signer | None = None, guard: Guard | None = None
+        self,
+        epoch: Epoch,
+        now_ms: int,
+        *,
+        signer: Signer | None = None,
+        guard: Guard | None = None,
+        vote_key: bytes | None = None,
     ) -> list[Action]:
         """Take the answer to NextEpoch.
 
         With ``signer`` and ``guard`` another of the node's keys votes from now on; the shell writes to the log of
-        that key's guard from here.
+        that key's guard from here. With ``vote_key`` it is another one whose guard is in another process; nothing
+        is said before ``voter_ready`` tells what that guard holds.
         """
         old = self.core
         assert old.has_ended and epoch.number == self._epoch + 1, "the epoch after the one that has ended"
         if guard is not None:
             self._signer, self._guard, self._vote_key = signer, guard, signer.vote_key if signer else None
             self._is_remote = False
+        elif vote_key is not None:
+            assert self._is_remote, "a key elsewhere follows one that was elsewhere"
+            self._vote_key, self._opening = vote_key, None
         certificate = old.root.certificate
         assert certificate is not None, "an epoch ends with a certificate"
         self._boundaries[self._epoch] = certificate

@@ -265,7 +265,7 @@ class ConsensusStatus(NamedTuple):
 class ConsensusService:
     """Runs one replica. ``run`` lives until it is cancelled, or ends with ConsensusHalted or a StoreError.
 
-    ``keys`` are the node's own vote keys, of which the one that has a seat votes; ``voter`` votes in another
+    ``keys`` are the node's own vote keys, of which the one that has a seat votes; ``voters`` vote in another
     process instead, and ``journal`` then keeps what its votes rest on. Without both the node only follows.
     ``receive``, ``connected`` and ``mempool_changed`` may be called from any task of the same trio run;
     ``on_equivocation`` is told the first proof of a seat's fault in each epoch, before anything else happens;
@@ -284,17 +284,18 @@ class ConsensusService:
         network: NetworkPort,
         wall_ms: Callable[[], int],
         keys: Sequence[VotingKey] = (),
-        voter: Voter | None = None,
+        voters: Sequence[Voter] = (),
         journal: Log | None = None,
         metrics: Metrics | None = None,
         on_equivocation: Callable[[Equivocation], None] | None = None,
         on_fork: Callable[[Certificate], None] | None = None,
     ) -> None:
-        assert voter is None or not keys, "one guard stands before all votes"
+        assert not voters or not keys, "the keys are here or elsewhere"
         self._genesis_hash = genesis_hash
         self._keys = tuple(keys)
         self._key = self._seated_key(epoch) or (self._keys[0] if self._keys else None)
-        self._voter = voter
+        self._voters = tuple(voters)
+        self._voter = self._seated_voter(epoch) or next(iter(self._voters), None)
         self._on_equivocation = on_equivocation
         self._on_fork = on_fork
         guard: Guard | None = None
@@ -313,7 +314,7 @@ class ConsensusService:
             parameters=parameters,
             signer=self._key.signer if self._key is not None else None,
             guard=guard,
-            vote_key=voter.vote_key if voter is not None else None,
+            vote_key=self._voter.vote_key if self._voter is not None else None,
             journal=self._logs[r.JOURNAL].read() if r.JOURNAL in self._logs else b"",
             certificates=certificates,
         )
@@ -334,10 +335,15 @@ class ConsensusService:
         self._request_wake = trio.Event()
         self._floor: r.RaiseFloor | None = None
         self._floor_wake = trio.Event()
+        self._voting = trio.CancelScope()
 
     def _seated_key(self, epoch: Epoch) -> VotingKey | None:
         seated = {seat.vote_key for seat in epoch.committee.seats}
         return next((key for key in self._keys if key.signer.vote_key in seated), None)
+
+    def _seated_voter(self, epoch: Epoch) -> Voter | None:
+        seated = {seat.vote_key for seat in epoch.committee.seats}
+        return next((voter for voter in self._voters if voter.vote_key in seated), None)
 
     def _open(self, key: VotingKey) -> Guard:
         guard = key.directory.load_guard(self._genesis_hash, key.signer.vote_key)
@@ -385,8 +391,7 @@ class ConsensusService:
             self._nursery = nursery
             nursery.start_soon(self._work_on_chain)
             if self._voter is not None:
-                nursery.start_soon(self._vote_elsewhere, self._voter)
-                nursery.start_soon(self._tell_floor, self._voter)
+                nursery.start_soon(self._vote_elsewhere, self._voter, self._voting)
             self._tell_epoch()
             self._metrics.set("state_divergence", 0)
             await self._perform(self._replica.start(self._now_ms()))
@@ -685,11 +690,19 @@ class ConsensusService:
 
     def _begin_epoch(self, epoch: Epoch) -> list[r.Action]:
         """Go on with the key that has a seat now, which a rotation may have changed."""
-        key, now_ms = self._seated_key(epoch), self._now_ms()
+        key, voter, now_ms = self._seated_key(epoch), self._seated_voter(epoch), self._now_ms()
         self._entered_s.clear()
         self._reasons.clear()
         self._accused = {known for known in self._accused if known[0] >= epoch.number - 1}
-        if key is None or key is self._key:
+        if voter is not None and voter is not self._voter:
+            self._voter = voter
+            self._voting.cancel()
+            self._voting = trio.CancelScope()
+            self._requests.clear()
+            self._floor = None
+            actions = self._replica.begin_epoch(epoch, now_ms, vote_key=voter.vote_key)
+            self._nursery.start_soon(self._vote_elsewhere, voter, self._voting)
+        elif key is None or key is self._key:
             actions = self._replica.begin_epoch(epoch, now_ms)
         else:
             self._key = key
@@ -698,7 +711,14 @@ class ConsensusService:
         _log.info("epoch began", epoch=epoch.number, seats=epoch.committee.size, seat=self._replica.seat)
         return actions
 
-    async def _vote_elsewhere(self, voter: Voter) -> None:
+    async def _vote_elsewhere(self, voter: Voter, while_seated: trio.CancelScope) -> None:
+        """Vote by a key that is elsewhere until another one has the seat."""
+        with while_seated:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_floor, voter)
+                await self._cast_by(voter)
+
+    async def _cast_by(self, voter: Voter) -> None:
         """One vote after the other, in the order the core cast them."""
         opening = await voter.opening()
         self._put(lambda: self._replica.voter_ready(opening.votes, opening.floor, self._now_ms()))

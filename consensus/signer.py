@@ -21,16 +21,19 @@ from state.primitives.vrf import VRF_KEY_BYTES, VRF_PROOF_BYTES
 __all__ = [
     "EPOCH_LIMIT",
     "FRAME_BYTES_MAX",
+    "KEYS_MAX",
     "OPERATOR_REQUESTS",
     "VIEW_LIMIT",
     "VOTES_PAGE",
     "Answer",
+    "AskKeys",
     "AskProof",
     "AskStatus",
     "AskVote",
     "AskVotes",
     "Done",
     "FrameReader",
+    "Keys",
     "Open",
     "Opened",
     "Opening",
@@ -60,6 +63,8 @@ __all__ = [
 FRAME_BYTES_MAX: Final = 32 * 1024
 REQUEST_BYTES_MAX: Final = 256
 VOTES_PAGE: Final = 128
+KEYS_MAX: Final = 16
+"""Vote keys of one signer."""
 EPOCH_LIMIT: Final = 1 << 32
 VIEW_LIMIT: Final = 1 << 48
 NUMBER_LIMIT: Final = 1 << 32
@@ -143,9 +148,13 @@ class Voter(Protocol):
 
 
 class Open(NamedTuple):
-    """Take the one place of a voter. Refused while another holds it."""
+    """Take the one place of a key's voter. Refused while another holds it.
+
+    Without ``vote_key`` it is the signer's first: so ask nodes that know of no others.
+    """
 
     genesis_hash: bytes
+    vote_key: bytes = b""
 
 
 class AskVote(NamedTuple):
@@ -192,15 +201,23 @@ class Ping(NamedTuple):
 
 
 class AskStatus(NamedTuple):
-    """For the operator: how is the signer?"""
+    """For the operator: how is the signer's key, the first unless another is named?"""
+
+    vote_key: bytes = b""
 
 
 class Retire(NamedTuple):
-    """For the operator: stop voting for good in this process, and show the watermark to move with the key."""
+    """For the operator: stop voting with a key for good in this process, and show the watermark to move."""
+
+    vote_key: bytes = b""
 
 
-Request: TypeAlias = Open | AskVote | AskProof | AskVotes | RaiseFloor | Ping | AskStatus | Retire
-OPERATOR_REQUESTS: Final = (AskStatus, Retire)
+class AskKeys(NamedTuple):
+    """For the operator: which keys are there?"""
+
+
+Request: TypeAlias = Open | AskVote | AskProof | AskVotes | RaiseFloor | Ping | AskStatus | Retire | AskKeys
+OPERATOR_REQUESTS: Final = (AskStatus, Retire, AskKeys)
 
 
 # What is answered.
@@ -246,6 +263,12 @@ class SignerStatus(NamedTuple):
     is_retired: int
 
 
+class Keys(NamedTuple):
+    """The public vote keys, the first of them first."""
+
+    vote_keys: tuple[bytes, ...]
+
+
 class Refusal(NamedTuple):
     """What was asked will not be done: a stable code, the guard's rule where it was the guard, why."""
 
@@ -260,10 +283,10 @@ class Refusal(NamedTuple):
         return SignerRefused(self.code, self.message)
 
 
-Answer: TypeAlias = Opened | Signed | Proved | SignedPage | Done | SignerStatus | Refusal
+Answer: TypeAlias = Opened | Signed | Proved | SignedPage | Done | SignerStatus | Keys | Refusal
 
 _REQUEST_TAGS: Final[dict[type[Request], int]] = {
-    Open: 1, AskVote: 2, AskProof: 3, AskVotes: 4, RaiseFloor: 5, Ping: 6, AskStatus: 7, Retire: 8,
+    Open: 1, AskVote: 2, AskProof: 3, AskVotes: 4, RaiseFloor: 5, Ping: 6, AskStatus: 7, Retire: 8, AskKeys: 9,
 }  # fmt: skip
 
 
@@ -295,8 +318,8 @@ class FrameReader:
 
 
 def encode_request(number: int, request: Request) -> bytes:
-    """Return the canonical bytes of a request."""
-    return encode([number, _REQUEST_TAGS[type(request)], *request])
+    """Return the canonical bytes of a request; a key that is not named is left out."""
+    return encode([number, _REQUEST_TAGS[type(request)], *[field for field in request if field != b""]])
 
 
 def decode_request(data: bytes) -> tuple[int, Request]:
@@ -310,8 +333,8 @@ def decode_request(data: bytes) -> tuple[int, Request]:
 
 def _request(tag: int, fields: list[object]) -> Request:
     match tag, fields:
-        case 1, [bytes(genesis_hash)] if len(genesis_hash) == HASH_BYTES:
-            return Open(genesis_hash)
+        case 1, [bytes(genesis_hash), *key] if len(genesis_hash) == HASH_BYTES:
+            return Open(genesis_hash, _key(key))
         case 2, [int(kind), int(epoch), int(view), int(parent_view), bytes(block_hash), int(seat)]:
             _check_vote(kind, epoch, view, parent_view, block_hash, seat)
             return AskVote(kind, epoch, view, parent_view, block_hash, seat)
@@ -327,12 +350,24 @@ def _request(tag: int, fields: list[object]) -> Request:
             return RaiseFloor(epoch, view)
         case 6, []:
             return Ping()
-        case 7, []:
-            return AskStatus()
-        case 8, []:
-            return Retire()
+        case 7, key:
+            return AskStatus(_key(key))
+        case 8, key:
+            return Retire(_key(key))
+        case 9, []:
+            return AskKeys()
         case _:
             raise DecodeError("not a request to a signer")
+
+
+def _key(fields: list[object]) -> bytes:
+    match fields:
+        case []:
+            return b""
+        case [bytes(vote_key)] if len(vote_key) == VOTE_KEY_BYTES:
+            return vote_key
+        case _:
+            raise DecodeError("not a vote key")
 
 
 def _check_vote(kind: int, epoch: int, view: int, parent_view: int, block_hash: bytes, seat: int) -> None:
@@ -363,6 +398,8 @@ def encode_answer(number: int, answer: Answer) -> bytes:
             body = [5]
         case SignerStatus(mark, votes_kept, is_taken, is_retired):
             body = [6, list(mark), votes_kept, is_taken, is_retired]
+        case Keys(vote_keys):
+            body = [8, list(vote_keys)]
         case Refusal(code, rule, message):
             body = [7, code, rule, message[:TEXT_CHARACTERS_MAX]]
         case _:
@@ -405,6 +442,8 @@ def _answer(tag: int, fields: list[object]) -> Answer:
             and len(message) <= TEXT_CHARACTERS_MAX
         ):
             return Refusal(code, rule, message)
+        case 8, [list(vote_keys)] if 0 < len(vote_keys) <= KEYS_MAX:
+            return Keys(tuple([_key([vote_key]) for vote_key in vote_keys]))
         case _:
             raise DecodeError("not an answer of a signer")
 
@@ -489,7 +528,7 @@ class SignerCore:
         writes ends the signer: what the guard keeps here may then be unknown to the record.
         """
         match request:
-            case Open(genesis_hash):
+            case Open(genesis_hash, _):
                 if genesis_hash != self._genesis_hash:
                     raise SignerRefused("wrong_chain", "the signer votes on another chain")
                 return Step(_NOTHING, Opened(self._key.vote_key, self._key.vrf_key, *self._guard.floor))
@@ -515,8 +554,8 @@ class SignerCore:
                 return Step(_NOTHING, self.status(is_taken=False))
             case Ping():
                 return Step(_NOTHING, Done())
-            case AskStatus():
-                raise AssertionError("answered by the shell, which knows who is connected")
+            case AskStatus() | AskKeys():
+                raise AssertionError("answered by the shell, which knows the connections and the keys")
             case _:
                 raise AssertionError(request)
 

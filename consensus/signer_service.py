@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import trio
 
@@ -18,15 +18,18 @@ from consensus.guard import GuardOutdated
 from consensus.guard_log import Log
 from consensus.signer import (
     FRAME_BYTES_MAX,
+    KEYS_MAX,
     OPERATOR_REQUESTS,
     REQUEST_BYTES_MAX,
     VOTES_PAGE,
     Answer,
+    AskKeys,
     AskProof,
     AskStatus,
     AskVote,
     AskVotes,
     FrameReader,
+    Keys,
     Open,
     Opened,
     Opening,
@@ -53,7 +56,7 @@ from state.primitives.errors import ConfigError, DecodeError, DekubeError, Store
 from state.primitives.keys import verify_vote
 from state.primitives.votes import Candidate, Vote, vote_digest
 
-__all__ = ["LinkOptions", "RemoteVoter", "SignerLimits", "SignerServer", "ask_signer"]
+__all__ = ["LinkOptions", "RemoteVoter", "SignerKey", "SignerLimits", "SignerServer", "ask_signer"]
 
 RECEIVE_BYTES: Final = 4_096
 GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -71,10 +74,27 @@ class SignerLimits:
     requests_burst: int = 400
 
 
+class SignerKey(NamedTuple):
+    """One vote key behind its guard, and the record that the guard was loaded from."""
+
+    core: SignerCore
+    log: Log
+
+
+class _Place:
+    """The one place of a key's voter."""
+
+    def __init__(self, core: SignerCore, log: Log) -> None:
+        self.core = core
+        self.log = log
+        self.voter: _Connection | None = None
+
+
 class _Connection:
-    """One connection's end, and how fast it asks."""
+    """One connection's end, how fast it asks, and whose voter it is."""
 
     def __init__(self, limits: SignerLimits) -> None:
+        self.place: _Place | None = None
         self._limits = limits
         self._tokens = float(limits.requests_burst)
         self._since_s = trio.current_time()
@@ -90,31 +110,34 @@ class _Connection:
 
 
 class SignerServer:
-    """Serves one vote key to one voter at a time.
+    """Serves vote keys, each to one voter at a time; who names none gets the first.
 
-    ``log`` is the record the core's guard was loaded from; ``on_refusal`` is told what was refused. Raises
-    StoreError from ``serve`` when a write fails; the process must end then, and until it does it refuses all.
+    ``on_refusal`` is told what was refused. Raises StoreError from ``serve`` when a write fails; the process must
+    end then, and until it does it refuses all.
     """
 
     def __init__(
         self,
-        core: SignerCore,
-        log: Log,
+        *keys: SignerKey,
         limits: SignerLimits | None = None,
         on_refusal: Callable[[DekubeError, Request], None] | None = None,
     ) -> None:
-        self._core = core
+        self._places = {key.core.vote_key: _Place(*key) for key in keys}
+        assert 0 < len(self._places) == len(keys) <= KEYS_MAX, "each key once"
         self._on_refusal = on_refusal
-        self._log = log
         self._limits = limits or SignerLimits()
-        self._voter: _Connection | None = None
         self._disk = trio.Lock()
         self._failure: StoreError | None = None
 
     @property
+    def vote_keys(self) -> tuple[bytes, ...]:
+        """The keys that are served."""
+        return tuple(self._places)
+
+    @property
     def is_taken(self) -> bool:
-        """Whether a node votes with this signer now."""
-        return self._voter is not None
+        """Whether a node votes with any of the keys now."""
+        return any(place.voter is not None for place in self._places.values())
 
     async def serve(self, stream: trio.abc.Stream, *, is_local: bool) -> None:
         """Answer one connection until it ends; ``is_local``: it may also ask what only the operator may.
@@ -127,8 +150,7 @@ class SignerServer:
         except (DecodeError, trio.TooSlowError, *GONE):
             pass
         finally:
-            if self._voter is connection:
-                self._voter = None
+            _leave(connection)
             await trio.aclose_forcefully(stream)
 
     async def _answer_all(self, stream: trio.abc.Stream, connection: _Connection, *, is_local: bool) -> None:
@@ -156,43 +178,75 @@ class SignerServer:
         if isinstance(request, OPERATOR_REQUESTS) and not is_local:
             raise SignerRefused("operator_only", "this is asked on the signer's own machine alone")
         match request:
-            case AskStatus():
-                return self._core.status(is_taken=self.is_taken)
-            case Open():
-                if self._voter not in (None, connection):
-                    raise SignerRefused("signer_busy", "another node votes with this signer")
-                answer = await self._step(request)
-                self._voter = connection
-                return answer
-            case Retire():
-                return await self._step(request)
+            case AskKeys():
+                return Keys(self.vote_keys)
+            case AskStatus(vote_key):
+                place = self._place(vote_key)
+                return place.core.status(is_taken=place.voter is not None)
+            case Open(_, vote_key):
+                place = self._place(vote_key)
+                if place.voter not in (None, connection):
+                    raise SignerRefused("signer_busy", "another node votes with this key")
+                return await self._open(connection, place, request)
+            case Retire(vote_key):
+                return await self._step(self._place(vote_key), request)
             case _:
-                if self._voter is not connection:
+                if connection.place is None:
                     raise SignerRefused("signer_not_open", "the voter's place was not taken first, or was lost")
-                return await self._step(request)
+                return await self._step(connection.place, request)
 
-    async def _step(self, request: Request) -> Answer:
+    async def _open(self, connection: _Connection, place: _Place, request: Open) -> Answer:
+        is_new = connection.place is not place
+        place.voter = connection  # before anything waits: two may ask at once
+        try:
+            answer = await self._step(place, request)
+        except BaseException:
+            if is_new:
+                place.voter = None
+            raise
+        if is_new:
+            _leave(connection)
+            connection.place = place
+        return answer
+
+    def _place(self, vote_key: bytes) -> _Place:
+        if not vote_key:
+            return next(iter(self._places.values()))
+        place = self._places.get(vote_key)
+        if place is None:
+            raise SignerRefused("vote_key_unknown", f"the signer has no vote key 0x{vote_key.hex()}")
+        return place
+
+    async def _step(self, place: _Place, request: Request) -> Answer:
         # One at a time and not to be cancelled: what the guard keeps must be on the disk before anyone, also the
         # next connection, is told of it.
         async with self._disk:
             if self._failure is not None:
                 raise self._failure
-            step = self._core.step(request)
+            step = place.core.step(request)
             if step.writes != Writes():
                 try:
                     with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(self._write, step.writes)
+                        await trio.to_thread.run_sync(_write, place.log, step.writes)
                 except StoreError as error:
                     self._failure = error
                     raise
             return step.answer
 
-    def _write(self, writes: Writes) -> None:
-        if writes.replace:
-            self._log.replace(writes.replace)
-        if writes.append:
-            self._log.append(writes.append)
-            self._log.sync()
+
+def _write(log: Log, writes: Writes) -> None:
+    if writes.replace:
+        log.replace(writes.replace)
+    if writes.append:
+        log.append(writes.append)
+        log.sync()
+
+
+def _leave(connection: _Connection) -> None:
+    """Give the place that a connection has to the next."""
+    if connection.place is not None:
+        connection.place.voter = None
+        connection.place = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +467,7 @@ class RemoteVoter:
                 try:
                     await link.run(partial(self._use, link))
                 except SignerRefused as error:
-                    if error.code == "wrong_chain":
+                    if error.code in ("wrong_chain", "vote_key_unknown"):
                         raise ConfigError(f"signer: {error}") from None
                     link.reason = str(error)
                 finally:
@@ -446,7 +500,7 @@ class RemoteVoter:
             await link.ask(Ping())
 
     async def _open(self, link: _Link) -> Opening:
-        opened = await link.ask(Open(self._genesis_hash))
+        opened = await link.ask(Open(self._genesis_hash, self._vote_key))
         if not isinstance(opened, Opened):
             raise SignerUnavailable("it answers nonsense")
         if opened.vote_key != self._vote_key:

@@ -105,27 +105,41 @@ class Agreement:
         vote_key = parse_vote_key(options.signer.vote_key) if votes_elsewhere(options) else None
         if votes:
             vote_key = votes[0].vote_key
-        voter = make_voter(
-            home,
-            options,
-            chain_hash=runtime.genesis_hash,
-            vote=votes[0] if votes else None,
-            make_identity=make_identity,
-            may_have_voted=lambda: vote_key is not None and _may_have_voted(ledger, number, vote_key),
-            tip=(number, root.view),
-            accepts_empty_guard=accepts_empty_guard,
-            on_change=lambda is_reached, _: metrics.set("signer_connected", float(is_reached)),
-        )
+        reached: dict[bool, bool] = {}
+
+        def tell(is_next: bool, is_reached: bool) -> None:
+            reached[is_next] = is_reached
+            metrics.set("signer_connected", float(all(reached.values())))
+
+        def make(is_next: bool, key: bytes | None, vote: SecretKey | None) -> LocalVoter | RemoteVoter | None:
+            return make_voter(
+                home,
+                options,
+                chain_hash=runtime.genesis_hash,
+                vote=vote,
+                make_identity=make_identity,
+                may_have_voted=lambda: key is not None and _may_have_voted(ledger, number, key),
+                tip=(number, root.view),
+                accepts_empty_guard=accepts_empty_guard,
+                on_change=lambda is_reached, _: tell(is_next, is_reached),
+                is_next=is_next,
+            )
+
+        voter = make(False, vote_key, votes[0] if votes else None)
         self._directories: list[VoteDirectory] = []
         journal: FileLog | None = None
         keys: list[VotingKey] = []
-        self._signer: RemoteVoter | None = None
+        self._signers: list[RemoteVoter] = []
         if isinstance(voter, LocalVoter):
             self._directories.append(voter.directory)
             keys.append(VotingKey(voter.key, voter.directory))
             keys += [self._next_key(home, number, root.view, following) for following in votes[1:]]
         elif voter is not None:
-            self._signer = voter
+            self._signers.append(voter)
+            if options.signer.vote_key_next:
+                following = make(True, parse_vote_key(options.signer.vote_key_next), None)
+                assert isinstance(following, RemoteVoter)
+                self._signers.append(following)
             self._directories.append(VoteDirectory(home.guard))  # what the votes rest on stays with the chain
             journal = self._directories[0].journal
         self._port = _NetworkPort(network)
@@ -139,7 +153,7 @@ class Agreement:
             network=self._port,
             wall_ms=wall_ms,
             keys=keys,
-            voter=self._signer,
+            voters=self._signers,
             journal=journal,
             metrics=metrics,
             on_equivocation=evidence.found,
@@ -159,8 +173,8 @@ class Agreement:
         """Run the replica and the link to a signer; see ConsensusService.run and RemoteVoter.run for errors."""
         try:
             async with trio.open_nursery() as nursery:
-                if self._signer is not None:
-                    await nursery.start(self._signer.run)
+                for signer in self._signers:
+                    await nursery.start(signer.run)
                 await self.service.run(task_status)
         finally:
             for directory in self._directories:

@@ -14,7 +14,8 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,8 +24,8 @@ import trio
 
 from consensus.guard import Guard, GuardMissing, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
-from consensus.signer import Answer, Opening, Request, SignerCore, SignerUnavailable
-from consensus.signer_service import RemoteVoter, SignerServer, ask_signer
+from consensus.signer import KEYS_MAX, Answer, Opening, Request, SignerCore, SignerUnavailable
+from consensus.signer_service import RemoteVoter, SignerKey, SignerServer, ask_signer
 from node.config import (
     KeyOptions,
     LogOptions,
@@ -63,6 +64,7 @@ __all__ = [
     "LocalVoter",
     "SealedStream",
     "SignerHomeOptions",
+    "add_signer_key",
     "ask_home",
     "check_signer_options",
     "create_signer_home",
@@ -72,6 +74,7 @@ __all__ = [
     "run_signer",
     "serve_signer",
     "signer_socket",
+    "vote_keys_of",
     "votes_elsewhere",
 ]
 
@@ -104,9 +107,11 @@ def make_voter(
     home: Home, options: NodeOptions, *, chain_hash: bytes, vote: SecretKey | None,
     make_identity: Callable[[], Identity], may_have_voted: Callable[[], bool], tip: tuple[int, int],
     accepts_empty_guard: bool = False, on_change: Callable[[bool, str], None] | None = None,
+    is_next: bool = False,
 ) -> LocalVoter | RemoteVoter | None:  # fmt: skip
     """Return who votes for this node: None for a node that only follows.
 
+    ``is_next``: with the key of the signer that takes over (``signer.vote_key_next``).
     ``may_have_voted`` tells whether the chain knows a seat of the vote key in this epoch or an earlier one,
     ``tip`` is epoch and view of the newest final block. Raises ConfigError, GuardMissing, GuardCorrupt and
     GuardOutdated.
@@ -117,16 +122,16 @@ def make_voter(
                 f"{home.path(options.keys.vote)}: a signer is configured, so the vote key must not be here too; "
                 "move it there (docs/operations.md, Signer)"
             )
-        vote_key = parse_vote_key(options.signer.vote_key)
+        vote_key = parse_vote_key(options.signer.vote_key_next if is_next else options.signer.vote_key)
 
         def check(opening: Opening) -> None:
             _check_signer(home, chain_hash, opening, may_have_voted() and not accepts_empty_guard)
 
         def tell(is_reached: bool, reason: str) -> None:
             if is_reached:
-                _log.info("the signer answers", endpoint=options.signer.endpoint)
+                _log.info("the signer answers", endpoint=options.signer.endpoint, vote_key=vote_key)
             else:
-                _log.warning("no signer: following without a vote", reason=reason)
+                _log.warning("no signer: following without a vote", reason=reason, vote_key=vote_key)
             if on_change is not None:
                 on_change(is_reached, reason)
 
@@ -310,8 +315,15 @@ class SignerHomeOptions:
     """host:port for nodes on other machines; empty: the Unix socket in the home alone."""
     clients: tuple[str, ...] = ()
     """Addresses (0x...) of the nodes that may use ``listen``."""
+    votes: tuple[str, ...] = ()
+    """Files of further vote keys beside ``keys.vote``; each has its own guard (``dekube signer add-key``)."""
     keys: KeyOptions = field(default_factory=KeyOptions)
     log: LogOptions = field(default_factory=LogOptions)
+
+    @property
+    def vote_files(self) -> tuple[str, ...]:
+        """The files of all vote keys, that of the first key first."""
+        return (self.keys.vote, *self.votes)
 
 
 def load_signer_options(path: Path) -> SignerHomeOptions:
@@ -325,6 +337,9 @@ def load_signer_options(path: Path) -> SignerHomeOptions:
 
 def check_signer_options(options: SignerHomeOptions) -> SignerHomeOptions:
     """Return the options if they make sense. Raises ConfigError."""
+    files = options.vote_files
+    if len(set(files)) != len(files) or len(files) > KEYS_MAX:
+        raise ConfigError(f"votes: each key once, and at most {KEYS_MAX} in all")
     if options.listen:
         parse_host_port(options.listen)
         if not options.clients:
@@ -373,6 +388,29 @@ def create_signer_home(
     write_whole(home.genesis, genesis_to_json(genesis))
     write_whole(home.config, dump_options(options))
     return home
+
+
+def add_signer_key(home: Home, vote: SecretKey, *, is_new_key: bool, passphrase: str) -> None:
+    """Put a further vote key into a signer's home; the next start serves it. Only a new key gets an empty guard.
+
+    Raises ConfigError for one that is there already.
+    """
+    options = load_signer_options(home.config)
+    file = f"keys/vote-{vote.vote_key[:8].hex()}.json"
+    if home.path(file).exists() or vote.vote_key in (key.vote_key for key in vote_keys_of(home, passphrase)):
+        raise ConfigError(f"{home.root}: this vote key is here already; nothing was changed")
+    options = check_signer_options(replace(options, votes=(*options.votes, file)))
+    folder = home.root / "data" / f"guard-{vote.vote_key[:8].hex()}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if is_new_key:
+        begin_guard(home, genesis_hash(home.load_genesis()), vote.vote_key, is_next=True)
+    save_key(home.path(file), vote, passphrase)
+    write_whole(home.config, dump_options(options))
+
+
+def vote_keys_of(home: Home, passphrase: str) -> list[SecretKey]:
+    """Return the vote keys of a signer's home, the first of them first. Raises ConfigError, KeystoreError."""
+    return [load_key(home.path(file), passphrase) for file in load_signer_options(home.config).vote_files]
 
 
 async def serve_signer(
@@ -432,7 +470,8 @@ class _Door:
         if sealed is None:
             return
         address = sealed.address
-        if self._inside.get(address, 0) >= 2:  # one that votes, and one that is told that it may not
+        # For each key one that votes, and one that is told that it may not.
+        if self._inside.get(address, 0) >= 2 * len(self._server.vote_keys):
             await trio.aclose_forcefully(stream)
             return
         self._inside[address] = self._inside.get(address, 0) + 1
@@ -475,7 +514,7 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
     chain_hash = genesis_hash(home.load_genesis())
     file = home.path(options.keys.passphrase_file)
     passphrase = read_passphrase(file) if options.keys.passphrase_file and file.exists() else ask_passphrase()
-    vote = load_key(home.path(options.keys.vote), passphrase)
+    votes = vote_keys_of(home, passphrase)
     account = load_key(home.path(options.keys.account), passphrase)
     secret = node_secret(home)
 
@@ -486,23 +525,30 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
     def tell_refusal(error: DekubeError, request: Request) -> None:
         _log.warning("refused", code=error.code, reason=str(error), request=type(request).__name__)
 
-    # What the chain knows of the key is the node's to check, which has a chain.
-    directory = open_guard(
-        home, chain_hash, vote.vote_key, may_have_voted=False, tip=(0, 0), accepts_empty=accepts_empty_guard
-    )
-    try:
-        core = SignerCore(VoteKey(vote), directory.load_guard(chain_hash, vote.vote_key), chain_hash)
-        server = SignerServer(core, directory.guard, on_refusal=tell_refusal)
-        trio.run(_run_until_told, home, options, server, make_identity, core.vote_key)
-    finally:
-        directory.close()
+    with ExitStack() as stack:
+        keys: list[SignerKey] = []
+        for vote in votes:
+            # What the chain knows of the key is the node's to check, which has a chain.
+            directory = open_guard(
+                home,
+                chain_hash,
+                vote.vote_key,
+                may_have_voted=False,
+                tip=(0, 0),
+                accepts_empty=accepts_empty_guard,
+            )
+            stack.callback(directory.close)
+            core = SignerCore(VoteKey(vote), directory.load_guard(chain_hash, vote.vote_key), chain_hash)
+            keys.append(SignerKey(core, directory.guard))
+        server = SignerServer(*keys, on_refusal=tell_refusal)
+        trio.run(_run_until_told, home, options, server, make_identity)
     _log.info("stopped")
 
 
 async def _run_until_told(
     home: Home, options: SignerHomeOptions, server: SignerServer, make_identity: Callable[[], Identity],
-    vote_key: bytes,
 ) -> None:  # fmt: skip
+    vote_keys = ["0x" + vote_key.hex() for vote_key in server.vote_keys]
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -518,11 +564,14 @@ async def _run_until_told(
         ready = {
             "pid": os.getpid(),
             "address": format_address(address),
-            "vote_key": "0x" + vote_key.hex(),
+            "vote_key": vote_keys[0],
+            "vote_keys": vote_keys,
             "listen": bound or None,
         }
         write_whole(home.ready, json.dumps(ready) + "\n")
-        _log.info("the signer is ready", vote_key=vote_key, socket=str(signer_socket(home)), listen=bound or None)
+        _log.info(
+            "the signer is ready", vote_keys=vote_keys, socket=str(signer_socket(home)), listen=bound or None
+        )
         try:
             await trio.sleep_forever()
         finally:

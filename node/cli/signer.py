@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import trio
 
-from consensus.signer import AskStatus, Request, Retire, SignerStatus, SignerUnavailable
-from node.cli.guard import export_guard, import_guard, write_watermark
-from node.cli.options import ask_new_passphrase, home_option, open_key
-from node.cli.output import json_option, show_fields
+from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
+from node.cli.guard import export_guard, import_guard, read_watermark, write_watermark
+from node.cli.options import ask_new_passphrase, ask_passphrase, home_option, open_key
+from node.cli.output import json_option, show, show_fields
+from node.cli.tasks import ADDRESS
+from node.config import parse_vote_key
 from node.home import Home, load_genesis
 from node.keyring import random_key
-from state.primitives.address import format_address
+from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
+from state.primitives.keys import SecretKey
+from state.transition.staking import stake_payload
 
 __all__ = ["signer"]
+
+_Answer = TypeVar("_Answer", SignerStatus, Keys)
+
+
+def _as_key(_ctx: click.Context, _param: click.Parameter, text: str) -> bytes:
+    return parse_vote_key(text) if text else b""
+
+
+_key_option = click.option(
+    "--vote-key", default="", callback=_as_key, metavar="0xKEY", help="Which key, where the signer has several."
+)
 
 
 @click.group()
@@ -95,6 +112,53 @@ def init(
             click.echo("Before the first run: dekube signer import WATERMARK")
 
 
+@signer.command(name="add-key")
+@home_option
+@click.option(
+    "--keystore", type=click.Path(path_type=Path), help="An existing vote key; without it a new one is drawn."
+)
+@click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path),
+    help="File (mode 0600) with the passphrase of --keystore; else it is asked for.",
+)
+@json_option
+def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_json: bool) -> None:
+    """Put a further vote key into the signer's home, with a guard of its own; the next start serves it.
+
+    To replace a key while the node goes on voting: add one here, register it (dekube signer possession), name it
+    as signer.vote_key_next in the node's config.toml, and restart both. An existing key gets no record: import its
+    watermark before the next start.
+    """
+    from node.signer import add_signer_key
+
+    vote = random_key() if keystore is None else open_key(keystore, passphrase_file)
+    add_signer_key(home, vote, is_new_key=keystore is None, passphrase=_passphrase(home))
+    show_fields({"home": str(home.root), "vote_key": "0x" + vote.vote_key.hex()}, as_json=as_json)
+    if not as_json:
+        click.echo("\nStart the signer again to serve it.")
+
+
+@signer.command()
+@home_option
+@_key_option
+@click.argument("account", type=ADDRESS)
+@json_option
+def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None:
+    """Prove to the chain that ACCOUNT has the signer's vote key, for `dekube tx stake 0 --possession FILE`.
+
+    \b
+    Example:
+      dekube signer possession 0xACCOUNT --vote-key 0x... --json > possession.json
+    """
+    key = _key_of(home, vote_key)
+    _, public, signature, vrf_key, vrf_proof = stake_payload(
+        0, key, genesis_hash=genesis_hash(home.load_genesis()), address=parse_address(account)
+    )
+    fields = {"vote_key": public, "possession": signature, "vrf_key": vrf_key, "vrf_possession": vrf_proof}
+    show_fields(fields, as_json=as_json, title=f"Possession, for {account}")
+
+
 @signer.command()
 @home_option
 @click.option(
@@ -117,39 +181,47 @@ def run(home: Home, accept_empty_guard: bool) -> None:
 @home_option
 @json_option
 def status(home: Home, as_json: bool) -> None:
-    """Show up to where the running signer in --home has voted, and whether a node uses it."""
-    found = _ask(home, AskStatus())
-    show_fields(
-        {
-            "vote_key": found.mark.vote_key,
-            "genesis_hash": found.mark.genesis_hash,
-            "epoch": found.mark.epoch,
-            "view": found.mark.view,
-            "votes_kept": found.votes_kept,
-            "node_connected": bool(found.is_taken),
-            "retired": bool(found.is_retired),
-        },
-        as_json=as_json,
-        title="Signer",
-    )
+    """Show up to where the keys of the running signer in --home have voted, and whether a node uses them."""
+    keys = _ask(home, AskKeys(), Keys).vote_keys
+    first, *others = [_status_fields(_ask(home, AskStatus(key), SignerStatus)) for key in keys]
+    if as_json:
+        show(first | {"others": others})
+        return
+    for number, fields in enumerate((first, *others)):
+        show_fields(fields, as_json=False, title=f"Key {number + 1}" if others else "Signer")
+
+
+def _status_fields(found: SignerStatus) -> dict[str, Any]:
+    return {
+        "vote_key": found.mark.vote_key,
+        "genesis_hash": found.mark.genesis_hash,
+        "epoch": found.mark.epoch,
+        "view": found.mark.view,
+        "votes_kept": found.votes_kept,
+        "node_connected": bool(found.is_taken),
+        "retired": bool(found.is_retired),
+    }
 
 
 @signer.command()
 @home_option
+@_key_option
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
-def export(home: Home, file: Path, as_json: bool) -> None:
-    """Write the watermark to FILE, to move the key. A signer that runs votes no more from then on."""
+def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
+    """Write the watermark to FILE, to move the key. A signer that runs votes no more with it from then on."""
     if file.exists():
         raise ConfigError(f"{file}: exists already; nothing was changed")
     try:
-        found = _ask(home, Retire())
+        keys = _ask(home, AskKeys(), Keys).vote_keys
+        found = _ask(home, Retire(_choose(keys, vote_key)), SignerStatus)
     except SignerUnavailable:
-        export_guard(home, *_whose(home), file, as_json=as_json)
+        chain, key = genesis_hash(home.load_genesis()), _key_of(home, vote_key)
+        export_guard(home, chain, key.vote_key, file, as_json=as_json)
     else:
         write_watermark(found.mark, file, as_json=as_json)
     if not as_json:
-        click.echo(f"\nThis signer must not run again: remove {home.root / 'keys' / 'vote.json'}.")
+        click.echo(f"\nThe key must not vote here again: remove its file from {home.root / 'keys'}.")
 
 
 @signer.command(name="import")
@@ -158,23 +230,45 @@ def export(home: Home, file: Path, as_json: bool) -> None:
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
     """Take over the watermark in FILE: from now on this signer votes only above it. It must not run."""
-    import_guard(home, *_whose(home), file, as_json=as_json)
+    from node.signer import vote_keys_of
+
+    mark = read_watermark(file)
+    keys = [key.vote_key for key in vote_keys_of(home, _passphrase(home))]
+    mine = mark.vote_key if mark.vote_key in keys else keys[0]
+    import_guard(home, genesis_hash(home.load_genesis()), mine, file, as_json=as_json)
 
 
-def _ask(home: Home, request: Request) -> SignerStatus:
+def _ask(home: Home, request: Request, expected: type[_Answer]) -> _Answer:
     from node.signer import ask_home
 
     answer = trio.run(ask_home, home, request)
-    if not isinstance(answer, SignerStatus):
+    if not isinstance(answer, expected):
         raise SignerUnavailable("what answers is no signer")
     return answer
 
 
-def _whose(home: Home) -> tuple[bytes, bytes]:
-    """Return the chain and the vote key of a signer's home. Raises ConfigError, KeystoreError."""
+def _choose(keys: Sequence[bytes], vote_key: bytes) -> bytes:
+    """Return the key that is meant: the one named, or the only one. Raises ConfigError."""
+    if vote_key in keys:
+        return vote_key
+    if not vote_key and len(keys) == 1:
+        return keys[0]
+    there = ", ".join("0x" + key.hex() for key in keys)
+    raise ConfigError(f"--vote-key says which key is meant; there are: {there}")
+
+
+def _key_of(home: Home, vote_key: bytes) -> SecretKey:
+    """Return the key of a signer's home that is meant. Raises ConfigError, KeystoreError."""
+    from node.signer import vote_keys_of
+
+    keys = {key.vote_key: key for key in vote_keys_of(home, _passphrase(home))}
+    return keys[_choose(list(keys), vote_key)]
+
+
+def _passphrase(home: Home) -> str:
+    """Return the passphrase of a signer's home, asked for where it is not kept there."""
     from node.signer import load_signer_options
 
     options = load_signer_options(home.config)
     file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
-    key = open_key(home.path(options.keys.vote), file if file is not None and file.exists() else None)
-    return genesis_hash(home.load_genesis()), key.vote_key
+    return ask_passphrase(file if file is not None and file.exists() else None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
@@ -11,9 +14,13 @@ from node.cli.output import json_option
 from node.cli.session import Session, session_options
 from node.cli.wallet import show_receipt
 from node.keyring import random_key
+from state.primitives.codec import Value
+from state.primitives.errors import ConfigError
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 
-__all__ = ["tx"]
+__all__ = ["read_possession", "tx"]
+
+POSSESSION_LIMIT_BYTES: Final = 64 * 1024
 
 
 @click.group()
@@ -24,17 +31,29 @@ def tx() -> None:
 @tx.command()
 @session_options
 @click.argument("amount", type=AMOUNT)
+@click.option(
+    "--possession",
+    type=click.Path(path_type=Path),
+    help="Vote with the key of this file, which `dekube signer possession` wrote with --json.",
+)
 @json_option
-def stake(session: Session, amount: int, as_json: bool) -> None:
-    """Stake AMOUNT as a validator, with the vote key of the node in --home."""
+def stake(session: Session, amount: int, possession: Path | None, as_json: bool) -> None:
+    """Stake AMOUNT as a validator, with the vote key of the node in --home, or one that is with a signer.
+
+    An AMOUNT of 0 registers another vote key for what is staked already.
+    """
     from node.home import load_key, read_passphrase
 
-    options = session.home.load_options().keys
-    vote = load_key(session.home.path(options.vote), read_passphrase(session.home.path(options.passphrase_file)))
     key = session.key()
     with session.client() as client:
-        chain = client.chain().genesis_hash
-        payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
+        if possession is not None:
+            payload = [amount, *read_possession(possession)]
+        else:
+            options = session.home.load_options().keys
+            passphrase = read_passphrase(session.home.path(options.passphrase_file))
+            vote = load_key(session.home.path(options.vote), passphrase)
+            chain = client.chain().genesis_hash
+            payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
         receipt = client.send(key, STAKE_KIND, payload)
     show_receipt(receipt, as_json)
 
@@ -85,3 +104,18 @@ def unstake(session: Session, amount: int, as_json: bool) -> None:
     with session.client() as client:
         receipt = client.send(session.key(), UNSTAKE_KIND, [amount])
     show_receipt(receipt, as_json)
+
+
+def read_possession(file: Path) -> list[Value]:
+    """Return vote key, VRF key and the proof of each, which the chain checks. Raises ConfigError."""
+    try:
+        with file.open("rb") as opened:
+            document: Any = json.loads(opened.read(POSSESSION_LIMIT_BYTES))
+        return [
+            bytes.fromhex(document[name].removeprefix("0x"))
+            for name in ("vote_key", "possession", "vrf_key", "vrf_possession")
+        ]
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(f"{file}: not what `dekube signer possession --json` writes") from None

@@ -253,8 +253,8 @@ async def test_a_guard_elsewhere_votes_over_epochs_and_may_be_away(tmp_path: Pat
     board, epochs = Switchboard(), Epochs(EPOCH_BLOCKS)
     members = [Member(tmp_path, account, board, epochs, keys=0) for account in range(4)]
     for member in members:
-        member.voter = ElsewhereVoter(vote_key(member.account))
-    voters = [member.voter for member in members if member.voter is not None]
+        member.voters = (ElsewhereVoter(vote_key(member.account)),)
+    voters = [member.voters[0] for member in members]
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             for member in members:
@@ -273,12 +273,37 @@ async def test_a_guard_elsewhere_votes_over_epochs_and_may_be_away(tmp_path: Pat
     assert all(voter.asked > 0 for voter in voters)
 
 
+async def test_of_several_keys_elsewhere_the_one_with_the_seat_votes(tmp_path: Path) -> None:
+    """A rotation costs no vote where both keys are with a signer; each votes in its own epochs alone."""
+
+    def rotating(number: int) -> Committee:
+        return committee_of((0, int(number >= 2), 1), (1, 0, 1), (2, 0, 1))
+
+    board, epochs = Switchboard(), Epochs(EPOCH_BLOCKS, rotating)
+    members = [Member(tmp_path, account, board, epochs, keys=int(account > 0)) for account in range(3)]
+    old, new = ElsewhereVoter(vote_key(0, 0)), ElsewhereVoter(vote_key(0, 1))
+    members[0].voters = (new, old)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                await nursery.start(member.live)
+            # All three votes are needed: without the key that has the seat there is no block.
+            for member in members:
+                await member.chain.wait_height(4 * EPOCH_BLOCKS + 2)
+            assert members[0].service.status().seat is not None
+            nursery.cancel_scope.cancel()
+    assert not board.blamed
+    assert_one_chain(*(member.chain for member in members))
+    assert old.epochs == {0, 1} and new.epochs >= {2, 3}
+    assert old.guard.floor < (2, 0) <= new.guard.floor
+
+
 async def test_a_guard_elsewhere_is_not_asked_for_votes_that_are_long_final(tmp_path: Path) -> None:
     """However slow it is, what waits for it stays bounded."""
     board = Switchboard()
     members = [Member(tmp_path, account, board, keys=int(account > 0)) for account in range(4)]
     member, voter = members[0], ElsewhereVoter(vote_key(0))
-    member.voter = voter
+    member.voters = (voter,)
     gate, most = trio.Event(), 0
     vote = voter.vote
 

@@ -13,12 +13,14 @@ from consensus.signer import (
     VIEW_LIMIT,
     VOTES_PAGE,
     Answer,
+    AskKeys,
     AskProof,
     AskStatus,
     AskVote,
     AskVotes,
     Done,
     FrameReader,
+    Keys,
     Open,
     Opened,
     Opening,
@@ -41,7 +43,7 @@ from consensus.signer import (
     frame,
     refusal_of,
 )
-from state.primitives.codec import encode
+from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.keys import SecretKey, verify_vote
@@ -256,13 +258,14 @@ VOTE = Vote(FINALIZE, 1, 5, 4, b"a" * 32, 3, b"s" * 64)
 REQUESTS: tuple[Request, ...] = (
     Open(GENESIS), ask(NOTARIZE, 1, 5), ask(NULLIFY, 1, 5), ask(FINALIZE, EPOCH_LIMIT - 1, VIEW_LIMIT - 1),
     AskProof(1, 5, b"r" * 32), AskVotes(0, 0, 0), AskVotes(1, 5, FINALIZE), RaiseFloor(0, 0), Ping(), AskStatus(),
-    Retire(),
+    Retire(), Open(GENESIS, KEY.vote_key), AskStatus(KEY.vote_key), Retire(KEY.vote_key), AskKeys(),
 )  # fmt: skip
 
 
 ANSWERS: tuple[Answer, ...] = (
     Opened(KEY.vote_key, KEY.vrf_key, 1, 5), Signed(VOTE), Proved(b"p" * 80), SignedPage((VOTE, VOTE)),
     SignedPage(()), Done(), core().status(is_taken=True), Refusal("guard_refused", "floor", "why"),
+    Keys((KEY.vote_key, b"o" * 32)),
 )  # fmt: skip
 
 
@@ -271,6 +274,16 @@ def test_requests_and_answers_come_back_as_they_went() -> None:
         assert decode_request(encode_request(9, request)) == (9, request)
     for answer in ANSWERS:
         assert decode_answer(encode_answer(9, answer)) == (9, answer)
+
+
+def test_who_names_no_key_asks_as_nodes_did_that_knew_of_one_alone() -> None:
+    assert encode_request(1, Open(GENESIS)) == encode([1, 1, GENESIS])
+    assert encode_request(1, AskStatus()) == encode([1, 7])
+    assert encode_request(1, Retire()) == encode([1, 8])
+    keys: tuple[list[Value], ...] = ([], [b"k" * 31], [b"k" * 32] * 17, [1])
+    for value in keys:
+        with pytest.raises(DecodeError):
+            decode_answer(encode([1, 8, value]))
 
 
 def test_a_refusal_becomes_the_error_that_it_was() -> None:
@@ -287,7 +300,8 @@ def test_a_refusal_becomes_the_error_that_it_was() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None, [], [1], [1, 6, 0], [-1, 6], [1 << 32, 6], [1, 9], [1, 0], ["1", 6], [1, 1, b"g" * 31], [1, 5, 1],
+        None, [], [1], [1, 6, 0], [-1, 6], [1 << 32, 6], [1, 10], [1, 9, 1],
+        [1, 1, b"g" * 32, b"k" * 31], [1, 7, 1], [1, 8, b""], [1, 0], ["1", 6], [1, 1, b"g" * 31], [1, 5, 1],
         [1, 2, 4, 1, 5, 4, b"a" * 32, 3], [1, 2, 1, 1, 5, 5, b"a" * 32, 3], [1, 2, 1, 1, 0, 0, b"a" * 32, 3],
         [1, 2, 1, 1, 5, 4, b"a" * 32, 100], [1, 2, 1, 1, 5, 4, b"a" * 31, 3],
         [1, 2, 1, 1 << 32, 5, 4, b"a" * 32, 3],

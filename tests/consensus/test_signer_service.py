@@ -12,17 +12,20 @@ import trio.testing
 
 from consensus.guard import Guard, GuardOutdated, GuardRefused
 from consensus.signer import (
+    AskKeys,
     AskProof,
     AskStatus,
     AskVote,
     Done,
     FrameReader,
+    Keys,
     Open,
     Opened,
     Opening,
     Ping,
     Refusal,
     Request,
+    Retire,
     Signed,
     SignedPage,
     SignerCore,
@@ -35,7 +38,7 @@ from consensus.signer import (
     encode_request,
     frame,
 )
-from consensus.signer_service import LinkOptions, RemoteVoter, SignerServer, ask_signer
+from consensus.signer_service import LinkOptions, RemoteVoter, SignerKey, SignerServer, ask_signer
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.keys import SecretKey
@@ -44,6 +47,7 @@ from state.primitives.vrf import vrf_verify
 
 GENESIS = b"g" * 32
 KEY = VoteKey(SecretKey(b"s" * 32))
+OTHER_KEY = VoteKey(SecretKey(b"o" * 32))
 PATIENT = LinkOptions(patience_s=60, answer_s=60)
 
 Connect = Callable[[], Awaitable[trio.abc.Stream]]
@@ -84,6 +88,7 @@ class Machine:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.log = MemoryLog(Guard(GENESIS, KEY.vote_key).image())
+        self.other_log = MemoryLog(Guard(GENESIS, OTHER_KEY.vote_key).image())
         self.failures: list[StoreError] = []
         self._nursery = nursery
         self._scopes: list[trio.CancelScope] = []
@@ -95,7 +100,12 @@ class Machine:
             scope.cancel()
         self.log = MemoryLog(self.log.synced)
         guard, _ = Guard.load(self.log.read(), GENESIS, KEY.vote_key)
-        self.server = SignerServer(SignerCore(KEY, guard, GENESIS), self.log)
+        self.other_log = MemoryLog(self.other_log.synced)
+        other, _ = Guard.load(self.other_log.read(), GENESIS, OTHER_KEY.vote_key)
+        self.server = SignerServer(
+            SignerKey(SignerCore(KEY, guard, GENESIS), self.log),
+            SignerKey(SignerCore(OTHER_KEY, other, GENESIS), self.other_log),
+        )
 
     async def connect(self, *, is_local: bool = True) -> trio.abc.Stream:
         near, far = trio.testing.memory_stream_pair()
@@ -190,6 +200,65 @@ async def test_one_node_votes_at_a_time() -> None:
         opening = await second.opening()
         assert [vote.view for vote in opening.votes] == [5]
         assert reasons[-1] == "here" and "another node votes" in reasons[0]
+
+
+async def test_each_key_has_its_own_guard_and_its_own_voter() -> None:
+    async with machine() as (signer, nursery):
+        first, second = voter(signer.connect), voter(signer.connect, key=OTHER_KEY.vote_key)
+        for remote in (first, second):
+            nursery.start_soon(remote.run)
+        assert (await first.opening()).vote_key == KEY.vote_key
+        assert (await second.opening()).vrf_key == OTHER_KEY.vrf_key
+        one = await first.vote(NOTARIZE, candidate(5), 2)
+        two = await second.vote(NOTARIZE, candidate(5, b"b"), 3)
+        for log, key, vote in ((signer.log, KEY, one), (signer.other_log, OTHER_KEY, two)):
+            assert Guard.load(log.synced, GENESIS, key.vote_key)[0].votes() == (vote,)
+        with pytest.raises(GuardRefused):
+            await first.vote(NOTARIZE, candidate(5, b"b"), 2)
+        proof = await second.prove(1, 5, b"r" * 32)
+        assert vrf_verify(OTHER_KEY.vrf_key, vrf_alpha(GENESIS, b"r" * 32, 1, 5), proof) is not None
+
+        keys = await ask_signer(await signer.connect(), AskKeys())
+        assert keys == Keys((KEY.vote_key, OTHER_KEY.vote_key))
+        retired = await ask_signer(await signer.connect(), Retire(OTHER_KEY.vote_key))
+        assert isinstance(retired, SignerStatus) and retired.mark.vote_key == OTHER_KEY.vote_key
+        with pytest.raises(SignerRefused) as refused:
+            await second.vote(NOTARIZE, candidate(6), 3)
+        assert refused.value.code == "signer_retired"
+        await first.vote(NOTARIZE, candidate(6), 2)
+        for key, is_retired in ((KEY, 0), (OTHER_KEY, 1)):
+            status = await ask_signer(await signer.connect(), AskStatus(key.vote_key))
+            assert isinstance(status, SignerStatus)
+            assert (status.mark.vote_key, status.is_taken, status.is_retired) == (key.vote_key, 1, is_retired)
+
+
+async def test_who_names_no_key_gets_the_first_and_a_connection_has_one_place() -> None:
+    async with machine() as (signer, _):
+        stream, other = await signer.connect(), await signer.connect()
+        opened, moved = await ask(stream, Open(GENESIS), Open(GENESIS, OTHER_KEY.vote_key))
+        assert isinstance(opened, Opened) and opened.vote_key == KEY.vote_key
+        assert isinstance(moved, Opened) and moved.vote_key == OTHER_KEY.vote_key
+        (opened,) = await ask(other, Open(GENESIS))
+        assert isinstance(opened, Opened), "the first place was given back"
+        refused = await ask(other, Open(GENESIS, OTHER_KEY.vote_key), Open(GENESIS, b"x" * 32))
+        assert [one.code for one in refused if isinstance(one, Refusal)] == ["signer_busy", "vote_key_unknown"]
+        wrong = await ask(other, Open(b"h" * 32), AskVote(NOTARIZE, 1, 5, 4, b"a" * 32, 0))
+        assert isinstance(wrong[0], Refusal) and wrong[0].code == "wrong_chain"
+        assert isinstance(wrong[1], Signed), "it still has the place that it took before"
+
+
+async def test_of_two_that_ask_at_once_one_gets_the_place() -> None:
+    async with machine() as (signer, _):
+        streams = [await signer.connect() for _ in range(6)]
+        answers: list[object] = []
+
+        async def open_one(stream: trio.abc.Stream) -> None:
+            answers.extend(await ask(stream, Open(GENESIS)))
+
+        async with trio.open_nursery() as asking:
+            for stream in streams:
+                asking.start_soon(open_one, stream)
+        assert sorted(type(answer).__name__ for answer in answers) == ["Opened"] + 5 * ["Refusal"]
 
 
 async def test_an_operator_asks_on_the_signers_machine_alone() -> None:

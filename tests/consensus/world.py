@@ -228,6 +228,8 @@ class ElsewhereVoter:
         self.guard = Guard(GENESIS, key.vote_key)
         self.is_away = False
         self.asked = 0
+        self.epochs: set[int] = set()
+        """In which it has voted."""
 
     @property
     def vote_key(self) -> bytes:
@@ -247,6 +249,7 @@ class ElsewhereVoter:
             signature = self._key.sign_vote(vote_digest(GENESIS, kind, candidate))
             made = Vote(kind, *candidate, seat, signature)
             self.guard.record(made)
+            self.epochs.add(candidate.epoch)
         return made
 
     async def prove(self, epoch: int, view: int, randomness: bytes) -> bytes:
@@ -270,7 +273,7 @@ class Member:
         self.chain = HashChain(epochs or Epochs())
         self.parameters = PARAMETERS
         self.ahead_ms = 0
-        self.voter: ElsewhereVoter | None = None
+        self.voters: tuple[ElsewhereVoter, ...] = ()
         self.metrics: Metrics | None = None
         self.found: list[Equivocation] = []
         self._paths = [path / f"{account}-{number}" for number in range(keys)]
@@ -288,7 +291,7 @@ class Member:
         service = ConsensusService(
             epoch=epoch, genesis_hash=GENESIS, root=root, certificates=certificates, parameters=self.parameters,
             chain=self.chain, network=self.board.port(self.address),
-            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, keys=keys, voter=self.voter,
+            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, keys=keys, voters=self.voters,
             metrics=self.metrics, on_equivocation=self.found.append,
         )  # fmt: skip
         self.service = self.board.services[self.address] = service

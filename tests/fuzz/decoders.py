@@ -444,7 +444,7 @@ def read_signer_frames(data: bytes) -> None:
     signer = votesigner.SignerCore(VoteKey(KEY), record, b"g" * 32)
     for body in votesigner.FrameReader(256).feed(data):
         _, request = votesigner.decode_request(body)
-        if isinstance(request, votesigner.AskStatus):
+        if isinstance(request, votesigner.AskStatus | votesigner.AskKeys):
             continue  # answered by the shell
         answer = signer.step(request).answer
         if isinstance(answer, votesigner.Signed):

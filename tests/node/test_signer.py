@@ -34,7 +34,7 @@ from consensus.signer import (
     encode_request,
     frame,
 )
-from consensus.signer_service import RemoteVoter, SignerServer, ask_signer
+from consensus.signer_service import RemoteVoter, SignerKey, SignerServer, ask_signer
 from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status
 from node.config import NodeOptions, SignerOptions, parse_host_port, parse_signer
 from node.control import short_path
@@ -221,7 +221,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[tuple[Home, str, trio.Nurse
     home = make_home(tmp_path / "signer", listen="127.0.0.1:0")
     directory = VoteDirectory(home.guard)
     core = SignerCore(VoteKey(VOTE), directory.load_guard(CHAIN, VOTE.vote_key), CHAIN)
-    server = SignerServer(core, directory.guard)
+    server = SignerServer(SignerKey(core, directory.guard))
     async with trio.open_nursery() as nursery:
         bound: str = await nursery.start(
             serve_signer, home, load_signer_options(home.config), server, lambda: identity(SIGNER)

@@ -14,15 +14,19 @@ from consensus.guard import GuardMissing
 from consensus.signer import SignerUnavailable
 from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
+from node.cli.transactions import read_possession
 from node.home import Home, save_key
 from node.signer import load_signer_options
+from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, StoreError
 from state.primitives.genesis import genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import encrypt_keystore
-from tests.node.test_signer import CHAIN, GENESIS, signer_process
+from state.transition.staking import stake_payload
+from tests.node.test_signer import CHAIN, GENESIS, NODE, signer_process
 
 KEY = SecretKey(b"k" * 32)
+WHO = format_address(NODE.address)
 
 
 @pytest.fixture(autouse=True)
@@ -105,4 +109,39 @@ def test_a_running_signer_shows_itself_and_votes_no_more_once_exported(tmp_path:
         assert read_watermark(tmp_path / "moved.json").view == 9
         assert good(run(home.root, "status"))["retired"]
         told = run(home.root, "export", tmp_path / "second.json", json_wanted=False)
-        assert "must not run again" in told.output
+        assert "must not vote here again" in told.output
+
+
+def test_a_second_key_has_a_guard_of_its_own_and_is_named_where_it_matters(tmp_path: Path) -> None:
+    home = init(tmp_path, "signer")
+    first = good(run(home.root, "possession", WHO))["vote_key"]
+    second = good(run(home.root, "add-key"))["vote_key"]
+    assert first != second
+    brought = keystore(tmp_path)
+    good(run(home.root, "add-key", *brought))
+    assert isinstance(run(home.root, "add-key", *brought).exception, ConfigError), "it is here already"
+    third = "0x" + KEY.vote_key.hex()
+    options = load_signer_options(home.config)
+    assert len(options.vote_files) == 3
+    # The key that was brought may have voted: without its watermark nothing starts.
+    with pytest.raises(AssertionError), signer_process(home):
+        pass
+    moved = good(run(home.root, "import", mark(tmp_path, "mark.json", 9)))
+    assert "view 9" in moved["votes_only_above"]
+    assert isinstance(run(home.root, "export", tmp_path / "x.json").exception, ConfigError), "which one?"
+    with signer_process(home):
+        shown = good(run(home.root, "status"))
+        assert [shown["vote_key"], *(one["vote_key"] for one in shown["others"])] == [first, second, third]
+        assert [one["view"] for one in shown["others"]] == [0, 9]
+        assert "Key 3" in run(home.root, "status", json_wanted=False).output
+        assert isinstance(run(home.root, "export", tmp_path / "x.json").exception, ConfigError)
+        good(run(home.root, "export", tmp_path / "x.json", "--vote-key", third))
+        assert read_watermark(tmp_path / "x.json").vote_key == KEY.vote_key
+        shown = good(run(home.root, "status"))
+        assert [shown["retired"], *(one["retired"] for one in shown["others"])] == [False, False, True]
+    assert isinstance(run(home.root, "possession", WHO).exception, ConfigError)
+    assert isinstance(run(home.root, "possession", WHO, "--vote-key", "0x12").exception, ConfigError)
+    proof = good(run(home.root, "possession", WHO, "--vote-key", third))
+    made = stake_payload(0, KEY, genesis_hash=CHAIN, address=NODE.address)
+    (tmp_path / "possession.json").write_text(json.dumps(proof))
+    assert read_possession(tmp_path / "possession.json") == made[1:]
