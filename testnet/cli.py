@@ -17,6 +17,7 @@ from node.home import Home
 from state.primitives.errors import ConfigError
 from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, write_home
 from testnet.demonstration import run_demonstration
+from testnet.faucet import FAUCET_COINS, FaucetProcess, faucet_key
 from testnet.plan import Placement, derive_key, make_plan, member_names
 
 __all__ = ["testnet"]
@@ -48,12 +49,20 @@ def testnet() -> None:
 @click.option(
     "--task/--no-task", "demonstrate", default=True, show_default=True, help="Run one real training task."
 )
+@click.option(
+    "--faucet/--no-faucet",
+    "has_faucet",
+    default=True,
+    show_default=True,
+    help="Run a faucet for wallets that are tried.",
+)
 @click.option("--exit-when-settled", is_flag=True, help="End the network once the task is settled.")
 @click.option("--parameter", "parameters", multiple=True, metavar="NAME=NUMBER", help="Change a chain parameter.")
 @click.option("--without", "absent", multiple=True, metavar="MEMBER", help="Leave MEMBER out at first.")
 def up(
     folder: Path, validators: int, founders: int | None, workers: int, seed: int, base_port: int,
-    demonstrate: bool, exit_when_settled: bool, parameters: tuple[str, ...], absent: tuple[str, ...],
+    demonstrate: bool, has_faucet: bool, exit_when_settled: bool, parameters: tuple[str, ...],
+    absent: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a network, run a task until its bill is settled, and go on until Ctrl-C.
 
@@ -65,10 +74,12 @@ def up(
         plan = lay_out(
             root, validators=validators, workers=workers, seed=seed, base_port=base_port,
             parameters=_numbers(parameters), founders=founders,
+            allocations=((faucet_key(seed).address, FAUCET_COINS),),
         )  # fmt: skip
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent)
         click.echo(f"Starting {validators} validators, a relay and {workers} workers in {root} ...")
-        status = trio.run(_Up(cluster).run, demonstrate and workers > 0, exit_when_settled)
+        faucet = FaucetProcess(cluster, seed) if has_faucet else None
+        status = trio.run(_Up(cluster, faucet).run, demonstrate and workers > 0, exit_when_settled)
     click.echo("The network has ended; nothing of it runs on.")
     raise click.exceptions.Exit(status)
 
@@ -76,8 +87,9 @@ def up(
 class _Up:
     """One run of a network under the signals of this process."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, faucet: FaucetProcess | None) -> None:
         self._cluster = cluster
+        self._faucet = faucet
         self._work = trio.CancelScope()
         self._is_done = self._is_ending = False
         self._status = 0
@@ -91,6 +103,8 @@ class _Up:
                     async with trio.open_nursery() as members:
                         await members.start(self._cluster.run)
                         members.start_soon(self._stop_on_down)
+                        if self._faucet is not None:
+                            await members.start(self._faucet.run)
                         await self._do(demonstrate)
                         if not exit_when_settled:
                             click.echo(RUNNING)
@@ -101,6 +115,8 @@ class _Up:
 
     async def _do(self, demonstrate: bool) -> None:
         _print_members(self._cluster)
+        if self._faucet is not None:
+            click.echo(f"Coins: dekube wallet faucet NAME --from {self._faucet.url}")
         if demonstrate:
             await run_demonstration(self._cluster.home("validator-0"), self._cluster.plan.requester, self._say)
         self._is_done = True

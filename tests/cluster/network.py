@@ -51,6 +51,8 @@ class Network:
     def start(self, *more: str) -> None:
         """Start the supervisor; members come up after it."""
         command = ["testnet", "up", "--dir", str(self.root), "--base-port", str(self.base_port)]
+        if "--faucet" not in self.options:
+            command.append("--no-faucet")  # a process less for tests of other things
         self._process = subprocess.Popen(
             [sys.executable, "-m", "node", *command, *self.options, *more],
             stdout=subprocess.PIPE,
