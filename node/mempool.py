@@ -219,6 +219,19 @@ class Mempool:
             found.append(transaction_hash)
         return self._arrivals, found[::-1]
 
+    def page(self, before: int | None, limit: int) -> list[tuple[int, Checked]]:
+        """Return up to ``limit`` transactions with the numbers of their arrival, the newest first.
+
+        With ``before`` only those that came earlier than that number: what comes in meanwhile moves no page.
+        """
+        found: list[tuple[int, Checked]] = []
+        for entry in reversed(self._by_hash.values()):
+            if before is None or entry.arrival < before:
+                found.append((entry.arrival, entry.checked))
+                if len(found) == limit:
+                    break
+        return found
+
     def take(
         self, limit: int, *, base_fee: int = 0, next_nonces: Mapping[bytes, int] = _NO_NONCES
     ) -> list[Checked]:

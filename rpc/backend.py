@@ -50,8 +50,6 @@ POOL_NEWS_MAX: Final = 4096
 PLACES_MAX: Final = 256
 SUBMITS_MAX: Final = 64
 """Transactions of one ``submit``: some 2 ms of the loop."""
-POOL_SKIP_MAX: Final = 1024
-"""The pool is walked from its best transaction on, on the event loop."""
 HEIGHT_LIMIT: Final = 2**63
 HEADERS_MAX: Final = 512
 RECORDS_MAX: Final = 32
@@ -159,6 +157,7 @@ class Backend:
             "pool_get": self._pool_get,
             "pool": self._pool,
             "pool_list": self._pool_list,
+            "pool_page": self._pool_page,
             "pool_queued": self._pool_queued,
             "pool_of": self._pool_of,
             "pool_news": self._pool_news,
@@ -462,10 +461,17 @@ class Backend:
 
     def _pool_list(self, params: list[Any]) -> Value:
         match params:
-            case [int(skip), int(limit)] if 0 <= skip <= POOL_SKIP_MAX and 0 < limit <= POOL_MAX:
-                return record_value(self._view.pool_transactions(skip, limit))
+            case [int(limit)] if 0 < limit <= POOL_MAX:
+                return record_value(self._view.pool_transactions(limit))
             case _:
-                raise DecodeError("pool_list: skip and limit expected")
+                raise DecodeError("pool_list: a limit expected")
+
+    def _pool_page(self, params: list[Any]) -> Value:
+        match params:
+            case [(int() | None) as before, int(limit)] if 0 < limit <= POOL_MAX:
+                return record_value(self._view.pool_page(before, limit))
+            case _:
+                raise DecodeError("pool_page: a place and a limit expected")
 
     def _pool_queued(self, params: list[Any]) -> Value:
         match params:

@@ -611,9 +611,14 @@ class Link:
         """Return the mempool in numbers."""
         return read_record(PoolStatus, await self.request("pool"))
 
-    async def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+    async def pool_transactions(self, limit: int) -> list[Waiting]:
         """Return transactions of the mempool, the best first."""
-        return _waiting(await self.request("pool_list", skip, limit)) if limit else []
+        return _waiting(await self.request("pool_list", limit))
+
+    async def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
+        """Return transactions of the mempool with the numbers of their arrival, the newest first."""
+        found = await self.request("pool_page", before, limit)
+        return [(number, read_record(Waiting, item)) for number, item in found]
 
     async def pool_queued(self, limit: int) -> list[Waiting]:
         """Return transactions of the mempool that wait for an earlier nonce."""

@@ -27,6 +27,7 @@ from rpc.schema import (
     HEIGHT,
     LIMIT,
     LIMIT_DEFAULT,
+    LIMIT_MAX,
     NUMBER,
     STRING,
     Param,
@@ -54,7 +55,8 @@ __all__ = ["METHODS", "TABLE"]
 WAIT_MS_MAX: Final = 60_000
 INDEX_LIMIT: Final = 2**32
 """Indices of transactions in a block stay below."""
-POOL_SKIP_MAX: Final = 1_000
+ARRIVALS_LIMIT: Final = 2**63
+"""Numbers of arrivals in the mempool stay below."""
 BLOCKS_PAGE_MAX: Final = 100
 STAKES_MAX: Final = 1024
 
@@ -308,16 +310,23 @@ async def quote(node: Node) -> Json:
     }
 
 
-async def get_mempool(node: Node, skip: int, limit: int) -> Json:
-    """Answer ``dekube_getMempool``."""
-    status_, waiting = await node.pool_status(), await node.pool_transactions(skip, limit)
-    items = [render.transaction(waiting_transaction(item), node.kinds, None) for item in waiting]
+async def get_mempool(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+    """Answer ``dekube_getMempool``: by arrival, so that what comes and goes meanwhile moves no page."""
+    match cursor:
+        case None:
+            before = None
+        case ["mempool", int(before)] if 0 <= before < ARRIVALS_LIMIT:
+            pass
+        case _:
+            raise RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
+    pool, waiting = await node.pool_status(), await node.pool_page(before, limit + 1)
     return {
         "at": at(node.head),
-        "pending": status_.pending,
-        "queued": status_.queued,
-        "bytes": status_.bytes,
-        "items": items,
+        "pending": pool.pending,
+        "queued": pool.queued,
+        "bytes": pool.bytes,
+        "items": [render.transaction(waiting_transaction(item), node.kinds, None) for _, item in waiting[:limit]],
+        "next": make_cursor(["mempool", waiting[limit - 1][0]]) if len(waiting) > limit else None,
     }
 
 
@@ -687,7 +696,7 @@ _TRANSACTIONS: Final = (
     ),
     Method(
         "dekube_getMempool",
-        "What waits to be included, in the order in which a leader would take it",
+        "What waits to be included, what came in last first",
         get_mempool,
         obj(
             {
@@ -695,13 +704,11 @@ _TRANSACTIONS: Final = (
                 "pending": NUMBER,
                 "queued": NUMBER,
                 "bytes": NUMBER,
-                "items": array(ref("Transaction"), maximum=100),
+                "items": array(ref("Transaction"), maximum=LIMIT_MAX),
+                "next": _NEXT,
             }
         ),
-        (
-            Param("skip", natural(0, POOL_SKIP_MAX), "Leave out so many.", required=False, default=0),
-            Param("limit", natural(0, 100), "At most so many.", required=False, default=LIMIT_DEFAULT),
-        ),
+        (_CURSOR, _LIMIT),
         cost=10,
         group="transactions",
     ),

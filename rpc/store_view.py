@@ -66,6 +66,10 @@ class Pool(Protocol):
         """Return pending transactions, the best first."""
         ...
 
+    def page(self, before: int | None, limit: int) -> list[tuple[int, Checked]]:
+        """Return transactions with the numbers of their arrival, the newest first."""
+        ...
+
     def queued(self, limit: int) -> list[Checked]:
         """Return transactions that wait for an earlier nonce."""
         ...
@@ -264,9 +268,13 @@ class StoreView:
         """Return the mempool in numbers."""
         return PoolStatus(self._pool.pending_count, self._pool.queued_count, self._pool.size_bytes)
 
-    def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
-        """Return transactions of the mempool."""
-        return [_waiting(checked) for checked in self._pool.take(skip + limit)[skip:]]
+    def pool_transactions(self, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool, the best first."""
+        return [_waiting(checked) for checked in self._pool.take(limit)]
+
+    def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
+        """Return transactions of the mempool with the numbers of their arrival, the newest first."""
+        return [(number, _waiting(checked)) for number, checked in self._pool.page(before, limit)]
 
     def pool_queued(self, limit: int) -> list[Waiting]:
         """Return transactions that wait for an earlier nonce."""

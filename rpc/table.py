@@ -125,8 +125,12 @@ class Node(Protocol):
         """Return the mempool in numbers."""
         ...
 
-    async def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+    async def pool_transactions(self, limit: int) -> list[Waiting]:
         """Return transactions of the mempool, the best first."""
+        ...
+
+    async def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
+        """Return transactions of the mempool with the numbers of their arrival, the newest first."""
         ...
 
     async def pool_queued(self, limit: int) -> list[Waiting]:

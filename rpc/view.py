@@ -212,8 +212,15 @@ class NodeView(Protocol):
         """Return the mempool in numbers."""
         ...
 
-    def pool_transactions(self, skip: int, limit: int) -> list[Waiting]:
+    def pool_transactions(self, limit: int) -> list[Waiting]:
         """Return transactions of the mempool in the order in which a leader would take them."""
+        ...
+
+    def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
+        """Return transactions of the mempool with the numbers of their arrival, the newest first.
+
+        With ``before`` only those that came earlier than that number.
+        """
         ...
 
     def pool_queued(self, limit: int) -> list[Waiting]:

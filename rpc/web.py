@@ -384,6 +384,7 @@ def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
     for path, name in ROUTES:
         _add_route(api, application, path, SURFACE[name])
 
+    @api.get("/health", response_class=PlainTextResponse)
     @api.get("/healthz", response_class=PlainTextResponse)
     @api.get("/livez", response_class=PlainTextResponse)
     async def healthz() -> str:

@@ -51,7 +51,7 @@ async def content_from(node: Node, who: bytes) -> Json:
 
 async def _content(node: Node, shape: Shape) -> Json:
     return {
-        "pending": _by_sender(node, await node.pool_transactions(0, SHOWN_MAX), shape),
+        "pending": _by_sender(node, await node.pool_transactions(SHOWN_MAX), shape),
         "queued": _by_sender(node, await node.pool_queued(SHOWN_MAX), shape),
     }
 

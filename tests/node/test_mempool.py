@@ -259,6 +259,20 @@ def test_heaps_stay_in_proportion_to_the_pool() -> None:
     assert len(world.pool._expiry) < 2_000
 
 
+def test_an_emptied_pool_is_as_a_new_one_but_for_its_count() -> None:
+    world = World()
+    for checked in (wish(ANN, 0), wish(ANN, 1), wish(BEN, 3), wish(CYD, 0)):
+        world.pool.add(checked)
+    assert world.pool.clear() == 4
+    assert (len(world.pool), world.pool.size_bytes, world.pool.queued_count, world.pool.take(9)) == (0, 0, 0, [])
+    assert world.pool.news(0, 9) == (4, [])
+    assert world.pool.news(99, 9) == (4, []), "a place of another pool is none"
+    again = wish(ANN, 0)
+    world.pool.add(again)
+    assert world.pool.news(4, 9) == (5, [again.transaction.hash])
+    assert world.pool.take(9) == [again]
+
+
 class Model(RuleBasedStateMachine):
     """The pool against lists; its limits are so small that all of them are met."""
 
@@ -271,6 +285,7 @@ class Model(RuleBasedStateMachine):
         self.world = World()
         self.world.pool = Mempool(self.options, self.world.account)
         self.inside: dict[tuple[bytes, int], Checked] = {}
+        self.arrived: list[Checked] = []
 
     def forget(self, checked: Checked) -> None:
         transaction = checked.transaction
@@ -295,6 +310,7 @@ class Model(RuleBasedStateMachine):
             assert added.evicted.transaction.max_fee_per_gas < fee
         assert (sender, nonce) not in self.inside
         self.inside[sender, nonce] = checked
+        self.arrived.append(checked)
 
     @rule(how_many=st.integers(0, 4), foreign=st.booleans())
     def block(self, how_many: int, foreign: bool) -> None:
@@ -351,6 +367,17 @@ class Model(RuleBasedStateMachine):
                 nonce += 1
             assert pool.pending_nonce(sender) == nonce
         assert pool.queued_count == len(self.inside) - len(pending)
+        queued = pool.queued(100)
+        assert sorted(map(id, queued)) == sorted({*map(id, self.inside.values())} - {*map(id, pending)})
+        assert pool.queued(2) == queued[:2]
+        waiting = {id(checked) for checked in self.inside.values()}
+        there = [(at, checked) for at, checked in enumerate(self.arrived) if id(checked) in waiting]
+        assert pool.page(None, 100) == there[::-1]
+        middle = len(self.arrived) // 2
+        assert pool.page(middle, 2) == [item for item in there[::-1] if item[0] < middle][:2]
+        hashes = [checked.transaction.hash for at, checked in there if at >= middle]
+        assert pool.news(middle, 100) == (len(self.arrived), hashes)
+        assert pool.news(middle, 1) == (len(self.arrived), hashes[-1:])
         taken = pool.take(100)
         assert sorted(map(id, taken)) == sorted(map(id, pending))
         for position, checked in enumerate(taken):  # whatever was possible then paid no more

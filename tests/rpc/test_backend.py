@@ -45,7 +45,10 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
         questions += [
             ("history", [ALICE.address, [a, b], 10]),
             ("scan", [a, b"", b"\xff", b]),
-            ("pool_list", [a, b]),
+            ("pool_page", [a, b]),
+            ("pool_news", [a, b]),
+            ("submit", [[a, b], [b"", b""], [a]]),
+            ("locate", [a, b]),
             ("read", [a, [b"k"]]),
             ("read_old", [a, [b"k"]]),
             ("prove", [a, b"k"]),
@@ -54,6 +57,7 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
             ("simulate", [ALICE.address, a, [b]]),
         ]
     for a in NUMBERS:
+        questions += [("pool_list", [a]), ("pool_queued", [a]), ("leaders", [a]), ("pool_page", [None, a])]
         questions += [("block", [a]), ("hash", [a]), ("history", [b"", None, a]), ("pending_nonces", [a])]
     for method in (
         *Backend(node.view, tmp_path / "x")._inline,
@@ -64,6 +68,7 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
         "simulate",
         "header_path",
         "epoch_records",
+        "leaders",
     ):
         questions += [(method, params) for params in odd]
     async with served(node, tmp_path / "s"):
