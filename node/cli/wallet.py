@@ -284,6 +284,10 @@ def balance(session: Session, name: str | None, proves: bool, genesis: Path | No
             fields, title = dict(client.account(who).document), ""
     if not as_json:
         fields["balance"] = show_amount(int(fields["balance"]))
+        if (stamp := fields.pop("at", None)) is not None:
+            fields["height"] = stamp["height"]
+        if fields.get("stake") is not None:
+            fields["stake"] = show_amount(int(fields["stake"]["amount"]))
     show_fields(fields, as_json=as_json, title=title)
 
 
@@ -328,7 +332,7 @@ def send(session: Session, to: str, amount: int, as_json: bool) -> None:
 @wallet.command()
 @session_options
 @click.argument("name", required=False)
-@click.option("--from", "url", required=True, metavar="URL", help="The faucet, such as http://127.0.0.1:26624.")
+@click.option("--from", "url", required=True, metavar="URL", help="The faucet, such as http://127.0.0.1:26621.")
 @json_option
 def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
     """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS."""
@@ -395,8 +399,18 @@ def _list_functions(client: Client, contract: str | None, as_json: bool) -> None
 
 def show_receipt(receipt: Receipt, as_json: bool) -> None:
     """Show the receipt of a final transaction."""
-    fields = {name: value for name, value in receipt.document.items() if as_json or name != "events"}
-    show_fields(fields, as_json=as_json, title="Final")
+    if as_json:
+        show(dict(receipt.document))
+        return
+    fields = {
+        "transaction": receipt.transaction_hash,
+        "height": receipt.block.height,
+        "kind": receipt.kind_name or f"{receipt.kind:#x}",
+        "outcome": "succeeded" if receipt.succeeded else f"failed: {receipt.reason}",
+        "fee": show_amount(receipt.fee),
+        "gas": receipt.gas_used,
+    }
+    show_fields(fields, as_json=False, title="Final")
 
 
 # Looking
@@ -423,9 +437,7 @@ def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
     if not as_json:
         show_fields({k: v for k, v in found.document.items() if k != "raw"}, as_json=False, title="Transaction")
         if receipt is not None:
-            show_fields(
-                {k: v for k, v in receipt.document.items() if k != "events"}, as_json=False, title="Receipt"
-            )
+            show_receipt(receipt, False)
 
 
 @wallet.command()

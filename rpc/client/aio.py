@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -31,12 +31,13 @@ from rpc.client.core import (
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.client.tasks import TaskApi
-from rpc.client.websocket import READ_BYTES, Conversation
+from rpc.client.websocket import Conversation
 from state.primitives.errors import DekubeError
 
 __all__ = ["AsyncClient"]
 
 _T = TypeVar("_T")
+READ_BYTES: Final = 65536
 _BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from rpc.client.api import Api
@@ -29,12 +29,15 @@ from rpc.client.core import (
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.client.tasks import TaskApi
-from rpc.client.websocket import READ_BYTES, Conversation
 from state.primitives.errors import DekubeError
+
+if TYPE_CHECKING:
+    from rpc.client.websocket import Conversation
 
 __all__ = ["Client"]
 
 _T = TypeVar("_T")
+READ_BYTES: Final = 65536
 
 
 class Client(Api, TaskApi):
@@ -164,6 +167,8 @@ class _Socket:
             self._socket = None
 
     def dial(self, url: str, timeout_s: float) -> None:
+        from rpc.client.websocket import Conversation  # few commands listen
+
         self.__exit__()
         parts = urlsplit(url)
         try:

@@ -30,7 +30,6 @@ from rpc.client.shapes import (
 from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.errors import DekubeError
 from state.primitives.keys import SecretKey
-from tasks.transitions import CANCEL_TASK, CREATE_TASK, RESUME_TASK, TOP_UP_TASK, task_id_of
 
 if TYPE_CHECKING:
     from tasks.engine.state import TrainingState
@@ -140,6 +139,8 @@ def _create_task(core: Core, key: SecretKey, spec: bytes) -> Flow[CreatedTask]:
 
     Raises ClientError where the mempool refuses it, TransactionRefused where its rule does.
     """
+    from tasks.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
+
     quote = yield from _quote_task(core, spec)
     receipt = yield from send(core, key, CREATE_TASK, [spec])
     made = yield from one(
@@ -152,16 +153,22 @@ def _create_task(core: Core, key: SecretKey, spec: bytes) -> Flow[CreatedTask]:
 
 def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
     """End a task early; what is not earned comes back."""
+    from tasks.transitions import CANCEL_TASK
+
     return send(core, key, CANCEL_TASK, [task])
 
 
 def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
     """Look for another worker for a paused task."""
+    from tasks.transitions import RESUME_TASK
+
     return send(core, key, RESUME_TASK, [task])
 
 
 def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[Receipt]:
     """Add to what pays a task's verification; unused it comes back."""
+    from tasks.transitions import TOP_UP_TASK
+
     return send(core, key, TOP_UP_TASK, [task, amount])
 
 

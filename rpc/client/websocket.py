@@ -13,10 +13,9 @@ from websockets.uri import parse_uri
 
 from rpc.client.errors import GatewayUnreachable
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "READ_BYTES", "Conversation"]
+__all__ = ["MESSAGE_LIMIT_BYTES", "Conversation"]
 
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
-READ_BYTES: Final = 65536
 
 
 class Conversation:

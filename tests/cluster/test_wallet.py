@@ -1,0 +1,82 @@
+"""A wallet and the client library beside a network with a faucet: docs/sdk.md runs, coins come, proofs hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from node.cli import group
+from tests.cluster.network import Network, network, wait_for
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 28_450
+MEMBERS = 6
+EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/sdk.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    root = tmp_path_factory.mktemp("wallet")
+    with network(root / "net", BASE_PORT, "--workers", "1", "--no-task", "--faucet") as made:
+        made.start()
+        made.wait_up()
+        wait_for(lambda: len(made.call("validator-0", "dekube_getNodes")["items"]) == 5, "all machines registered")
+        yield made
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 5
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_of_the_document_run(
+    net: Network, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = EXAMPLES[number].replace(".testnet/", f"{net.root}/")
+    for written, port in ((26604, BASE_PORT + 4), (26607, BASE_PORT + 7), (26621, BASE_PORT + 3 * MEMBERS)):
+        text = text.replace(f":{written}", f":{port}")
+    assert ":266" not in text
+    exec(compile(text, f"docs/sdk.md, example {number}", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out or number == 3
+
+
+def test_a_fresh_wallet_gets_coins_spends_them_and_believes_nobody(net: Network, tmp_path: Path) -> None:
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("p\n")
+    passphrase.chmod(0o600)
+    gateways = [word for at in (4, 7) for word in ("--rpc", f"http://127.0.0.1:{BASE_PORT + at}")]
+
+    def ask(*arguments: object) -> Any:
+        command = ["wallet", *map(str, arguments), "--home", str(tmp_path), *gateways, "--json"]
+        done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
+        return (
+            [json.loads(line) for line in done.stdout.splitlines()]
+            if "watch" in command
+            else json.loads(done.stdout)
+        )
+
+    secret = ("--passphrase-file", passphrase)
+    made = ask("new", "me", *secret)
+    granted = ask("faucet", "me", "--from", f"http://127.0.0.1:{BASE_PORT + 3 * MEMBERS}")
+    assert ask("watch", granted["transaction"])[-1]["receipt"]["succeeded"]
+    receipt = ask("send", "0x" + "77" * 20, "2.5", *secret)
+    assert receipt["succeeded"] and receipt["from"] == made["address"]
+    owned = 10 * 10**18 - 25 * 10**17 - int(receipt["fee"])
+    assert int(ask("balance")["balance"]) == owned
+
+    # The state after a block is proven by the next one.
+    net.wait_height("validator-0", receipt["block"]["height"] + 2)
+    genesis = net.root / "validator-2" / "genesis.json"
+    proven = wait_for(
+        lambda: found if int((found := ask("balance", "--verify", "--genesis", genesis))["nonce"]) else None,
+        "the spent account is proven",
+    )
+    assert int(proven["balance"]) == owned
