@@ -2,7 +2,8 @@
 
 Three processes: a node that holds a store, makes a block a second and serves its socket; a real gateway; and this
 one, which asks. CPU figures are processor time of node and gateway together (the node's share beside it), so they
-hold on a busy machine; latencies are wall time and do not.
+hold on a busy machine; latencies are wall time and do not. The block time under a flood is that of a whole test
+network, idle and flooded in turns.
 """
 
 from __future__ import annotations
@@ -11,26 +12,33 @@ import asyncio
 import json
 import os
 import random
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
+import uvloop
 
 from node.chain import Chain
 from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend
+from rpc.client import Client
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.store_view import StoreView, describe
 from rpc.view import Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
+from state.primitives.errors import DekubeError
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
@@ -51,39 +59,68 @@ SENDERS: Final = 64
 CONNECTIONS: Final = 16
 NATIVE: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBalance","params":["0x%s"]}'
 ETHEREUM: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["0x%s","latest"]}'
+SUBMIT: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_sendTransaction","params":["0x%s"]}'
+SUBMISSIONS: Final = 12_000
+SUBMIT_EVERY: Final = 20
+"""One of so many requests at a fixed rate is a transaction."""
+OPENED_AT_ONCE: Final = 100
+FILES_SPARE: Final = 500
+UPGRADE: Final = (
+    b"GET /ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+PHASES: Final = 3
+"""Times that the network is idle and flooded in turns."""
+WARM_HEIGHT: Final = 3
+NETWORK_PATIENCE_S: Final = 90.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _VALIDATOR: Final = SecretKey(b"\x77" * 32)
 
 
-def run(*, accounts: int = 5_000, seconds: float = 3.0, rate_per_s: int = 2_000) -> dict[str, float]:
-    """Measure and return the figures."""
+def run(
+    *, accounts: int = 5_000, seconds: float = 3.0, rate_per_s: int = 2_000, websockets: int = 10_000,
+    network_seconds: int = 36, base_port: int = 28_650,
+) -> dict[str, float]:  # fmt: skip
+    """Measure and return the figures.
+
+    ``cpu_us_*`` are processor time of gateway and node together, without that of making blocks; ``batch`` is 100
+    calls of eth_getBalance in one request. ``websockets`` 0 and ``network_seconds`` 0 leave these parts out.
+    """
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory:
         path = Path(directory)
         with _processes(path, accounts) as (node, gateway, port):
-            load = _Load(port, node.pid, gateway.pid, accounts)
-            figures: dict[str, float] = {}
+            load = _Load(port, node.pid, gateway.pid, accounts, path)
             load.flood(load.absent, min(seconds, 1.0))  # imports and connections warm
-            cold = load.flood(load.absent, seconds)
-            figures["cpu_us_per_get_balance_cold"] = cold[0]
+            figures["cpu_us_per_eth_get_balance_cold"] = load.flood(load.absent, seconds).us
             load.flood(lambda: load.batch(100), min(seconds, 1.0))  # wallets ask for the same accounts again
             single = load.flood(load.balance, seconds)
-            figures["cpu_us_per_get_balance"] = single[0]
-            figures["node_cpu_us_per_get_balance"] = single[1]
-            figures["get_balance_per_s"] = single[2]
+            figures["cpu_us_per_eth_get_balance"] = single.us
+            figures["node_cpu_us_per_eth_get_balance"] = single.node_us
+            figures["eth_get_balance_per_s"] = single.per_s
             batch = load.flood(lambda: load.batch(100), seconds)
-            figures["cpu_us_per_batch_of_100"] = batch[0]
-            figures["node_cpu_us_per_batch_of_100"] = batch[1]
-            wallets = load.flood(lambda: load.balance(ETHEREUM), seconds)
-            figures["cpu_us_per_eth_get_balance"] = wallets[0]
-            figures["cpu_us_per_eth_batch_of_100"] = load.flood(lambda: load.batch(100, ETHEREUM), seconds)[0]
-            submit = load.flood(load.submit(), seconds)
-            figures["submit_cpu_us_per_transaction"] = submit[0]
-            figures["node_submit_cpu_us_per_transaction"] = submit[1]
-            p50, p99 = load.paced(rate_per_s, seconds)
-            figures[f"p50_ms_at_{rate_per_s}_per_s"] = p50
-            figures[f"p99_ms_at_{rate_per_s}_per_s"] = p99
+            figures["cpu_us_per_batch_of_100"] = batch.us
+            figures["node_cpu_us_per_batch_of_100"] = batch.node_us
+            native = load.flood(lambda: load.balance(NATIVE), seconds)
+            figures["cpu_us_per_native_get_balance"] = native.us
+            figures["cpu_us_per_native_batch_of_100"] = load.flood(lambda: load.batch(100, NATIVE), seconds).us
+            submit = load.flood(load.submit(SUBMISSIONS), seconds)
+            figures["submit_cpu_us_per_transaction"] = submit.us
+            figures["node_submit_cpu_us_per_transaction"] = submit.node_us
+            paced = load.paced(rate_per_s, seconds)
+            figures[f"p50_ms_at_{rate_per_s}_per_s"] = paced.p50_ms
+            figures[f"p99_ms_at_{rate_per_s}_per_s"] = paced.p99_ms
+            figures[f"p99_ms_asked_late_at_{rate_per_s}_per_s"] = paced.p99_late_ms
+            figures["generator_cpu_us_per_request"] = paced.generator_us
             figures["gateway_rss_mib"] = _rss_mib(gateway.pid)
-            return figures
+            if websockets:
+                figures["idle_websockets_mib"] = load.idle_websockets(websockets)
+                figures["idle_websocket_kib"] = (
+                    (figures["idle_websockets_mib"] - figures["gateway_rss_mib"]) * 1024 / websockets
+                )
+    if network_seconds:
+        figures |= _flooded_network(network_seconds, base_port, accounts)
+    return figures
 
 
 # The node
@@ -142,9 +179,12 @@ class _Live:
     def sync(self) -> Sync:
         return Sync(0, self.store.tip.height, 0, 0, 0)
 
-    async def make_blocks(self) -> None:
+    async def make_blocks(self, path: Path) -> None:
+        """Make a block a second, and note what processor time all of them took."""
+        spent_s = 0.0
         while True:
             await trio.sleep(1)
+            started_s = time.thread_time()
             tip = self.store.tip
             view = tip.height + 1
             block, checked = self.chain.build(
@@ -158,14 +198,21 @@ class _Live:
             self.chain.commit(block_hash, b"")
             self.pool.on_block(block.header.height, executed.senders)
             self.view.notify_head({block.header.height: executed.execution.changes})
+            spent_s += time.thread_time() - started_s
+            _blocks_file(path).write_text(repr(spent_s))
+
+
+def _blocks_file(path: Path) -> Path:
+    return path / "blocks_cpu_s"
 
 
 async def _serve(path: Path, accounts: int) -> None:
+    _blocks_file(path).write_text("0.0")
     live = _Live(path, accounts)
     backend = Backend(live.view, path / "node.sock")
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
-        nursery.start_soon(live.make_blocks)
+        nursery.start_soon(live.make_blocks, path)
         _, port = await backend.wait_gateway()
         print(json.dumps({"port": port}), flush=True)
         await trio.sleep_forever()
@@ -231,12 +278,18 @@ class _Asker(asyncio.Protocol):
             at = self._buffer.find(b"content-length: ") + 16
             self._left = end + 4 + int(self._buffer[at : self._buffer.find(b"\r", at)])
         if len(self._buffer) >= self._left:
-            if b'"error"' in self._buffer:
-                raise AssertionError(bytes(self._buffer[-300:]))
+            refusal = bytes(self._buffer[-300:]) if b'"error"' in self._buffer else b""
             self._buffer.clear()
             self._left = -1
             if self.done is not None and not self.done.done():
-                self.done.set_result(None)
+                if refusal:
+                    self.done.set_exception(AssertionError(refusal))
+                else:
+                    self.done.set_result(None)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(AssertionError("the gateway closed a connection"))
 
     async def ask(self, request: bytes) -> None:
         self.done = asyncio.get_running_loop().create_future()
@@ -244,107 +297,295 @@ class _Asker(asyncio.Protocol):
         await self.done
 
 
+class _Cost(NamedTuple):
+    """Processor time of a request, in all and of the node, and requests a second."""
+
+    us: float
+    node_us: float
+    per_s: float
+
+
+class _Pace(NamedTuple):
+    """Latencies from when a request was due, how late the generator itself was, and what it cost."""
+
+    p50_ms: float
+    p99_ms: float
+    p99_late_ms: float
+    generator_us: float
+
+
+def _http(body: bytes) -> bytes:
+    return b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def _source(number: int) -> tuple[str, int]:
+    """Return an address of loopback for a connection: gateways ration what one address may ask."""
+    return f"127.0.{1 + number // 250}.{1 + number % 250}", 0
+
+
+async def _flood(port: int, source: Callable[[], bytes], seconds: float) -> int:
+    """Ask on all connections as fast as answers come; return how many came."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    count = 0
+
+    async def worker(number: int) -> None:
+        nonlocal count
+        transport, asker = await loop.create_connection(_Asker, "127.0.0.1", port, local_addr=_source(number))
+        try:
+            while loop.time() < until:
+                try:
+                    request = source()
+                except IndexError:  # all that was signed is sent
+                    return
+                await asker.ask(request)
+                count += 1
+        finally:
+            transport.close()
+
+    await asyncio.gather(*map(worker, range(CONNECTIONS)))
+    return count
+
+
 class _Load:
-    def __init__(self, port: int, node: int, gateway: int, accounts: int) -> None:
-        self._port, self._node, self._gateway, self._accounts = port, node, gateway, accounts
+    """The clients of the gateway at ``port``; ``path`` is the node's folder."""
+
+    def __init__(self, port: int, node: int, gateway: int, accounts: int, path: Path) -> None:
+        self._port, self._node, self._gateway, self._accounts, self._path = port, node, gateway, accounts, path
         self._random = random.Random(1)
         self._nonces = [0] * SENDERS
         self._keys = [SecretKey(digest(b"bench-sender", bytes([n]))) for n in range(SENDERS)]
 
-    def _http(self, body: bytes) -> bytes:
-        return b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-
     def absent(self) -> bytes:
         """Ask for an account that nobody asked for before."""
-        return self._http(self._call(self._random.randbytes(20)))
+        return _http(self._call(self._random.randbytes(20)))
 
-    def _call(self, address: bytes | None = None, text: bytes = NATIVE) -> bytes:
+    def _call(self, address: bytes | None = None, text: bytes = ETHEREUM) -> bytes:
         who = (address or _address(self._random.randrange(self._accounts))).hex()
         return text % who.encode()
 
-    def balance(self, text: bytes = NATIVE) -> bytes:
-        return self._http(self._call(text=text))
+    def balance(self, text: bytes = ETHEREUM) -> bytes:
+        return _http(self._call(text=text))
 
-    def batch(self, size: int, text: bytes = NATIVE) -> bytes:
-        return self._http(b"[" + b",".join(self._call(text=text) for _ in range(size)) + b"]")
+    def batch(self, size: int, text: bytes = ETHEREUM) -> bytes:
+        return _http(b"[" + b",".join(self._call(text=text) for _ in range(size)) + b"]")
 
-    def submit(self) -> Callable[[], bytes]:
-        """Return a source of requests with transactions signed beforehand."""
-        ready: list[bytes] = []
-        for number in range(12_000):
+    def mixed(self) -> bytes:
+        """Ask as readers do: half of it is new to the gateway."""
+        return self.absent() if self._random.random() < 0.5 else self.balance()
+
+    def submit(self, count: int) -> Callable[[], bytes]:
+        """Return a source of ``count`` requests with transactions signed beforehand."""
+        ready: list[tuple[int, bytes]] = []
+        nonces = list(self._nonces)
+        for number in range(count):
             at = number % SENDERS
             raw = sign_transaction(
-                self._keys[at], chain_id=CHAIN_ID, nonce=self._nonces[at], kind=TRANSFER_KIND,
+                self._keys[at], chain_id=CHAIN_ID, nonce=nonces[at], kind=TRANSFER_KIND,
                 payload=transfer_payload(_address(number % self._accounts), 1), gas_limit=TRANSFER_GAS,
                 max_fee_per_gas=10**12,
             )  # fmt: skip
-            self._nonces[at] += 1
-            text = b'{"jsonrpc":"2.0","id":1,"method":"dekube_sendTransaction","params":["0x%s"]}'
-            ready.append(self._http(text % raw.hex().encode()))
+            nonces[at] += 1
+            ready.append((at, _http(SUBMIT % raw.hex().encode())))
         ready.reverse()
-        return ready.pop
 
-    def flood(self, source: Callable[[], bytes], seconds: float) -> tuple[float, float, float]:
-        """Ask on all connections as fast as answers come; return us of CPU in all and of the node, and rate."""
-        before = _cpu_s(self._node), _cpu_s(self._gateway)
+        def take() -> bytes:
+            at, request = ready.pop()
+            self._nonces[at] += 1  # what is not taken before the time is up is never sent
+            return request
+
+        return take
+
+    def _spent_s(self) -> tuple[float, float]:
+        """Return the processor time of the node without its blocks, and of the gateway."""
+        return _cpu_s(self._node) - float(_blocks_file(self._path).read_text()), _cpu_s(self._gateway)
+
+    def flood(self, source: Callable[[], bytes], seconds: float) -> _Cost:
+        """Ask as fast as answers come."""
+        before = self._spent_s()
         started = time.perf_counter()
-        count = asyncio.run(self._flood(source, seconds))
+        count = uvloop.run(_flood(self._port, source, seconds))
         wall_s = time.perf_counter() - started
-        node_s, gateway_s = _cpu_s(self._node) - before[0], _cpu_s(self._gateway) - before[1]
-        return (node_s + gateway_s) / count * 1e6, node_s / count * 1e6, count / wall_s
+        after = self._spent_s()
+        node_us, gateway_us = ((b - a) / count * 1e6 for a, b in zip(before, after, strict=True))
+        return _Cost(node_us + gateway_us, node_us, count / wall_s)
 
-    async def _flood(self, source: Callable[[], bytes], seconds: float) -> int:
+    def paced(self, rate_per_s: int, seconds: float) -> _Pace:
+        """Ask at a fixed rate whether answers come or not; a part of it is transactions, so blocks have some."""
+        requests = [self.balance() for _ in range(int(rate_per_s * seconds))]
+        requests[::SUBMIT_EVERY] = _drain(self.submit(len(requests[::SUBMIT_EVERY])))
+        before_s = time.process_time()
+        latencies, late = uvloop.run(self._paced(rate_per_s, requests))
+        spent_s = time.process_time() - before_s
+        return _Pace(
+            _part(latencies, 50) * 1e3, _part(latencies, 99) * 1e3, _part(late, 99) * 1e3,
+            spent_s / len(requests) * 1e6,
+        )  # fmt: skip
+
+    async def _paced(self, rate_per_s: int, requests: list[bytes]) -> tuple[list[float], list[float]]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        count = 0
-
-        async def worker() -> None:
-            nonlocal count
-            transport, asker = await loop.create_connection(_Asker, "127.0.0.1", self._port)
-            try:
-                while loop.time() < until:
-                    try:
-                        request = source()
-                    except IndexError:  # all that was signed is sent
-                        return
-                    await asker.ask(request)
-                    count += 1
-            finally:
-                transport.close()
-
-        await asyncio.gather(*(worker() for _ in range(CONNECTIONS)))
-        return count
-
-    def paced(self, rate_per_s: int, seconds: float) -> tuple[float, float]:
-        """Ask at a fixed rate whether answers come or not; return median and 99th percentile in ms."""
-        latencies = sorted(asyncio.run(self._paced(rate_per_s, seconds)))
-        return latencies[len(latencies) // 2] * 1e3, latencies[len(latencies) * 99 // 100] * 1e3
-
-    async def _paced(self, rate_per_s: int, seconds: float) -> list[float]:
-        loop = asyncio.get_running_loop()
-        free: asyncio.Queue[_Asker] = asyncio.Queue()
+        now = time.perf_counter  # the loop's own clock stands still within a turn
+        free: deque[_Asker] = deque()
         for _ in range(8 * CONNECTIONS):
             _, asker = await loop.create_connection(_Asker, "127.0.0.1", self._port)
-            free.put_nowait(asker)
+            free.append(asker)
         latencies: list[float] = []
-        waiting: set[asyncio.Task[None]] = set()
+        late: list[float] = []
+        waiting: deque[tuple[float, bytes]] = deque()
+        finished: asyncio.Future[None] = loop.create_future()
 
-        async def ask(due: float) -> None:
-            asker = await free.get()
-            await asker.ask(self.balance())
-            latencies.append(loop.time() - due)
-            free.put_nowait(asker)
+        def ask(due: float, request: bytes) -> None:
+            if not free:
+                waiting.append((due, request))
+                return
+            asker = free.popleft()
+            asker.done = loop.create_future()
+            asker.done.add_done_callback(partial(answered, asker, due))
+            asker.transport.write(request)  # type: ignore[attr-defined]
 
-        started = loop.time()
-        for number in range(int(rate_per_s * seconds)):
+        def answered(asker: _Asker, due: float, done: asyncio.Future[None]) -> None:
+            if (error := done.exception()) is not None:
+                finished.set_exception(error)
+                return
+            latencies.append(now() - due)
+            free.append(asker)
+            if waiting:
+                ask(*waiting.popleft())
+            elif len(latencies) == len(requests):
+                finished.set_result(None)
+
+        started = now()
+        for number, request in enumerate(requests):
             due = started + number / rate_per_s
-            if due > loop.time():
-                await asyncio.sleep(due - loop.time())
-            task = asyncio.ensure_future(ask(due))
-            waiting.add(task)
-            task.add_done_callback(waiting.discard)
-        await asyncio.gather(*waiting)
-        return latencies
+            if due > now():
+                await asyncio.sleep(due - now())
+            late.append(now() - due)
+            ask(due, request)
+        await finished
+        return latencies, late
+
+    def idle_websockets(self, count: int) -> float:
+        """Return the gateway's memory in MiB with ``count`` WebSockets that say nothing; all must live on."""
+        _raise_files_limit(count + FILES_SPARE)
+        return uvloop.run(self._idle_websockets(count))
+
+    async def _idle_websockets(self, count: int) -> float:
+        loop = asyncio.get_running_loop()
+        listeners: list[_Listener] = []
+        for first in range(0, count, OPENED_AT_ONCE):
+            opening = (
+                loop.create_connection(_Listener, "127.0.0.1", self._port, local_addr=_source(number))
+                for number in range(first, min(first + OPENED_AT_ONCE, count))
+            )
+            opened = [listener for _, listener in await asyncio.gather(*opening)]
+            await asyncio.gather(*(listener.accepted for listener in opened))
+            listeners += opened
+        _, asker = await loop.create_connection(_Asker, "127.0.0.1", self._port)
+        await asker.ask(self.balance())  # others are served
+        if any(listener.is_closed for listener in listeners):
+            raise AssertionError("the gateway closed an idle WebSocket")
+        return _rss_mib(self._gateway)
+
+
+class _Listener(asyncio.Protocol):
+    """A WebSocket that is opened and says nothing."""
+
+    def __init__(self) -> None:
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(UPGRADE)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        if not self.accepted.done():
+            if data.startswith(b"HTTP/1.1 101 "):
+                self.accepted.set_result(None)
+            else:
+                self.accepted.set_exception(AssertionError(data[:300]))
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.is_closed = True
+        if not self.accepted.done():
+            self.accepted.set_exception(AssertionError("closed before it was opened"))
+
+
+def _drain(source: Callable[[], bytes]) -> list[bytes]:
+    found = []
+    while True:
+        try:
+            found.append(source())
+        except IndexError:
+            return found
+
+
+def _part(values: list[float], percent: int) -> float:
+    return sorted(values)[len(values) * percent // 100]
+
+
+def _raise_files_limit(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+# A network whose gateway is flooded
+
+
+def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, float]:
+    """Return how much longer blocks take while readers saturate the gateway of a validator; four by turns."""
+    with tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory, _network(directory, base_port):
+        flooded, beside = (base_port + 3 * member + 1 for member in (1, 2))
+        load = _Load(flooded, 0, 0, accounts, Path(directory))
+        block_ms: dict[bool, list[float]] = {False: [], True: []}
+        count = 0
+        with Client(f"http://127.0.0.1:{beside}") as client:
+            for is_flood in (False, True) * PHASES:
+                first = client.call("dekube_head")["at"]["height"]
+                if is_flood:
+                    count += uvloop.run(_flood(flooded, load.mixed, seconds / PHASES / 2))
+                else:
+                    time.sleep(seconds / PHASES / 2)
+                last = client.call("dekube_head")["at"]["height"]
+                times = [
+                    client.call("dekube_getBlock", height)["block"]["time_ms"] for height in (first + 1, last)
+                ]
+                block_ms[is_flood].append((times[1] - times[0]) / max(last - first - 1, 1))
+    idle, flood = (statistics.fmean(block_ms[is_flood]) for is_flood in (False, True))
+    return {
+        "block_ms_idle": idle, "block_ms_under_flood": flood, "block_time_ratio_under_flood": flood / idle,
+        "flood_requests_per_s": count / (seconds / 2),
+    }  # fmt: skip
+
+
+@contextmanager
+def _network(folder: str, base_port: int) -> Iterator[None]:
+    """Run ``dekube testnet up`` until four validators make blocks."""
+    command = [
+        sys.executable, "-m", "node", "testnet", "up", "--dir", f"{folder}/net", "--base-port", str(base_port),
+        "--validators", "4", "--workers", "0", "--no-task",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        for member in (1, 2):
+            _wait_height(f"http://127.0.0.1:{base_port + 3 * member + 1}", WARM_HEIGHT)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_height(url: str, height: int) -> None:
+    deadline = time.monotonic() + NETWORK_PATIENCE_S
+    while True:
+        try:
+            with Client(url) as client:
+                client.call("dekube_head", min_height=height)
+            return
+        except DekubeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
