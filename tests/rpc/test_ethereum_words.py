@@ -13,7 +13,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import CALL_KIND, decode_transaction
 from state.transition.staking import STAKING_ADDRESS
 from tests.ethereum import rlp
-from tests.rpc.harness import ALICE, BOB, COIN, DAVE, FEE, Node, gateway, hexed, mint, served
+from tests.rpc.harness import ALICE, BOB, COIN, DAVE, FEE, Gateway, Node, gateway, hexed, mint, served
 from tests.rpc.test_ethereum import UNSTAKE, dynamic, legacy, who
 from tests.rpc.test_websocket import Socket
 
@@ -152,10 +152,22 @@ UNSENT: list[tuple[str, Callable[[], bytes], int, str]] = [
 ]  # fmt: skip
 
 
+async def ids_come_back_as_they_were_sent(it: Gateway) -> None:
+    good: list[Any] = [0, -1, 2**53 + 1, 2**64 - 1, "\u00fc\n\x00", "", None, 1.5, "x" * 256]
+    bad: list[Any] = [2**64, 1e300, -1e17, [], {}, True, "x" * 257]
+    for identifier in good:
+        answer = await it.raw({"jsonrpc": "2.0", "id": identifier, "method": "eth_chainId"})
+        assert answer == {"jsonrpc": "2.0", "id": identifier, "result": "0x7"}
+    for identifier in bad:
+        answer = await it.raw({"jsonrpc": "2.0", "id": identifier, "method": "eth_chainId"})
+        assert (answer["id"], answer["error"]["code"]) == (None, -32600), identifier
+
+
 async def test_the_words_are_those_that_clients_match(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
         await mint(it, node, 2)
+        await ids_come_back_as_they_were_sent(it)
         for name, params, answer in ANSWERS:
             assert await it.call(name, *params) == answer, (name, params)
         for name, params, code, text in REFUSALS:
@@ -190,19 +202,6 @@ async def test_the_words_are_those_that_clients_match(tmp_path: Path) -> None:
         hash_ = await it.call("eth_sendRawTransaction", hexed(guess))
         await mint(it, node)
         assert (await it.call("eth_getTransactionReceipt", hash_))["gasUsed"] == "0x5208"
-
-
-async def test_ids_come_back_as_they_were_sent(tmp_path: Path) -> None:
-    node = Node(tmp_path / "db")
-    good: list[Any] = [0, -1, 2**53 + 1, 2**64 - 1, "\u00fc\n\x00", "", None, 1.5, "x" * 256]
-    bad: list[Any] = [2**64, 1e300, -1e17, [], {}, True, "x" * 257]
-    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-        for identifier in good:
-            answer = await it.raw({"jsonrpc": "2.0", "id": identifier, "method": "eth_chainId"})
-            assert answer == {"jsonrpc": "2.0", "id": identifier, "result": "0x7"}
-        for identifier in bad:
-            answer = await it.raw({"jsonrpc": "2.0", "id": identifier, "method": "eth_chainId"})
-            assert (answer["id"], answer["error"]["code"]) == (None, -32600), identifier
 
 
 async def test_a_block_with_more_gas_than_a_transaction_may_ask_for_shows_its_own_limit(tmp_path: Path) -> None:

@@ -142,8 +142,8 @@ def bodies(count: int) -> list[bytes]:
     return [*CORPUS, *drawn, *damaged]
 
 
-async def test_any_body_gets_an_answer_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with attacked(tmp_path, monkeypatch) as place, await Wire.open(place.it) as wire:
+async def any_body_over_http(place: Place) -> None:
+    async with await Wire.open(place.it) as wire:
         for body in bodies(600):
             await wire.send(post(body))
             answer = await wire.answer()
@@ -151,37 +151,34 @@ async def test_any_body_gets_an_answer_over_http(tmp_path: Path, monkeypatch: py
             check(answer.body)
 
 
-async def test_any_frame_gets_an_answer_over_a_websocket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with attacked(tmp_path, monkeypatch) as place:
+async def any_frame_over_a_websocket(place: Place) -> None:
 
-        def talk() -> None:
-            random = Random("frames")
-            with connect(place.it.websocket_url, max_size=None) as socket:
-                for body in bodies(300):
-                    as_text = None
-                    try:
-                        as_text = body.decode()
-                    except UnicodeDecodeError:
-                        pass  # a text frame must be UTF-8: the protocol ends the connection
-                    socket.send(as_text if as_text is not None and random.random() < 0.5 else body)
-                    socket.send(b'{"jsonrpc":"2.0","id":"mark","method":"eth_chainId"}')
-                    while True:
-                        answer = socket.recv(20)
-                        data = answer.encode() if isinstance(answer, str) else answer
-                        if b'"id":"mark"' in data:
-                            break
-                        if b'"method":' not in data:
-                            check(data)
-            with connect(place.it.websocket_url) as socket, pytest.raises(ConnectionClosed):
-                socket.send("x" * 5_000_000)  # longer than a message may be
-                socket.recv(20)
+    def talk() -> None:
+        random = Random("frames")
+        with connect(place.it.websocket_url, max_size=None) as socket:
+            for body in bodies(300):
+                as_text = None
+                try:
+                    as_text = body.decode()
+                except UnicodeDecodeError:
+                    pass  # a text frame must be UTF-8: the protocol ends the connection
+                socket.send(as_text if as_text is not None and random.random() < 0.5 else body)
+                socket.send(b'{"jsonrpc":"2.0","id":"mark","method":"eth_chainId"}')
+                while True:
+                    answer = socket.recv(20)
+                    data = answer.encode() if isinstance(answer, str) else answer
+                    if b'"id":"mark"' in data:
+                        break
+                    if b'"method":' not in data:
+                        check(data)
+        with connect(place.it.websocket_url) as socket, pytest.raises(ConnectionClosed):
+            socket.send("x" * 5_000_000)  # longer than a message may be
+            socket.recv(20)
 
-        await trio.to_thread.run_sync(talk)
+    await trio.to_thread.run_sync(talk)
 
 
-async def test_no_bytes_pass_for_a_transaction_that_nobody_signed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def bytes_that_nobody_signed(place: Place) -> None:
     known = [
         dynamic(ALICE, 0, DAVE.address, 5, b"note"),
         legacy(BOB, 0, DAVE.address, 3),
@@ -190,35 +187,44 @@ async def test_no_bytes_pass_for_a_transaction_that_nobody_signed(
     random = Random("raw")
     raws = sorted({mutate(random, random.choice(known), known)[:4_096] for _ in range(800)} - set(known))
     raws += [b"", b"\2", b"\xc0", b"\x44", b"\x44" + b"\x9f" * 100, b"\xf8" + b"\xff" * 60_000, b"\2" * 65_536]
-    async with attacked(tmp_path, monkeypatch) as place:
-        for method in ("eth_sendRawTransaction", "dekube_sendTransaction", "dekube_simulateTransaction"):
-            requests = [
-                {"jsonrpc": "2.0", "id": at, "method": method, "params": [hexed(raw)]}
-                for at, raw in enumerate(raws)
-            ]
-            for first in range(0, len(requests), 400):
-                for answer in await place.it.raw(requests[first : first + 400]):
-                    if method == "dekube_simulateTransaction" and "result" in answer:
-                        continue  # somebody else's, of whom nothing is known
-                    assert answer["error"]["code"] in (-32000, 3), answer
+    for method in ("eth_sendRawTransaction", "dekube_sendTransaction", "dekube_simulateTransaction"):
+        requests = [
+            {"jsonrpc": "2.0", "id": at, "method": method, "params": [hexed(raw)]} for at, raw in enumerate(raws)
+        ]
+        for first in range(0, len(requests), 400):
+            for answer in await place.it.raw(requests[first : first + 400]):
+                if method == "dekube_simulateTransaction" and "result" in answer:
+                    continue  # somebody else's, of whom nothing is known
+                assert answer["error"]["code"] in (-32000, 3), answer
 
 
-async def test_filters_of_strangers_are_bounded_and_end_nothing(
+async def filters_of_strangers(place: Place) -> None:
+    names = ["eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"]
+    requests = [json.loads(call(names[at % 3], *[{}] * (at % 3 == 0), identifier=at)) for at in range(300)]
+    made = await place.it.raw(requests)
+    identifiers = [answer["result"] for answer in made if "result" in answer]
+    assert len(identifiers) == 100
+    assert {answer["error"]["code"] for answer in made if "error" in answer} == {-32005}
+    random = Random("filters")
+    for _ in range(100):
+        guess = hex(random.getrandbits(128))
+        assert await place.it.call("eth_uninstallFilter", guess) is False
+    for identifier in identifiers:
+        await place.it.call("eth_getFilterChanges", identifier)
+
+
+async def test_whatever_is_said_gets_its_code_and_moves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with attacked(tmp_path, monkeypatch) as place:
-        names = ["eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"]
-        requests = [json.loads(call(names[at % 3], *[{}] * (at % 3 == 0), identifier=at)) for at in range(300)]
-        made = await place.it.raw(requests)
-        identifiers = [answer["result"] for answer in made if "result" in answer]
-        assert len(identifiers) == 100
-        assert {answer["error"]["code"] for answer in made if "error" in answer} == {-32005}
-        random = Random("filters")
-        for _ in range(100):
-            guess = hex(random.getrandbits(128))
-            assert await place.it.call("eth_uninstallFilter", guess) is False
-        for identifier in identifiers:
-            await place.it.call("eth_getFilterChanges", identifier)
+        for scenario in (
+            filters_of_strangers,
+            any_body_over_http,
+            any_frame_over_a_websocket,
+            bytes_that_nobody_signed,
+        ):
+            await scenario(place)
+            await place.is_well()
 
 
 # Connections

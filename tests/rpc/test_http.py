@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import trio
 
 from rpc.direct import BURST_MAX, CHUNK_BYTES
@@ -28,8 +27,8 @@ async def running(path: Path, options: GatewayOptions = OPTIONS) -> AsyncIterato
         yield it
 
 
-async def test_answers_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
-    async with running(tmp_path) as it, await Wire.open(it) as wire:
+async def order_of_answers(it: Gateway) -> None:
+    async with await Wire.open(it) as wire:
         slow = call("dekube_waitForReceipt", NOWHERE, 200, identifier="slow")
         get = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
         await wire.send(post(slow) + post(CHAIN) + get + post(call("eth_blockNumber")) + get + post(CHAIN))
@@ -48,8 +47,8 @@ async def test_answers_come_in_the_order_of_the_requests(tmp_path: Path) -> None
         assert (await wire.answer()).json["id"] == 1
 
 
-async def test_a_body_may_come_in_any_pieces(tmp_path: Path) -> None:
-    async with running(tmp_path) as it, await Wire.open(it) as wire:
+async def bodies_in_pieces(it: Gateway) -> None:
+    async with await Wire.open(it) as wire:
         for step in (1, 7, 40):
             request = post(CHAIN)
             for at in range(0, len(request), step):
@@ -98,27 +97,30 @@ async def test_the_heads_of_answers(tmp_path: Path) -> None:
             assert (await wire.answer()).json["result"] == "0x7"
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-async def test_a_body_over_the_limit_is_refused_unread(tmp_path: Path, is_named: bool) -> None:
-    async with running(tmp_path) as it, await Wire.open(it) as wire:
-        if is_named:
-            await wire.send(post(b"[" * 10, length=100_001))
-        else:
-            await wire.send(chunked(*[b" " * 10_000] * 11))
-        answer = await wire.answer()
-        assert (answer.status, answer.json["error"]["code"]) == (200, -32600)
-        assert answer.json["error"]["data"]["limit"] == 100_000
-        assert await wire.is_closed()
+async def bodies_over_the_limit(it: Gateway) -> None:
+    for request in (post(b"[" * 10, length=100_001), chunked(*[b" " * 10_000] * 11)):
+        async with await Wire.open(it) as wire:
+            await wire.send(request)
+            answer = await wire.answer()
+            assert (answer.status, answer.json["error"]["code"]) == (200, -32600)
+            assert answer.json["error"]["data"]["limit"] == 100_000
+            assert await wire.is_closed()
 
 
-async def test_a_large_answer_comes_whole(tmp_path: Path) -> None:
-    async with running(tmp_path) as it, await Wire.open(it) as wire:
+async def large_answers(it: Gateway) -> None:
+    async with await Wire.open(it) as wire:
         document = call("rpc.discover")
         await wire.send(post(b"[" + b",".join([document] * 40) + b"]") + post(CHAIN))
         answer = await wire.answer()
         assert len(answer.body) > 4 * CHUNK_BYTES
         assert len(answer.json) == 40
         assert (await wire.answer()).json["result"] == "0x7"
+
+
+async def test_the_short_way_keeps_order_and_limits(tmp_path: Path) -> None:
+    async with running(tmp_path) as it:
+        for scenario in (order_of_answers, bodies_in_pieces, bodies_over_the_limit, large_answers):
+            await scenario(it)
 
 
 async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path) -> None:
