@@ -20,6 +20,9 @@ __all__ = ["POOL_METHODS", "SHOWN_MAX"]
 SHOWN_MAX: Final = 500
 """Transactions of one answer: so many that could be taken now, and so many that wait for an earlier nonce."""
 
+TURN: Final = 64
+"""Transactions shown before other requests have their turn."""
+
 Shape = Callable[[Transaction, Node], Json]
 
 
@@ -51,14 +54,16 @@ async def content_from(node: Node, who: bytes) -> Json:
 
 async def _content(node: Node, shape: Shape) -> Json:
     return {
-        "pending": _by_sender(node, await node.pool_transactions(SHOWN_MAX), shape),
-        "queued": _by_sender(node, await node.pool_queued(SHOWN_MAX), shape),
+        "pending": await _by_sender(node, await node.pool_transactions(SHOWN_MAX), shape),
+        "queued": await _by_sender(node, await node.pool_queued(SHOWN_MAX), shape),
     }
 
 
-def _by_sender(node: Node, waiting: Iterable[Waiting], shape: Shape) -> Json:
+async def _by_sender(node: Node, waiting: Iterable[Waiting], shape: Shape) -> Json:
     found: dict[str, dict[str, Json]] = {}
-    for item in map(waiting_transaction, waiting):
+    for number, item in enumerate(map(waiting_transaction, waiting)):
+        if number % TURN == TURN - 1:
+            await node.yield_turn()
         found.setdefault(hexed(item.sender), {})[str(item.nonce)] = shape(item, node)
     return found
 

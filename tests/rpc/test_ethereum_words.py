@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rpc.surface import SURFACE, absent
+from state.primitives.blocks import decode_header
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import CALL_KIND, decode_transaction
 from state.transition.staking import STAKING_ADDRESS
@@ -211,6 +212,21 @@ async def test_a_block_with_more_gas_than_a_transaction_may_ask_for_shows_its_ow
         assert genesis["gasLimit"] == hex(200_000), "never more than the chain's own"
         error = await it.error("eth_sendRawTransaction", hexed(dynamic(ALICE, 0, DAVE.address, 1, gas=200_001)))
         assert (error["code"], "exceeds block gas limit" in error["message"]) == (-32000, True)
+
+
+async def test_the_miner_is_who_led_in_every_epoch(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db", epoch_blocks=4, evidence_epochs=2, unbonding_ms=20_000)
+    leaders = []
+    for _ in range(14):
+        node.mint()
+        header = decode_header(node.store.tip.header)
+        info = node.chain.epoch_info(header.epoch)
+        assert info is not None
+        leaders.append(hexed(info.committee.seats[header.proposer_seat].address))
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for height, leader in enumerate(leaders, 1):
+            assert (await it.call("eth_getBlockByNumber", hex(height), False))["miner"] == leader
+    assert len({*leaders}) == 2
 
 
 async def test_the_mempool_is_told_over_a_websocket(tmp_path: Path) -> None:
