@@ -12,8 +12,8 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value, encode
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.hashing import digest
-from state.primitives.keys import VOTE_KEY_BYTES
-from state.primitives.vrf import VRF_KEY_BYTES
+from state.primitives.keys import VOTE_KEY_BYTES, is_vote_key
+from state.primitives.vrf import VRF_KEY_BYTES, is_vrf_key
 
 __all__ = [
     "GENESIS_LIMIT_BYTES",
@@ -176,6 +176,12 @@ def _from_document(document: Mapping[str, Any]) -> Genesis:
         text.encode()  # JSON can spell halves of characters; the hash of the genesis cannot
     if not _distinct(v.address for v in validators) or not _distinct(v.vote_key for v in validators):
         raise ConfigError("genesis: two validators share an address or a vote key")
+    for validator in validators:
+        who = format_address(validator.address)
+        if not is_vote_key(validator.vote_key):
+            raise ConfigError(f"genesis: the vote key of {who} is no point of its curve: nobody can vote with it")
+        if not is_vrf_key(validator.vrf_key):
+            raise ConfigError(f"genesis: the VRF key of {who} is no point of its curve: nobody can prove with it")
     if not _distinct(address for address, _ in allocations):
         raise ConfigError("genesis: an address is allocated twice")
     if not validators or any(v.stake <= 0 for v in validators):

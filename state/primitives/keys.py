@@ -18,6 +18,7 @@ __all__ = [
     "VOTE_KEY_BYTES",
     "VOTE_SIGNATURE_BYTES",
     "SecretKey",
+    "is_vote_key",
     "recover_address",
     "recover_addresses",
     "verify_vote",
@@ -116,6 +117,17 @@ def recover_addresses(batch: bytes) -> bytes:
 
 
 _NOBODY: Final = bytes(20)
+
+
+def is_vote_key(vote_key: bytes) -> bool:
+    """Tell whether votes of this x-only key can be verified: it is the x coordinate of a point."""
+    if len(vote_key) != VOTE_KEY_BYTES:
+        return False
+    try:
+        PublicKeyXOnly(vote_key)
+    except ValueError:
+        return False
+    return True
 
 
 def verify_vote(vote_key: bytes, digest: bytes, signature: bytes) -> bool:

@@ -24,7 +24,16 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
-__all__ = ["OUTPUT_BYTES", "VRF_KEY_BYTES", "VRF_PROOF_BYTES", "VrfKey", "vrf_key_of", "vrf_output", "vrf_verify"]
+__all__ = [
+    "OUTPUT_BYTES",
+    "VRF_KEY_BYTES",
+    "VRF_PROOF_BYTES",
+    "VrfKey",
+    "is_vrf_key",
+    "vrf_key_of",
+    "vrf_output",
+    "vrf_verify",
+]
 
 VRF_KEY_BYTES: Final = 32
 VRF_PROOF_BYTES: Final = 80
@@ -69,6 +78,11 @@ class VrfKey:
         challenge = _challenge(self.public, point, gamma, *commitments)
         response = (nonce + int.from_bytes(challenge, "little") * self._scalar) % _ORDER
         return gamma + challenge + _scalar(response)
+
+
+def is_vrf_key(public: bytes) -> bool:
+    """Tell whether proofs of this public key can be verified: a point of the main subgroup in its one spelling."""
+    return len(public) == VRF_KEY_BYTES and _is_point(public)
 
 
 def vrf_key_of(secret: SecretKey) -> VrfKey:

@@ -34,6 +34,7 @@ from state.primitives.genesis import (
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Event, EventType, Receipt, decode_receipt, encode_receipt
 from state.primitives.transactions import NONCE_MAX, decode_transaction, sign_transaction
+from state.primitives.vrf import vrf_key_of
 
 KEY = SecretKey(b"k" * 32)
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/objects.json").read_text())
@@ -155,8 +156,14 @@ def test_events_carry_what_their_declaration_says() -> None:
     assert transfer.topic.hex() == "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 
 
+VRF_KEY = vrf_key_of(KEY).public
+FOUNDED = replace(GENESIS, validators=(GENESIS.validators[0]._replace(vrf_key=VRF_KEY),))
+NO_X_COORDINATE = b"\xff" * 32
+SMALL_ORDER = (1).to_bytes(32, "little")
+
+
 def test_the_genesis_file_is_the_genesis() -> None:
-    assert genesis_from_json(genesis_to_json(GENESIS)) == GENESIS
+    assert genesis_from_json(genesis_to_json(FOUNDED)) == FOUNDED
     assert read_parameters(ChainParameters, "chain", GENESIS).epoch_blocks == 5
     for other in (
         replace(GENESIS, chain_id=8), replace(GENESIS, testnet=False), replace(GENESIS, parameters=()),
@@ -172,10 +179,12 @@ def test_the_genesis_file_is_the_genesis() -> None:
         ('"stake": "1', '"stake": "-1'), ('"testnet": true', '"testnet": 1'), ('"name"', '"names"'),
         ("0x76", "0y76"),
         (KEY.vote_key.hex(), "00"),
+        (KEY.vote_key.hex(), NO_X_COORDINATE.hex()), (VRF_KEY.hex(), (b"d" * 32).hex()),
+        (VRF_KEY.hex(), SMALL_ORDER.hex()), (VRF_KEY.hex(), bytes(32).hex()),
     ],
 )  # fmt: skip
 def test_a_damaged_genesis_file_is_named(old: str, new: str) -> None:
-    text = genesis_to_json(replace(GENESIS, parameters=(("chain.epoch_blocks", 7),)))
+    text = genesis_to_json(replace(FOUNDED, parameters=(("chain.epoch_blocks", 7),)))
     assert old in text
     with pytest.raises(ConfigError, match="genesis"):
         genesis_from_json(text.replace(old, new))
