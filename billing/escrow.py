@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from billing.errors import EscrowUnknown
 from billing.prices import Role
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.codec import decode, encode
+from state.primitives.codec import encode
+from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.receipts import Event, EventType
 from state.transition.rules import Holding
 from state.view import Overlay, Reader, Table
 from state.view.accounts import burn, credit, debit
+from state.view.records import items_of, read_record
 
 __all__ = [
     "BILLING_ADDRESS",
@@ -137,16 +140,14 @@ class _Record(NamedTuple):
 
 
 def _record(data: bytes) -> _Record:
-    match decode(data, limit_bytes=RECORD_LIMIT_BYTES):
-        case [
-            bytes(payer), int(lines), int(deposited), int(paid), int(refunded), int(burned), list(pools),
-        ]:  # fmt: skip
-            return _Record(
-                payer, lines, deposited, paid, refunded, burned,
-                {(pool, owner): amount for pool, owner, amount in pools},
-            )  # fmt: skip
-        case _:
-            raise AssertionError("a damaged escrow record")
+    return read_record(data, _record_of, what="an escrow", limit_bytes=RECORD_LIMIT_BYTES)
+
+
+def _record_of(value: Any) -> _Record:
+    payer, lines, deposited, paid, refunded, burned, pools = items_of(value, bytes, *[int] * 5, list)
+    entries = [items_of(entry, int, bytes, int) for entry in pools]
+    held = {(int(Pool(pool)), owner): amount for pool, owner, amount in entries}
+    return _Record(payer, lines, deposited, paid, refunded, burned, held)
 
 
 class Vault:
@@ -178,7 +179,7 @@ class Vault:
 
     @classmethod
     def load(cls, state: Overlay, escrow_id: bytes, emit: Callable[[Event], None], height: int) -> Vault:
-        """Open an escrow. Raises EscrowUnknown."""
+        """Open an escrow. Raises EscrowUnknown, RecordDamaged."""
         data = state.get(_ESCROW + escrow_id)
         if data is None:
             raise EscrowUnknown(escrow_id.hex())
@@ -330,17 +331,21 @@ def bill_lines(
 
 
 def _line(key: bytes, value: bytes) -> Line:
-    match decode(value, limit_bytes=LINE_LIMIT_BYTES):
+    number = int.from_bytes(key[-4:], "big")
+    return read_record(
+        value, partial(_line_of, number), what=f"line {number} of a bill", limit_bytes=LINE_LIMIT_BYTES
+    )
+
+
+def _line_of(number: int, value: Any) -> Line:
+    match value:
         case [
             int(height), int(movement), int(purpose), int(pool), bytes(party), int(amount),
             (int() | None) as subject,
         ]:  # fmt: skip
-            return Line(
-                int.from_bytes(key[-4:], "big"), height, Movement(movement), Purpose(purpose), Pool(pool), party,
-                amount, subject,
-            )  # fmt: skip
+            return Line(number, height, Movement(movement), Purpose(purpose), Pool(pool), party, amount, subject)
         case _:
-            raise AssertionError("a damaged line of a bill")
+            raise DecodeError("not a line")
 
 
 def earnings_of(state: Reader, address: bytes) -> dict[Role, int]:
@@ -348,8 +353,13 @@ def earnings_of(state: Reader, address: bytes) -> dict[Role, int]:
     data = state.get(_EARNINGS + address)
     if data is None:
         return {}
-    items: list[Any] = decode(data, limit_bytes=LINE_LIMIT_BYTES)
-    return {Role(role): amount for role, amount in items}
+    return read_record(data, _earnings, what=f"the earnings of 0x{address.hex()}", limit_bytes=LINE_LIMIT_BYTES)
+
+
+def _earnings(value: Any) -> dict[Role, int]:
+    if type(value) is not list:
+        raise DecodeError("a list expected")
+    return {Role(role): amount for role, amount in (items_of(entry, int, int) for entry in value)}
 
 
 def _earn(state: Overlay, address: bytes, role: Role, amount: int) -> None:

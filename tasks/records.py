@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, get_type_hints
 
-from state.primitives.codec import Value, decode, encode
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError, RecordDamaged
 from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
 from tasks.errors import TaskUnknown, WindowUnknown
 from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.proofs import (
@@ -152,6 +154,19 @@ class HistoryEntry(NamedTuple):
     evidence: bytes
 
 
+def _shape_of(record: type) -> list[type]:
+    """Return the types of what is encoded of a record: numbers, bytes, and lists for all else."""
+    hints = get_type_hints(record).values()
+    return [
+        bytes if kind is bytes else int if isinstance(kind, type) and issubclass(kind, int) else list
+        for kind in hints
+    ]
+
+
+_TASK_SHAPE: Final = _shape_of(TaskRecord)
+_WINDOW_SHAPE: Final = _shape_of(WindowRecord)
+
+
 def _task_value(task: TaskRecord) -> Value:
     return [
         int(item) if isinstance(item, int) else list(item) if isinstance(item, tuple) else item for item in task
@@ -159,13 +174,17 @@ def _task_value(task: TaskRecord) -> Value:
 
 
 def load_task(state: Reader, task_id: bytes) -> TaskRecord:
-    """Return the task. Raises TaskUnknown."""
+    """Return the task. Raises TaskUnknown, RecordDamaged."""
     data = state.get(_TASK + task_id)
     if data is None:
         raise TaskUnknown(task_id.hex())
-    fields: dict[str, Any] = dict(zip(TaskRecord._fields, decode(data, limit_bytes=TASK_LIMIT_BYTES), strict=True))
+    return read_record(data, _task, what=f"task {task_id.hex()}", limit_bytes=TASK_LIMIT_BYTES)
+
+
+def _task(value: Any) -> TaskRecord:
+    fields: dict[str, Any] = dict(zip(TaskRecord._fields, items_of(value, *_TASK_SHAPE), strict=True))
     fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
-    fields["excluded"] = tuple(fields["excluded"])
+    fields["excluded"] = tuple(items_of(fields["excluded"], *[bytes] * len(fields["excluded"])))
     return TaskRecord(**fields)
 
 
@@ -188,8 +207,11 @@ def load_spec_bytes(state: Reader, task_id: bytes) -> bytes:
 
 
 def load_spec(state: Reader, task_id: bytes) -> JobSpec:
-    """Return the specification of a task. Raises TaskUnknown."""
-    return _decoded_spec(load_spec_bytes(state, task_id))
+    """Return the specification of a task. Raises TaskUnknown, RecordDamaged."""
+    try:
+        return _decoded_spec(load_spec_bytes(state, task_id))
+    except DecodeError as error:
+        raise RecordDamaged(f"the specification of task {task_id.hex()} is damaged: {error}") from None
 
 
 # Every step of a task reads its specification, and decoding costs more than most steps do.
@@ -215,18 +237,22 @@ def _window_key(task_id: bytes, number: int) -> bytes:
 
 
 def load_window(state: Reader, task_id: bytes, number: int) -> WindowRecord:
-    """Return a window. Raises WindowUnknown."""
+    """Return a window. Raises WindowUnknown, RecordDamaged."""
     data = state.get(_window_key(task_id, number))
     if data is None:
         raise WindowUnknown(f"{task_id.hex()} window {number}")
-    fields: dict[str, Any] = dict(
-        zip(WindowRecord._fields, decode(data, limit_bytes=WINDOW_LIMIT_BYTES), strict=True)
-    )
+    what = f"window {number} of task {task_id.hex()}"
+    return read_record(data, _window, what=what, limit_bytes=WINDOW_LIMIT_BYTES)
+
+
+def _window(value: Any) -> WindowRecord:
+    fields: dict[str, Any] = dict(zip(WindowRecord._fields, items_of(value, *_WINDOW_SHAPE), strict=True))
     fields["phase"], fields["reason"] = WindowPhase(fields["phase"]), Reason(fields["reason"])
     fields["proof"] = window_proof_from_value(fields["proof"])
     fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
-    fields["opened"] = tuple(Opened(*item) for item in fields["opened"])
-    fields["sampled"], fields["used"] = tuple(fields["sampled"]), tuple(fields["used"])
+    fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes)) for item in fields["opened"])
+    fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
+    fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
     return WindowRecord(**fields)
 
 
@@ -258,12 +284,15 @@ def load_history(
     for key, value in state.scan(
         prefix + start.to_bytes(4, "big"), prefix + b"\xff" * 5, min(limit, HISTORY_PAGE)
     ):
-        height, time_ms, before, after, reason, actor, evidence = decode(value, limit_bytes=HISTORY_LIMIT_BYTES)
         number = int.from_bytes(key[-4:], "big")
-        entries.append(
-            HistoryEntry(number, height, time_ms, before, Phase(after), Reason(reason), actor, evidence)
-        )
+        what = f"change {number} of task {task_id.hex()}"
+        entries.append(read_record(value, partial(_entry, number), what=what, limit_bytes=HISTORY_LIMIT_BYTES))
     return entries
+
+
+def _entry(number: int, value: Any) -> HistoryEntry:
+    height, time_ms, before, after, reason, actor, evidence = items_of(value, *[int] * 5, bytes, bytes)
+    return HistoryEntry(number, height, time_ms, before, Phase(after), Reason(reason), actor, evidence)
 
 
 def by_requester_key(requester: bytes, created_ms: int = 0, task_id: bytes = b"") -> bytes:

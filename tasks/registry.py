@@ -13,12 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Purpose, Vault
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.codec import Value, decode, encode
+from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
 from state.primitives.receipts import Event, EventType
 from state.transition.rules import BlockContext
 from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
 from tasks.errors import NodeKnown, NodeUnknown, WrongPhase
 from tasks.parameters import TaskParameters
 from tasks.queue import NODE_SLOT, Due, schedule
@@ -183,12 +184,15 @@ def _gpu(value: Any) -> Gpu:
 
 @lru_cache(maxsize=DECODED_NODES_MAX)
 def _record(address: bytes, data: bytes) -> NodeRecord:
-    profile, status, *numbers = decode(data, limit_bytes=RECORD_LIMIT_BYTES)
-    return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *numbers)
+    def make(value: Any) -> NodeRecord:
+        profile, status, *numbers = items_of(value, list, *[int] * (len(NodeRecord._fields) - 2))
+        return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *numbers)
+
+    return read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
 
 
 def load_node(state: Reader, address: bytes) -> NodeRecord | None:
-    """Return the node at ``address``, or None."""
+    """Return the node at ``address``, or None. Raises RecordDamaged."""
     data = state.get(_NODE + address)
     return None if data is None else _record(address, data)
 

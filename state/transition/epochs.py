@@ -9,15 +9,17 @@ the stakes anew. So whoever signs the last block of e has known the committee of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from state.primitives.codec import Value, decode, encode
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, encode
 from state.primitives.committee import SEATS_MAX, Committee
 from state.primitives.errors import DecodeError, InvalidBlock
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash
-from state.primitives.hashing import digest
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.keys import VOTE_KEY_BYTES
 from state.primitives.receipts import Event, EventType
-from state.primitives.vrf import vrf_output
+from state.primitives.vrf import VRF_KEY_BYTES, vrf_output
 from state.transition.jail import FOREVER, JailRecord, is_jailed, load_jail, save_jail
 from state.transition.rules import BlockContext
 from state.transition.selection import CANDIDATES_MAX, Candidate, Selection, draw_seats, seated, select
@@ -32,6 +34,7 @@ from state.transition.staking import (
 )
 from state.view import Overlay, Reader, Table
 from state.view.accounts import burn
+from state.view.records import items_of, read_record
 
 __all__ = [
     "ABSENT_SHARE",
@@ -64,6 +67,7 @@ __all__ = [
     "record_block",
 ]
 
+_T = TypeVar("_T")
 FIRST_VERSION: Final = 1
 SKIPPED_VIEWS_MAX: Final = 1_024
 """Views without a block before a block that count as missed by their leaders; older ones are forgotten."""
@@ -200,7 +204,19 @@ def load_epoch(state: Reader, epoch: int, chain: ChainParameters) -> EpochInfo |
 def load_tally(state: Reader, epoch: int) -> Tally | None:
     """Return what the blocks of ``epoch`` have shown; None for one that has not begun, or is forgotten."""
     data = state.get(_key(_TALLY, epoch))
-    return None if data is None else Tally(*decode(data, limit_bytes=_RECORD_LIMIT_BYTES))
+    return None if data is None else _record_of(data, _tally, f"the tally of epoch {epoch}")
+
+
+def _tally(value: Any) -> Tally:
+    tally = Tally(*items_of(value, int, int, HASH_BYTES, list, list, list, list))
+    seats = len(tally.finalised)
+    for numbers in tally[3:]:
+        items_of(numbers, *[int] * seats)
+    return tally
+
+
+def _record_of(data: bytes, make: Callable[[Any], _T], what: str) -> _T:
+    return read_record(data, make, what=what, limit_bytes=_RECORD_LIMIT_BYTES)
 
 
 def _key(table: bytes, number: int) -> bytes:
@@ -219,7 +235,9 @@ def _new_tally(committee: Committee, randomness: bytes) -> Tally:
 
 def _load_record(state: Reader, epoch: int) -> _Record | None:
     data = state.get(_key(_EPOCH, epoch))
-    return None if data is None else _Record(*decode(data, limit_bytes=_RECORD_LIMIT_BYTES))
+    if data is None:
+        return None
+    return _record_of(data, lambda value: _Record(*items_of(value, HASH_BYTES, int, int)), f"epoch {epoch}")
 
 
 def _save_record(state: Overlay, epoch: int, record: _Record) -> None:
@@ -465,7 +483,13 @@ def _freeze(state: Overlay, epoch: int) -> None:
 
 def _load_frozen(state: Reader) -> list[Candidate]:
     return [
-        Candidate(*entry)
+        candidate
         for _, data in state.scan(_FROZEN, _FROZEN + b"\xff", CANDIDATES_MAX)
-        for entry in decode(data, limit_bytes=_RECORD_LIMIT_BYTES)
+        for candidate in _record_of(data, _candidates, "the stakes that were frozen")
     ]
+
+
+def _candidates(value: Any) -> list[Candidate]:
+    if type(value) is not list:
+        raise DecodeError("a list expected")
+    return [Candidate(*items_of(entry, ADDRESS_BYTES, VOTE_KEY_BYTES, VRF_KEY_BYTES, int)) for entry in value]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from state.primitives.codec import decode, encode
+from state.primitives.codec import encode
 from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
 
 __all__ = ["FOREVER", "JailRecord", "is_jailed", "list_jails", "load_jail", "save_jail"]
 
@@ -25,9 +26,18 @@ class JailRecord(NamedTuple):
 
 
 def load_jail(state: Reader, operator: bytes) -> JailRecord | None:
-    """Return the record of an operator; None when nothing is held against it."""
+    """Return the record of an operator; None when nothing is held against it. Raises RecordDamaged."""
     data = state.get(_JAIL + operator)
-    return None if data is None else JailRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))
+    return None if data is None else _record(operator, data)
+
+
+def _record(operator: bytes, data: bytes) -> JailRecord:
+    return read_record(
+        data,
+        lambda value: JailRecord(*items_of(value, int, int)),
+        what=f"what is held against 0x{operator.hex()}",
+        limit_bytes=RECORD_LIMIT_BYTES,
+    )
 
 
 def list_jails(state: Reader) -> list[tuple[bytes, JailRecord]]:
@@ -35,7 +45,7 @@ def list_jails(state: Reader) -> list[tuple[bytes, JailRecord]]:
     found: list[tuple[bytes, JailRecord]] = []
     start, stop = _JAIL, bytes([Table.JAIL + 1])
     while page := state.scan(start, stop, _PAGE):
-        found += [(key[1:], JailRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))) for key, data in page]
+        found += [(key[1:], _record(key[1:], data)) for key, data in page]
         start = page[-1][0] + b"\0"
     return found
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from state.primitives.codec import decode, encode
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import encode
 from state.primitives.receipts import Event, EventType
 from state.transition.jail import FOREVER, JailRecord, load_jail, save_jail
 from state.transition.rules import BlockContext
@@ -25,6 +26,7 @@ from state.transition.staking import (
 from state.transition.transfer import SYSTEM_PREFIX
 from state.view import Overlay, Reader, Table
 from state.view.accounts import burn, credit
+from state.view.records import items_of, read_record
 
 __all__ = [
     "EQUIVOCATED",
@@ -109,17 +111,25 @@ class SlashRecord(NamedTuple):
 
 
 def load_slash(state: Reader, operator: bytes) -> SlashRecord | None:
-    """Return what an operator was slashed for; None when it never was."""
+    """Return what an operator was slashed for; None when it never was. Raises RecordDamaged."""
     data = state.get(_SLASH + operator)
-    return None if data is None else SlashRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))
+    return None if data is None else _slash_record(operator, data)
+
+
+def _slash_record(operator: bytes, data: bytes) -> SlashRecord:
+    return read_record(
+        data,
+        lambda value: SlashRecord(*items_of(value, *[int] * 9, ADDRESS_BYTES)),
+        what=f"the slash of 0x{operator.hex()}",
+        limit_bytes=RECORD_LIMIT_BYTES,
+    )
 
 
 def list_slashes(state: Reader, *, after: bytes = b"", limit: int) -> list[tuple[bytes, SlashRecord]]:
     """Return operators and what they were slashed for, in the order of their addresses, from behind ``after``."""
     start = _SLASH + after + b"\0" if after else _SLASH
     return [
-        (key[1:], SlashRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES)))
-        for key, data in state.scan(start, bytes([Table.SLASH + 1]), limit)
+        (key[1:], _slash_record(key[1:], data)) for key, data in state.scan(start, bytes([Table.SLASH + 1]), limit)
     ]
 
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.codec import Value, decode, encode
+from state.primitives.codec import Value, encode
 from state.primitives.committee import Committee
-from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.errors import DecodeError, ProtocolError, RecordDamaged
 from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES, SecretKey, verify_vote
 from state.primitives.receipts import Event, EventType
@@ -26,6 +26,7 @@ from state.transition.jail import FOREVER, load_jail
 from state.transition.rules import BlockContext, Context, Holding, Rule
 from state.view import Overlay, Reader, Table
 from state.view.accounts import AMOUNT_BYTES, BALANCE_MASK, SUPPLY_LIMIT, credit, debit
+from state.view.records import items_of, read_record
 
 __all__ = [
     "HOLDINGS",
@@ -159,9 +160,18 @@ class Unbonding(NamedTuple):
 
 
 def load_stake(state: Reader, address: bytes) -> StakeRecord | None:
-    """Return the stake of ``address``, None when it has none."""
+    """Return the stake of ``address``, None when it has none. Raises RecordDamaged."""
     data = state.get(_STAKE + address)
-    return None if data is None else StakeRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))
+    return None if data is None else _stake_record(data)
+
+
+def _stake_record(data: bytes) -> StakeRecord:
+    return read_record(
+        data,
+        lambda value: StakeRecord(*items_of(value, int, VOTE_KEY_BYTES, VRF_KEY_BYTES, int)),
+        what="a stake",
+        limit_bytes=RECORD_LIMIT_BYTES,
+    )
 
 
 def save_stake(state: Overlay, address: bytes, record: StakeRecord) -> None:
@@ -191,7 +201,7 @@ def list_stakes(state: Reader) -> list[tuple[bytes, StakeRecord]]:
     found: list[tuple[bytes, StakeRecord]] = []
     start, stop = _STAKE, bytes([Table.STAKE + 1])
     while page := state.scan(start, stop, _PAGE):
-        found += [(key[1:], StakeRecord(*decode(data, limit_bytes=RECORD_LIMIT_BYTES))) for key, data in page]
+        found += [(key[1:], _stake_record(data)) for key, data in page]
         start = page[-1][0] + b"\0"
     return found
 
@@ -259,7 +269,10 @@ def save_committee(state: Overlay, epoch: int, committee: Committee) -> None:
 
 
 def load_committee(state: Reader, epoch: int) -> Committee | None:
-    """Return the committee of ``epoch``; None for one that is not selected yet, or is forgotten."""
+    """Return the committee of ``epoch``; None for one that is not selected yet, or is forgotten.
+
+    Raises RecordDamaged.
+    """
     data = state.get(_committee_key(epoch))
     return None if data is None else _committee(data)
 
@@ -275,7 +288,10 @@ def _committee_key(epoch: int) -> bytes:
 
 @lru_cache(maxsize=16)
 def _committee(data: bytes) -> Committee:
-    return Committee.decode(data)
+    try:
+        return Committee.decode(data)
+    except DecodeError as error:
+        raise RecordDamaged(f"the record of a committee is damaged: {error}") from None
 
 
 # Kinds
@@ -397,7 +413,7 @@ RULES: Final[tuple[Rule[Any], ...]] = (
 
 HOLDINGS: Final = (
     Holding(Table.ACCOUNT, lambda value: int.from_bytes(value, "big") & BALANCE_MASK),
-    Holding(Table.STAKE, lambda value: StakeRecord(*decode(value, limit_bytes=RECORD_LIMIT_BYTES)).amount),
+    Holding(Table.STAKE, lambda value: _stake_record(value).amount),
     Holding(Table.UNBONDING, lambda value: int.from_bytes(value, "big")),
 )
 """Where free, staked and unbonding money lies."""

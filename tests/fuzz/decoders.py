@@ -18,7 +18,6 @@ from typing import Any, cast
 import click
 import trio
 
-from billing.escrow import _line, _record
 from consensus import signer as votesigner
 from consensus.guard import (
     JOURNAL_BLOCK,
@@ -136,7 +135,14 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.blocks import Block, decode_block, decode_header, encode_block, encode_header
 from state.primitives.codec import decode, encode
 from state.primitives.committee import Committee, Seat
-from state.primitives.errors import ConfigError, DecodeError, InvalidTransaction, KeystoreError, SignatureInvalid
+from state.primitives.errors import (
+    ConfigError,
+    DecodeError,
+    InvalidTransaction,
+    KeystoreError,
+    RecordDamaged,
+    SignatureInvalid,
+)
 from state.primitives.ethereum import decode_dynamic, decode_legacy
 from state.primitives.genesis import genesis_from_json, genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
@@ -221,10 +227,11 @@ from testnet.cluster import TestnetError, _load_plan
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
+from tests.fuzz.state_records import state_records
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
 from tests.state.primitives.test_abi import STAKE as STAKE_CALL
 from tests.state.primitives.test_ethereum import VECTORS as ETHEREUM_VECTORS
-from tests.state.primitives.test_objects import GENESIS as FILE
+from tests.state.primitives.test_objects import FOUNDED as FILE
 from tests.state.transition.chain import genesis as small_genesis
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.test_codecs import JOB as CALL_JOB
@@ -1125,14 +1132,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (encode_range(RangeOfMap(((b"key 1", b"value"),), prove_range(known, b"\x40" * 32, b"\x80" * 32))),),
         ("state.trie.ranges:decode_range",),
     )  # fmt: skip
-    yield "escrow record", Target(
-        _record, (encode([b"p" * 20, 1, 5, 1, 1, 0, [[1, b"o" * 20, 3]]]),), ("billing.escrow:_record",),
-        (DecodeError, AssertionError, ValueError, TypeError),
-    )  # fmt: skip
-    yield "bill line", Target(
-        lambda data: _line(bytes(4), data), (encode([1, 1, 1, 1, b"p" * 20, 5, None]),), ("billing.escrow:_line",),
-        (DecodeError, AssertionError, ValueError),
-    )  # fmt: skip
+    for name, record in state_records(COMMITTEE, PROFILE, PROOF, FINDINGS, encode_spec(JOB)).items():
+        yield (
+            f"record: {name}",
+            Target(record.run, (record.sample()[1],), record.covers, (RecordDamaged,), cost=4, memory=400),
+        )
     # Files that people write
     yield "genesis", Target(
         of_text(read_genesis), (genesis_to_json(small_genesis()).encode(), genesis_to_json(FILE).encode()),

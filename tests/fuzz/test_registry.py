@@ -26,40 +26,18 @@ FOREIGN = {
 }
 PARSERS = {"loads", "unpack", "unpack_from", "iter_unpack", "frombuffer", "b64decode"}
 
-OWN_STATE = "a record of the state: only the rules write it, the store's checksums guard it, damage ends the node"
 OF_A_TARGET = "hands bytes to a decoder that is a target, and passes its typed errors on"
 LATER_TESTED = "a parameter of JSON-RPC: fuzzed in tests/rpc/test_params.py and, whole bodies, in test_bodies.py"
 NO_DECODER = "called like one or calls something like one, but reads values of our own"
 OWN_FILE = "a file that this very program wrote for itself; refused by a typed error or taken as absent"
 EXEMPT = {
     # Records of the state
-    "state.view.accounts:load_account": OWN_STATE,
-    "state.view.accounts:_load_amount": OWN_STATE,
-    "state.transition.staking:load_stake": OWN_STATE,
-    "state.transition.jail:load_jail": OWN_STATE,
-    "state.transition.slashing:load_slash": OWN_STATE,
-    "state.transition.slashing:list_slashes": OWN_STATE,
-    "state.transition.staking:list_stakes": OWN_STATE,
-    "state.transition.staking:load_committee": OWN_STATE,
-    "state.transition.epochs:_load_frozen": OWN_STATE,
-    "state.transition.epochs:_load_record": OWN_STATE,
-    "state.transition.epochs:load_tally": OWN_STATE,
-    "state.transition.jail:list_jails": OWN_STATE,
-    "tasks.registry:_record": OWN_STATE,
-    "tasks.registry:load_node": OWN_STATE,
-    "tasks.records:load_task": OWN_STATE,
-    "tasks.records:load_spec_bytes": OWN_STATE,
-    "tasks.records:load_spec": OWN_STATE,
-    "tasks.records:load_window": OWN_STATE,
-    "tasks.records:load_history": OWN_STATE,
-    "tasks.case:Case.load": OWN_STATE,
-    "billing.escrow:Vault.load": OWN_STATE,
-    "billing.escrow:earnings_of": OWN_STATE,
+    "tasks.case:Case.load": OF_A_TARGET,
+    "billing.escrow:Vault.load": OF_A_TARGET,
     # Callers of targets
     "consensus.guard_log:VoteDirectory.load_guard": OF_A_TARGET,
     "consensus.replica:root_of": OF_A_TARGET,
     "node.home:load_key": OF_A_TARGET,
-    "rpc.faucet:_read_body": "bytes up to a bound, for a decoder that is a target",
     "rpc.faucet:_read_body": "bytes up to a bound, for a decoder that is a target",
     "node.cli.options:read_input": "bytes of a file up to a bound, for a decoder that is a target",
     "node.evidence:EvidenceService._load": OF_A_TARGET,

@@ -1,0 +1,162 @@
+"""Records of the state: whatever bytes stand in the place of one, its loader reads them or names the damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from billing.escrow import _earn, _line, _record, earnings_of
+from billing.prices import Role
+from state.primitives.codec import Value, encode
+from state.primitives.committee import Committee
+from state.transition import epochs, jail, slashing, staking
+from state.transition.jail import JailRecord
+from state.transition.slashing import SlashRecord
+from state.transition.staking import StakeRecord
+from state.view import Overlay, Reader
+from state.view.accounts import Account, issued, load_account, save_account, set_issued
+from tasks import records, registry
+from tasks.proofs import Finding, WindowProof
+from tasks.records import HistoryEntry, Opened, Seat, TaskRecord, WindowRecord
+from tasks.registry import NodeProfile, NodeRecord, NodeStatus
+from tests.state.transition.chain import Memory
+
+WHO = b"w" * 20
+TASK = b"t" * 32
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """``save`` writes one, ``load`` reads it and all that is listed with it; ``covers`` is as of a target."""
+
+    save: Callable[[Overlay], object]
+    load: Callable[[Reader], object]
+    covers: tuple[str, ...]
+
+    def sample(self) -> tuple[bytes, bytes]:
+        """Return key and value of the record: the longest of what was written."""
+        state = Overlay(Memory({}))
+        self.save(state)
+        return max(((key, value) for key, value in state.changes.items() if value), key=lambda item: len(item[1]))
+
+    def run(self, data: bytes) -> None:
+        """Load ``data`` in the place of the record."""
+        self.load(Memory({self.sample()[0]: data}))
+
+
+def _plain(record: type[Any], **given: Any) -> Any:
+    """Return a record of small values of the right types."""
+
+    def value(kind: Any) -> Any:
+        if kind is bytes:
+            return b"x" * 32
+        return next(iter(kind)) if hasattr(kind, "__members__") else 1 if kind is int else ()
+
+    return record(**{name: given.get(name, value(kind)) for name, kind in get_type_hints(record).items()})
+
+
+def _list(load: Callable[[Reader], object], list_all: Callable[[Reader], object]) -> Callable[[Reader], object]:
+    return lambda state: (load(state), list_all(state))
+
+
+def _freeze(state: Overlay) -> None:
+    entry: list[Value] = [WHO, b"v" * 32, b"d" * 32, 7]
+    state.put(epochs._FROZEN + b"\0", encode([entry, entry]))
+
+
+def state_records(
+    committee: Committee, profile: NodeProfile, proof: WindowProof, findings: tuple[Finding, ...], spec: bytes
+) -> dict[str, StateRecord]:
+    """Return every kind of record, by name."""
+    window = _plain(
+        WindowRecord, task=TASK, number=3, proof=proof, sampled=(1, 2), used=(WHO,), disputed=-1,
+        verifiers=(Seat(WHO, b"", None), Seat(WHO, b"s" * 32, findings)),
+        opened=(Opened(1, b"p" * 32, b"s" * 32),),
+    )  # fmt: skip
+    task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO))
+    where = "state.transition."
+    return {
+        "account": StateRecord(
+            lambda state: save_account(state, WHO, Account(3, 5)),
+            lambda state: load_account(state, WHO),
+            ("state.view.accounts:load_account",),
+        ),
+        "amount": StateRecord(lambda state: set_issued(state, 7), issued, ("state.view.accounts:_load_amount",)),
+        "stake": StateRecord(
+            lambda state: staking.save_stake(state, WHO, StakeRecord(5, b"v" * 32, b"d" * 32, 1)),
+            _list(lambda state: staking.load_stake(state, WHO), staking.list_stakes),
+            (
+                where + "staking:load_stake",
+                where + "staking:list_stakes",
+                where + "staking:_stake_record",
+                "state.view.records:read_record",
+            ),
+        ),
+        "committee": StateRecord(
+            lambda state: staking.save_committee(state, 4, committee),
+            lambda state: staking.load_committee(state, 4),
+            (where + "staking:load_committee", where + "staking:_committee"),
+        ),
+        "jail": StateRecord(
+            lambda state: jail.save_jail(state, WHO, JailRecord(7, 2)),
+            _list(lambda state: jail.load_jail(state, WHO), jail.list_jails),
+            (where + "jail:load_jail", where + "jail:list_jails"),
+        ),
+        "slash": StateRecord(
+            lambda state: slashing._save_slash(state, WHO, SlashRecord(1, 2, 3, 4, 5, 6, 7, 8, 9, WHO)),
+            _list(lambda state: slashing.load_slash(state, WHO), lambda s: slashing.list_slashes(s, limit=9)),
+            (where + "slashing:load_slash", where + "slashing:list_slashes"),
+        ),
+        "tally": StateRecord(
+            lambda state: epochs._save_tally(state, 4, epochs._new_tally(committee, b"r" * 32)),
+            lambda state: epochs.load_tally(state, 4),
+            (where + "epochs:load_tally",),
+        ),
+        "epoch of the state": StateRecord(
+            lambda state: epochs._save_record(state, 4, epochs._Record(b"r" * 32, 1, 2)),
+            lambda state: epochs._load_record(state, 4),
+            (where + "epochs:_load_record",),
+        ),
+        "frozen stakes": StateRecord(_freeze, epochs._load_frozen, (where + "epochs:_load_frozen",)),
+        "node of the market": StateRecord(
+            lambda state: registry.save_node(state, NodeRecord(WHO, profile, NodeStatus(1), *[1] * 9)),
+            _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
+            ("tasks.registry:load_node", "tasks.registry:_record"),
+        ),
+        "task": StateRecord(
+            lambda state: records.save_task(state, task),
+            lambda state: records.load_task(state, TASK),
+            ("tasks.records:load_task",),
+        ),
+        "specification of a task": StateRecord(
+            lambda state: records.save_spec(state, TASK, spec),
+            lambda state: records.load_spec(state, TASK),
+            ("tasks.records:load_spec", "tasks.records:load_spec_bytes"),
+        ),
+        "window": StateRecord(
+            lambda state: records.save_window(state, window),
+            lambda state: records.load_window(state, TASK, 3),
+            ("tasks.records:load_window",),
+        ),
+        "history": StateRecord(
+            lambda state: records.append_history(state, TASK, _plain(HistoryEntry, number=0)),
+            lambda state: records.load_history(state, TASK),
+            ("tasks.records:load_history",),
+        ),
+        "escrow": StateRecord(
+            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [[1, WHO, 3]]])),
+            lambda state: _record(state.get(b"e") or b""),
+            ("billing.escrow:_record",),
+        ),
+        "line of a bill": StateRecord(
+            lambda state: state.put(b"bill", encode([1, 1, 1, 1, WHO, 5, None])),
+            lambda state: _line(bytes(4), state.get(b"bill") or b""),
+            ("billing.escrow:_line", "billing.escrow:_line_of"),
+        ),
+        "earnings": StateRecord(
+            lambda state: _earn(state, WHO, Role(1), 5),
+            lambda state: earnings_of(state, WHO),
+            ("billing.escrow:earnings_of",),
+        ),
+    }
