@@ -60,7 +60,8 @@ CONNECTIONS: Final = 16
 NATIVE: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBalance","params":["0x%s"]}'
 ETHEREUM: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["0x%s","latest"]}'
 SUBMIT: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_sendTransaction","params":["0x%s"]}'
-SUBMISSIONS: Final = 12_000
+SUBMISSIONS_PER_S: Final = 4_000
+"""More than a loaded machine takes."""
 SUBMIT_EVERY: Final = 20
 """One of so many requests at a fixed rate is a transaction."""
 OPENED_AT_ONCE: Final = 100
@@ -104,7 +105,7 @@ def run(
             native = load.flood(lambda: load.balance(NATIVE), seconds)
             figures["cpu_us_per_native_get_balance"] = native.us
             figures["cpu_us_per_native_batch_of_100"] = load.flood(lambda: load.batch(100, NATIVE), seconds).us
-            submit = load.flood(load.submit(SUBMISSIONS), seconds)
+            submit = load.flood(load.submit(int(seconds * SUBMISSIONS_PER_S)), seconds)
             figures["submit_cpu_us_per_transaction"] = submit.us
             figures["node_submit_cpu_us_per_transaction"] = submit.node_us
             paced = load.paced(rate_per_s, seconds)

@@ -30,7 +30,11 @@ REFUSALS: Final = {
     "cast": ("insufficient funds for gas * price + value", "nonce too low"),
 }
 """What each client makes of a transfer above the balance, and of a nonce that is used."""
-NOT_MADE: Final = {"cast": frozenset({"batches", "heads over WebSocket"})}
+NOT_MADE: Final = {
+    "cast": frozenset({"batches", "heads over WebSocket"}),
+    "ethers": frozenset({"sends with receipt"}),
+    "web3.py": frozenset({"sends with receipt"}),
+}
 """What a client has no command for."""
 OPERATION_TIMEOUT_S: Final = 120.0
 
@@ -156,6 +160,14 @@ class Cast:
         more = ["--legacy"] if legacy else []
         more += [] if nonce is None else ["--nonce", str(nonce)]
         return await self._say("send", "--async", *more, "--private-key", key, "--value", value, to)
+
+    async def request(self, *, method: str, params: list[Any]) -> Any:
+        return json.loads(await self._say("rpc", "--raw", method, json.dumps(params)))
+
+    async def transfer_with_receipt(self, *, key: str, to: str, value: str, nonce: int) -> str:
+        given = ("--private-key", key, "--value", value, "--nonce", nonce, "--json", to)
+        receipt = json.loads(await self._say("send", "--sync", *given))
+        return str(int(receipt["status"], 16))
 
     def _declared(self, contract: str, kind: str, name: str) -> Any:
         abi = self._contracts[contract]["abi"]

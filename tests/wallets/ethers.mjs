@@ -58,6 +58,7 @@ serve({
     const block = await provider.getBlock(Number(height), true);
     return { number: block.number, hash: block.hash, transactions: block.prefetchedTransactions.map(({ hash }) => hash) };
   },
+  request: ({ method, params }) => provider.send(method, params),
   async transfer({ key, to, value, legacy, nonce }) {
     const request = { to, value, type: legacy ? 0 : 2, nonce: nonce ?? undefined };
     return (await new Wallet(key, provider).sendTransaction(request)).hash;

@@ -21,6 +21,7 @@ from tests.wallets.clients import NOT_MADE, REFUSALS, Client
 from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, work_of
 
 NOWHERE: Final = "0x" + "11" * 32
+WITH_RECEIPT: Final = "sends with receipt"
 STAKE: Final = 2_000 * COIN
 TOP_UP: Final = 3 * COIN
 PATIENCE_S: Final = 60.0
@@ -248,6 +249,8 @@ class Play:
         await self._write(
             job.staker, "stake", *self._world.stake_arguments(job.staker), value=STAKE, event="Staked"
         )
+        if not self._lacks(WITH_RECEIPT) and not self._moves:
+            await self._send_with_receipt()
         first, second = self._sent[0].hash, self._sent[1].hash
         receipts = await self._settle()
         created = [
@@ -262,9 +265,40 @@ class Play:
         assert [receipt["gas"] for receipt in receipts[:2]] == ["21000", "21000"]
         block = await self._ask("block", height=receipts[0]["height"])
         assert first in block["transactions"]
+        await self._explore(receipts[0], first)
         left = FUNDS - self._spent[job.staker.address]
         assert await self._ask("balance", address=job.staker.address) == str(left)  # to the last unit
         self._did("balances")
+
+    async def _send_with_receipt(self) -> None:
+        """Send a transfer whose receipt is the answer: one question instead of many."""
+        given = {"key": self._job.requester.key, "to": self._job.staker.address, "value": "0"}
+        nonce = self._nonces[self._job.requester.address]
+        self._nonces[self._job.requester.address] += 1
+        assert await self._ask("transfer_with_receipt", nonce=nonce, **given) == "1"
+        self._did(WITH_RECEIPT)
+
+    async def _explore(self, receipt: Any, hash_: str) -> None:
+        """Ask what explorers ask; the tap holds each answer against its schema."""
+        block = await self._ask("block", height=receipt["height"])
+        height, index = hex(int(receipt["height"])), hex(block["transactions"].index(hash_))
+        by_number, by_hash = [height], [block["hash"]]
+        asked: list[tuple[str, list[Any]]] = [
+            ("eth_getBlockByHash", [*by_hash, True]), ("eth_getBlockReceipts", by_number),
+            ("eth_getTransactionByBlockNumberAndIndex", [height, index]),
+            ("eth_getTransactionByBlockHashAndIndex", [block["hash"], index]),
+            ("eth_getBlockTransactionCountByNumber", by_number), ("eth_getBlockTransactionCountByHash", by_hash),
+            ("eth_getUncleCountByBlockNumber", by_number), ("eth_getUncleCountByBlockHash", by_hash),
+            ("eth_getUncleByBlockNumberAndIndex", [height, "0x0"]),
+            ("eth_getUncleByBlockHashAndIndex", [block["hash"], "0x0"]),
+            ("eth_getStorageAt", [receipt["from"], "0x0", "latest"]), ("eth_accounts", []), ("eth_syncing", []),
+            ("net_listening", []), ("web3_sha3", ["0x"]),
+        ]  # fmt: skip
+        for method, params in asked:
+            found = await self._ask("request", method=method, params=params)
+            if method.startswith("eth_getTransactionBy"):
+                assert found["hash"] == hash_, method
+            self._did("explorers' questions")
 
     async def _take_up(self) -> None:
         job = self._job

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import trio
 
+from rpc.surface import SURFACE
 from tests.wallets.clients import Client, clients
 from tests.wallets.scenario import Play
 from tests.wallets.tap import Judge, Verdict
 from tests.wallets.tools import PLACE
 from tests.wallets.world import VALIDATORS, World, job, world
 
-BASE_PORT = 28_600
 REPORT = PLACE / "report.json"
 PLAYS = ("at one node", "moved between send and wait")
 
@@ -50,6 +50,7 @@ class Report:
         return "\n".join([*lines, f"A: {PLAYS[0]}; B: {PLAYS[1]}"])
 
     def write(self, verdict: Verdict) -> Any:
+        ethereum = {name for name in SURFACE if not name.startswith("dekube_")}
         document = {
             "steps": self.counts,
             "seconds": self.seconds,
@@ -59,6 +60,7 @@ class Report:
             "answers": dict(verdict.answers),
             "errors": dict(verdict.errors),
             "notifications": dict(verdict.notifications),
+            "asked_by_no_client": sorted(ethereum - verdict.answers.keys()),
         }
         REPORT.parent.mkdir(parents=True, exist_ok=True)
         REPORT.write_text(json.dumps(document, indent=1) + "\n")
@@ -82,7 +84,7 @@ async def play_all(it: World, client: Client, number: int, report: Report) -> No
 async def test_all_clients_work_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     has_npm = shutil.which("node") is not None and shutil.which("npm") is not None
     report = Report()
-    async with world(tmp_path / "net", BASE_PORT) as it, clients(tmp_path, has_npm=has_npm) as wallets:
+    async with world(tmp_path / "net") as it, clients(tmp_path, has_npm=has_npm) as wallets:
         async with trio.open_nursery() as nursery:
             for number, client in enumerate(wallets):
                 nursery.start_soon(play_all, it, client, number, report)

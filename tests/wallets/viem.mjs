@@ -59,6 +59,11 @@ serve({
   transfer: ({ key, to, value, legacy, nonce }) => writer(key).sendTransaction({
     to, value: BigInt(value), type: legacy ? 'legacy' : 'eip1559', nonce: nonce ?? undefined,
   }),
+  request: ({ method, params }) => reader.request({ method, params }),
+  async transfer_with_receipt({ key, to, value, nonce }) {
+    const receipt = await writer(key).sendTransactionSync({ to, value: BigInt(value), nonce });
+    return receipt.status === 'success' ? 1 : 0;
+  },
   write: ({ key, contract, name, args, value, nonce, gas }) => writer(key).writeContract({
     address: contracts[contract].address, abi: contracts[contract].abi, functionName: name,
     args: typed(contracts[contract].abi, name, args), value: big(value), nonce: nonce ?? undefined, gas: big(gas),

@@ -100,6 +100,9 @@ class Driver:
         hashes = [bytes(item["hash"]) for item in block["transactions"]]
         return {"number": block["number"], "hash": bytes(block["hash"]), "transactions": hashes}
 
+    def request(self, *, method: str, params: list[Any]) -> Any:
+        return self.w3.manager.request_blocking(method, params)
+
     def _send(self, key: str, request: dict[str, Any]) -> Any:
         account = Account.from_key(key)
         request = {"chainId": self.w3.eth.chain_id} | request

@@ -8,6 +8,7 @@ exactly one of them. One account checks all work; its transactions are numbered 
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -75,6 +76,7 @@ PARAMETERS: Final = {
 }  # fmt: skip
 """What somebody must do in time has much of it, what only time does comes at once."""
 HEIGHT_PATIENCE_S: Final = 60.0
+PORTS: Final = range(28_600, 28_800, 20)
 
 
 class Account(NamedTuple):
@@ -263,8 +265,9 @@ def start(folder: Path, base_port: int) -> Network:
 
 
 @asynccontextmanager
-async def world(folder: Path, base_port: int) -> AsyncIterator[World]:
+async def world(folder: Path) -> AsyncIterator[World]:
     """Run the network and its taps."""
+    base_port = next(port for port in PORTS if _are_free(port))
     with network_of(folder, base_port) as made:
         ports = [base_port + 3 * (1 + number) + 1 for number in range(VALIDATORS)]
         it = World(ports)
@@ -278,6 +281,18 @@ async def world(folder: Path, base_port: int) -> AsyncIterator[World]:
             await it.register_checker()
             yield it
             nursery.cancel_scope.cancel()
+
+
+def _are_free(base_port: int) -> bool:
+    """Tell whether a network could have its ports from ``base_port`` on; another run may have them."""
+    for port in range(base_port, base_port + PORTS.step):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
 
 
 @contextmanager
