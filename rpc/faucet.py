@@ -31,7 +31,7 @@ from rpc.client.shapes import ChainInfo
 from rpc.direct import DirectRequest
 from rpc.dispatch import Caller
 from rpc.doors import DoorOptions, Doors, make_protocols
-from rpc.limits import caller_key
+from rpc.limits import Budgets, caller_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.keys import SecretKey
@@ -44,6 +44,9 @@ _log = structlog.get_logger(__name__)
 
 BODY_LIMIT_BYTES: Final = 1024
 BODY_DEADLINE_S: Final = 10.0
+REQUESTS_PER_S: Final = 2.0
+REQUESTS_BURST: Final = 20.0
+"""What one caller may ask, granted or not."""
 WAITING_MAX: Final = 64
 """Requests that wait for their turn to be signed; more are told to come again."""
 DAY_MS: Final = 24 * 3600 * 1000
@@ -291,6 +294,7 @@ class Application:
 
     def __init__(self, faucet: Faucet) -> None:
         self._faucet = faucet
+        self._budgets = Budgets(REQUESTS_PER_S, REQUESTS_BURST)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -313,8 +317,10 @@ class Application:
 
     async def _post(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         try:
-            body = await _read_body(receive)
-            hash_ = await self._faucet.give(read_address(body), self._caller(scope))
+            caller = self._caller(scope)
+            if wait_s := self._budgets.take(caller, 1, time.monotonic()):
+                raise FaucetRefused("too_often", "too many requests", status=429, retry_after_s=int(wait_s) + 1)
+            hash_ = await self._faucet.give(read_address(await _read_body(receive)), caller)
         except FaucetRefused as error:
             extra = [(b"retry-after", b"%d" % error.retry_after_s)] if error.retry_after_s is not None else []
             await _answer_json(send, error.status, error.to_json(), extra)

@@ -201,9 +201,10 @@ class Core:
         """The gateway that is asked now."""
         return self._urls[self._at]
 
-    def turn(self) -> None:
-        """Ask the next gateway from now on."""
-        self._at = (self._at + 1) % len(self._urls)
+    def turn(self, url: str) -> None:
+        """Ask another gateway than ``url`` from now on, where another flow has not turned away from it already."""
+        if self.url == url:
+            self._at = (self._at + 1) % len(self._urls)
 
     # Calls
 
@@ -238,12 +239,13 @@ class Core:
             pause_s = 0.0
             if attempt % count == 0:
                 pause_s = self.options.pause_s * 2 ** (attempt // count - 1)
+            url = self.url
             try:
                 answers = yield from self._exchange([calls[number] for number in waiting], is_batch=is_batch)
             except GatewayUnreachable:
                 if attempt == tries or count == 1:
                     raise
-                self.turn()
+                self.turn(url)
             else:
                 for number, answer in zip(waiting, answers, strict=True):
                     results[number] = answer
@@ -252,8 +254,7 @@ class Core:
                     return results
                 waiting = again
                 rations_s = [_ration_s(results[n]) for n in waiting]
-                if count > 1:
-                    self.turn()
+                self.turn(url)
                 if count == 1 or attempt % count == 0:
                     pause_s = max(pause_s, *rations_s)
             if pause_s:
@@ -262,10 +263,11 @@ class Core:
 
     def _exchange(self, calls: Sequence[Call], *, is_batch: bool) -> Flow[list[Any]]:
         requests = [self._request(number, call) for number, call in enumerate(calls)]
+        at = self._at
         data = yield Post(self.url, orjson.dumps(requests if is_batch else requests[0]), self.options.timeout_s)
         results = read_answers(data, len(calls), is_batch=is_batch)
         for result in results:
-            self._note(result)
+            self._note(at, result)
         return results
 
     def _request(self, number: int, call: Call) -> dict[str, Any]:
@@ -282,10 +284,10 @@ class Core:
             request["params"] = params
         return request
 
-    def _note(self, result: Any) -> None:
+    def _note(self, at: int, result: Any) -> None:
         match result:
             case {"at": {"height": int(height)}}:
-                self._shown[self._at] = max(self._shown[self._at], height)
+                self._shown[at] = max(self._shown[at], height)
                 self.height = max(self.height, height)
             case _:
                 pass
@@ -322,13 +324,15 @@ class Core:
         failures = 0
         deadline = None if timeout_s is None else (yield Now()) + timeout_s
         while True:
+            url = self.url
             try:
                 if following is not None:
                     following = yield from self._replay(kind, wanted, following)
                 request: dict[str, Any] = {"kind": kind, **wanted}
                 if following is not None:
                     request["from_height"] = following
-                yield Dial(_socket_url(self.url), self.options.timeout_s)
+                url = self.url
+                yield Dial(_socket_url(url), self.options.timeout_s)
                 yield Tell(_message("dekube_subscribe", request))
                 started = yield from self._hear_answer()
                 following = started if following is None else following
@@ -351,7 +355,7 @@ class Core:
                 failures += 1
                 if failures > RECONNECTS_MAX * len(self._urls):
                     raise
-            self.turn()
+            self.turn(url)
             if deadline is not None and (yield Now()) >= deadline:
                 return
             yield Pause(min(self.options.pause_s * 2 ** min(failures, 16), RECONNECT_PAUSE_S_MAX))

@@ -221,6 +221,8 @@ async def test_coins_are_given_within_limits_that_outlive_the_process(tmp_path: 
                 (b"{", 400), (b"x" * 5000, 413), ({"address": "0x"}, 400), ([], 400), (b"\xff" * 100, 400),
             ):  # fmt: skip
                 assert (await running.ask(body))[0] == status
+            statuses = [(await running.ask(b"{", **{"x-forwarded-for": "203.0.113.5"}))[0] for _ in range(25)]
+            assert statuses[0] == 400 and 429 in statuses
             assert (await running.http.get(running.url + "/nothing")).status_code == 404
             about = (await running.http.get(running.url)).json()
             assert (about["chain_id"], about["amount"]) == (7, str(5 * COIN))

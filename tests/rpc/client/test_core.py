@@ -114,6 +114,15 @@ def test_of_a_batch_only_what_failed_for_now_is_asked_again() -> None:
     assert world.run(world.core.batch([])) == []
 
 
+def test_two_flows_that_fail_at_one_gateway_turn_from_it_once() -> None:
+    world = World(head(5), head(6), head(7))
+    first = world.core.url
+    world.core.turn(first)
+    second = world.core.url
+    world.core.turn(first)
+    assert world.core.url == second != first
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://[", "://"])
 def test_what_is_no_address_of_a_gateway_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
