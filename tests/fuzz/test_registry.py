@@ -27,7 +27,7 @@ FOREIGN = {
 PARSERS = {"loads", "unpack", "unpack_from", "iter_unpack", "frombuffer", "b64decode"}
 
 OF_A_TARGET = "hands bytes to a decoder that is a target, and passes its typed errors on"
-LATER_TESTED = "a parameter of JSON-RPC: fuzzed in tests/rpc/test_params.py and, whole bodies, in test_bodies.py"
+LATER_TESTED = "a parameter of JSON-RPC: fuzzed in tests/rpc/test_params.py and, whole bodies, in test_hostile.py"
 NO_DECODER = "called like one or calls something like one, but reads values of our own"
 OWN_FILE = "a file that this very program wrote for itself; refused by a typed error or taken as absent"
 EXEMPT = {

@@ -23,12 +23,14 @@ from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.errors import INTERNAL_ERROR
 from rpc.gateway import GatewayOptions
+from rpc.schema import make_cursor
 from rpc.subscriptions import SessionOptions
 from rpc.surface import SURFACE
+from state.transition.staking import STAKING_ADDRESS
 from tests.fuzz.mutate import mutate
 from tests.rpc.harness import ALICE, BOB, CAROL, DAVE, Gateway, Node, gateway, hexed, mint, served, transfer
 from tests.rpc.raw import Wire, call, post
-from tests.rpc.test_ethereum import dynamic, legacy, who
+from tests.rpc.test_ethereum import UNSTAKE, dynamic, legacy, who
 
 CODES = {-32700, -32600, -32601, -32602, -32000, -32001, -32002, -32005, 3, 4}
 CHAIN = call("eth_chainId")
@@ -102,7 +104,9 @@ _FIELDS = st.sampled_from(
 JUNK = st.recursive(
     _LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_FIELDS, inner, max_size=4), max_leaves=12
 )
-METHODS = st.sampled_from(sorted(SURFACE)) | st.sampled_from(["", "eth_", "rpc.", "eth_sign", "x" * 1_000, "\0"])
+WAITS = {"dekube_waitForReceipt", "eth_sendRawTransactionSync"}
+"""Take their time when they are asked rightly; in the corpus instead."""
+METHODS = st.sampled_from([*sorted({*SURFACE} - WAITS), "", "eth_", "rpc.", "eth_sign", "x" * 1_000, "\0"])
 REQUEST = st.fixed_dictionaries(
     {"jsonrpc": st.just("2.0"), "id": _LEAF, "method": METHODS, "params": st.lists(JUNK, max_size=4) | JUNK}
 )
@@ -110,6 +114,8 @@ BODY = (REQUEST | st.lists(REQUEST | JUNK, max_size=6) | JUNK).map(
     lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 )
 CORPUS = [
+    call("dekube_waitForReceipt", NOWHERE, 1),
+    call("eth_sendRawTransactionSync", "0x00", 1),
     b"", b" ", b"null", b"[]", b"[[]]", b"[null]", b"{}", b'"', b"\xff\xfe{", b"\xef\xbb\xbf{}", b"[" * 100_000,
     b'{"a":' * 50_000, b"[" + b"1," * 5_000 + b"1]", b"1" * 100_000, b'"' + b"\\ud800" * 1_000 + b'"',
     b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","method":"eth_sign"}', b"nan", b"[1e999]", b"-" * 1_000,
@@ -122,6 +128,47 @@ CORPUS = [
     b'{"jsonrpc":"2.0","id":1,"method":"eth_feeHistory","params":["0x7fffffff","latest",[0,100]]}',
     b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBlock","params":{"block":"' + b"0x" + b"00" * 32 + b'"}}',
 ]  # fmt: skip
+
+
+GOOD: list[tuple[str, Any]] = [
+    ("dekube_getBalance", [who(ALICE), 0]),
+    ("dekube_getBlock", ["latest", True]),
+    ("dekube_getBlocks", [make_cursor(["blocks", 1]), 5]),
+    ("dekube_getMempool", [make_cursor(["mempool", 5]), 5]),
+    ("dekube_getAccountHistory", {"address": who(ALICE), "cursor": make_cursor(["history", b"a" * 20, 1, 1])}),
+    ("dekube_estimate", [who(ALICE), 1, "0x80"]),
+    ("dekube_getProof", ["0x01", 0]),
+    ("dekube_subscribe", ["heads"]),
+    ("rpc.discover", []),
+    ("eth_getBalance", [who(ALICE), {"blockHash": NOWHERE}]),
+    ("eth_call", [{"from": who(ALICE), "to": hexed(STAKING_ADDRESS), "data": hexed(UNSTAKE.encode(1))}, "0x1"]),
+    ("eth_estimateGas", [{"from": who(ALICE), "to": who(BOB), "value": "0x1", "gas": "0x5208"}]),
+    ("eth_getLogs", [{"fromBlock": "0x1", "toBlock": "0x2", "address": [who(BOB)], "topics": [None, [NOWHERE]]}]),
+    ("eth_feeHistory", ["0x2", "latest", [20.0, 50]]),
+    ("eth_getStorageAt", [who(BOB), "0x0", "latest"]),
+    ("eth_getTransactionByBlockNumberAndIndex", ["0x1", "0x0"]),
+    ("txpool_contentFrom", [who(BOB)]),
+]
+LEAVES: list[Any] = [
+    None, True, -1, 0, 2**53, 2**70, 1e300, "", "0x", "x" * 300, [], {}, [[]], {"a": 1}, "\ud7ff"
+]  # fmt: skip
+
+
+def disturb(random: Random, value: Any) -> Any:
+    """Return a request with some of its parts changed, most of it as it should be."""
+    if random.random() < 0.1:
+        return random.choice(LEAVES)
+    if isinstance(value, dict):
+        changed = {name: disturb(random, item) for name, item in value.items()}
+        if random.random() < 0.1 and changed:
+            changed[random.choice(list(changed)) + "x"] = random.choice(LEAVES)
+        return changed
+    if isinstance(value, list):
+        return [disturb(random, item) for item in value]
+    if isinstance(value, str) and value.startswith("0x") and random.random() < 0.3 and len(value) > 4:
+        at = random.randrange(2, len(value))
+        return value[:at] + random.choice("0123456789abcdefgX") + value[at + 1 :]
+    return value
 
 
 def bodies(count: int) -> list[bytes]:
@@ -139,12 +186,15 @@ def bodies(count: int) -> list[bytes]:
     draw()
     random = Random("bodies")
     damaged = [mutate(random, random.choice(drawn) or b"{}", drawn[:50])[:8192] for _ in range(count // 2)]
-    return [*CORPUS, *drawn, *damaged]
+    good = [{"jsonrpc": "2.0", "id": 1, "method": name, "params": params} for name, params in GOOD]
+    near = [disturb(random, random.choice([*good, good[:3]])) for _ in range(count // 2)]
+    return [*CORPUS, *drawn, *damaged, *(json.dumps(item).encode() for item in near)]
 
 
 async def any_body_over_http(place: Place) -> None:
+    sent = bodies(600)  # before: a connection that says nothing is closed
     async with await Wire.open(place.it) as wire:
-        for body in bodies(600):
+        for body in sent:
             await wire.send(post(body))
             answer = await wire.answer()
             assert (answer.status, answer.headers["content-type"]) == (200, "application/json"), body[:200]
@@ -152,7 +202,6 @@ async def any_body_over_http(place: Place) -> None:
 
 
 async def any_frame_over_a_websocket(place: Place) -> None:
-
     def talk() -> None:
         random = Random("frames")
         with connect(place.it.websocket_url, max_size=None) as socket:
