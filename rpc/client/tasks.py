@@ -123,12 +123,19 @@ def _task_windows(core: Core, task: bytes) -> Stream[Window]:
 
 
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
-    """Return the bill of a task: its lines and sums."""
-    answer = yield from core.call("dekube_getBill", task=hexed(task), limit=1)
-    if type(answer) is not dict:
-        raise AnswerMalformed("dekube_getBill: not an answer")
-    lines = yield from gather(each(core, BillLine, "dekube_getBill", task=hexed(task)))
-    return Bill(tuple(lines), read_shape(EscrowTotals, answer.get("totals")))
+    """Return the bill of a task: its lines and sums, of one height."""
+    totals: EscrowTotals | None = None
+    lines: list[BillLine] = []
+    cursor: str | None = None
+    while totals is None or cursor is not None:
+        answer = yield from core.call("dekube_getBill", task=hexed(task), cursor=cursor, limit=100)
+        match answer:
+            case {"totals": dict() as sums, "items": list() as items, "next": (str() | None) as cursor}:
+                totals = totals or read_shape(EscrowTotals, sums)
+                lines += [read_shape(BillLine, item) for item in items]
+            case _:
+                raise AnswerMalformed("dekube_getBill: not an answer")
+    return Bill(tuple(lines), totals)
 
 
 # Doing
