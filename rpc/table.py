@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from rpc.blocks import LoadedBlock
@@ -216,23 +217,20 @@ def bind(params: Sequence[Param], given: Any) -> list[Any]:
 
     Raises RpcError (invalid_params) for a missing, an unknown, a superfluous or a malformed one.
     """
-    if given is None or given == []:
-        by_name: Mapping[str, Any] = {}
+    if type(given) is list or given is None:
+        found = given or ()
+        if len(found) > len(params):
+            raise RpcError("invalid_params", f"invalid params: at most {len(params)} expected, got {len(found)}")
     elif type(given) is dict:
-        by_name = given
-        unknown = by_name.keys() - {param.name for param in params}
+        unknown = given.keys() - {param.name for param in params}
         if unknown:
             name = min(unknown)[:64]
             raise RpcError("invalid_params", f"invalid params: unknown parameter {name}", param=name)
-    elif type(given) is list:
-        if len(given) > len(params):
-            raise RpcError("invalid_params", f"invalid params: at most {len(params)} expected, got {len(given)}")
-        by_name = {param.name: value for param, value in zip(params, given, strict=False)}
+        found = [given.get(param.name) for param in params]
     else:
         raise RpcError("invalid_params", "invalid params: an array or an object expected")
     values = []
-    for param in params:
-        value = by_name.get(param.name)
+    for param, value in zip_longest(params, found):
         if value is None and param.required:
             raise RpcError("invalid_params", f"invalid params: missing parameter {param.name}", param=param.name)
         values.append(param.read(value))

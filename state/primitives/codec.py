@@ -62,7 +62,7 @@ def decode(data: bytes, *, limit_bytes: int, limit_items: int | None = None) -> 
     size = len(data)
     if size > limit_bytes:
         raise DecodeError(f"{size} bytes, limit {limit_bytes}")
-    if size > ITEMS_FREE:
+    if size > ITEMS_FREE and (limit_items is None or limit_items < size):  # there are no more items than bytes
         _check_items(data, ITEMS_FREE + size // ITEM_BYTES_MIN if limit_items is None else limit_items)
     try:
         value = cbor2.loads(
