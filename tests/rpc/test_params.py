@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rpc.errors import INVALID_PARAMS, RpcError
 from rpc.limits import Budgets, Cache, caller_key
+from rpc.openrpc import describe
 from rpc.schema import (
     ADDRESS,
     AMOUNT,
@@ -22,7 +23,7 @@ from rpc.schema import (
     natural,
     text,
 )
-from rpc.surface import DOCUMENT, SURFACE, describe
+from rpc.surface import DOCUMENT, SURFACE
 from rpc.table import bind
 from tests.rpc.validate import validate
 
@@ -100,7 +101,7 @@ def test_types(kind: Any, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_discovery_is_the_dispatch_table() -> None:
-    assert describe(SURFACE) == DOCUMENT
+    assert describe(SURFACE, title="", description="")["methods"] == DOCUMENT["methods"]
     assert [method["name"] for method in DOCUMENT["methods"]] == list(SURFACE)
     for method in DOCUMENT["methods"]:
         assert [param["name"] for param in method["params"]] == [
