@@ -60,6 +60,7 @@ EXEMPT = {
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
+    "testnet.faucet:_is_of": OWN_FILE,
     "node.simulation.campaign:_readable": OWN_FILE,
     "rpc.frames:read_failure": OF_A_TARGET,
     "node.admin:_read_peer": "text of the owner, by node.config:parse_peer; tests/node/test_admin.py",
