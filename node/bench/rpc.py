@@ -70,6 +70,8 @@ UPGRADE: Final = (
     b"GET /ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
 )
+PING: Final = b"\x89"
+PONG: Final = b"\x8a"
 PHASES: Final = 3
 """Times that the network is idle and flooded in turns."""
 WARM_HEIGHT: Final = 3
@@ -108,6 +110,8 @@ def run(
             submit = load.flood(load.submit(int(seconds * SUBMISSIONS_PER_S)), seconds)
             figures["submit_cpu_us_per_transaction"] = submit.us
             figures["node_submit_cpu_us_per_transaction"] = submit.node_us
+            many = load.flood(load.submit(int(seconds * SUBMISSIONS_PER_S), 100), seconds)
+            figures["submit_cpu_us_per_transaction_in_batches"] = many.us / 100
             paced = load.paced(rate_per_s, seconds)
             figures[f"p50_ms_at_{rate_per_s}_per_s"] = paced.p50_ms
             figures[f"p99_ms_at_{rate_per_s}_per_s"] = paced.p99_ms
@@ -375,8 +379,8 @@ class _Load:
         """Ask as readers do: half of it is new to the gateway."""
         return self.absent() if self._random.random() < 0.5 else self.balance()
 
-    def submit(self, count: int) -> Callable[[], bytes]:
-        """Return a source of ``count`` requests with transactions signed beforehand."""
+    def submit(self, count: int, size: int = 1) -> Callable[[], bytes]:
+        """Return a source of ``count`` signed transactions, ``size`` in each request."""
         ready: list[tuple[int, bytes]] = []
         nonces = list(self._nonces)
         for number in range(count):
@@ -387,13 +391,15 @@ class _Load:
                 max_fee_per_gas=10**12,
             )  # fmt: skip
             nonces[at] += 1
-            ready.append((at, _http(SUBMIT % raw.hex().encode())))
+            ready.append((at, SUBMIT % raw.hex().encode()))
         ready.reverse()
 
         def take() -> bytes:
-            at, request = ready.pop()
-            self._nonces[at] += 1  # what is not taken before the time is up is never sent
-            return request
+            taken = [ready.pop() for _ in range(size)]
+            for at, _ in taken:
+                self._nonces[at] += 1  # what is not taken before the time is up is never sent
+            calls = [call for _, call in taken]
+            return _http(calls[0] if size == 1 else b"[" + b",".join(calls) + b"]")
 
         return take
 
@@ -489,17 +495,22 @@ class _Load:
 
 
 class _Listener(asyncio.Protocol):
-    """A WebSocket that is opened and says nothing."""
+    """A WebSocket that is opened and says nothing but that it is there."""
 
     def __init__(self) -> None:
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
         transport.write(UPGRADE)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        if not self.accepted.done():
+        if self.accepted.done():
+            if data[:1] == PING:
+                answer = PONG + bytes([0x80 | data[1]]) + bytes(4) + data[2 : 2 + data[1]]
+                self._transport.write(answer)  # type: ignore[attr-defined]
+        else:
             if data.startswith(b"HTTP/1.1 101 "):
                 self.accepted.set_result(None)
             else:
