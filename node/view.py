@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveNode", "make_view"]
 
 MICROSECONDS: Final = 1000
+MIB: Final = 2**20
 
 
 class LiveNode:
@@ -66,6 +68,7 @@ class LiveNode:
             peers=len(self._node.network.peers()),
             view=progress.view,
             epoch=progress.epoch,
+            disk_free_mib=shutil.disk_usage(self._node.home.root).free // MIB,
         )
 
 

@@ -58,6 +58,7 @@ class GatewayOptions:
     keep_alive_s: int = 30
     ready_blocks_behind_max: int = 5
     ready_peers_min: int = 0
+    ready_disk_mib_min: int = 256
     dispatch: DispatchOptions = field(default_factory=DispatchOptions)
     doors: DoorOptions = field(default_factory=DoorOptions)
     session: SessionOptions = field(default_factory=SessionOptions)
@@ -129,6 +130,7 @@ async def serve(options: GatewayOptions) -> None:
             is_loopback(options.host),
             options.ready_blocks_behind_max,
             options.ready_peers_min,
+            options.ready_disk_mib_min,
         ),
         loop.time,
     )

@@ -120,13 +120,17 @@ class Submitted(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """How far the node is: ``highest`` is the height that a third of its peers claim at least, or a proven one."""
+    """How far the node is: ``highest`` is the height that a third of its peers claim at least, or a proven one.
+
+    ``disk_free_mib`` is the room where the chain is kept; -1: not known.
+    """
 
     syncing: int
     highest: int
     peers: int
     view: int
     epoch: int
+    disk_free_mib: int = -1
 
 
 class NodeView(Protocol):

@@ -61,6 +61,7 @@ class WebOptions:
     is_loopback: bool = True
     ready_blocks_behind_max: int = 5
     ready_peers_min: int = 0
+    ready_disk_mib_min: int = 256
 
 
 class Application:
@@ -396,7 +397,7 @@ def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
 
     @api.get("/readyz")
     async def readyz() -> Response:
-        """The node answers, is close to the newest block and has peers enough."""
+        """The node answers, is close to the newest block, has peers enough and room on its disk."""
         ready, detail = await _readiness(application)
         return _json(detail, 200 if ready else 503)
 
@@ -497,12 +498,15 @@ async def _readiness(application: Application) -> tuple[bool, Json]:
         reason = "behind"
     elif sync.peers < options.ready_peers_min:
         reason = "few_peers"
+    elif 0 <= sync.disk_free_mib < options.ready_disk_mib_min:
+        reason = "disk"
     return reason is None, {
         "ready": reason is None,
         "reason": reason,
         "height": head.height,
         "behind": behind,
         "peers": sync.peers,
+        "disk_free_mib": None if sync.disk_free_mib < 0 else sync.disk_free_mib,
     }
 
 

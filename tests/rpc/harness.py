@@ -71,6 +71,7 @@ class Node:
         self.voting = genesis_committee(self.genesis, self.runtime.chain.validators_max)
         self.pool = Mempool(MempoolOptions(), self._account)
         self.highest = 0
+        self.disk_free_mib = -1
         self.peer_list = [Peer(DAVE.address, "tcp:192.0.2.1:30303", 1, "direct", ("validate",), 1_500, "dekube/0")]
         description = describe(
             self.runtime,
@@ -112,7 +113,8 @@ class Node:
 
     def sync(self) -> Sync:
         height = self.store.tip.height
-        return Sync(int(self.highest > height), max(self.highest, height), len(self.peer_list), height + 1, 0)
+        highest = max(self.highest, height)
+        return Sync(int(highest > height), highest, len(self.peer_list), height + 1, 0, self.disk_free_mib)
 
     # Blocks
 

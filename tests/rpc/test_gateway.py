@@ -453,6 +453,8 @@ async def test_gateway_outlives_the_node_and_the_node_the_gateway(tmp_path: Path
                 await backend.wait_gateway()
             assert (await it.call("dekube_head"))["at"]["height"] == 2
             assert (await it.http.get(it.url + "/readyz")).json()["ready"] is True
+            node.disk_free_mib = 255
+            assert (await it.http.get(it.url + "/readyz")).json()["reason"] == "disk"
             node.highest = 100
             assert (await it.http.get(it.url + "/readyz")).json()["reason"] == "behind"
             node.highest, node.peer_list = 0, []
