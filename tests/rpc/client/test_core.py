@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -342,3 +344,22 @@ def test_what_can_never_be_told_is_an_error_and_so_are_gateways_that_stay_away()
     with pytest.raises(GatewayUnreachable):
         world.take(world.core.news("heads"), 1)
     assert max(world.pauses) <= 5
+
+
+def test_the_client_brings_nothing_of_the_node() -> None:
+    heavy = {
+        "trio",
+        "httpx",
+        "anyio",
+        "plyvel",
+        "numpy",
+        "fastapi",
+        "uvicorn",
+        "websockets",
+        "node",
+        "p2p",
+        "consensus",
+    }
+    code = f"import sys, rpc.client; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
