@@ -11,16 +11,15 @@ import structlog
 import trio
 
 from consensus import sync
-from consensus.core import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard_log import FileLog, VoteDirectory
 from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService, VotingKey
 from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
-from consensus.wire import decode_certificate, encode_certificate
 from node.chain import Body, Executed, decode_body
 from node.config import NodeOptions, parse_vote_key
+from node.forks import kept, to_keep
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
@@ -35,7 +34,7 @@ from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
 from state.primitives.votes import Equivocation, VoteKey
-from state.store import Nullification, Pruned
+from state.store import Pruned
 from state.transition.epochs import EpochInfo, epoch_of, load_tally
 from state.transition.runtime import Checked
 from state.transition.staking import load_committee
@@ -279,8 +278,7 @@ def _root(ledger: NodeLedger, number: int) -> tuple[Root, tuple[Certificate, ...
         certificate=ledger.store.certificate(tip.height),
         epoch=number,
     )
-    kept = ledger.store.nullified_views(number, max(0, root.view - EVIDENCE_VIEWS))
-    return root, (*certificates, *(decode_certificate(known.certificate) for known in kept))
+    return root, (*certificates, *kept(ledger.store, number, root.view))
 
 
 class _NetworkPort:
@@ -368,8 +366,8 @@ class _ChainPort:
         return executed.state_root, executed.receipt_root
 
     async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
-        kept = [Nullification(known.epoch, known.view, encode_certificate(known)) for known in nullified]
-        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, kept))
+        skipped = to_keep(nullified)
+        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, skipped))
         with self._stages.measure("commit"):
             self._ledger.on_commit(blocks)
         tell = _log.debug if self._is_syncing() else _log.info  # the sync tells of many blocks in one line

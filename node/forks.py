@@ -7,21 +7,19 @@ NULLIFY certificate where it skipped the view, or its own FINALIZE certificate. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
+from consensus.core import EVIDENCE_VIEWS
 from consensus.evidence import evidence_of_certificates
 from consensus.votes import Certificate, certificate_checks, verify_checks
-from consensus.wire import decode_certificate
+from consensus.wire import decode_certificate, encode_certificate
 from state.primitives.blocks import decode_header
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.votes import Equivocation
-from state.store import Tip
+from state.store import Nullification, Store, Tip
 
-__all__ = ["CERTIFICATES_MAX", "ForkUnproven", "Records", "check_certificate", "convict"]
-
-CERTIFICATES_MAX: Final = 2
-"""Two final blocks at one height are a fork."""
+__all__ = ["ForkUnproven", "Records", "check_certificate", "convict", "kept", "to_keep"]
 
 
 class ForkUnproven(ProtocolError):
@@ -59,6 +57,17 @@ class Records(Protocol):
     def nullified(self, epoch: int, view: int) -> bytes | None:
         """Return the NULLIFY certificate of a view that the chain skipped."""
         ...
+
+
+def to_keep(nullified: Iterable[Certificate]) -> list[Nullification]:
+    """Return certificates of skipped views as the store keeps them."""
+    return [Nullification(known.epoch, known.view, encode_certificate(known)) for known in nullified]
+
+
+def kept(store: Store, epoch: int, view: int) -> tuple[Certificate, ...]:
+    """Return what the store has of the views that a replica at ``view`` still looks at for faults."""
+    found = store.nullified_views(epoch, max(0, view - EVIDENCE_VIEWS))
+    return tuple(decode_certificate(known.certificate) for known in found)
 
 
 def check_certificate(certificate: Certificate, committee: Committee | None, genesis_hash: bytes) -> None:

@@ -23,7 +23,7 @@ from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World
-from consensus.votes import Certificate, Check, Signer
+from consensus.votes import Check, Signer
 from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
 from state.primitives.blocks import Block
 from state.primitives.errors import DecodeError
@@ -574,18 +574,19 @@ class Cluster:
             if isinstance(failure, DiskFailed):
                 node.machine.commit_in_vain(block_hashes, certificate)
             elif whole:  # each block is a batch of its own
-                self._committed(node, block_hashes[:whole], certificate)
+                self._committed(node, commit._replace(block_hashes=block_hashes[:whole]))
             self._fail(node, failure)
             return
-        self._committed(node, block_hashes, certificate)
+        self._committed(node, commit)
         self.trace = crc32(certificate.block_hash, self.trace)
         node.commits -= 1
         self.perform(node, replica.committed(block_hashes))
         if node.honest and node.guard is not None and node.replica is not None and node.commits == 0:
             _probe_guard(node.guard, certificate.epoch, certificate.view)
 
-    def _committed(self, node: Node, block_hashes: tuple[bytes, ...], certificate: Certificate) -> None:
-        written = node.machine.commit(block_hashes, certificate)
+    def _committed(self, node: Node, commit: c.Commit) -> None:
+        certificate, block_hashes, _, nullified = commit
+        written = node.machine.commit(block_hashes, certificate, nullified)
         if node.honest:
             self.oracle.saw_certificate(certificate, must_be_final=True)
             for height, block_hash, state_root in written:

@@ -140,8 +140,10 @@ class Machine(Protocol):
         """Return the roots after a block; None when its branch was dropped meanwhile."""
         ...
 
-    def commit(self, block_hashes: Sequence[bytes], certificate: Certificate) -> list[Committed]:
-        """Write executed blocks, lowest first, durably."""
+    def commit(
+        self, block_hashes: Sequence[bytes], certificate: Certificate, nullified: Sequence[Certificate] = ()
+    ) -> list[Committed]:
+        """Write executed blocks, lowest first, durably, and what tells of the views that they skip."""
         ...
 
     def commit_in_vain(self, block_hashes: Sequence[bytes], certificate: Certificate) -> None:
@@ -401,7 +403,9 @@ class HashMachine:
         self._blocks[block_hash] = block
         return state_root, ZERO_HASH
 
-    def commit(self, block_hashes: Sequence[bytes], certificate: Certificate) -> list[Committed]:
+    def commit(
+        self, block_hashes: Sequence[bytes], certificate: Certificate, nullified: Sequence[Certificate] = ()
+    ) -> list[Committed]:
         """Write executed blocks, lowest first."""
         written = []
         for block_hash in block_hashes:

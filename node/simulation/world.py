@@ -19,6 +19,7 @@ from consensus.votes import Certificate, Check, verify_checks
 from consensus.wire import BLOCKS_MAX, BlocksReply, decode_certificate, encode_certificate
 from node.chain import BlockUnknown, Chain, decode_body
 from node.evidence import EvidencePool
+from node.forks import kept, to_keep
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.runtime import make_runtime
@@ -242,7 +243,7 @@ class WholeMachine:
             certificate=self.store.certificate(tip.height),
             epoch=epoch,
         )
-        return Standing(epoch, root, certificates)
+        return Standing(epoch, root, (*certificates, *kept(self.store, epoch, root.view)))
 
     def info(self, epoch: int) -> EpochInfo | None:
         """Return what the final state knows of an epoch."""
@@ -312,9 +313,11 @@ class WholeMachine:
             return None
         return executed.state_root, executed.receipt_root
 
-    def commit(self, block_hashes: Sequence[bytes], certificate: Certificate) -> list[Committed]:
+    def commit(
+        self, block_hashes: Sequence[bytes], certificate: Certificate, nullified: Sequence[Certificate] = ()
+    ) -> list[Committed]:
         """Write executed blocks, lowest first."""
-        blocks = self.chain.commit(block_hashes[-1], encode_certificate(certificate))
+        blocks = self.chain.commit(block_hashes[-1], encode_certificate(certificate), to_keep(nullified))
         assert [executed.block_hash for executed in blocks] == list(block_hashes), "the branch of the commit"
         self._ledger.on_commit(blocks)
         self._pool.refresh()

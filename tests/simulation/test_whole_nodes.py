@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
 from consensus.simulation.cluster import Cluster
 from consensus.simulation.oracle import Violation
+from consensus.wire import decode_certificate
 from node.simulation.scenarios import WHOLE_KINDS, run_whole
 from node.simulation.world import WholeMachine, WholeWorld
+from state.primitives.blocks import decode_header
+from state.primitives.votes import NULLIFY
 
 SEEDS = 60
 CHUNK = 10
@@ -45,6 +49,34 @@ def test_who_is_away_is_jailed_for_a_while() -> None:
         cluster.call_at(150, partial(cluster.crash, cluster.nodes[1], 10**9))
 
     assert sum(run_whole(seed, kind="calm", mutate=away).jailed for seed in range(3)) > 0
+
+
+def test_what_a_skipped_view_rests_on_is_in_every_database_that_was_there() -> None:
+    clusters: list[Cluster] = []
+
+    def away(cluster: Cluster) -> None:
+        cluster.call_at(150, partial(cluster.crash, cluster.nodes[1], 10**9))
+        clusters.append(cluster)
+
+    for seed in (1, 2):
+        run_whole(seed, kind="calm", mutate=away)
+    skipped = 0
+    for node in [node for cluster in clusters for node in cluster.nodes]:
+        if node.number == 1 or not node.honest:
+            continue
+        assert isinstance(node.machine, WholeMachine)
+        store = node.machine.store
+        tips = [store.height(height) for height in range(1, store.tip.height + 1)]
+        headers = [decode_header(tip.header) for tip in tips if tip is not None]
+        for below, header in pairwise(headers):
+            first = below.view + 1 if below.epoch == header.epoch else 1
+            for view in range(first, header.view):
+                null = store.nullified(header.epoch, view)
+                assert null is not None, (node.number, header.epoch, view)
+                found = decode_certificate(null)
+                assert (found.kind, found.epoch, found.view) == (NULLIFY, header.epoch, view)
+                skipped += 1
+    assert skipped > 3
 
 
 def test_a_database_that_is_not_synced_is_found() -> None:
