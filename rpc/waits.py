@@ -101,12 +101,12 @@ class Waits:
             while self._waiting and self._seen < (newest := source.head.height):
                 if newest - self._seen > BLOCKS_MAX:
                     await self._look_up(list(self._waiting))
-                    self._seen = newest
+                    self._seen = max(self._seen, newest)
                     continue
                 loaded = await source.block(self._seen + 1)
                 if loaded is None:
                     return
-                self._seen += 1
+                self._seen = max(self._seen, loaded.height)  # all may have left meanwhile, and others have come
                 for index, found in enumerate(loaded.hashes):
                     self._tell(found, (loaded.height, index))
         except DekubeError as error:

@@ -153,6 +153,26 @@ def test_waits_end_with_their_time_and_their_number_is_bounded() -> None:
     run(main())
 
 
+def test_who_comes_while_a_block_of_those_who_left_is_read_misses_nothing() -> None:
+    async def main() -> None:
+        chain = Chain()
+        waits = Waits(chain, 10)
+        first = asyncio.ensure_future(waits.wait(name(1), 60.0))
+        await turn()
+        for _ in range(3):
+            chain.mint()
+        waits.on_head(chain.head)
+        await asyncio.sleep(0)  # the first of them is being read
+        first.cancel()
+        second = asyncio.ensure_future(waits.wait(name(2), 60.0))
+        await turn()
+        chain.mint(name(2))
+        waits.on_head(chain.head)
+        assert await asyncio.wait_for(second, 20) == (4, 0)
+
+    run(main())
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), max_size=40),
     st.lists(st.integers(0, 7), unique=True, max_size=8),
