@@ -480,16 +480,20 @@ class Replica:
     def _admit_window(
         self, sender: bytes, certificate: Certificate, blocks: tuple[tuple[bytes, Block, bytes], ...], now_ms: int
     ) -> list[Action]:
-        actions: list[Action] = []
         size_bytes = sum([len(raw) for _, _, raw in blocks])
         arrived = Window(blocks[0][1].header.height, certificate, blocks, size_bytes)
-        for window in self._sync.arrived(sender, arrived, now_ms):
+        actions = self._take_windows(self._sync.arrived(sender, arrived, now_ms), now_ms)
+        return actions + self._ask_windows(now_ms)
+
+    def _take_windows(self, windows: Iterable[Window], now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        for window in windows:
             for block_hash, block, raw in window.blocks:
                 self._blocks.setdefault(block_hash, (block, raw))
             headers = tuple([(block_hash, block.header) for block_hash, block, _ in window.blocks])
             actions += self._run(self.core.step(c.BlocksReceived(window.certificate, headers), now_ms), now_ms)
             self._release([block_hash for block_hash, _, _ in window.blocks])
-        return actions + self._ask_windows(now_ms)
+        return actions
 
     def _release(self, block_hashes: Iterable[bytes]) -> None:
         """Let go of blocks that the core did not want."""
@@ -553,6 +557,8 @@ class Replica:
             view = max(1, self.core.view)
             message = GetCertificates(self._epoch, view, view + VIEWS_MAX - 1)
             actions.append(Send(ahead, encode_message(message)))
+        # Windows that came before the blocks below them, which then came with the votes on them, not in a window.
+        actions += self._take_windows(self._sync.ready(), now_ms)
         if self._sync.expire(now_ms):
             actions += self._run(self.core.step(c.WindowsFailed(), now_ms), now_ms)
         return actions + self._ask_windows(now_ms)

@@ -195,6 +195,10 @@ class BlockSync:
         self.prove(window.from_height + len(window.blocks) - 1)
         if window.from_height + len(window.blocks) - 1 > self._delivered:
             self._waiting.setdefault(window.from_height, window)
+        return self.ready()
+
+    def ready(self) -> list[Window]:
+        """Return the windows that wait no more, lowest first: what was below them has come, by whatever way."""
         ready = []
         for height in sorted(self._waiting):
             waiting = self._waiting[height]

@@ -25,7 +25,7 @@ from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World
 from consensus.votes import Check, Signer
 from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
-from state.primitives.blocks import Block
+from state.primitives.blocks import Block, header_hash
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import NOTARIZE, NULLIFY, Candidate, Vote, vote_digest, vrf_alpha
@@ -278,6 +278,10 @@ class Cluster:
         signer, guard = self._open_guard(node, standing.epoch)
         node.epoch = standing.epoch
         reign = self._enter_epoch(node, standing.epoch)
+        if node.honest and guard is not None:
+            # What was recorded and not sent when the power failed is as good as cast: it is counted from here on.
+            for vote in guard.votes():
+                self.oracle.saw_vote(vote)
         node.replica = _replica_of(self.replica_type, self.core_type)(
             epoch=c.Epoch(standing.epoch, reign.last_height, reign.committee, reign.randomness),
             genesis_hash=self.world.genesis_hash,
@@ -552,6 +556,10 @@ class Cluster:
             vrf_proof=self.world.signer(node.account, node.key).prove(alpha),
             voters=build.voters_bitmap,
         )
+        if node.honest and block is not None:
+            # Its vote may be recorded and the power fail before the proposal leaves.
+            header = block.header
+            self.oracle.saw_block(header_hash(header), header.parent_hash, header.height, header.epoch)
         self.perform(node, replica.built(build, block, self._clock(node)))
 
     def _check(self, node: Node, replica: r.Replica, block_hash: bytes) -> None:

@@ -138,6 +138,19 @@ def test_windows_that_overtake_others_wait_for_them() -> None:
     assert [window.from_height for window in ready] == [1, 65, 129]
 
 
+def test_a_window_waits_no_more_when_the_blocks_below_it_came_by_another_way() -> None:
+    sync = sync_of()
+    for peer in PEERS:
+        sync.claim(peer, 128, 0)
+    first, second = sync.plan(0)
+    assert sync.arrived(second.address, window_of(second.from_height, 64), 10) == []
+    assert sync.ready() == []
+    for height in range(first.from_height, second.from_height):
+        sync.commit(height, 20)
+    assert [window.from_height for window in sync.ready()] == [second.from_height]
+    assert sync.ready() == []
+
+
 def test_a_window_cut_short_leaves_a_gap_that_is_asked_for() -> None:
     sync = sync_of()
     sync.claim(PEERS[0], 128, 0)

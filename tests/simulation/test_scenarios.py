@@ -19,6 +19,12 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
 
 
+@pytest.mark.parametrize("seed", [5_693, 6_888, 12_614, 13_813])
+def test_what_long_campaigns_have_found_stays_mended(seed: int) -> None:
+    """Votes recorded and not sent when the power failed; a window of blocks that nobody took up again."""
+    run_scenario(seed)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
     assert run_scenario(7, kind=kind) == run_scenario(7, kind=kind)
