@@ -15,7 +15,8 @@ from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Reply, 
 from rpc.schema import make_cursor
 from rpc.table import Method
 from state.primitives.codec import Value
-from tests.rpc.harness import ALICE, Node, gateway, hexed, served
+from state.primitives.transactions import decode_transaction
+from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, served, transfer
 
 NUMBERS = (-1, 0, 2**31, 2**32, 2**53, 2**63, 2**64, 2**255, -(2**255))
 
@@ -143,3 +144,26 @@ async def test_one_caller_cannot_hold_all_places_of_requests_that_wait() -> None
         asyncio.run(main())
 
     await trio.to_thread.run_sync(run)
+
+
+async def test_each_transaction_of_a_frame_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path / "db")
+    raws = [transfer(ALICE, nonce, BOB.address, 1) for nonce in range(3)]
+    submit = node.submit
+
+    def broken(raw: bytes, sender: bytes) -> bytes:
+        if raw == raws[2]:
+            raise ZeroDivisionError
+        return submit(raw, sender)
+
+    monkeypatch.setattr(node, "submit", broken)
+    async with served(node, tmp_path / "s"):
+        asker = Asker(await trio.open_unix_socket(str(tmp_path / "s")))
+        pairs: list[Value] = [[raw, ALICE.address] for raw in (raws[0], raws[0], raws[2], raws[1])]
+        answer = await asker.ask("submit", *pairs, [b"", None])
+        assert isinstance(answer, Answer)
+        first, again, bug, second, odd = answer.value
+        assert [first, second] == [decode_transaction(raw).hash for raw in raws[:2]]
+        assert [item[0] for item in (again, bug, odd)] == ["already_known", "internal_error", "decode_error"]
+        assert isinstance(await asker.ask("submit", *pairs * 17), Failure), "more than one frame may bring"
+    assert node.pool.pending_count == 2
