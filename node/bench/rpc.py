@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import select
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from typing import Final, NamedTuple
 import trio
 import uvloop
 
-from node.chain import Chain
+from node.chain import Chain, Executed
+from node.children import die_with_parent
 from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend
 from rpc.client import Client
@@ -48,7 +50,7 @@ from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.epochs import epoch_of
 from state.transition.evidence import EvidenceRefused
-from state.transition.runtime import Runtime
+from state.transition.runtime import Checked, Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 from state.view.accounts import Account, load_account
 
@@ -62,6 +64,7 @@ ETHEREUM: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":[
 SUBMIT: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_sendTransaction","params":["0x%s"]}'
 SUBMISSIONS_PER_S: Final = 4_000
 """More than a loaded machine takes."""
+BLOCK_TRANSACTIONS: Final = 2_000
 SUBMIT_EVERY: Final = 20
 """One of so many requests at a fixed rate is a transaction."""
 OPENED_AT_ONCE: Final = 100
@@ -75,6 +78,9 @@ PONG: Final = b"\x8a"
 PHASES: Final = 3
 """Times that the network is idle and flooded in turns."""
 WARM_HEIGHT: Final = 3
+WARM_S: Final = 60.0
+"""More than it takes to ask for every account once."""
+START_PATIENCE_S: Final = 60.0
 NETWORK_PATIENCE_S: Final = 90.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _VALIDATOR: Final = SecretKey(b"\x77" * 32)
@@ -96,7 +102,7 @@ def run(
             load = _Load(port, node.pid, gateway.pid, accounts, path)
             load.flood(load.absent, min(seconds, 1.0))  # imports and connections warm
             figures["cpu_us_per_eth_get_balance_cold"] = load.flood(load.absent, seconds).us
-            load.flood(lambda: load.batch(100), min(seconds, 1.0))  # wallets ask for the same accounts again
+            load.flood(load.each_once(), WARM_S)  # wallets ask for the same accounts again
             single = load.flood(load.balance, seconds)
             figures["cpu_us_per_eth_get_balance"] = single.us
             figures["node_cpu_us_per_eth_get_balance"] = single.node_us
@@ -185,26 +191,31 @@ class _Live:
         return Sync(0, self.store.tip.height, 0, 0, 0)
 
     async def make_blocks(self, path: Path) -> None:
-        """Make a block a second, and note what processor time all of them took."""
+        """Make a block a second beside the loop, and note what processor time all of them took."""
         spent_s = 0.0
         while True:
             await trio.sleep(1)
+            executed, block_s = await trio.to_thread.run_sync(self._make_block, self.pool.take(BLOCK_TRANSACTIONS))
             started_s = time.thread_time()
-            tip = self.store.tip
-            view = tip.height + 1
-            block, checked = self.chain.build(
-                tip.block_hash, epoch=epoch_of(view, self.runtime.chain), view=view, seat=0,
-                time_ms=tip.time_ms + 1_000, voters_bitmap=b"\1",
-                vrf_proof=VoteKey(_VALIDATOR).prove(self.chain.vrf_input(tip.block_hash, view)),
-                transactions=self.pool.take(2_000),
-            )  # fmt: skip
-            block_hash = block.hash
-            executed = self.chain.execute(block, checked, raw=encode_block(block))
-            self.chain.commit(block_hash, b"")
-            self.pool.on_block(block.header.height, executed.senders)
-            self.view.notify_head({block.header.height: executed.execution.changes})
-            spent_s += time.thread_time() - started_s
+            height = executed.header.height
+            self.pool.on_block(height, executed.senders)
+            self.view.notify_head({height: executed.execution.changes})
+            spent_s += block_s + time.thread_time() - started_s
             _blocks_file(path).write_text(repr(spent_s))
+
+    def _make_block(self, waiting: list[Checked]) -> tuple[Executed, float]:
+        started_s = time.thread_time()
+        tip = self.store.tip
+        view = tip.height + 1
+        block, checked = self.chain.build(
+            tip.block_hash, epoch=epoch_of(view, self.runtime.chain), view=view, seat=0,
+            time_ms=tip.time_ms + 1_000, voters_bitmap=b"\1",
+            vrf_proof=VoteKey(_VALIDATOR).prove(self.chain.vrf_input(tip.block_hash, view)),
+            transactions=waiting,
+        )  # fmt: skip
+        executed = self.chain.execute(block, checked, raw=encode_block(block))
+        self.chain.commit(block.hash, b"")
+        return executed, time.thread_time() - started_s
 
 
 def _blocks_file(path: Path) -> Path:
@@ -235,15 +246,19 @@ def _processes(
         doors=DoorOptions(connections_per_address_max=0),
     )
     read_end, write_end = os.pipe()
+    ends_with_us = partial(die_with_parent, os.getpid())
     node = subprocess.Popen(
-        [sys.executable, "-m", "node.bench.rpc", str(path), str(accounts)], stdout=subprocess.PIPE
-    )
-    gateway = subprocess.Popen(gateway_command(read_end), pass_fds=(read_end,))
+        [sys.executable, "-m", "node.bench.rpc", str(path), str(accounts)], stdout=subprocess.PIPE,
+        preexec_fn=ends_with_us,
+    )  # fmt: skip
+    gateway = subprocess.Popen(gateway_command(read_end), pass_fds=(read_end,), preexec_fn=ends_with_us)
     os.close(read_end)
     try:
         with os.fdopen(write_end, "w") as stream:
             stream.write(options_to_json(options))
         assert node.stdout is not None
+        if not select.select([node.stdout], [], [], START_PATIENCE_S)[0]:
+            raise AssertionError(f"not up: node {node.poll()}, gateway {gateway.poll()}")
         yield node, gateway, json.loads(node.stdout.readline())["port"]
     finally:
         for process in (gateway, node):
@@ -375,6 +390,12 @@ class _Load:
     def batch(self, size: int, text: bytes = ETHEREUM) -> bytes:
         return _http(b"[" + b",".join(self._call(text=text) for _ in range(size)) + b"]")
 
+    def each_once(self) -> Callable[[], bytes]:
+        """Return a source of requests for every account, in batches."""
+        calls = [self._call(_address(number)) for number in range(self._accounts)]
+        parts = [calls[at : at + 100] for at in range(0, len(calls), 100)]
+        return [_http(b"[" + b",".join(part) + b"]") for part in parts].pop
+
     def mixed(self) -> bytes:
         """Ask as readers do: half of it is new to the gateway."""
         return self.absent() if self._random.random() < 0.5 else self.balance()
@@ -419,6 +440,9 @@ class _Load:
 
     def paced(self, rate_per_s: int, seconds: float) -> _Pace:
         """Ask at a fixed rate whether answers come or not; a part of it is transactions, so blocks have some."""
+        with Client(f"http://127.0.0.1:{self._port}") as client:
+            while client.call("txpool_status") != {"pending": "0x0", "queued": "0x0"}:  # of the flood before
+                time.sleep(1)
         requests = [self.balance() for _ in range(int(rate_per_s * seconds))]
         requests[::SUBMIT_EVERY] = _drain(self.submit(len(requests[::SUBMIT_EVERY])))
         before_s = time.process_time()
@@ -577,7 +601,9 @@ def _network(folder: str, base_port: int) -> Iterator[None]:
         sys.executable, "-m", "node", "testnet", "up", "--dir", f"{folder}/net", "--base-port", str(base_port),
         "--validators", "4", "--workers", "0", "--no-task",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, preexec_fn=partial(die_with_parent, os.getpid())
+    )
     try:
         for member in (1, 2):
             _wait_height(f"http://127.0.0.1:{base_port + 3 * member + 1}", WARM_HEIGHT)
