@@ -14,7 +14,7 @@ TINY = {
     "relay": ("megabytes=8", "circuits=2", "reservations=4"),
     "light": ("records=2", "accounts=500"),
     "train": ("steps=8", "batch=16"),
-    "rpc": ("accounts=20", "seconds=1", "rate_per_s=50"),
+    "rpc": ("accounts=20", "seconds=1", "rate_per_s=50", "websockets=20", "network_seconds=0"),
 }
 
 
