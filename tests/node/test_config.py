@@ -46,6 +46,12 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("role = []", "did you mean roles"),
+        (f"[signer]\nvote_key_next = '{'ab' * 32}'", "without an endpoint"),
+        (
+            f"[signer]\nendpoint = 'unix:s'\nvote_key = '0x{'ab' * 32}'\nvote_key_next = '{'AB' * 32}'",
+            "vote_key_next is vote_key",
+        ),
+        (f"[signer]\nendpoint = 'unix:s'\nvote_key = '{'ab' * 32}'\nvote_key_next = 'x'", "a vote key"),
         ("[developer]\nprotocol_version = 256", "developer.protocol_version: at most 255"),
         ("[p2p]\nlistne = 'x:1'", "did you mean p2p.listen"),
         ("roles = ['miner']", "'miner' is none of"),

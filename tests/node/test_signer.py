@@ -42,6 +42,7 @@ from node.home import Home, begin_guard
 from node.signer import (
     LocalVoter,
     SignerHomeOptions,
+    add_signer_key,
     create_signer_home,
     load_signer_options,
     make_voter,
@@ -71,6 +72,7 @@ GENESIS = genesis()
 CHAIN = genesis_hash(GENESIS)
 VOTE = SecretKey(b"v" * 32)
 SIGNER = SecretKey(b"a" * 32)
+NEXT = SecretKey(b"w" * 32)
 NODE, STRANGER = SecretKey(b"n" * 32), SecretKey(b"x" * 32)
 
 
@@ -252,6 +254,35 @@ async def until_told(reasons: list[str]) -> None:
     with trio.fail_after(60):
         while not reasons:
             await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_a_running_signer_serves_the_next_key_beside_the_first_to_one_node(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "signer")
+    add_signer_key(home, NEXT, is_new_key=True, passphrase="p")
+    with signer_process(home):
+        ready = json.loads(home.ready.read_text())
+        assert ready["vote_keys"] == ["0x" + key.vote_key.hex() for key in (VOTE, NEXT)]
+        endpoint = f"unix:{signer_socket(home)}"
+        options = NodeOptions(roles=("validator",), signer=SignerOptions(endpoint, *ready["vote_keys"]))
+        voters = [
+            make_voter(
+                Home(tmp_path / "node"), options, chain_hash=CHAIN, vote=None,
+                make_identity=lambda: identity(NODE), may_have_voted=lambda: False, tip=(0, 0), is_next=is_next,
+            )
+            for is_next in (False, True)
+        ]  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            for voter, name in zip(voters, (b"a", b"b"), strict=True):
+                assert isinstance(voter, RemoteVoter)
+                await nursery.start(voter.run)
+                with trio.fail_after(60):
+                    opening = await voter.opening()
+                    assert opening.vote_key == voter.vote_key
+                    await voter.vote(FINALIZE, Candidate(1, 5, 4, name * 32), 0)
+            nursery.cancel_scope.cancel()
+    for key, name in ((VOTE, b"a"), (NEXT, b"b")):
+        record = (home.guard_of(key.vote_key) / GUARD_FILE).read_bytes()
+        assert [vote.block_hash for vote in Guard.load(record, CHAIN, key.vote_key)[0].votes()] == [name * 32]
 
 
 async def test_a_node_on_the_list_votes_over_tcp_and_asks_nothing_of_an_operator(tmp_path: Path) -> None:
