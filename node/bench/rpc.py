@@ -31,6 +31,7 @@ import uvloop
 
 from node.chain import Chain, Executed
 from node.children import die_with_parent
+from node.home import write_whole
 from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend
 from rpc.client import Client
@@ -201,7 +202,7 @@ class _Live:
             self.pool.on_block(height, executed.senders)
             self.view.notify_head({height: executed.execution.changes})
             spent_s += block_s + time.thread_time() - started_s
-            _blocks_file(path).write_text(repr(spent_s))
+            write_whole(_blocks_file(path), repr(spent_s))
 
     def _make_block(self, waiting: list[Checked]) -> tuple[Executed, float]:
         started_s = time.thread_time()
@@ -223,7 +224,7 @@ def _blocks_file(path: Path) -> Path:
 
 
 async def _serve(path: Path, accounts: int) -> None:
-    _blocks_file(path).write_text("0.0")
+    write_whole(_blocks_file(path), "0.0")
     live = _Live(path, accounts)
     backend = Backend(live.view, path / "node.sock")
     async with trio.open_nursery() as nursery:
