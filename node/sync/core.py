@@ -86,6 +86,8 @@ SETTLE_MS: Final = 8_000
 """When no peer offers anything, so long is waited for others."""
 NOTHING_MS: Final = 60_000
 """Nothing that may be of use was offered for so long: there is nothing to sync from."""
+NOTHING_FOUNDER_MS: Final = SETTLE_MS
+"""The same for a founding validator: what it hears of is most likely the network that it is about to begin."""
 SUPPORT_SHARE: Final = 3
 """A newer snapshot is preferred when this part of the peers that offer anything has it."""
 IN_FLIGHT_MAX: Final = 8
@@ -273,7 +275,8 @@ class SyncCore:
 
     ``root`` is what is trusted without asking (``consensus.light.genesis_root``). With a ``checkpoint`` it only
     says which chain it is; trust then begins at the checkpoint. ``records`` are those that an earlier process has
-    kept, ``begun`` is the height whose state it was fetching: if anybody still has that, it is finished.
+    kept, ``begun`` is the height whose state it was fetching: if anybody still has that, it is finished. It ends
+    without a state when nothing of use was on offer for ``nothing_ms``.
     Raises ConfigError for a checkpoint that cannot be one of this chain.
     """
 
@@ -285,6 +288,7 @@ class SyncCore:
         checkpoint: Checkpoint | None = None,
         records: Iterable[tuple[int, bytes]] = (),
         begun: int = 0,
+        nothing_ms: int = NOTHING_MS,
         now_ms: int,
     ) -> None:
         if checkpoint is not None and checkpoint.height % root.epoch_blocks:
@@ -294,6 +298,7 @@ class SyncCore:
         self._root = root
         self._options = options
         self._checkpoint = checkpoint
+        self._nothing_ms = nothing_ms
         self._last_height = begun
         self._light = LightClient(root, options) if checkpoint is None else None
         self._peers: dict[bytes, _Peer] = {}
@@ -677,7 +682,7 @@ class SyncCore:
         """End the sync when there is nothing to sync from."""
         waited = now_ms - self._hope_ms
         none_has = all(peer.has_answered and not peer.offers for peer in self._peers.values())
-        if waited >= NOTHING_MS or (self._peers and none_has and not self._asked and waited >= SETTLE_MS):
+        if waited >= self._nothing_ms or (self._peers and none_has and not self._asked and waited >= SETTLE_MS):
             strangers = f"; {self._strangers} answers know another block at the checkpoint" * bool(self._strangers)
             self._fail(NoSnapshots(f"no peer offers a snapshot of this chain that can be used{strangers}"))
 

@@ -52,7 +52,7 @@ async def run_state_sync(
     if not wants_state_sync(home, options, runtime):
         return True
     network = make_network()
-    state_sync = make_state_sync(home, options, runtime, network, count)
+    state_sync = make_state_sync(home, options, runtime, network, count, address=address)
     is_stopped = False
 
     async def status(_request: Any) -> Any:

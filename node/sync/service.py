@@ -14,6 +14,7 @@ import trio
 from consensus.light import LightOptions, TrustedState, TrustExpired, genesis_root, trusting_period_ms
 from node.config import Checkpoint
 from node.sync.core import (
+    NOTHING_MS,
     Answered,
     Ask,
     Ban,
@@ -123,6 +124,7 @@ class StateSync:
         wall_ms: Callable[[], int],
         checkpoint: Checkpoint | None = None,
         options: StoreOptions | None = None,
+        nothing_ms: int = NOTHING_MS,
         count: Callable[[str], None] = lambda _result: None,
     ) -> None:
         self._place = place
@@ -133,6 +135,7 @@ class StateSync:
         self._wall_ms = wall_ms
         self._checkpoint = checkpoint
         self._options = options
+        self._nothing_ms = nothing_ms
         self._count = count
         self._core: SyncCore | None = None
         self._events: deque[Event] = deque()
@@ -195,6 +198,7 @@ class StateSync:
             checkpoint=self._checkpoint,
             records=restore.records(),
             begun=0 if restore.target is None else restore.target.height,
+            nothing_ms=self._nothing_ms,
             now_ms=self._wall_ms(),
         )
 

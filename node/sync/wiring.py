@@ -8,6 +8,7 @@ from pathlib import Path
 
 from node.config import Checkpoint, NodeOptions, parse_checkpoint
 from node.home import Home
+from node.sync.core import NOTHING_FOUNDER_MS, NOTHING_MS
 from node.sync.keeper import SnapshotKeeper
 from node.sync.server import ServingNetwork, SyncServer
 from node.sync.service import AskingNetwork, StateSync, begins_with_state, sync_first, trust_root
@@ -73,9 +74,10 @@ def wants_state_sync(home: Home, options: NodeOptions, runtime: Runtime) -> bool
 
 def make_state_sync(
     home: Home, options: NodeOptions, runtime: Runtime, network: AskingNetwork,
-    count: Callable[[str], None] = lambda _result: None,
+    count: Callable[[str], None] = lambda _result: None, *, address: bytes = b"",
 ) -> StateSync:  # fmt: skip
-    """Return the state sync of a node, from the trust root in its options."""
+    """Return the state sync of a node, from the trust root in its options; ``address`` is its account's."""
+    is_founder = any(validator.address == address for validator in runtime.genesis.validators)
     root, trust = trust_root(runtime.genesis, runtime.versions)
     return StateSync(
         home.chain,
@@ -86,6 +88,7 @@ def make_state_sync(
         wall_ms=_wall_ms,
         checkpoint=_checkpoint(options),
         options=store_options(options, runtime.genesis),
+        nothing_ms=NOTHING_FOUNDER_MS if is_founder else NOTHING_MS,
         count=count,
     )
 

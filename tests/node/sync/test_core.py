@@ -374,6 +374,19 @@ def test_records_are_not_asked_for_again_after_a_crash(source: Source, tmp_path:
     assert len(asked) == len(set(asked)) == 2
 
 
+@pytest.mark.parametrize("nothing_ms", [60_000, 8_000])
+def test_alone_it_waits_as_long_as_it_is_told_to(nothing_ms: int) -> None:
+    root, trust = trust_root(GENESIS, (1,))
+    core = SyncCore(root, trust, now_ms=NOW_MS, nothing_ms=nothing_ms)
+    core.step(c.PeersChanged(frozenset()), NOW_MS)
+    over = None
+    for passed_ms in range(500, 100_000, 500):
+        if any(isinstance(effect, c.Failed) for effect in core.step(c.Tick(), NOW_MS + passed_ms)):
+            over = passed_ms
+            break
+    assert over == nothing_ms
+
+
 @pytest.mark.parametrize("behaviours", [[], [without], [without, silent]])
 def test_with_no_snapshots_it_says_so(source: Source, tmp_path: Path, behaviours: list[Behaviour]) -> None:
     run = Run(source, tmp_path, behaviours, random.Random(1))
