@@ -7,7 +7,7 @@ nothing between them can read or change what passes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import trio
@@ -28,12 +28,15 @@ _TEXT: Final = re.compile(
 class Endpoint:
     """Where a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
 
-    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only.
+    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only. ``via`` is
+    another relay's endpoint, through which that relay is reached: a path of two, or of three where ``via`` has one
+    of its own. Such a path is made by its dialler and stands in no record, so no text means it.
     """
 
     host: str
     port: int
     relay: bytes | None = None
+    via: Endpoint | None = None
 
     @property
     def scheme(self) -> str:
@@ -52,7 +55,16 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         way = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
-        return f"{way}:{host}:{self.port}"
+        text = f"{way}:{host}:{self.port}"
+        return text if self.via is None else f"{text} via {self.via}"
+
+    @property
+    def hops(self) -> tuple[Endpoint, ...]:
+        """The relays of the path, the dialler's own first; none for a direct endpoint."""
+        if self.relay is None:
+            return ()
+        last = replace(self, via=None)
+        return (last,) if self.via is None else (*self.via.hops, last)
 
 
 class Dialer(Protocol):
