@@ -10,6 +10,7 @@ __all__ = [
     "FrameInvalid",
     "HandshakeFailed",
     "PeerUnreachable",
+    "PieceForged",
     "QueueOverflow",
     "RecordInvalid",
     "RequestFailed",
@@ -53,6 +54,12 @@ class RecordInvalid(ProtocolError):
     """A signed peer record that is malformed, expired, too large or badly signed."""
 
     code = "peer_record_invalid"
+
+
+class PieceForged(ProtocolError):
+    """A piece of a multicast message that is not under the root which its sender announced."""
+
+    code = "piece_forged"
 
 
 class PeerUnreachable(DekubeError):

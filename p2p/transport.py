@@ -7,6 +7,7 @@ nothing between them can read or change what passes.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -14,7 +15,7 @@ import trio
 
 from state.primitives.errors import DecodeError
 
-__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint"]
+__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint", "Fanout"]
 
 ENDPOINT_CHARACTERS_MAX: Final = 128
 _TEXT: Final = re.compile(
@@ -95,4 +96,27 @@ class Acceptor(Protocol):
 
     async def run(self, acceptance: Acceptance) -> None:
         """Bring streams until cancelled."""
+        ...
+
+
+class Fanout(Protocol):
+    """One upload, many copies: relays hand on to whom they know what they are given once."""
+
+    async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
+        """Serve until cancelled; ``receive(relay address, publisher address, piece)`` for what others published.
+
+        The publisher is the relay's word, so a piece has to prove itself.
+        """
+        ...
+
+    def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
+        """Say where to wait for pieces, and from whom they are taken; replaces what was said before."""
+        ...
+
+    async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:
+        """Give a relay one piece for those of ``members`` that wait there; returns when it has left this process.
+
+        Raises a DekubeError or OSError when the relay cannot be reached or does not take it; the caller sets the
+        time limit. Whether anybody got it, it does not tell.
+        """
         ...
