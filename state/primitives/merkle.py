@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 
-__all__ = ["EMPTY_ROOT", "LEAVES_MAX", "MerkleProof", "merkle_proof", "merkle_proofs", "merkle_root", "verify_merkle_proof"]
+__all__ = [
+    "EMPTY_ROOT",
+    "LEAVES_MAX",
+    "MerkleProof",
+    "merkle_proof",
+    "merkle_proofs",
+    "merkle_root",
+    "verify_merkle_proof",
+]
 
 EMPTY_ROOT: Final = ZERO_HASH
 LEAVES_MAX: Final = 1 << 32
