@@ -11,7 +11,9 @@ __all__ = [
     "HandshakeFailed",
     "PeerUnreachable",
     "PieceForged",
+    "PunchFailed",
     "QueueOverflow",
+    "ReceiveMemoryExceeded",
     "RecordInvalid",
     "RequestFailed",
     "RequestRefused",
@@ -48,6 +50,12 @@ class QueueOverflow(ProtocolError):
     """A peer reads so slowly that a queue whose messages may not be dropped is full."""
 
     code = "peer_too_slow"
+
+
+class ReceiveMemoryExceeded(ProtocolError):
+    """A peer has begun more than the memory for messages on their way in has room for."""
+
+    code = "receive_memory"
 
 
 class RecordInvalid(ProtocolError):
@@ -90,3 +98,9 @@ class BlobUnavailable(DekubeError):
     """No source served every verified piece of a blob, or the blob exceeds the store's budget."""
 
     code = "blob_unavailable"
+
+
+class PunchFailed(DekubeError):
+    """No direct connection between two nodes behind NAT came about; the relayed one goes on."""
+
+    code = "punch_failed"

@@ -38,10 +38,14 @@ class Endpoint:
     port: int
     relay: bytes | None = None
     via: Endpoint | None = None
+    is_punched: bool = False
+    """A direct connection that both ends agree on (``p2p.punch``); host and port are then without meaning."""
 
     @property
     def scheme(self) -> str:
-        """The key of the dialer that serves this endpoint: ``tcp`` or ``relay``."""
+        """The key of the dialer that serves this endpoint: ``tcp``, ``relay`` or ``punch``."""
+        if self.is_punched:
+            return "punch"
         return "tcp" if self.relay is None else "relay"
 
     @classmethod
@@ -54,6 +58,8 @@ class Endpoint:
         return cls(found["host"].strip("[]"), int(found["port"]), relay)
 
     def __str__(self) -> str:
+        if self.is_punched:
+            return "punch"
         host = f"[{self.host}]" if ":" in self.host else self.host
         way = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
         text = f"{way}:{host}:{self.port}"

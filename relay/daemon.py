@@ -26,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.punch import OBSERVE_PREAMBLE, observed_answer
 from p2p.sockets import tune
 from relay.circuit import Drop, Effect, Join, Refuse, RelayCore, Send
 from relay.errors import Refusal, RelayProtocolError
@@ -54,6 +55,8 @@ EARLY_BYTES_MAX: Final = 4_096
 HTTP_REQUEST_BYTES_MAX: Final = 8_192
 HTTP_TIMEOUT_S: Final = 5
 DESCRIPTORS_SPARE: Final = 64
+
+_PREAMBLES: Final = (CONTROL_PREAMBLE, DATA_PREAMBLE, OBSERVE_PREAMBLE)
 
 log = structlog.get_logger("relay")
 
@@ -430,7 +433,10 @@ class _Opening(asyncio.Protocol):
                 self._shake(rest)
             elif self._buffer[:PREAMBLE_BYTES] == DATA_PREAMBLE:
                 self._take_token()
-            elif not CONTROL_PREAMBLE.startswith(self._buffer) and not DATA_PREAMBLE.startswith(self._buffer):
+            elif self._buffer == OBSERVE_PREAMBLE:
+                # Stays open as long as an opening may: its mapping at the asker's NAT lives with it.
+                self.transport.write(observed_answer(*self.peer))
+            elif not any(preamble.startswith(self._buffer) for preamble in _PREAMBLES):
                 raise RelayProtocolError("not a client of a relay")
         except HandshakeFailed as error:
             self._daemon.drop(self.transport, error.code, self.peer[0])

@@ -92,6 +92,7 @@ from p2p.limits import NetworkLimits
 from p2p.mux import Mux
 from p2p.peer import Peer
 from p2p.record import RecordReader
+from p2p.punch import Observed, Word
 from p2p.records import sign_record, verify_record
 from p2p.service import parse_bootstrap
 from p2p.transport import Endpoint
@@ -871,6 +872,23 @@ def _targets() -> Iterator[tuple[str, Target]]:
             canonical(lambda data: Endpoint.parse(data.decode("utf-8", "replace")), lambda e: str(e).encode()),
             (b"tcp:h.example:26656", b"tcp:[::1]:1", b"relay:" + b"ab" * 20 + b":h:1"),
             ("p2p.transport:Endpoint.parse",),
+        ),
+    )
+    seen = Observed.of("192.0.2.1", 4_000)
+    yield (
+        "observed address",
+        Target(
+            canonical(Observed.decode, Observed.encode),
+            (seen.encode(), Observed.of("2001:db8::1", 1).encode()),
+            ("p2p.punch:Observed.decode",),
+        ),
+    )
+    yield (
+        "punch word",
+        Target(
+            canonical(Word.decode, Word.encode),
+            (Word(bytes(16), seen).encode(), Word(bytes(16)).encode()),
+            ("p2p.punch:Word.decode",),
         ),
     )
     peer = f"{format_address(KEY.address)}@tcp:h:1".encode()
