@@ -91,8 +91,8 @@ from p2p.identity import NodeCertificate, Purpose
 from p2p.limits import NetworkLimits
 from p2p.mux import Mux
 from p2p.peer import Peer
-from p2p.record import RecordReader
 from p2p.punch import Observed, Word
+from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
 from p2p.service import parse_bootstrap
 from p2p.transport import Endpoint
