@@ -77,6 +77,7 @@ EXEMPT = {
     "rpc.backend:Backend._read": "values that rpc.frames has decoded; other shapes are a DecodeError",
     "rpc.gateway:_read": OF_A_TARGET,
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
+    "p2p.reach:Reach._serve": "one text, read by Endpoint.parse, which is a target; tests/p2p/test_reach.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "rpc.client:Client._send": "bounded, parsed by the library, refused as GatewayUnreachable",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
