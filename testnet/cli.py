@@ -18,6 +18,7 @@ from state.primitives.errors import ConfigError
 from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, write_home
 from testnet.demonstration import run_demonstration
 from testnet.plan import Placement, derive_key, make_plan, member_names
+from testnet.wan.cli import wan
 
 __all__ = ["testnet"]
 
@@ -36,6 +37,9 @@ _folder = click.option(
 @click.group()
 def testnet() -> None:
     """A network of this machine: validators, a relay, GPU workers, one real task."""
+
+
+testnet.add_command(wan)
 
 
 @testnet.command()
