@@ -222,6 +222,10 @@ class _Agent:
 
     # -- commands --------------------------------------------------------------------------------------------
 
+    async def do_know(self, *, peer: str, path: list[str]) -> None:
+        """Say where a peer is; what is said last is tried first."""
+        self._network.add_endpoint(address_of(peer), path_to(path))
+
     async def do_connect(
         self, *, peer: str, path: list[str] | None = None, timeout_s: float = 20
     ) -> dict[str, Any]:

@@ -157,6 +157,26 @@ class Lab:
             with (self._folder / "changes").open("a") as file:
                 file.write(json.dumps([number, settings]) + "\n")
 
+    @contextmanager
+    def forwarded(self, gateway: str, port: int, host: str) -> Iterator[None]:
+        """Let TCP from outside to a gateway's ``port`` reach a host behind it over IPv4, for the while."""
+        inner = str(self.plan.address4(host))
+        match = ("-p", "tcp", "--dport", str(port))
+        rules = (
+            ("-t", "nat", "{}", "PREROUTING", "-i", DEVICE, *match, "-j", "DNAT", "--to-destination", inner),
+            ("{}", "FORWARD", "-i", DEVICE, "-d", inner, *match, "-j", "ACCEPT"),
+        )
+
+        def change(verb: str) -> None:
+            for rule in rules:
+                self._in(self.plan.host(gateway), "iptables", *(word.format(verb) for word in rule))
+
+        change("-I")
+        try:
+            yield
+        finally:
+            change("-D")
+
     def stats(self) -> dict[str, Any]:
         """Return counters by the names of hosts and lines (idle lines are left out), and the lateness."""
         counted = self.emulator.stats()
