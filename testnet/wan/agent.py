@@ -30,6 +30,7 @@ from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
+from relay.fanout import Copy
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
@@ -58,6 +59,8 @@ class AgentSpec:
     """host:port to listen on as a node."""
     reserve: tuple[str, ...] = ()
     """Relays to reserve at, NAME@host:port."""
+    faults: tuple[str, ...] = ()
+    """How a relay misbehaves: ``censor`` takes what is published and hands nothing on."""
 
 
 def account_of(name: str) -> SecretKey:
@@ -121,9 +124,22 @@ def _level() -> int:
 
 def _be_relay(spec: AgentSpec) -> None:
     def tell(daemon: RelayDaemon) -> None:
+        if "censor" in spec.faults:
+            _censor(daemon)
         _say({"id": 0, "ready": list(daemon.endpoint)})
 
     run_relay(RelayOptions(listen=spec.relay), lambda: identity_of(spec.name, Role.RELAY), on_ready=tell)
+
+
+def _censor(daemon: RelayDaemon) -> None:
+    core = daemon.fanout.core
+    honest = core.message
+
+    def message(*arguments: Any) -> Any:
+        answer = honest(*arguments)
+        return None if isinstance(answer, Copy) else answer
+
+    setattr(core, "message", message)  # noqa: B010
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -296,12 +312,24 @@ class _Agent:
         body = _HEAD.pack(0, number) + Random(number).randbytes(size_bytes - _HEAD.size)
         began = time.monotonic_ns()
         if way == "multicast":
-            sent = self._network.multicast(addresses, Class.BLOCK, BLOCK, body)  # type: ignore[attr-defined]
-            if isinstance(sent, Awaitable):
-                await sent
+            self._network.multicast(addresses, Class.BLOCK, BLOCK, body)
         else:
             self._network.broadcast(addresses, Class.BLOCK, BLOCK, body)
         return {"at": began}
+
+    async def do_mesh(self, *, peers: dict[str, list[str]], timeout_s: float = 40) -> None:
+        """Keep connections to all these peers from now on, and wait for them."""
+        for peer, path in peers.items():
+            self._network.add_endpoint(address_of(peer), path_to(path))
+        self._wanted |= {address_of(peer) for peer in peers}
+        self._network.set_persistent(self._wanted)
+        with trio.fail_after(timeout_s):
+            for peer in peers:
+                await self._connected(address_of(peer))
+
+    async def do_block_at(self, *, peer: str, number: int) -> dict[str, Any]:
+        """Return when a block of a peer was handled, 0 while it was not."""
+        return {"at": self._heard[address_of(peer)].blocks.get(number, 0)}
 
     async def do_heard(self, *, peer: str) -> dict[str, Any]:
         """Return what came from a peer since this was last asked."""
