@@ -14,6 +14,7 @@ __all__ = [
     "PunchFailed",
     "QueueOverflow",
     "ReceiveMemoryExceeded",
+    "RecordDamaged",
     "RecordInvalid",
     "RequestFailed",
     "RequestRefused",
@@ -44,6 +45,12 @@ class FrameInvalid(ProtocolError):
     """Bytes after the handshake that are not records and frames, or that exceed a limit with a name."""
 
     code = "frame_invalid"
+
+
+class RecordDamaged(FrameInvalid):
+    """A record that is not authentic: the line or a relay changed it, so far as its receiver can tell."""
+
+    code = "record_damaged"
 
 
 class QueueOverflow(ProtocolError):

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from p2p.errors import FrameInvalid, HandshakeFailed
+from p2p.errors import FrameInvalid, HandshakeFailed, RecordDamaged
 
 __all__ = [
     "KEY_BYTES",
@@ -97,7 +97,7 @@ class CipherState:
         try:
             plaintext = self._aead.decrypt(_NONCE.pack(nonce), ciphertext, associated)
         except (InvalidTag, ValueError):
-            raise FrameInvalid("not authentic") from None
+            raise RecordDamaged("not authentic") from None
         self.nonce = nonce + 1
         return plaintext
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import click
 import trio
 
+from billing.relay import Receipt as Carried
 from billing.escrow import _line, _record
 from consensus import signer as votesigner
 from consensus.guard import (
@@ -83,35 +84,49 @@ from node.sync.messages import (
 from node.transactions import decode_batch, encode_batch
 from p2p.addrbook import AddressBook
 from p2p.blobs import Manifest
+from p2p.channel import Channel, Opening
+from p2p.channel import Hello as PeerHello
+from p2p.dialling import parse_bootstrap
 from p2p.errors import FrameInvalid, HandshakeFailed, RecordInvalid
 from p2p.frame import frame, frames
 from p2p.gossip import Gossip
 from p2p.handshake import Handshake
 from p2p.identity import NodeCertificate, Purpose
-from p2p.limits import NetworkLimits
+from p2p.lanes import BulkIn, BulkOut, Lane, WindowLimits
+from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.mux import Mux
 from p2p.peer import Peer
 from p2p.punch import Observed, Word
 from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
-from p2p.service import parse_bootstrap
 from p2p.transport import Endpoint
 from relay.errors import Refusal, RelayProtocolError
+from relay.links import Link, LinkState
 from relay.protocol import (
+    AskLinks,
+    Charged,
     Connect,
     Decline,
+    Extend,
     Incoming,
+    Links,
     Offered,
+    Park,
+    Pay,
     Ping,
     Pong,
     Refused,
     Release,
     Reserve,
     Reserved,
+    Restarting,
+    Terms,
     Voucher,
 )
 from relay.protocol import decode_message as decode_relay_message
 from relay.protocol import encode_message as encode_relay_message
+from relay.receipts import StoredReceipt
+from relay.route import Route
 from rpc.frames import (
     REQUEST_LIMIT_BYTES,
     FrameBuffer,
@@ -352,10 +367,18 @@ STATE = initial_state(RUN.plan)
 SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"b" * 32, b"p" * 32, 7, 12, STATE.encode())
 TOKEN = b"\x07" * 32
 VOUCHER = Voucher.issue(identity(3), client=b"c" * 20, not_after_ms=NOW_MS)
+HOPS = (Endpoint("r.example", 3, b"r" * 20), Endpoint("::2", 4, b"q" * 20))
+ROUTE = Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS)
+LINK_STATE = LinkState.sign(identity(3), {b"r" * 20: Link(20_000, 10**7), b"q" * 20: Link(1, 0)}, now_ms=NOW_MS)
+CARRIED = Carried(
+    b"g" * 32, b"r" * 20, identity(3).address, b"c" * 32, NOW_MS, 1, 2**30, 10**16, NOW_MS + 1
+).signed_by(identity(3).signer)
 RELAYED = (
     Reserve(1, 60), Release(), Connect(2, b"t" * 20), Decline(TOKEN), Ping(5), Pong(5),
     Reserved(1, 60, VOUCHER.encode(), "192.0.2.1:7"), Offered(2, TOKEN, 5_000), Incoming(TOKEN, b"s" * 20, 5_000),
-    Refused(2, Refusal.TOO_FAST, 100),
+    Refused(2, Refusal.RELAY_FULL, 100, 99, ("relay:" + "ab" * 20 + ":h:1",)), Connect(2, b"t" * 20, TOKEN),
+    Extend(3, ROUTE.encode(), TOKEN), Park(TOKEN), Pay(CARRIED.encode()), AskLinks(4), Terms(10**16, 4, 5, 6),
+    Charged(7), Restarting(8), Links(4, LINK_STATE.encode()),
 )  # fmt: skip
 RECORD = sign_record(identity(1), (Endpoint("h", 1), Endpoint("::1", 2), Endpoint("r.example", 3, b"r" * 20)),
                      now_ms=NOW_MS)  # fmt: skip
@@ -492,11 +515,24 @@ def read_frames(data: bytes) -> None:
 def read_mux(data: bytes) -> None:
     """Give authentic hostile plaintexts to a connection."""
     one, other = sessions()
-    mux = Mux(other)
+    mux = Mux(Channel(other))
     for at in range(0, len(data), 60_000):
         body = one.send.encrypt(data[at : at + 60_000])
         mux.receive(len(body).to_bytes(2, "big") + body)
         assert mux.reassembly_bytes <= mux.limits.reassembly_bytes_max
+
+
+def read_lane(data: bytes) -> None:
+    """Give authentic hostile plaintexts to a bulk connection."""
+    one, other = sessions()
+    account = ReceiveMemory(2**40).open(2**26, lambda: None)
+    incoming = BulkIn(account, message_bytes_max=2**20, limits=WindowLimits())
+    outgoing = BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1)
+    lane = Lane(Channel(other), outgoing, incoming)
+    for at in range(0, len(data), 60_000):
+        body = one.send.encrypt(data[at : at + 60_000])
+        lane.receive(len(body).to_bytes(2, "big") + body)
+        assert incoming.held_bytes <= 2**20
 
 
 def read_sealed(data: bytes) -> None:
@@ -839,7 +875,17 @@ def _targets() -> Iterator[tuple[str, Target]]:
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
     yield "frames", Target(read_frames, (whole, parts), ("p2p.frame:frames",), (FrameInvalid,))
     yield "mux", Target(
-        read_mux, (parts, whole), ("p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment"), (FrameInvalid,), cost=20,
+        read_mux, (parts, whole),
+        ("p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control"),
+        (FrameInvalid,), cost=20,
+    )  # fmt: skip
+    yield "lane", Target(
+        read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
+        ("p2p.lanes:Lane.receive", "p2p.lanes:BulkIn.take"), (FrameInvalid,), cost=20,
+    )  # fmt: skip
+    yield "conversation hello", Target(
+        canonical(PeerHello.decode, PeerHello.encode), (PeerHello(Opening.RESUME, bytes(16), 1, 2).encode(),),
+        ("p2p.channel:Hello.decode",), (FrameInvalid,),
     )  # fmt: skip
     yield "sealed record", Target(
         read_sealed, (b"\0\x20" + bytes(32), b"\xff\xff" + bytes(200)), ("p2p.record:RecordReader.receive",),
@@ -894,7 +940,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
     peer = f"{format_address(KEY.address)}@tcp:h:1".encode()
     yield (
         "bootstrap",
-        Target(of_text(parse_bootstrap), (peer, b"h:1"), ("p2p.service:parse_bootstrap",), (ConfigError,)),
+        Target(of_text(parse_bootstrap), (peer, b"h:1"), ("p2p.dialling:parse_bootstrap",), (ConfigError,)),
     )
     yield "manifest", Target(
         canonical(Manifest.decode, Manifest.encode), (Manifest(2**20 + 1, (b"a" * 32, b"b" * 32)).encode(),),
@@ -910,6 +956,21 @@ def _targets() -> Iterator[tuple[str, Target]]:
         "relay voucher",
         Target(canonical(Voucher.decode, Voucher.encode), (VOUCHER.encode(),), ("relay.protocol:Voucher.decode",)),
     )
+    yield "relay route", Target(
+        canonical(Route.decode, Route.encode), (ROUTE.encode(),), ("relay.route:Route.decode",),
+    )  # fmt: skip
+    yield "relay links", Target(
+        canonical(LinkState.decode, LinkState.encode), (LINK_STATE.encode(),),
+        ("relay.links:LinkState.decode", "relay.links:_link"),
+    )  # fmt: skip
+    yield "relay receipt", Target(
+        canonical(Carried.decode, Carried.encode), (CARRIED.encode(),), ("billing.relay:Receipt.decode",),
+    )  # fmt: skip
+    yield "stored relay receipt", Target(
+        canonical(StoredReceipt.decode, StoredReceipt.encode),
+        (StoredReceipt(CARRIED, identity(3).certificate.encode()).encode(),),
+        ("relay.receipts:StoredReceipt.decode", "relay.receipts:ReceiptStore.load"),
+    )  # fmt: skip
     # Tasks
     yield (
         "job specification",
