@@ -18,7 +18,9 @@ import relay.splice
 from p2p.identity import Identity, Role
 from p2p.transport import Endpoint
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
+from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
+from relay.metering import Tariff
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
@@ -50,10 +52,15 @@ class DaemonProcess:
         name: str = "relay",
         capture: Path | None = None,
         namespace: str | None = None,
+        options: dict[str, Any] | None = None,
+        tariff: dict[str, int] | None = None,
         **limits: Any,
     ) -> None:
         tap = None if capture is None else str(capture)
-        arguments = {"listen": f"{host}:{port}", "name": name, "limits": limits, "capture": tap}
+        arguments = {
+            "listen": f"{host}:{port}", "name": name, "limits": limits, "capture": tap,
+            "options": {"drain_s_max": 0, **(options or {})}, "tariff": tariff or {},
+        }  # fmt: skip
         prefix = ["ip", "netns", "exec", namespace] if namespace else []
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.relay.daemon_process", json.dumps(arguments)],
@@ -121,9 +128,17 @@ def main() -> None:
     overrides = arguments["limits"]
     if "trusted_networks" in overrides:
         overrides["trusted_networks"] = tuple(overrides["trusted_networks"])
+    more = arguments["options"]
+    if "receipts" in more:
+        more["receipts"] = Path(more["receipts"])
+    if "fanout" in more:
+        more["fanout"] = FanoutLimits(**more["fanout"])
+    if "peers" in more:
+        more["peers"] = tuple(more["peers"])
     options = RelayOptions(
-        listen=arguments["listen"], metrics_listen="127.0.0.1:0", limits=replace(RelayLimits(), **overrides)
-    )
+        listen=arguments["listen"], metrics_listen="127.0.0.1:0", limits=replace(RelayLimits(), **overrides),
+        tariff=Tariff(**arguments["tariff"]), **more,
+    )  # fmt: skip
 
     def ready(daemon: RelayDaemon) -> None:
         assert daemon.metrics_endpoint is not None

@@ -227,7 +227,7 @@ class TestQuotas:
         relay.join(1, ALICE)
         relay.join(2, BOB)
         relay.say(1, Reserve(1, 60))
-        assert relay.say(2, Reserve(1, 60)) == [Send(2, Refused(1, Refusal.RELAY_FULL, 5_000))]
+        assert relay.say(2, Reserve(1, 60)) == [Send(2, Refused(1, Refusal.RELAY_FULL, 5_000, 100))]
         relay.say(1, Reserve(2, 60))  # its own may be renewed all the same
         assert relay.core.reservations == 1
 
