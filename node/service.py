@@ -46,6 +46,7 @@ from p2p.limits import NetworkLimits
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient
+from relay.publisher import FanoutClient
 from rpc.backend import Backend
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
@@ -243,6 +244,7 @@ class Node:
             self._identity,
             dialers={"relay": client},
             acceptors=(client,),
+            fanout=FanoutClient(lambda: self._identity),
             log=structlog.get_logger("p2p").debug,
         )
         return network, client
