@@ -31,6 +31,7 @@ from p2p.transport import Endpoint
 from relay.client import RelayClient
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
 from relay.fanout import Copy
+from relay.publisher import FanoutClient
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
@@ -167,6 +168,7 @@ async def _be_node(spec: AgentSpec) -> None:
         identity_of(spec.name),
         dialers={"relay": client},
         acceptors=(client,),
+        fanout=FanoutClient(lambda: identity_of(spec.name)),
         log=structlog.get_logger("p2p").info,
     )
     async with trio.open_nursery() as nursery:

@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import NODE_PORT, Agent, relay_of
-from testnet.wan.lab import Lab
+from testnet.wan.lab import Lab, check_machine
 
 __all__ = [
     "LATE_PERCENT_MAX",
     "bulk_rate",
+    "can_emulate",
+    "has_iperf",
     "iperf",
     "lateness_of",
     "longest_gap_s",
@@ -33,6 +35,16 @@ IPERF_PORT: Final = 5_201
 _NS: Final = 1_000_000_000
 
 
+def can_emulate() -> bool:
+    """Tell whether this machine can make labs; where not, say why on the terminal."""
+    try:
+        check_machine()
+    except WanUnavailable as error:
+        say(f"left out: {error}")
+        return False
+    return True
+
+
 def say(line: str) -> None:
     """Tell who waits for a benchmark how far it is."""
     print(line, file=sys.stderr, flush=True)
@@ -41,12 +53,10 @@ def say(line: str) -> None:
 def iperf(
     lab: Lab, sender: str, receiver: str, congestion: str, *, seconds: int, warm_s: int = 2, at: str = ""
 ) -> float:
-    """Return the payload rate of one TCP flow in Mbit/s by iperf3. Raises WanUnavailable where that is lacking.
+    """Return the payload rate of one TCP flow in Mbit/s by iperf3.
 
     ``at``: the address to dial where it is not the receiver's own (a forwarded port).
     """
-    if shutil.which("iperf3") is None:
-        raise WanUnavailable("iperf3 is needed for the figures of plain TCP (Debian: apt-get install iperf3)")
     server = lab.popen(receiver, ["iperf3", "-s", "-1", "-J"], stdout=subprocess.PIPE, text=True)
     try:
         _wait_listening(lab, receiver)
@@ -59,6 +69,14 @@ def iperf(
         server.wait()
     parts = [part["sum"] for part in json.loads(said)["intervals"] if not part["sum"].get("omitted")]
     return float(sum(part["bytes"] for part in parts) * 8 / sum(part["seconds"] for part in parts) / 1e6)
+
+
+def has_iperf() -> bool:
+    """Tell whether plain TCP can be measured; where not, say how to mend it."""
+    if shutil.which("iperf3") is None:
+        say("left out, plain TCP: iperf3 is lacking (Debian: apt-get install iperf3)")
+        return False
+    return True
 
 
 def _wait_listening(lab: Lab, host: str) -> None:

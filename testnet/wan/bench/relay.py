@@ -15,6 +15,8 @@ from testnet.wan.agent import AgentSpec, address_of
 from testnet.wan.bench.measure import (
     IPERF_PORT,
     bulk_rate,
+    can_emulate,
+    has_iperf,
     iperf,
     lateness_of,
     longest_gap_s,
@@ -43,7 +45,7 @@ def run(
     if loopback_too:
         say("the daemon on loopback ...")
         figures |= loopback.run(megabytes=megabytes, circuits=circuits, reservations=reservations)
-    if wan:
+    if wan and can_emulate():
         figures |= _homes(seconds, warm_s)
     return verdict(figures)
 
@@ -53,7 +55,7 @@ def _homes(seconds: int, warm_s: int) -> dict[str, float]:
     with Lab(load_plan("homes"), "bench-relay") as lab:
         at = str(lab.plan.address4("GB"))
         with lab.forwarded("GB", IPERF_PORT, "B"):
-            for congestion in ("cubic", "bbr"):
+            for congestion in ("cubic", "bbr") if has_iperf() else ():
                 say(f"plain TCP from home to home, {congestion} ...")
                 rate = iperf(lab, "A", "B", congestion, seconds=seconds, warm_s=min(warm_s, 4), at=at)
                 figures[f"{congestion}_mbit_per_s"] = rate

@@ -7,7 +7,7 @@ from typing import Final
 
 from node.bench import transport as loopback
 from testnet.wan.agent import AgentSpec
-from testnet.wan.bench.measure import lateness_of, node_at, percentile, say, verdict
+from testnet.wan.bench.measure import can_emulate, lateness_of, node_at, percentile, say, verdict
 from testnet.wan.fleet import NODE_PORT, agents
 from testnet.wan.lab import Lab
 from testnet.wan.topology import parse_topology, plan
@@ -34,7 +34,7 @@ WARM_S: Final = 4.0
 def run(*, bulk_mib: int = 512, small_messages: int = 400_000, wan: int = 1, votes: int = 600) -> dict[str, float]:
     """Measure and return the figures; ``wan=0`` leaves out what needs root."""
     figures = dict(loopback.run(bulk_mib=bulk_mib, small_messages=small_messages))
-    if wan:
+    if wan and can_emulate():
         figures |= _votes_under_bulk(votes)
     return verdict(figures)
 
