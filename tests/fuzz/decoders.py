@@ -18,8 +18,8 @@ from typing import Any, cast
 import click
 import trio
 
-from billing.relay import Receipt as Carried
 from billing.escrow import _line, _record
+from billing.relay import Receipt as Carried
 from consensus import signer as votesigner
 from consensus.guard import (
     JOURNAL_BLOCK,
