@@ -121,19 +121,25 @@ class Link:
 
     def make_bulk(self) -> None:
         """Let the kernel hold more unsent data: no vote waits behind it here."""
-        if isinstance(self._stream, trio.SocketStream):
-            tune(self._stream.socket, is_bulk=True)
+        if self._socket is not None:
+            tune(self._socket, is_bulk=True)
 
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of the way to the next hop: the peer, or a relay."""
-        return tcp_info(self._stream.socket) if isinstance(self._stream, trio.SocketStream) else None
+        return None if self._socket is None else tcp_info(self._socket)
+
+    @property
+    def _socket(self) -> trio.socket.SocketType | None:
+        """The socket below, where there is one: a direct connection's, or that of a circuit to its first relay."""
+        found = getattr(self._stream, "socket", None)
+        return found if isinstance(found, trio.socket.SocketType) else None
 
     @property
     def local_host(self) -> str | None:
         """Our own address on this connection, where it has one."""
-        if not isinstance(self._stream, trio.SocketStream):
+        if self._socket is None:
             return None
         try:
-            return str(self._stream.socket.getsockname()[0])
+            return str(self._socket.getsockname()[0])
         except OSError:
             return None
