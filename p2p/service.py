@@ -344,6 +344,10 @@ class Network:
         peer = self._peers.get(address)
         return peer is not None and await self._steering.move(peer, endpoint)
 
+    def leave(self, relay: Endpoint) -> None:
+        """Take what runs through this relay over other ways; the present ones carry it until those are there."""
+        self._steering.leave(relay)
+
     def on_paths(self, maker: PathMaker) -> None:
         """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
         self._dialling.on_paths(maker)

@@ -83,6 +83,17 @@ class Steering:
         finally:
             peer.is_finding_way = False
 
+    def leave(self, relay: Endpoint) -> None:
+        """Bring everything that runs through a relay, which is about to end, over other ways."""
+        for peer in list(self._peers.values()):
+            control = peer.control
+            if control is not None and control.endpoint is not None and relay in control.endpoint.hops:
+                self._dialling.table(peer.address).failed(control.endpoint, trio.current_time())
+                self.find_way(peer)
+            for lane in list(peer.lanes):
+                if lane.endpoint is not None and relay in lane.endpoint.hops:
+                    peer.close_lane(lane)
+
     async def move(self, peer: Peer, endpoint: Endpoint) -> bool:
         """Let the conversation go on over another path; the present one carries it until the other is there."""
         link = await self._dialling.open_one(peer.address, endpoint)
