@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -94,12 +95,23 @@ from p2p.handshake import Handshake
 from p2p.identity import NodeCertificate, Purpose
 from p2p.lanes import BulkIn, BulkOut, Lane, WindowLimits
 from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.multicast import Announce, Done, Have, Multicast, Swap, Want, encode_control
 from p2p.mux import Mux
 from p2p.peer import Peer
+from p2p.pieces import (
+    MESSAGE_BYTES_MAX,
+    SEAL_BYTES,
+    Piece,
+    Shape,
+    cut_message,
+    decode_piece,
+    encode_piece,
+)
 from p2p.punch import Observed, Word
 from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
 from p2p.transport import Endpoint
+from relay import fanout as fanout_wire
 from relay.errors import Refusal, RelayProtocolError
 from relay.links import Link, LinkState
 from relay.protocol import (
@@ -224,6 +236,8 @@ from tasks.proofs import (
 from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.spec import decode_spec, encode_spec
 from testnet.cluster import TestnetError, _load_plan
+from testnet.wan.lab import shipped
+from testnet.wan.topology import document_of, parse_topology, plan
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
@@ -491,6 +505,13 @@ def read_transaction(data: bytes) -> None:
     assert len(transaction.recover_sender()) == 20
 
 
+def read_topology(text: str) -> None:
+    """Whatever is read can be planned, and written so that the same is read again."""
+    topology = parse_topology(text)
+    plan(topology)
+    assert parse_topology(json.dumps(document_of(topology))) == topology
+
+
 def read_genesis(text: str) -> None:
     """Read a genesis; whatever is accepted must be usable."""
     genesis = genesis_from_json(text)
@@ -520,6 +541,22 @@ def read_mux(data: bytes) -> None:
         body = one.send.encrypt(data[at : at + 60_000])
         mux.receive(len(body).to_bytes(2, "big") + body)
         assert mux.reassembly_bytes <= mux.limits.reassembly_bytes_max
+
+
+def read_multicast(data: bytes) -> None:
+    """Give a control message to a core that knows nobody."""
+    core = Multicast(b"o" * 20, random=Random(0))
+    core.control(b"p" * 20, data, 0.0)
+    assert core.held_bytes <= MESSAGE_BYTES_MAX + SEAL_BYTES
+
+
+def read_fanout(data: bytes) -> None:
+    """Give bytes, and authentic hostile plaintexts, to a connection for fan-out."""
+    one, other = sessions()
+    body = one.send.encrypt(data[: fanout_wire.MESSAGE_BYTES_MAX])
+    fanout_wire.FanoutChannel(other).receive(len(body).to_bytes(2, "big") + body)
+    with suppress(RelayProtocolError):
+        fanout_wire.FanoutChannel(sessions()[1]).receive(data)
 
 
 def read_lane(data: bytes) -> None:
@@ -947,6 +984,34 @@ def _targets() -> Iterator[tuple[str, Target]]:
         ("p2p.blobs:Manifest.decode",),
     )  # fmt: skip
     # Relay
+    multicast = (
+        Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
+        Swap(bytes(32), bytes(32), 3, (b"m" * 20, b"n" * 20)), Swap(bytes(32), b"", 0, ()), Want(bytes(32), 6),
+    )  # fmt: skip
+    yield "multicast", Target(
+        read_multicast, tuple(encode_control(message) for message in multicast),
+        ("p2p.multicast:decode_control", "p2p.multicast:Multicast.control"), cost=2,
+    )  # fmt: skip
+    cut = cut_message(bytes(5_000), Shape(5_000, 1_024))
+    pieces = tuple(
+        encode_piece(Piece(cut.root, number, cut.proofs[number].siblings, data, bool(number)))
+        for number, data in enumerate(cut.pieces[:2])
+    )
+    yield "piece", Target(canonical(decode_piece, encode_piece), pieces, ("p2p.pieces:decode_piece",))
+    fanout = (
+        fanout_wire.Accept((b"p" * 20,)), fanout_wire.Group(1, (b"m" * 20, b"n" * 20)),
+        fanout_wire.Publish(1, 60_000), fanout_wire.Ping(3), fanout_wire.Handed(b"p" * 20, 60_000),
+        fanout_wire.Pong(3),
+    )  # fmt: skip
+    yield "fan-out message", Target(
+        canonical(fanout_wire.decode_fanout, fanout_wire.encode_fanout),
+        tuple(fanout_wire.encode_fanout(message) for message in fanout), ("relay.fanout:decode_fanout",),
+    )  # fmt: skip
+    yield "fan-out records", Target(
+        read_fanout, (fanout_wire.encode_fanout(fanout[3]), b"\xff\xff" + bytes(200)),
+        ("relay.fanout:FanoutChannel.receive",),
+        (RelayProtocolError,), cost=10,
+    )  # fmt: skip
     yield "relay message", Target(
         canonical(decode_relay_message, encode_relay_message),
         tuple(encode_relay_message(message) for message in RELAYED),
@@ -1095,6 +1160,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (DecodeError, AssertionError, ValueError),
     )  # fmt: skip
     # Files that people write
+    yield "topology", Target(
+        of_text(read_topology), tuple(text.encode() for text in shipped().values()),
+        ("testnet.wan.topology:parse_topology", "testnet.wan.topology:parse_settings"),
+        (ConfigError,), cost=8, memory=400,
+    )  # fmt: skip
     yield "genesis", Target(
         of_text(read_genesis), (genesis_to_json(small_genesis()).encode(), genesis_to_json(FILE).encode()),
         (

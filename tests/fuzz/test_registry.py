@@ -11,7 +11,9 @@ from tests.fuzz.decoders import TARGETS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "node", "testnet")
-NOT_PRODUCT = re.compile(r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py|testnet/wan/(agent|check|fleet|bench/)")
+NOT_PRODUCT = re.compile(
+    r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py|testnet/wan/(agent|check|fleet|bench/)"
+)
 NAMED = re.compile(r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$")
 FOREIGN = {
     "bytes",
@@ -62,6 +64,7 @@ EXEMPT = {
     "node.evidence:EvidenceService._load": OF_A_TARGET,
     "node.duties:Duties._reveal": OF_A_TARGET,
     "p2p.blobs:BlobStore._load": OF_A_TARGET,
+    "p2p.erasure:_sum": "arithmetic on pieces that were checked against their roots",
     "p2p.blobs:BlobStore.read_piece": "reads a piece of a blob whose hash it checks",
     "p2p.blobs:BlobStore.read": "reads a blob whose hash was checked when it came",
     "p2p.identity:Identity.load": OF_A_TARGET,
@@ -82,6 +85,9 @@ EXEMPT = {
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "rpc.client:Client._send": "bounded, parsed by the library, refused as GatewayUnreachable",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
+    "testnet.wan.emulator:Emulator.stats": OWN_FILE,
+    "testnet.wan.lab:attach": OWN_FILE,
+    "testnet.wan.lab:load_plan": OF_A_TARGET,
     "node.simulation.campaign:_readable": OWN_FILE,
     # No decoders
     "node.agreement:_ChainPort._in_thread": NO_DECODER,
