@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from testnet.wan.emulator import DEVICE, Emulator, EmulatorFailed, Lateness, WanUnavailable
-from testnet.wan.topology import Host, Plan, TopologyInvalid, parse_topology, plan
+from testnet.wan.topology import Host, Plan, TopologyInvalid, document_of, parse_topology, plan
 
 __all__ = ["Lab", "attach", "check_machine", "destroy", "labs", "load_plan", "shipped"]
 
@@ -197,7 +197,7 @@ class Lab:
     def _make(self) -> None:
         plan = self.plan
         self._folder.mkdir(parents=True)
-        (self._folder / "topology.json").write_text(json.dumps(_document(plan)))
+        (self._folder / "topology.json").write_text(json.dumps(document_of(plan.topology)))
         for host in plan.topology.hosts:
             _call("ip", "netns", "add", self.namespace(host.name))
         for host in plan.topology.hosts:
@@ -274,45 +274,6 @@ def attach(name: str) -> Lab:
     except OSError:
         raise TopologyInvalid(f"no lab {name!r:.40} is up; up are: {', '.join(labs()) or 'none'}") from None
     return lab
-
-
-def _document(plan: Plan) -> dict[str, Any]:
-    """Return a document that ``parse_topology`` reads as this plan's topology."""
-    topology = plan.topology
-
-    def table(shape: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "rate": f"{shape.rate_bit_per_s}bit" if shape.rate_bit_per_s else "none",
-            "delay": f"{shape.delay_us}us",
-            "jitter": f"{shape.jitter_us}us",
-            "loss": f"{shape.loss_ppm // 10_000}.{shape.loss_ppm % 10_000:04}%",
-            "queue": f"{shape.queue_bytes}B" if shape.queue_bytes else f"{shape.queue_us}us",
-            "reorder": shape.reorder,
-            "down": shape.down,
-        }
-        if shape.burst is not None:
-            loss = f"{shape.burst.loss_ppm // 10_000}.{shape.burst.loss_ppm % 10_000:04}%"
-            found["burst"] = {"every": shape.burst.every, "length": shape.burst.length, "loss": loss}
-        return found
-
-    hosts: dict[str, dict[str, Any]] = {}
-    for host in topology.hosts:
-        fixed = {key: value for key in ("nat", "behind", "region") if (value := getattr(host, key))}
-        lines = {way: table(shape) for way in ("up", "down") if (shape := getattr(host, way)) is not None}
-        hosts[host.name] = {**fixed, **lines, "block_udp": host.block_udp, "sysctl": dict(host.sysctl)}
-    links = [
-        {"a": one, "b": other, "forward": table(shape), "back": table(topology.links[other, one])}
-        for (one, other), shape in topology.links.items()
-        if one < other
-    ]
-    regions = {f"{one}/{other}": table(shape) for (one, other), shape in topology.regions.items() if one <= other}
-    document: dict[str, Any] = {
-        "name": topology.name, "mtu": topology.mtu, "seed": topology.seed, "sysctl": dict(topology.sysctl),
-        "hosts": hosts, "links": links, "regions": regions,
-    }  # fmt: skip
-    if topology.default is not None:
-        document["default"] = table(topology.default)
-    return document
 
 
 def _rules(host: Host, version: int) -> Iterator[str]:

@@ -26,6 +26,7 @@ __all__ = [
     "Shape",
     "Topology",
     "TopologyInvalid",
+    "document_of",
     "parse_settings",
     "parse_topology",
     "plan",
@@ -249,6 +250,48 @@ def parse_topology(text: str) -> Topology:
         seed=_integer(document.get("seed", 1), 0, 2**31 - 1, "seed"),
         sysctl=_sysctl(document.get("sysctl", {}), "sysctl"),
     )
+
+
+def document_of(topology: Topology) -> dict[str, Any]:
+    """Return the document, of plain values, that ``parse_topology`` reads as this topology."""
+    hosts: dict[str, dict[str, Any]] = {}
+    for host in topology.hosts:
+        named = {key: value for key in ("nat", "behind", "region") if (value := getattr(host, key))}
+        lines = {way: _table(shape) for way in ("up", "down") if (shape := getattr(host, way)) is not None}
+        hosts[host.name] = {**named, **lines, "block_udp": host.block_udp, "sysctl": dict(host.sysctl)}
+    links = [
+        {"a": one, "b": other, "forward": _table(shape), "back": _table(topology.links[other, one])}
+        for (one, other), shape in topology.links.items()
+        if one < other
+    ]
+    regions = {f"{one}/{other}": _table(shape) for (one, other), shape in topology.regions.items() if one <= other}
+    document: dict[str, Any] = {
+        "name": topology.name, "mtu": topology.mtu, "seed": topology.seed, "sysctl": dict(topology.sysctl),
+        "hosts": hosts, "links": links, "regions": regions,
+    }  # fmt: skip
+    if topology.default is not None:
+        document["default"] = _table(topology.default)
+    return document
+
+
+def _table(shape: Shape) -> dict[str, Any]:
+    burst = shape.burst
+    return {
+        "rate": f"{shape.rate_bit_per_s}bit" if shape.rate_bit_per_s else "none",
+        "delay": f"{shape.delay_us}us",
+        "jitter": f"{shape.jitter_us}us",
+        "loss": _percent(shape.loss_ppm),
+        "queue": f"{shape.queue_bytes}B" if shape.queue_bytes else f"{shape.queue_us}us",
+        "reorder": shape.reorder,
+        "down": shape.down,
+        "burst": "none" if burst is None else {
+            "every": burst.every, "length": burst.length, "loss": _percent(burst.loss_ppm),
+        },
+    }  # fmt: skip
+
+
+def _percent(ppm: int) -> str:
+    return f"{ppm // 10_000}.{ppm % 10_000:04}%"
 
 
 def parse_settings(settings: object, *, where: str) -> dict[str, Any]:
