@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
-from p2p.channel import PAYLOAD_BYTES_MAX, Channel, Word
+from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MIN, Channel, Word
 from p2p.errors import FrameInvalid, QueueOverflow
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frames, header
 from p2p.limits import Account
@@ -355,7 +355,7 @@ class BulkIn:
 class Lane:
     """The core of one bulk connection: bulk in, bulk out, and nothing else."""
 
-    __slots__ = ("_incoming", "_outgoing", "channel", "is_draining")
+    __slots__ = ("_incoming", "_outgoing", "channel", "is_draining", "sent_bytes")
 
     def __init__(self, channel: Channel, outgoing: BulkOut, incoming: BulkIn) -> None:
         self.channel = channel
@@ -363,6 +363,8 @@ class Lane:
         self._incoming = incoming
         self.is_draining = False
         """Whether it finishes what it has and takes no more."""
+        self.sent_bytes = 0
+        """Bulk that has left on it."""
 
     @property
     def is_empty(self) -> bool:
@@ -372,7 +374,7 @@ class Lane:
     def next_record(self) -> bytes | None:
         """Return the next record to write, or None when there is nothing for this lane now."""
         parts: list[bytes | memoryview] = []
-        self._outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=not self.is_draining)
+        self.sent_bytes += self._outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=not self.is_draining)
         if parts:
             return self.channel.seal(b"".join(parts))
         return self.channel.seal() if self.channel.has_words else None
@@ -391,7 +393,7 @@ class Lane:
                     message = self._incoming.take(self, kind, number, memoryview(body))
                     if message is not None:
                         messages.append(message)
-                elif cls is Class.CONSENSUS and not number:
+                elif cls is Class.CONSENSUS and not number and kind >= WORD_KIND_MIN:
                     is_rekeyed = kind == Word.REKEY
                     if self.channel.take(kind, body) is Word.PONG:
                         pongs.append(body)

@@ -554,6 +554,7 @@ class Peer:
             await link.aclose()
 
     async def _write_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+        sent_bytes = 0
         try:
             while True:
                 records: list[bytes] = []
@@ -564,7 +565,9 @@ class Peer:
                         self._bulk_wake = trio.Event()
                     await self._bulk_wake.wait()
                     continue
-                link.used_at = trio.current_time()
+                if lane.sent_bytes != sent_bytes:
+                    sent_bytes = lane.sent_bytes
+                    link.used_at = trio.current_time()
                 data = records[0] if len(records) == 1 else b"".join(records)
                 await link.send(data, timeout_s=self._limits.write_timeout_s)
                 self._give_room()
