@@ -206,6 +206,7 @@ class _Agent:
         self._floods: dict[str, trio.CancelScope] = {}
         self._wanted: set[bytes] = set()
         self._changed = trio.Event()
+        self._came = trio.Event()
         network.on_peer(self._on_peer)
         network.on_message(VOTE, self._on_vote)
         network.on_message(BULK, self._on_bulk)
@@ -229,14 +230,20 @@ class _Agent:
     async def _on_vote(self, peer: bytes, body: bytes) -> None:
         sent_at, number = _HEAD.unpack_from(body)
         self._heard[peer].votes.append((number, sent_at, time.monotonic_ns()))
+        self._note()
 
     async def _on_bulk(self, peer: bytes, body: bytes) -> None:
         heard = self._heard[peer]
         heard.bulk_bytes += len(body)
         heard.bulk.append((time.monotonic_ns(), len(body)))
+        self._note()
 
     async def _on_block(self, peer: bytes, body: bytes) -> None:
         self._heard[peer].blocks[_HEAD.unpack_from(body)[1]] = time.monotonic_ns()
+
+    def _note(self) -> None:
+        self._came.set()
+        self._came = trio.Event()
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -332,6 +339,18 @@ class _Agent:
     async def do_block_at(self, *, peer: str, number: int) -> dict[str, Any]:
         """Return when a block of a peer was handled, 0 while it was not."""
         return {"at": self._heard[address_of(peer)].blocks.get(number, 0)}
+
+    async def do_await_votes(self, *, peer: str, count: int, timeout_s: float = 55) -> None:
+        """Wait until so many different votes have come since they were last taken."""
+        with trio.fail_after(timeout_s):
+            while len({number for number, _, _ in self._heard[address_of(peer)].votes}) < count:
+                await self._came.wait()
+
+    async def do_await_bulk(self, *, peer: str, size_bytes: int, timeout_s: float = 55) -> None:
+        """Wait until so much bulk has come since it was last taken."""
+        with trio.fail_after(timeout_s):
+            while self._heard[address_of(peer)].bulk_bytes < size_bytes:
+                await self._came.wait()
 
     async def do_heard(self, *, peer: str) -> dict[str, Any]:
         """Return what came from a peer since this was last asked."""
