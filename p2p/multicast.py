@@ -73,6 +73,8 @@ CONTROL_BYTES_MAX: Final = 4 * 1024
 SWAP_MEMBERS_MAX: Final = 128
 _BITS_MAX: Final = 256
 _KIND_MAX: Final = 0xDF
+_SOON: Final = 0.5
+"""Part of its patience after which a receiver is helped together with one that has lost it."""
 MIB: Final = 1024 * 1024
 
 
@@ -292,8 +294,6 @@ class _Outgoing:
     shape: Shape
     receivers: dict[bytes, _Receiver]
     began: float
-    published_at: dict[bytes, float] = field(default_factory=dict)
-    """When each relay last took a piece."""
     parity: Cut | None = None
     is_finished: bool = False
 
@@ -458,7 +458,6 @@ class Multicast:
                     groups.setdefault(relay, {}).setdefault(number, set()).add(address)
         effects: list[Effect] = []
         for relay, members in groups.items():
-            out.published_at[relay] = now
             self.counters["published"] += len(members)
             parts = ((frozenset(members[n]), out.frame(n, is_to_forward=False)) for n in sorted(members))
             effects.append(Publish(out.cut.root, relay, tuple(parts)))
@@ -482,11 +481,14 @@ class Multicast:
                 chosen.append(relay)
         return chosen
 
-    def published(self, root: bytes, relay: bytes, now: float) -> None:
-        """Note that a relay took one more piece."""
+    def published(self, root: bytes, members: Collection[bytes], now: float) -> None:
+        """Note that a relay took one more piece for these: they had no reason to hear anything before."""
         out = self._outgoing.get(root)
         if out is not None:
-            out.published_at[relay] = now
+            for address in members:
+                receiver = out.receivers.get(address)
+                if receiver is not None:
+                    receiver.news_at = max(receiver.news_at, now)
 
     def is_wanted(self, root: bytes, relay: bytes, members: Collection[bytes]) -> bool:
         """Tell whether a part that was to be published still helps anybody."""
@@ -571,19 +573,23 @@ class Multicast:
         return effects
 
     def _stalled(self, out: _Outgoing, now: float) -> list[bytes]:
-        """Return who has heard nothing new for too long, and who waited until the others were served."""
+        """Return who has heard nothing new for too long, and who waited until the others were served.
+
+        With the first come those who would follow before long: they are helped by the same upload.
+        """
         is_first_served = all(r.is_done or r.may_wait or not r.is_told for r in out.receivers.values())
-        stalled: list[bytes] = []
+        patience: dict[bytes, float] = {}
         for address, receiver in out.receivers.items():
             if receiver.is_done or not receiver.is_told:
                 continue
-            last = max((out.published_at[relay] for relay in receiver.shares), default=-math.inf)
-            patience_s = self._parameters.stall_s * 2**receiver.rounds + 2 * receiver.rtt_s
-            if now - max(last, receiver.news_at) > patience_s or (
-                is_first_served and receiver.may_wait and not receiver.rounds and not receiver.shares
-            ):
-                stalled.append(address)
-        return stalled
+            if is_first_served and receiver.may_wait and not receiver.rounds and not receiver.shares:
+                patience[address] = math.inf
+                continue
+            limit_s = self._parameters.stall_s * 2**receiver.rounds + 2 * receiver.rtt_s
+            patience[address] = (now - receiver.news_at) / limit_s
+        if not any(used > 1 for used in patience.values()):
+            return []
+        return [address for address, used in patience.items() if used > _SOON]
 
     def _start_swap(self, out: _Outgoing, members: list[bytes]) -> list[Effect]:
         if not members:
