@@ -43,6 +43,8 @@ from node.view import LiveNode, make_view
 from node.wallet import Wallet
 from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits
+from p2p.punch import Puncher
+from p2p.reach import Reach
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient
@@ -239,14 +241,20 @@ class Node:
             blob_budget_bytes=options.blob_store_bytes_max,
             limits=NetworkLimits(peers_in_max=options.inbound_max, peers_out_target=options.outbound_max),
         )
+        log = structlog.get_logger("p2p")
+        puncher = Puncher(lambda: [reservation.endpoint for reservation in client.reservations])
+        self.reach = Reach(log=log.info)
         network = Network(
             config,
             self._identity,
-            dialers={"relay": client},
-            acceptors=(client,),
+            dialers={"relay": client, "punch": puncher},
+            acceptors=(client, puncher, self.reach),
             fanout=FanoutClient(lambda: self._identity),
-            log=structlog.get_logger("p2p").debug,
+            log=log.debug,
         )
+        network.on_paths(lambda _target, known: client.ways(known))
+        puncher.attach(network)
+        self.reach.attach(network)
         return network, client
 
     def _make_identity(self) -> Identity:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -24,8 +24,9 @@ from typing import Final, Protocol
 import trio
 
 from p2p.errors import PunchFailed, RequestRefused
+from p2p.identity import Identity
 from p2p.limits import RateLimiter
-from p2p.peer import RequestHandler
+from p2p.peer import PeerInfo, RequestHandler
 from p2p.sockets import tune
 from p2p.transport import Acceptance, Endpoint
 from state.primitives.codec import decode, encode
@@ -35,6 +36,7 @@ __all__ = [
     "METHOD_PUNCH",
     "OBSERVED_BYTES_MAX",
     "OBSERVE_PREAMBLE",
+    "PUNCHED",
     "Observed",
     "PunchOptions",
     "Puncher",
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 METHOD_PUNCH: Final = "punch"
+PUNCHED: Final = Endpoint("", 0, is_punched=True)
+"""The path to any peer by way of punching."""
 OBSERVE_PREAMBLE: Final = b"DKRO"
 """What asks an observer from where it sees this connection."""
 OBSERVED_BYTES_MAX: Final = 64
@@ -69,6 +73,14 @@ class PunchOptions:
     in_all_per_s: float = 2.0
     symmetric_s: float = 600.0
     """How long a NAT that was seen to be symmetric is not asked again."""
+    look_s: float = 5.0
+    """Between two looks for peers that are reached through a relay."""
+    settled_s: float = 5.0
+    """A peer younger than this is left alone: many go soon."""
+    again_s: float = 600.0
+    """After an attempt with a peer, whatever came of it."""
+    turn_s: float = 30.0
+    """How long the end with the higher address leaves the attempt to the other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +157,17 @@ class Word:
 class _Network(Protocol):
     """What punching needs of the network: a question to a peer that is connected, over whatever path."""
 
+    identity: Identity
+
     async def request(
         self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
     ) -> bytes: ...
+
+    def peers(self) -> list[PeerInfo]: ...
+
+    async def move(self, address: bytes, endpoint: Endpoint) -> bool: ...
+
+    def on_paths(self, maker: Callable[[bytes, tuple[Endpoint, ...]], Iterable[Endpoint]]) -> None: ...
 
     def on_request(self, method: str, handler: RequestHandler) -> None: ...
 
@@ -207,18 +227,13 @@ class _Port:
 class Puncher:
     """The scheme ``punch``: dials peers that are connected already by way of a relay, and answers when they dial.
 
-    ``observers`` returns public endpoints that answer ``OBSERVE_PREAMBLE``; at least two are needed.
-    ``rtt_s`` returns the round trip to a peer over the present path.
+    ``observers`` returns public endpoints that answer ``OBSERVE_PREAMBLE``; at least two are needed. While it
+    runs, it moves peers that are reached through relays alone to direct connections, where that succeeds; whether
+    they stay there is decided by what is measured, as with any path.
     """
 
-    def __init__(
-        self,
-        observers: Callable[[], Sequence[Endpoint]],
-        rtt_s: Callable[[bytes], float | None] = lambda _peer: None,
-        options: PunchOptions | None = None,
-    ) -> None:
+    def __init__(self, observers: Callable[[], Sequence[Endpoint]], options: PunchOptions | None = None) -> None:
         self._observers = observers
-        self._rtt_s = rtt_s
         self._options = options or PunchOptions()
         self._network: _Network | None = None
         self._acceptance: Acceptance | None = None
@@ -229,6 +244,8 @@ class Puncher:
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
         self._symmetric_until = -inf
+        self._next: dict[bytes, float] = {}
+        """When to try a peer of ours."""
         self.attempts = 0
         self.successes = 0
 
@@ -236,6 +253,7 @@ class Puncher:
         """Register with the network, before it runs."""
         self._network = network
         network.on_request(METHOD_PUNCH, self._serve)
+        network.on_paths(self._ways)
 
     @property
     def can_try(self) -> bool:
@@ -243,21 +261,53 @@ class Puncher:
         return len(self._observers()) >= 2 and trio.current_time() >= self._symmetric_until
 
     async def run(self, acceptance: Acceptance) -> None:
-        """Answer attempts of others until cancelled."""
+        """Answer attempts of others and make own ones, until cancelled."""
         self._acceptance = acceptance
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await trio.sleep_forever()
+                while True:
+                    await trio.sleep(self._options.look_s)
+                    if self._network is not None and self.can_try:
+                        await self._upgrade(self._network)
         finally:
             self._nursery = None
             self._acceptance = None
+
+    # -- whom to dial ----------------------------------------------------------------------------------------
+
+    def _ways(self, target: bytes, known: tuple[Endpoint, ...]) -> Iterable[Endpoint]:
+        """Offer the punched path to a peer that is connected, and only through a relay or punched already."""
+        info = self._info(target)
+        if info is None or any(not endpoint.hops for endpoint in known):
+            return ()
+        is_there = info.remote == str(PUNCHED)
+        return (PUNCHED,) if is_there or (info.is_attached and self.can_try) else ()
+
+    def _info(self, target: bytes) -> PeerInfo | None:
+        assert self._network is not None
+        return next((info for info in self._network.peers() if info.address == target), None)
+
+    async def _upgrade(self, network: _Network) -> None:
+        """Try one attempt with each peer whose turn it is, one after the other."""
+        options, now = self._options, trio.current_time()
+        relayed = [info for info in network.peers() if info.remote.startswith("relay:") and info.is_attached]
+        self._next = {info.address: self._next[info.address] for info in relayed if info.address in self._next}
+        for info in relayed:
+            if info.age_s < options.settled_s:
+                continue
+            is_first = network.identity.address < info.address
+            due = self._next.setdefault(info.address, now if is_first else now + options.turn_s)
+            if due <= trio.current_time():
+                self._next[info.address] = trio.current_time() + options.again_s
+                await network.move(info.address, PUNCHED)
 
     # -- dialling --------------------------------------------------------------------------------------------
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
         """Return a direct stream to ``target``, which must be connected already. Raises PunchFailed, OSError."""
-        if self._network is None or target is None:
+        info = None if self._network is None or target is None else self._info(target)
+        if target is None or info is None or not info.is_attached:
             raise PunchFailed("nobody to agree with")
         self.attempts += 1
         options = self._options
@@ -269,10 +319,11 @@ class Puncher:
             for _ in range(options.tries):
                 began = trio.current_time()
                 # The peer dials when the word reaches it: half a round trip after it left.
-                rtt_s = self._rtt_s(target)
+                info = self._info(target)
+                half_s = 0.0 if info is None or info.rtt_ms is None else info.rtt_ms / 2_000
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._say_go, target, attempt)
-                    await trio.sleep(min((rtt_s or 0.0) / 2, options.try_s))
+                    await trio.sleep(min(half_s, options.try_s))
                     stream = await _dial_until(port, theirs, trio.current_time() + options.try_s)
                     nursery.cancel_scope.cancel()
                 if stream is not None:

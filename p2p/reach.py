@@ -24,13 +24,15 @@ from p2p.identity import Identity, Purpose
 from p2p.limits import RateLimiter
 from p2p.peer import PeerInfo, RequestHandler
 from p2p.sockets import TcpDialer
-from p2p.transport import ENDPOINT_CHARACTERS_MAX, Endpoint
+from p2p.transport import ENDPOINT_CHARACTERS_MAX, Acceptance, Endpoint
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 
-__all__ = ["METHOD_DIAL_BACK", "Reach", "ReachOptions", "Verdict", "Votes", "network_of"]
+__all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "Reach", "ReachOptions", "Verdict", "Votes", "network_of"]
 
 METHOD_DIAL_BACK: Final = "dial back"
+SOURCE_LISTEN: Final = "listen"
+"""Under which the network advertises what it listens on."""
 _READ_BYTES: Final = 4_096
 _ANSWER_BYTES_MAX: Final = 1
 _V4_NETWORK_BITS: Final = 16
@@ -95,6 +97,9 @@ class _Network(Protocol):
 
     identity: Identity
 
+    @property
+    def direct(self) -> Sequence[Endpoint]: ...
+
     def peers(self) -> list[PeerInfo]: ...
 
     async def request(
@@ -105,28 +110,33 @@ class _Network(Protocol):
 
 
 class Reach:
-    """Asks peers to dial this node, and dials those that ask. ``run`` beside the network."""
+    """Asks peers to dial this node, and dials those that ask.
+
+    It is an acceptor of the network: what is found closed is advertised no more until it is found open again.
+    """
 
     def __init__(
         self,
-        network: _Network,
-        own: Callable[[], Sequence[Endpoint]],
-        *,
         options: ReachOptions | None = None,
-        on_verdict: Callable[[Endpoint, Verdict], None] = lambda _endpoint, _verdict: None,
+        *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        log: Callable[..., None] = lambda *_args, **_fields: None,
     ) -> None:
-        self._network = network
-        self._own = own
         self._options = options or ReachOptions()
-        self._on_verdict = on_verdict
         self._now_ms = now_ms
+        self._log = log
+        self._network: _Network | None = None
+        self._acceptance: Acceptance | None = None
         self._votes: dict[Endpoint, Votes] = {}
         self._told: dict[Endpoint, Verdict] = {}
         self._asked_at: dict[tuple[Endpoint, str], float] = {}
         self._dials = 0
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
+
+    def attach(self, network: _Network) -> None:
+        """Register with the network, before it runs."""
+        self._network = network
         network.on_request(METHOD_DIAL_BACK, self._serve)
 
     def verdict(self, endpoint: Endpoint) -> Verdict:
@@ -137,15 +147,21 @@ class Reach:
     @property
     def verdicts(self) -> dict[Endpoint, Verdict]:
         """What is known of the own endpoints."""
-        return {endpoint: self.verdict(endpoint) for endpoint in self._own()}
+        return {endpoint: self.verdict(endpoint) for endpoint in self._own}
+
+    @property
+    def _own(self) -> Sequence[Endpoint]:
+        assert self._network is not None, "not attached"
+        return self._network.direct
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, acceptance: Acceptance) -> None:
         """Ask, soon after the start and from time to time, until cancelled."""
         options = self._options
+        self._acceptance = acceptance
         while True:
-            own = list(self._own())
+            own = list(self._own)
             self._votes = {e: self._votes.get(e) or Votes(options.networks_min) for e in own}
             self._asked_at = {key: at for key, at in self._asked_at.items() if key[0] in self._votes}
             for endpoint in own:
@@ -155,6 +171,7 @@ class Reach:
 
     async def _ask_about(self, endpoint: Endpoint) -> None:
         """Ask one peer of each network, until enough have spoken."""
+        assert self._network is not None
         options, now = self._options, trio.current_time()
         asked: set[str] = set()
         for peer in self._network.peers():
@@ -181,7 +198,10 @@ class Reach:
         verdict = self._votes[endpoint].verdict
         if verdict is not Verdict.UNKNOWN and self._told.get(endpoint) is not verdict:
             self._told[endpoint] = verdict
-            self._on_verdict(endpoint, verdict)
+            self._log("own endpoint judged by others", endpoint=str(endpoint), verdict=verdict.value)
+            if self._acceptance is not None:
+                open_ones = tuple(e for e in self._own if self._told.get(e) is not Verdict.CLOSED)
+                self._acceptance.advertise(SOURCE_LISTEN, open_ones)
 
     # -- being asked -----------------------------------------------------------------------------------------
 
@@ -191,6 +211,7 @@ class Reach:
                 endpoint = Endpoint.parse(text)
             case _:
                 raise DecodeError("not an endpoint")
+        assert self._network is not None
         remote = next((info.remote for info in self._network.peers() if info.address == peer), "")
         try:
             is_own = endpoint.relay is None and ip_address(endpoint.host) == ip_address(remote.partition("%")[0])
@@ -211,6 +232,7 @@ class Reach:
 
     async def _answers(self, endpoint: Endpoint, peer: bytes) -> bool:
         """Whether the listener at ``endpoint`` proves to be ``peer``."""
+        assert self._network is not None
         handshake = Handshake(
             self._network.identity, Purpose.PEER, is_initiator=True, now_ms=self._now_ms(), expected=peer
         )

@@ -117,6 +117,8 @@ class Network:
         """Events by name since the start, for metrics."""
         self.bound: tuple[tuple[str, int], ...] = ()
         """Where this node listens, once ``run`` has started."""
+        self.direct: tuple[Endpoint, ...] = ()
+        """Where this node believes that others can dial it, once ``run`` has started; see ``p2p.reach``."""
         self.congestion_control = ""
         """What the kernel granted on the listening sockets."""
         self.started = trio.Event()
@@ -472,6 +474,7 @@ class Network:
         own = self._advertised or tuple(
             Endpoint(host, port) for host, port in self.bound if not ipaddress.ip_address(host).is_unspecified
         )
+        self.direct = own
         self._records.advertise("listen", own)
         if listeners:
             self._log("network listens", congestion_control=self.congestion_control)

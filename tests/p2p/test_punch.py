@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 import trio
 
 from p2p.errors import PunchFailed, RequestRefused
-from p2p.punch import METHOD_PUNCH, OBSERVE_PREAMBLE, Observed, Puncher, PunchOptions, _checked, observed_answer
+from p2p.identity import Role
+from p2p.peer import PeerInfo
+from p2p.punch import (
+    METHOD_PUNCH,
+    OBSERVE_PREAMBLE,
+    PUNCHED,
+    Observed,
+    Puncher,
+    PunchOptions,
+    _checked,
+    observed_answer,
+)
 from p2p.transport import Endpoint
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
+from tests.p2p.helpers import identity
 
-ALICE, BOB = bytes([1]) * 20, bytes([2]) * 20
-PUNCH = Endpoint("", 0, is_punched=True)
+ALICE, BOB = identity(1).address, identity(2).address
 OPTIONS = PunchOptions(try_s=5.0)
+RELAYED = f"relay:{'ab' * 20}:192.0.2.1:1"
 
 
 class Wire:
@@ -23,6 +35,10 @@ class Wire:
 
     def __init__(self, me: bytes, ends: dict[bytes, Wire]) -> None:
         self.me, self.ends = me, ends
+        self.identity = identity(1 if me == ALICE else 2)
+        self.remote = RELAYED
+        self.moved: list[bytes] = []
+        self.maker: Callable[[bytes, tuple[Endpoint, ...]], Iterable[Endpoint]] | None = None
         self.handler: Callable[[bytes, bytes], Awaitable[bytes]] | None = None
         self.arrived, self.taken = trio.open_memory_channel[trio.abc.Stream](8)
         ends[me] = self
@@ -40,6 +56,21 @@ class Wire:
             return await handler(self.me, body)
         except DecodeError as error:
             raise RequestRefused(error.code) from None
+
+    def peers(self) -> list[PeerInfo]:
+        return [
+            PeerInfo(name, Role(0), True, self.remote, 0.0, 0.0, 60.0, 0, 0)
+            for name in self.ends
+            if name != self.me
+        ]
+
+    async def move(self, address: bytes, endpoint: Endpoint) -> bool:
+        assert endpoint == PUNCHED
+        self.moved.append(address)
+        return True
+
+    def on_paths(self, maker: Callable[[bytes, tuple[Endpoint, ...]], Iterable[Endpoint]]) -> None:
+        self.maker = maker
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         self.arrived.send_nowait(stream)
@@ -88,7 +119,7 @@ async def test_both_ends_get_one_stream() -> None:
         observers = [await observer(nursery), await observer(nursery)]
         alice, _bob, _, bobs = await pair(nursery, observers)
         with trio.fail_after(30):
-            here = await alice.dial(PUNCH, BOB)
+            here = await alice.dial(PUNCHED, BOB)
             there = await bobs.taken.receive()
             await here.send_all(b"hello")
             assert await there.receive_some(5) == b"hello"
@@ -103,7 +134,7 @@ async def test_a_symmetric_nat_is_recognised_and_not_asked_again_soon() -> None:
         observers = [await observer(nursery), await observer(nursery, shift=1)]
         alice, _, _, _ = await pair(nursery, observers)
         with pytest.raises(PunchFailed, match="symmetric"):
-            await alice.dial(PUNCH, BOB)
+            await alice.dial(PUNCHED, BOB)
         assert not alice.can_try
         nursery.cancel_scope.cancel()
 
@@ -112,7 +143,29 @@ async def test_one_observer_is_not_enough() -> None:
     async with trio.open_nursery() as nursery:
         alice, _, _, _ = await pair(nursery, [await observer(nursery)])
         with pytest.raises(PunchFailed):
-            await alice.dial(PUNCH, BOB)
+            await alice.dial(PUNCHED, BOB)
+        nursery.cancel_scope.cancel()
+
+
+async def test_relayed_peers_are_tried_once_in_a_while_and_by_one_end_first(autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        nowhere = [Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 2)]
+        _, _, alices, bobs = await pair(nursery, nowhere)
+        first, second = sorted((alices, bobs), key=lambda wire: wire.identity.address)
+        await trio.sleep(20)
+        assert (len(first.moved), len(second.moved)) == (1, 0)
+        await trio.sleep(40)
+        assert (len(first.moved), len(second.moved)) == (1, 1)
+        await trio.sleep(700)
+        assert (len(first.moved), len(second.moved)) == (2, 2)
+        assert alices.maker is not None
+        assert list(alices.maker(BOB, (Endpoint.parse(RELAYED),))) == [PUNCHED]
+        assert list(alices.maker(BOB, (Endpoint("192.0.2.1", 1),))) == []  # it accepts connections
+        assert list(alices.maker(bytes(20), ())) == []
+        alices.remote = "tcp:192.0.2.1:1"
+        before = len(alices.moved)
+        await trio.sleep(2_000)
+        assert len(alices.moved) == before
         nursery.cancel_scope.cancel()
 
 

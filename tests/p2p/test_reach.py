@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2p.errors import RequestRefused
 from p2p.identity import Role
 from p2p.peer import PeerInfo
-from p2p.reach import METHOD_DIAL_BACK, Reach, ReachOptions, Verdict, Votes, network_of
+from p2p.reach import METHOD_DIAL_BACK, SOURCE_LISTEN, Reach, ReachOptions, Verdict, Votes, network_of
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from state.primitives.codec import encode
@@ -30,7 +30,15 @@ class Fake:
         self.answers = answers
         self.asked: list[bytes] = []
         self._peers = peers
-        self.handler = None
+        self.direct = (OWN,)
+        self.advertised: list[tuple[Endpoint, ...]] = []
+
+    def accept(self, stream: trio.abc.Stream, remote: str) -> None:
+        raise AssertionError("nobody comes this way")
+
+    def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
+        assert source == SOURCE_LISTEN
+        self.advertised.append(endpoints)
 
     def peers(self) -> list[PeerInfo]:
         return self._peers
@@ -51,47 +59,53 @@ class Fake:
 OWN = Endpoint("198.51.100.7", 26_600)
 
 
-def reach_of(remotes: dict[bytes, tuple[str, bytes | Exception]]) -> tuple[Reach, Fake, list[Verdict]]:
+def made(fake: Fake, options: ReachOptions | None = None) -> Reach:
+    reach = Reach(options, now_ms=lambda: NOW_MS)
+    reach.attach(fake)
+    return reach
+
+
+def reach_of(remotes: dict[bytes, tuple[str, bytes | Exception]]) -> tuple[Reach, Fake]:
     fake = Fake(
         [info(a, remote) for a, (remote, _) in remotes.items()], {a: said for a, (_, said) in remotes.items()}
     )
-    told: list[Verdict] = []
-    return Reach(fake, lambda: [OWN], on_verdict=lambda _e, v: told.append(v)), fake, told
+    return made(fake), fake
 
 
-async def played(reach: Reach, seconds: float) -> None:
+async def played(reach: Reach, fake: Fake, seconds: float) -> None:
     with trio.move_on_after(seconds):
-        await reach.run()
+        await reach.run(fake)
 
 
 async def test_two_networks_make_an_endpoint_public(autojump_clock: object) -> None:
-    reach, fake, told = reach_of({b"a": ("192.0.2.1", b"\1"), b"b": ("203.0.113.1", b"\1")})
-    await played(reach, 1)
+    reach, fake = reach_of({b"a": ("192.0.2.1", b"\1"), b"b": ("203.0.113.1", b"\1")})
+    await played(reach, fake, 1)
     assert reach.verdicts == {OWN: Verdict.PUBLIC}
-    assert told == [Verdict.PUBLIC]
+    assert fake.advertised == [(OWN,)]
     assert fake.asked == [b"a", b"b"]
 
 
 async def test_one_network_is_not_enough_however_many_peers_it_has(autojump_clock: object) -> None:
-    reach, fake, told = reach_of({bytes([i]): (f"192.0.2.{i}", b"\1") for i in range(1, 9)})
-    await played(reach, 200)
+    reach, fake = reach_of({bytes([i]): (f"192.0.2.{i}", b"\1") for i in range(1, 9)})
+    await played(reach, fake, 200)
     assert reach.verdict(OWN) is Verdict.UNKNOWN
-    assert not told
+    assert not fake.advertised
     assert len(fake.asked) <= 4  # a minute between two questions to one network
 
 
 async def test_no_from_two_networks_closes_it_and_relayed_peers_are_not_asked(autojump_clock: object) -> None:
     relay = f"relay:{'ab' * 20}:h:1"
-    reach, fake, told = reach_of({b"r": (relay, b"\1"), b"a": ("192.0.2.1", b"\0"), b"b": ("2001:db8::1", b"\0")})
-    await played(reach, 1)
-    assert told == [Verdict.CLOSED]
+    reach, fake = reach_of({b"r": (relay, b"\1"), b"a": ("192.0.2.1", b"\0"), b"b": ("2001:db8::1", b"\0")})
+    await played(reach, fake, 1)
+    assert reach.verdict(OWN) is Verdict.CLOSED
+    assert fake.advertised == [()]
     assert b"r" not in fake.asked
 
 
 async def test_refusals_say_nothing(autojump_clock: object) -> None:
-    reach, _, told = reach_of({b"a": ("192.0.2.1", RequestRefused("busy")), b"b": ("203.0.113.1", b"\0")})
-    await played(reach, 100)
-    assert not told
+    reach, fake = reach_of({b"a": ("192.0.2.1", RequestRefused("busy")), b"b": ("203.0.113.1", b"\0")})
+    await played(reach, fake, 100)
+    assert not fake.advertised
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
@@ -119,7 +133,7 @@ async def test_the_asked_one_dials_and_knows_whom_it_reached() -> None:
         there = Endpoint("127.0.0.1", listener.bound[0][1])
         one, other = identity(1).address, identity(2).address
         fake = Fake([info(one, "127.0.0.1"), info(other, "127.0.0.1"), info(b"far", "127.0.0.2")], {})
-        reach = Reach(fake, list, now_ms=lambda: NOW_MS, options=ReachOptions(timeout_s=20.0))
+        reach = made(fake, ReachOptions(timeout_s=20.0))
         question = encode([str(there)])
         assert await reach._serve(one, question) == b"\1"
         assert await reach._serve(other, question) == b"\0"  # a listener, but another's
@@ -141,5 +155,5 @@ async def test_the_asked_one_dials_and_knows_whom_it_reached() -> None:
 
 async def test_a_closed_port_is_a_no() -> None:
     fake = Fake([info(b"a", "127.0.0.1")], {})
-    reach = Reach(fake, list)
+    reach = made(fake)
     assert await reach._serve(b"a", encode(["tcp:127.0.0.1:1"])) == b"\0"
