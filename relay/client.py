@@ -13,7 +13,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, cast
@@ -112,8 +112,6 @@ class RelayClientOptions:
     """Data connections kept waiting at each of our relays that is in use."""
     parked_s: float = 600
     """How long after the last circuit through it a relay counts as in use."""
-    stagger_s: float = 0.25
-    """How long one path is ahead of the next where several are dialled at once."""
     choose_s: float = 30
     """How often the choice of relays is thought over."""
     price_per_gib_max: int = 2**96 - 1
@@ -154,7 +152,7 @@ class _Running:
     """A circuit as the client accounts for it; only a dialler pays."""
 
     stream: CircuitStream
-    counted: int = 0
+    counted: dict[bytes, int] = field(default_factory=dict)
     tiers: dict[bytes, FreeTier] = field(default_factory=dict)
 
 
@@ -318,45 +316,6 @@ class RelayClient:
             raise
         return self._track(stream, endpoint, target)
 
-    async def dial_any(
-        self, endpoints: Sequence[Endpoint], target: bytes, *,
-        proven: Callable[[trio.abc.Stream, Endpoint], Awaitable[bool]] | None = None,
-    ) -> tuple[trio.abc.Stream, Endpoint]:  # fmt: skip
-        """Dial several paths, each a little after the one before or as soon as that has failed; the first wins.
-
-        ``proven`` may try what a stream is worth, for example by a handshake inside; False: as if not dialled.
-        Raises what the last path that failed raised.
-        """
-        won: list[tuple[trio.abc.Stream, Endpoint]] = []
-        failed: list[Exception] = []
-        over = [trio.Event() for _ in endpoints]
-
-        async def attempt(at: int, scope: trio.CancelScope) -> None:
-            if at:
-                with trio.move_on_after(self._options.stagger_s * at):
-                    for event in over[:at]:
-                        await event.wait()
-            stream: trio.abc.Stream | None = None
-            try:
-                stream = await self.dial(endpoints[at], target)
-                if (proven is None or await proven(stream, endpoints[at])) and not won:
-                    won.append((stream, endpoints[at]))
-                    stream = None
-                    scope.cancel()
-            except (RelayRefused, RelayUnreachable, RelayProtocolError) as error:
-                failed.append(error)
-            finally:
-                over[at].set()
-                if stream is not None:
-                    await trio.aclose_forcefully(stream)
-
-        async with trio.open_nursery() as nursery:
-            for at in range(len(endpoints)):
-                nursery.start_soon(attempt, at, nursery.cancel_scope)
-        if won:
-            return won[0]
-        raise failed[-1] if failed else RelayUnreachable("no path leads there")
-
     async def _circuit(self, link: _Link, question: Callable[[int, bytes], Message]) -> trio.SocketStream:
         """Ask for a circuit and return its data connection, joined."""
         parked = link.take_parked()
@@ -451,19 +410,19 @@ class RelayClient:
 
     def _count(self, running: _Running) -> None:
         stream = running.stream
-        moved = stream.bytes_sent + stream.bytes_received - running.counted
-        if not moved:
-            return
-        running.counted += moved
         if stream.target is None:
             return  # who dialled pays
+        total = stream.bytes_sent + stream.bytes_received
         for hop in stream.endpoint.hops:
             tally = self._tallies.get(hop.relay or b"")
-            if tally is not None and tally.tariff is not None:
-                tier = running.tiers.get(tally.relay)
-                if tier is None:
-                    tier = running.tiers[tally.relay] = FreeTier(tally.tariff, int(stream.opened_at * 1000))
-                tally.size_bytes += tier.charge(moved, _now_ms())
+            if tally is None or tally.tariff is None:
+                continue  # its terms are on their way
+            tier = running.tiers.get(tally.relay)
+            if tier is None:
+                tier = running.tiers[tally.relay] = FreeTier(tally.tariff, int(stream.opened_at * 1000))
+            moved = total - running.counted.get(tally.relay, 0)
+            running.counted[tally.relay] = total
+            tally.size_bytes += tier.charge(moved, _now_ms())
 
     def _pay(self, link: _Link) -> None:
         tally = self._tallies.get(link.relay)
@@ -780,21 +739,21 @@ class RelayClient:
             if fault is not None and not self.is_leaving(link.endpoint):
                 self._blame(link.endpoint, fault)
 
+    def _through(self, endpoint: Endpoint) -> list[CircuitStream]:
+        return [circuit for circuit in self._circuits if endpoint in circuit.endpoint.hops]
+
     def has_circuits(self, endpoint: Endpoint) -> bool:
-        """Whether circuits run through this relay as their first."""
-        return any(circuit.endpoint.hops[0] == endpoint for circuit in self._circuits)
+        """Whether circuits run through this relay."""
+        return any(endpoint in circuit.endpoint.hops for circuit in self._circuits)
 
     def heard_at(self, endpoint: Endpoint) -> float:
         """Return when a circuit through this relay has brought bytes last."""
-        return max(
-            (circuit.heard_at for circuit in self._circuits if circuit.endpoint.hops[0] == endpoint),
-            default=-math.inf,
-        )
+        return max((circuit.heard_at for circuit in self._through(endpoint)), default=-math.inf)
 
     def cut(self, endpoint: Endpoint) -> None:
         """End the circuits through a relay that has fallen silent, so that their peers take another way now."""
-        for circuit in list(self._circuits):
-            if circuit.endpoint.hops[0] == endpoint and self._nursery is not None:
+        for circuit in self._through(endpoint):
+            if self._nursery is not None:
                 self._nursery.start_soon(trio.aclose_forcefully, circuit)
 
     def _blame(self, endpoint: Endpoint, fault: Fault, *, about: bytes = b"") -> None:
@@ -1012,7 +971,9 @@ class _Link:
                 self.fail(RelayUnreachable("the relay fell silent"), Fault.LOST)
                 self._client.cut(self.endpoint)
                 return
-            if not self.is_ours and not self._calls and now - self._used > options.link_idle_s:
+            if is_busy:
+                self._used = now
+            elif not self.is_ours and not self._calls and now - self._used > options.link_idle_s:
                 self.fail(RelayUnreachable("the link was idle"))
                 return
             if heard >= asked_at and now - asked_at >= pause_s * 0.99:

@@ -178,6 +178,7 @@ class RelayDaemon:
         self.receipts_total = 0
         self._peers = tuple(_relay_endpoint(text) for text in options.peers)
         self._link_state = b""
+        self._link_names: set[bytes] = set()
         self._link_state_at_ms = -LINK_STATE_S * 1000
         self._store = None if options.receipts is None else ReceiptStore(options.receipts)
         self._unsaved: dict[bytes, StoredReceipt] = {}
@@ -406,9 +407,10 @@ class RelayDaemon:
 
     def _signed_links(self) -> bytes:
         now_ms = self.now_ms()
-        if now_ms - self._link_state_at_ms >= LINK_STATE_S * 1000:
-            self._link_state_at_ms = now_ms
-            self._link_state = LinkState.sign(self.identity(), self.links.measured(), now_ms=_wall_ms()).encode()
+        measured = self.links.measured()
+        if now_ms - self._link_state_at_ms >= LINK_STATE_S * 1000 or self._link_names != set(measured):
+            self._link_state_at_ms, self._link_names = now_ms, set(measured)
+            self._link_state = LinkState.sign(self.identity(), measured, now_ms=_wall_ms()).encode()
         return self._link_state
 
     def _save_receipts(self) -> None:
@@ -826,7 +828,8 @@ class _Collector:
             ("connections", "Connections of clients", daemon.connections),
             ("parked", "Data connections that wait for a circuit", core.parked),
             ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
-            ("links", "Connections to other relays", len(daemon.links)),
+            ("links", "Connections to other relays", len(daemon.links.known)),
+            ("unpaid_bytes", "What payers owe beyond what is free", daemon.cashier.unpaid_bytes),
             ("load_percent", "How full the relay is", core.load_percent),
             ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
             ("hosts", "Hosts remembered", len(daemon.hosts)),

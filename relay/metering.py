@@ -106,6 +106,11 @@ class Cashier:
         account = self._accounts.get(payer)
         return 0 if account is None else account.unpaid
 
+    @property
+    def unpaid_bytes(self) -> int:
+        """What all payers together owe, those who have paid ahead apart."""
+        return sum(max(0, account.unpaid) for account in self._accounts.values())
+
     def is_served(self, payer: bytes) -> bool:
         """Tell whether ``payer`` owes less than this relay carries unpaid."""
         return self.unpaid(payer) < self.tariff.unpaid_bytes_max

@@ -103,9 +103,6 @@ class OnwardLinks:
         self._pinged_at = 0.0
         self._counted_at = self._loop.time()
 
-    def __len__(self) -> int:
-        return len(self._links)
-
     @property
     def known(self) -> tuple[Endpoint, ...]:
         """Relays that are connected now and take circuits."""
@@ -292,7 +289,7 @@ class _Link(asyncio.Protocol):
         self._channel: ControlChannel | None = None
         self._calls: dict[int, asyncio.Future[Message]] = {}
         self._number = 0
-        self._heard_at = self.used_at
+        self._heard_at = self._hello_at = self.used_at
         self._pings: dict[int, float] = {}
         self._is_closed = False
         self._is_counted = False
@@ -314,6 +311,7 @@ class _Link(asyncio.Protocol):
             self._daemon.identity(), Purpose.RELAY_CONTROL, is_initiator=True,
             now_ms=time.time_ns() // 1_000_000, expected=self.relay,
         )  # fmt: skip
+        self._hello_at = asyncio.get_running_loop().time()
         self._transport.write(CONTROL_PREAMBLE + self._handshake.start())
 
     def data_received(self, data: bytes) -> None:
@@ -326,6 +324,7 @@ class _Link(asyncio.Protocol):
                 assert self._handshake is not None
                 answer = self._handshake.receive(data)
                 if answer:
+                    self.rtt_us = int((self._heard_at - self._hello_at) * 1_000_000)
                     self._transport.write(answer)
                 if self._handshake.session is None:
                     return

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from p2p.transport import Endpoint
-from relay.client import RelayClientOptions
 from relay.errors import Refusal, RelayRefused
 from relay.protocol import Extend, Offered, Refused
 from relay.route import Route
@@ -198,20 +197,3 @@ async def test_what_relays_say_of_their_links_is_learnt(start_relay: StartRelay)
         assert estimate is not None and 0 < estimate[0] < 5
     state = alice.client.link_states[first.address]
     assert [address for address, _ in state.links] == [last.address]
-
-
-async def test_of_several_paths_the_first_that_works_wins(start_relay: StartRelay) -> None:
-    relay = start_relay(name="relay 1")
-    dead = Endpoint("127.0.0.1", 9, account_of("relay 2").address)
-    hole = Endpoint("192.0.2.1", 9, account_of("relay 3").address)  # a network where nothing answers
-    options = RelayClientOptions(stagger_s=0.05)
-    alice, bob = Node("alice", options=options), Node("bob", relay.endpoint)
-    async with running(alice, bob):
-        await bob.client.wait_reserved()
-        stream, way = await alice.client.dial_any([hole, dead, relay.endpoint], bob.address)
-        assert way == relay.endpoint
-        back = await bob.arrived.receive()
-        await stream.send_all(b"x")
-        assert await back.receive_some() == b"x"
-        with pytest.raises(RelayRefused):
-            await alice.client.dial_any([relay.endpoint], account_of("nobody").address)
