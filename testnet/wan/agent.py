@@ -26,6 +26,8 @@ import trio
 from p2p.frame import Class
 from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits
+from p2p.punch import Puncher
+from p2p.reach import Reach
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient
@@ -44,6 +46,7 @@ BULK: Final = 2
 BLOCK: Final = 3
 LINE_BYTES_MAX: Final = 1024 * 1024
 STARTED_S_MAX: Final = 30.0
+_LOOK_S: Final = 0.05
 _HEAD: Final = Struct(">QQ")
 """When a message was queued; which one of its run it is."""
 
@@ -62,6 +65,8 @@ class AgentSpec:
     """Relays to reserve at, NAME@host:port."""
     faults: tuple[str, ...] = ()
     """How a relay misbehaves: ``censor`` takes what is published and hands nothing on."""
+    punches: bool = True
+    """Whether a node punches holes; where it does not, homes stay on relays."""
 
 
 def account_of(name: str) -> SecretKey:
@@ -163,14 +168,21 @@ async def _lines() -> AsyncIterator[dict[str, Any]]:
 async def _be_node(spec: AgentSpec) -> None:
     client = RelayClient(lambda: identity_of(spec.name), [relay_at(text) for text in spec.reserve])
     host, _, port = spec.listen.rpartition(":")
+    # Wired as a node's is (node/service.py), or the figures would be of something else.
+    puncher = Puncher(lambda: [reservation.endpoint for reservation in client.reservations])
+    reach = Reach()
     network = Network(
         NetworkConfig(listen=((host.strip("[]"), int(port)),) if spec.listen else (), limits=NetworkLimits()),
         identity_of(spec.name),
-        dialers={"relay": client},
-        acceptors=(client,),
+        dialers={"relay": client, "punch": puncher} if spec.punches else {"relay": client},
+        acceptors=(client, puncher, reach) if spec.punches else (client, reach),
         fanout=FanoutClient(lambda: identity_of(spec.name)),
         log=structlog.get_logger("p2p").info,
     )
+    network.on_paths(lambda _target, known: client.ways(known))
+    if spec.punches:
+        puncher.attach(network)
+    reach.attach(network)
     async with trio.open_nursery() as nursery:
         agent = _Agent(network, client, nursery)
         await nursery.start(network.run)
@@ -381,6 +393,13 @@ class _Agent:
     async def _connected(self, address: bytes) -> None:
         while not self._network.is_connected(address):
             await self._changed.wait()
+
+    async def do_await_path(self, *, peer: str, scheme: str, timeout_s: float = 50) -> dict[str, Any]:
+        """Wait until a peer's control traffic takes a path of this scheme (``tcp``, ``relay``, ``punch``)."""
+        with trio.fail_after(timeout_s):
+            while self._remote(address_of(peer)).partition(":")[0] != scheme:  # noqa: ASYNC110
+                await trio.sleep(_LOOK_S)  # no event tells of a move
+        return {"remote": self._remote(address_of(peer))}
 
     def _remote(self, address: bytes) -> str:
         return next((info.remote for info in self._network.peers() if info.address == address), "")
