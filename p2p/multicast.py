@@ -281,6 +281,8 @@ class _Receiver:
     have: int = 0
     is_heard: bool = False
     """Whether it has answered the announcement: nothing is uploaded for one that does not listen."""
+    is_given: bool = False
+    """Whether a relay has taken a piece for it."""
     is_done: bool = False
     rounds: int = 0
     served: int = 0
@@ -294,6 +296,8 @@ class _Outgoing:
     shape: Shape
     receivers: dict[bytes, _Receiver]
     began: float
+    began_at: dict[bytes, float] = field(default_factory=dict)
+    """When each relay took its first piece."""
     parity: Cut | None = None
     is_finished: bool = False
 
@@ -359,6 +363,7 @@ class Multicast:
         self._early: OrderedDict[tuple[bytes, bytes, int], _Early] = OrderedDict()
         self._shunned: OrderedDict[tuple[bytes, bytes], tuple[int, float]] = OrderedDict()
         """(relay, receiver): failures in a row, and until when the one is not used for the other."""
+        self._ticked_at = -math.inf
         self._garbled: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()
         """(relay, publisher): until when nothing is taken from the two together."""
 
@@ -390,6 +395,8 @@ class Multicast:
 
         ``key`` is a fresh secret. What is under way already is not sent again, only asked after.
         """
+        if not self.is_active:
+            self._ticked_at = now
         content = digest(b"multicast", bytes((kind,)) + body)
         for out in self._outgoing.values():
             if out.content == content:
@@ -481,13 +488,15 @@ class Multicast:
                 chosen.append(relay)
         return chosen
 
-    def published(self, root: bytes, members: Collection[bytes], now: float) -> None:
+    def published(self, root: bytes, relay: bytes, members: Collection[bytes], now: float) -> None:
         """Note that a relay took one more piece for these: they had no reason to hear anything before."""
         out = self._outgoing.get(root)
         if out is not None:
+            out.began_at.setdefault(relay, now)
             for address in members:
                 receiver = out.receivers.get(address)
-                if receiver is not None:
+                if receiver is not None and (receiver.have or not receiver.is_given):
+                    receiver.is_given = True  # the first piece is soon heard of, however many follow
                     receiver.news_at = max(receiver.news_at, now)
 
     def is_wanted(self, root: bytes, relay: bytes, members: Collection[bytes]) -> bool:
@@ -547,6 +556,9 @@ class Multicast:
         effects: list[Effect] = []
         for address, receiver in stalled.items():
             bad = [relay for relay, share in receiver.shares.items() if share & ~receiver.have]
+            silent = [relay for relay in bad if not receiver.shares[relay] & receiver.have]
+            if 0 < len(silent) < len(receiver.shares):
+                bad = silent  # the others are at work
             if bad:
                 failed[address] = bad
             receiver.rounds += 1
@@ -586,7 +598,16 @@ class Multicast:
                 patience[address] = math.inf
                 continue
             limit_s = self._parameters.stall_s * 2**receiver.rounds + 2 * receiver.rtt_s
-            patience[address] = (now - receiver.news_at) / limit_s
+            # A relay that has brought nothing at all is not waited for because another brings its share.
+            news_at = min(
+                (
+                    out.began_at[relay]
+                    for relay, share in receiver.shares.items()
+                    if relay in out.began_at and receiver.have and not share & receiver.have
+                ),
+                default=receiver.news_at,
+            )
+            patience[address] = (now - min(news_at, receiver.news_at)) / limit_s
         if not any(used > 1 for used in patience.values()):
             return []
         return [address for address, used in patience.items() if used > _SOON]
@@ -929,7 +950,12 @@ class Multicast:
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: help, reports, requests, forgetting."""
         parameters, effects = self._parameters, list[Effect]()
+        late_s = max(0.0, now - self._ticked_at - TICK_S)
+        self._ticked_at = now
         for root, out in list(self._outgoing.items()):
+            for receiver in out.receivers.values():
+                if receiver.news_at < now:  # while this node stood still nobody could be heard
+                    receiver.news_at = min(now, receiver.news_at + late_s)
             if now - out.began >= parameters.expiry_s:
                 effects += self._finish(out, now)
                 del self._outgoing[root]

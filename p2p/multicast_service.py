@@ -176,7 +176,7 @@ class MulticastService:
                 self._log("relay failed a multicast", relay=relay.hex(), error=str(error))
                 self._do(core.publish_failed(root, relay, trio.current_time()))
                 return
-            core.published(root, members, trio.current_time())
+            core.published(root, relay, members, trio.current_time())
 
     def _on_relay_piece(self, relay: bytes, publisher: bytes, piece: bytes) -> None:
         self._do(self.core.relay_piece(relay, publisher, piece, trio.current_time()))

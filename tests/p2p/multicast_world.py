@@ -196,7 +196,7 @@ class World:
             if self.now >= relay.dies_at:
                 self._do(node, node.core.publish_failed(publish.root, relay.address, self.now))
                 return
-            node.core.published(publish.root, members, self.now)
+            node.core.published(publish.root, relay.address, members, self.now)
             self.at(self.now + node.delay_s, lambda: self._copy(relay, node.address, members, frame))
             self._publish(node, publish, at + 1)
 
