@@ -91,6 +91,11 @@ class NodeMetrics:
             ("dekube_mempool_bytes", "Bytes of the mempool", node.ledger.mempool.size_bytes),
             ("dekube_peers", "Connected peers", len(node.network.peers())),
             ("dekube_relay_reservations", "Reservations at relays that stand", len(node.relays.reservations)),
+            (
+                "dekube_multicast_last_seconds",
+                "How long the newest own block took to the last of its receivers",
+                next((done.took_s for done in reversed(node.network.multicasts.finished)), 0.0),
+            ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))
