@@ -24,9 +24,9 @@ COUNT = 7
 
 
 class Home:
-    """A network whose pieces can come through relays; its peers are connected over loopback."""
+    """A network whose pieces can come through relays; where it does not listen, everything comes through them."""
 
-    def __init__(self, number: int, relays: Sequence[Endpoint], first: str = "") -> None:
+    def __init__(self, number: int, relays: Sequence[Endpoint], *, listens: bool, first: str = "") -> None:
         self.identity = identity_of(f"home {number}")
         self.address = self.identity.address
         self.relays = RelayClient(
@@ -34,7 +34,7 @@ class Home:
         )
         self.fanout = FanoutClient(lambda: self.identity, FanoutOptions(backoff_s_min=0.05, backoff_s_max=0.2))
         self.network = Network(
-            NetworkConfig(listen=(("127.0.0.1", 0),), bootstrap=(first,) if first else ()),
+            NetworkConfig(listen=(("127.0.0.1", 0),) if listens else (), bootstrap=(first,) if first else ()),
             self.identity,
             dialers={"relay": self.relays},
             acceptors=(self.relays,),
@@ -51,16 +51,16 @@ class Home:
 
 
 @asynccontextmanager
-async def homes(relays: Sequence[Endpoint]) -> AsyncIterator[list[Home]]:
+async def homes(relays: Sequence[Endpoint], *, listen: bool = True) -> AsyncIterator[list[Home]]:
     """Run homes that know each other and wait at all these relays."""
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            all_homes = [Home(0, relays)]
+            all_homes = [Home(0, relays, listens=listen)]
             await nursery.start(all_homes[0].network.run)
-            host, port = all_homes[0].network.bound[0]
-            first = f"{format_address(all_homes[0].address)}@{host}:{port}"
+            at = Endpoint(*all_homes[0].network.bound[0]) if listen else relays[0]
+            first = f"{format_address(all_homes[0].address)}@{at}"
             for number in range(1, COUNT):
-                all_homes.append(Home(number, relays, first))
+                all_homes.append(Home(number, relays, listens=listen, first=first))
                 await nursery.start(all_homes[-1].network.run)
             addresses = [home.address for home in all_homes]
             for home in all_homes:
@@ -137,4 +137,16 @@ async def test_little_goes_to_each_as_it_is() -> None:
         assert not all_homes[0].count("sent")
         send(all_homes, BODY)
         await assert_all_hear(all_homes, BODY)
-        assert all_homes[0].count("swaps") == 1
+        assert all_homes[0].count("swaps") >= 1
+
+
+async def test_homes_that_listen_nowhere_reach_each_other_through_the_relay_that_lives(
+    start_relay: Callable[..., DaemonProcess],
+) -> None:
+    first, second = start_relay(name="relay"), start_relay(name="second relay")
+    async with homes([first.endpoint, second.endpoint], listen=False) as all_homes:
+        send(all_homes, BODY)
+        await assert_all_hear(all_homes, BODY)
+        send(all_homes, BODY[1:])
+        first.kill()
+        await assert_all_hear(all_homes, BODY[1:])
