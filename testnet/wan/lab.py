@@ -210,8 +210,8 @@ class Lab:
                 name,
                 "link set lo up",
                 f"link set {DEVICE} mtu {plan.topology.mtu} txqueuelen 10000 up",
-                f"addr add {plan.address4(name)}/16 dev {DEVICE}",
-                f"addr add {plan.address6(name)}/48 dev {DEVICE} nodad",
+                f"addr add {plan.address4(name)}/8 dev {DEVICE}",
+                f"addr add {plan.address6(name)}/16 dev {DEVICE} nodad",
             )
         for number, host in enumerate(plan.topology.hosts):
             if host.behind:

@@ -175,16 +175,20 @@ class Plan:
         return name
 
     def address4(self, name: str) -> IPv4Address:
-        """Return a host's IPv4 address: 10.99.x.1 in public, 192.168.x.2 behind a gateway."""
+        """Return a host's IPv4 address: 11.x.0.1 in public, 192.168.x.2 behind a gateway.
+
+        Public hosts lie in the Internet's own space and far apart, for software treats private and neighbouring
+        addresses differently; nothing of it leaves the lab.
+        """
         host = self.host(name)
         if not host.behind:
-            return IPv4Address(f"10.99.{self.public.index(name) + 1}.1")
+            return IPv4Address(f"11.{self.public.index(name) + 1}.0.1")
         return IPv4Address(f"192.168.{self._number(name)}.2")
 
     def address6(self, name: str) -> IPv6Address:
         """Return a host's IPv6 address: of its gateway's /64, for every host of the topology has a public one."""
         gateway = self.public.index(self.gateway(name)) + 1
-        return IPv6Address("fd99::") + (gateway << 64) + (self._number(name) if self.host(name).behind else 1)
+        return IPv6Address("2999::") + (gateway << 96) + (self._number(name) if self.host(name).behind else 1)
 
     def rtt_us(self, one: str, other: str) -> int:
         """Return the delay there and back that the links add, without queues. Raises TopologyInvalid."""

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from testnet.wan.lab import Lab, check_machine
 __all__ = [
     "LATE_PERCENT_MAX",
     "bulk_rate",
+    "bulk_rate_and_settling",
     "can_emulate",
     "has_iperf",
     "iperf",
@@ -33,6 +35,7 @@ LATE_PERCENT_MAX: Final = 1.0
 """Part of the packets more than 2 ms late above which a run is marked: its figures say little then."""
 IPERF_PORT: Final = 5_201
 _NS: Final = 1_000_000_000
+SETTLED_PART: Final = 0.8
 
 
 def can_emulate() -> bool:
@@ -99,16 +102,29 @@ def relays_at(lab: Lab, *hosts: str) -> tuple[str, ...]:
 
 def bulk_rate(sender: Agent, receiver: Agent, *, seconds: float, warm_s: float) -> float:
     """Return what one stream of bulk brings to the receiver, in Mbit/s, after ``warm_s``."""
+    return bulk_rate_and_settling(sender, receiver, seconds=seconds, warm_s=warm_s)[0]
+
+
+def bulk_rate_and_settling(
+    sender: Agent, receiver: Agent, *, seconds: float, warm_s: float
+) -> tuple[float, float]:
+    """Return the rate after ``warm_s`` as ``bulk_rate`` does, and when it was first nearly reached, in seconds."""
+    began = receiver.ask("heard", peer=sender.name)["at"]
     flood = sender.begin("flood", peer=receiver.name)
     try:
         time.sleep(warm_s)
-        began = receiver.ask("heard", peer=sender.name)["at"]
+        before = receiver.ask("heard", peer=sender.name)
         time.sleep(seconds)
-        heard = receiver.ask("heard", peer=sender.name)
+        after = receiver.ask("heard", peer=sender.name)
     finally:
         sender.ask("stop", peer=receiver.name)
     sender.finish(flood)
-    return float(heard["bulk_bytes"] * 8 / ((heard["at"] - began) / _NS) / 1e6)
+    rate = float(after["bulk_bytes"] * 8e3 / (after["at"] - before["at"]))
+    of_second: Counter[int] = Counter()
+    for at, size in (*before["bulk"], *after["bulk"]):
+        of_second[(at - began) // _NS] += size
+    reached = [second + 1 for second, size in of_second.items() if size * 8 / 1e6 >= SETTLED_PART * rate]
+    return rate, float(min(reached, default=0))
 
 
 def longest_gap_s(times_ns: Iterable[int], *, since_ns: int, until_ns: int) -> float:

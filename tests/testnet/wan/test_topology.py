@@ -86,6 +86,8 @@ def test_every_route_is_a_link_between_the_lines_of_its_ends(topology: Topology)
         assert passed == [name for name in wanted if name in passed]
         assert f"{one}>{other}" in passed
         assert made.rtt_us(one, other) == made.rtt_us(other, one)
+    assert all(made.address4(host.name).is_global == (not host.behind) for host in topology.hosts)
+    assert all(made.address6(host.name).is_global for host in topology.hosts)
     addresses = [made.address4(host.name) for host in topology.hosts if not host.behind]
     addresses6 = [made.address6(host.name) for host in topology.hosts]
     assert len(set(addresses)) == len(addresses)
