@@ -92,7 +92,16 @@ class NetworkLimits:
     exchange_interval_s: float = 60.0
     exchange_records_max: int = 50
     blob_serves_max: int = 8
+    """Pieces read from disk at once."""
+    blob_peers_served_max: int = 4
+    """Peers that are served at once; who has had its turn makes room for who waits."""
+    blob_turn_s: float = 10.0
+    blob_upload_bytes_per_s: int = 0
+    """Pace of all blobs that are served together; 0: none."""
     blob_requests_per_source: int = 2
+    """Pieces asked of one source at once, at first; ..."""
+    blob_requests_per_source_max: int = 8
+    """... and at most, as its rate and round trip call for it."""
     blob_piece_timeout_s: float = 60.0
     blob_source_failures_max: int = 4
     blob_busy_retries_max: int = 60
