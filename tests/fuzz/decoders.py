@@ -200,6 +200,7 @@ from state.trie import RangeOfMap, decode_range, encode_range, prove, prove_rang
 from state.trie.proof import decode_proof
 from state.trie.trie import NO_NODES, NodeLayer, Trie
 from tasks import transitions
+from tasks.carriage import SETTLE_CARRIAGE
 from tasks.datasets import Dataset
 from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engine.state import TrainingState
@@ -728,6 +729,7 @@ PAYLOADS = (
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),
     payload(transitions.RESUME_TASK, [b"t" * 32]),
     payload(transitions.GIVE_UP_TASK, [b"t" * 32, int(Reason.INPUT_UNAVAILABLE)]),
+    payload(SETTLE_CARRIAGE, [CARRIED.encode(), identity(3).certificate.encode()]),
 )
 
 
@@ -765,7 +767,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
         execute_payload, PAYLOADS,
         (
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",
-            "state.transition.staking:_decode_unstake",
+            "state.transition.staking:_decode_unstake", "tasks.carriage:_decode",
             *(f"tasks.transitions:_decode_{name}" for name in (
                 "offer", "nothing", "create", "task", "amount", "start", "give_up", "proof", "seal", "reveal",
                 "open",

@@ -47,6 +47,8 @@ EXEMPT = {
     "state.transition.epochs:_load_record": OWN_STATE,
     "state.transition.epochs:load_tally": OWN_STATE,
     "state.transition.jail:list_jails": OWN_STATE,
+    "tasks.carriage:_record": OWN_STATE,
+    "tasks.carriage:_load": OWN_STATE,
     "tasks.registry:_record": OWN_STATE,
     "tasks.registry:load_node": OWN_STATE,
     "tasks.records:load_task": OWN_STATE,
