@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from node.agreement import Agreement
-from node.chain import Chain
+from node.chain import Chain, Executed
 from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.duties import Duties
@@ -32,6 +32,7 @@ from node.home import Home, load_key, node_secret, read_passphrase
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
+from node.relay import registered_relays
 from node.runtime import make_runtime
 from node.signer import votes_elsewhere
 from node.stages import Stages
@@ -64,6 +65,8 @@ TOPIC_TRANSACTIONS: Final = "tx"
 TOPIC_EVIDENCE: Final = "evidence"
 COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
+RELAYS_LOOK_BLOCKS: Final = 600
+"""How often, in blocks, a node looks for relays in the chain's registry."""
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
 
 
@@ -93,6 +96,7 @@ class Node:
         self.chain_hash = genesis_hash(genesis)
         self.metrics = NodeMetrics()
         self.stages = Stages()
+        self._relays_looked_at = -RELAYS_LOOK_BLOCKS
         self._stop = trio.Event()
 
     def stop(self) -> None:
@@ -144,6 +148,7 @@ class Node:
             )
             self.network.on_gossip(TOPIC_EVIDENCE, self.evidence.validate, payload_bytes_max=EVIDENCE_LIMIT_BYTES)
             self.ledger.add_listener(self.evidence.on_commit)
+            self.ledger.add_listener(self._look_for_relays)
             self.agreement = Agreement(
                 self.ledger,
                 verifier,
@@ -253,9 +258,17 @@ class Node:
             log=log.debug,
         )
         network.on_paths(lambda _target, known: client.ways(known))
+        client.on_leaving(network.leave)
         puncher.attach(network)
         self.reach.attach(network)
         return network, client
+
+    def _look_for_relays(self, blocks: Sequence[Executed]) -> None:
+        """Tell the relay client, now and then, which relays the chain knows."""
+        if self.options.p2p.listen or blocks[-1].header.height < self._relays_looked_at + RELAYS_LOOK_BLOCKS:
+            return  # who can be reached directly reserves only where it was told to
+        self._relays_looked_at = blocks[-1].header.height
+        self.relays.offer(registered_relays(self.store, self.account.address))
 
     def _make_identity(self) -> Identity:
         roles = Role(0)
