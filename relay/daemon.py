@@ -171,6 +171,7 @@ class RelayDaemon:
         self.fanout = FanoutServer(
             options.fanout,
             is_reserved=lambda address: self.core.is_reserved(address, self.now_ms()),
+            is_served=self.cashier.is_served,
             now_ms=self.now_ms,
             drop=self.drop,
             gone=self.gone,

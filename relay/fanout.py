@@ -259,11 +259,17 @@ class FanoutCore:
     """Who is connected for fan-out, and who gets what.
 
     ``is_reserved`` says whether an address holds a reservation now, ``backlog`` how many bytes wait unsent on a
-    connection. Connections are numbers of the shell's.
+    connection, ``is_served`` whether a publisher owes the relay nothing that matters. Connections are numbers of
+    the shell's.
     """
 
     def __init__(
-        self, limits: FanoutLimits, *, is_reserved: Callable[[bytes], bool], backlog: Callable[[int], int]
+        self,
+        limits: FanoutLimits,
+        *,
+        is_reserved: Callable[[bytes], bool],
+        backlog: Callable[[int], int],
+        is_served: Callable[[bytes], bool] = lambda _publisher: True,
     ) -> None:
         self.limits = limits
         self.counters: Counter[str] = Counter()
@@ -272,6 +278,7 @@ class FanoutCore:
         """Bytes handed on for each publisher that is connected, every copy counted."""
         self._is_reserved = is_reserved
         self._backlog = backlog
+        self._is_served = is_served
         self._clients: dict[int, _Client] = {}
         self._by_address: dict[bytes, int] = {}
         self._allowances: OrderedDict[bytes, _Allowance] = OrderedDict()
@@ -328,6 +335,9 @@ class FanoutCore:
     def _copy(self, publisher: _Client, members: tuple[bytes, ...], size_bytes: int, now_ms: int) -> Copy | None:
         self.counters["pieces_in"] += 1
         self.counters["bytes_in"] += size_bytes
+        if not self._is_served(publisher.address):
+            self.counters["refused_unpaid"] += 1
+            return None
         found: list[int] = []
         for address in dict.fromkeys(members):
             connection = self._by_address.get(address)

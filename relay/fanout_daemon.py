@@ -23,11 +23,12 @@ class FanoutServer:
         limits: FanoutLimits,
         *,
         is_reserved: Callable[[bytes], bool],
+        is_served: Callable[[bytes], bool],
         now_ms: Callable[[], int],
         drop: Callable[[asyncio.Transport, str, str], None],
         gone: Callable[[asyncio.Transport], None],
     ) -> None:
-        self.core = FanoutCore(limits, is_reserved=is_reserved, backlog=self._backlog)
+        self.core = FanoutCore(limits, is_reserved=is_reserved, is_served=is_served, backlog=self._backlog)
         self._now_ms = now_ms
         self._drop = drop
         self._gone = gone

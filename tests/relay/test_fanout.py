@@ -136,10 +136,12 @@ class Hub:
     def __init__(self, *clients: bytes, limits: FanoutLimits | None = None) -> None:
         self.unsent: dict[int, int] = {}
         self.reserved = set(clients)
+        self.debtors: set[bytes] = set()
         self.core = FanoutCore(
             limits or FanoutLimits(),
             is_reserved=lambda address: address in self.reserved,
             backlog=lambda number: self.unsent.get(number, 0),
+            is_served=lambda address: address not in self.debtors,
         )
         for number, client in enumerate(clients, 1):
             assert self.core.opened(number, client, 0) is None
@@ -180,6 +182,14 @@ def test_without_a_reservation_there_is_nothing() -> None:
     hub = ready_hub()
     hub.reserved.remove(BOB)
     assert hub.say(1, Publish(0, 10)) == (3,)
+
+
+def test_who_does_not_pay_the_relay_is_not_handed_on() -> None:
+    hub = ready_hub()
+    hub.debtors.add(ALICE)
+    assert hub.say(1, Publish(0, 10)) is None
+    hub.debtors.clear()
+    assert hub.say(1, Publish(0, 10)) == (2, 3)
 
 
 def test_a_slow_subscriber_is_passed_over_alone() -> None:
