@@ -29,6 +29,7 @@ from p2p.pieces import (
     KEY_BYTES,
     PARITY_MAX,
     PARITY_MESSAGE_BYTES_MAX,
+    PIECE_BYTES_MIN,
     Assembly,
     Cut,
     Piece,
@@ -119,8 +120,8 @@ class MulticastParameters:
     """Pieces that came before their announcement."""
     early_s: float = 2.0
     remembered_max: int = 4_096
-    serves_percent_max: int = 300
-    """Pieces served to one receiver by request, in percent of those that the message has."""
+    serves_percent_max: int = 150
+    """Pieces served to one receiver alone, in percent of those that the message has."""
 
 
 class Announce(NamedTuple):
@@ -361,6 +362,7 @@ class Multicast:
         self._incoming: OrderedDict[tuple[bytes, bytes], _Incoming] = OrderedDict()
         self._finished: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()
         self._early: OrderedDict[tuple[bytes, bytes, int], _Early] = OrderedDict()
+        self._early_bytes: Counter[bytes] = Counter()
         self._shunned: OrderedDict[tuple[bytes, bytes], tuple[int, float]] = OrderedDict()
         """(relay, receiver): failures in a row, and until when the one is not used for the other."""
         self._ticked_at = -math.inf
@@ -375,9 +377,8 @@ class Multicast:
     @property
     def held_bytes(self) -> int:
         """Memory promised to messages of others, and held by pieces without an announcement."""
-        return sum(i.assembly.shape.size_bytes for i in self._incoming.values()) + sum(
-            len(early.piece.data) for early in self._early.values()
-        )
+        announced = sum(incoming.assembly.shape.size_bytes for incoming in self._incoming.values())
+        return announced + self._early_bytes.total()
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -925,19 +926,26 @@ class Multicast:
         if source not in self.trusted:
             return
         parameters = self._parameters
-        held = sum(len(e.piece.data) for (known, _, _), e in self._early.items() if known == source)
-        if held + len(piece.data) > parameters.early_bytes_per_source_max:
+        key = source, piece.root, piece.number
+        if key in self._early or self._early_bytes[source] + _held(piece) > parameters.early_bytes_per_source_max:
             return
-        self._early[source, piece.root, piece.number] = _Early(now + parameters.early_s, piece, peer)
-        while sum(len(early.piece.data) for early in self._early.values()) > parameters.early_bytes_max:
-            self._early.popitem(last=False)
+        self._early[key] = _Early(now + parameters.early_s, piece, peer)
+        self._early_bytes[source] += _held(piece)
+        while self._early_bytes.total() > parameters.early_bytes_max:
+            self._forget_early(next(iter(self._early)))
+
+    def _forget_early(self, key: tuple[bytes, bytes, int]) -> None:
+        early = self._early.pop(key)
+        self._early_bytes[key[0]] -= _held(early.piece)
+        if not self._early_bytes[key[0]]:
+            del self._early_bytes[key[0]]
 
     def _take_early(self, root: bytes, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for key, (_, piece, peer) in list(self._early.items()):
             if key[1] != root or not any(i.assembly.knows(piece.number) for i in self._of_root(root)):
                 continue
-            del self._early[key]
+            self._forget_early(key)
             for incoming in self._of_root(root):
                 try:
                     effects += self._take(incoming, piece, peer, now)
@@ -976,9 +984,8 @@ class Multicast:
             if until > now:
                 break
             del self._finished[finished]
-        for early, (until, _, _) in list(self._early.items()):
-            if until <= now:
-                del self._early[early]
+        while self._early and next(iter(self._early.values())).until <= now:
+            self._forget_early(next(iter(self._early)))
         return effects
 
     def _pull(self, incoming: _Incoming, now: float) -> list[Effect]:
@@ -995,6 +1002,11 @@ class Multicast:
         assembly = incoming.assembly
         lacking = ~assembly.bitmap & (1 << assembly.shape.count) - 1
         return [Tell(source, encode_control(Want(assembly.root, lacking)))]
+
+
+def _held(piece: Piece) -> int:
+    """Return what a piece holds in memory, at least."""
+    return len(piece.data) + PIECE_BYTES_MIN
 
 
 def _numbers(bitmap: int) -> list[int]:

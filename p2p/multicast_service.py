@@ -184,6 +184,7 @@ class MulticastService:
     # -- peers -----------------------------------------------------------------------------------------------
 
     async def _on_control(self, peer: bytes, body: bytes) -> None:
+        self.core.trusted = self._network.persistent
         self._do(self.core.control(peer, body, trio.current_time()))
 
     async def _on_piece(self, peer: bytes, body: bytes) -> None:
