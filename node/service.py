@@ -64,6 +64,8 @@ _log = structlog.get_logger("node")
 TOPIC_TRANSACTIONS: Final = "tx"
 TOPIC_EVIDENCE: Final = "evidence"
 COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
+BLOB_UPLINK_PERCENT: Final = 70
+"""Part of the line's upload that blobs may take; the rest is for the chain."""
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 RELAYS_LOOK_BLOCKS: Final = 600
 """How often, in blocks, a node looks for relays in the chain's registry."""
@@ -244,7 +246,11 @@ class Node:
             data_dir=self.home.peers,
             blob_dir=self.home.blobs,
             blob_budget_bytes=options.blob_store_bytes_max,
-            limits=NetworkLimits(peers_in_max=options.inbound_max, peers_out_target=options.outbound_max),
+            limits=NetworkLimits(
+                peers_in_max=options.inbound_max,
+                peers_out_target=options.outbound_max,
+                blob_upload_bytes_per_s=options.uplink_mbit_per_s * 1_000_000 // 8 * BLOB_UPLINK_PERCENT // 100,
+            ),
         )
         log = structlog.get_logger("p2p")
         puncher = Puncher(lambda: [reservation.endpoint for reservation in client.reservations])
