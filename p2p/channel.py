@@ -15,7 +15,7 @@ from typing import Final
 from p2p.errors import FrameInvalid
 from p2p.frame import HEADER_BYTES, Class, frame, frames
 from p2p.handshake import Session
-from p2p.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
+from p2p.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal, seal_into
 from state.primitives.hashing import digest
 
 __all__ = [
@@ -167,6 +167,15 @@ class Channel:
             self._records_under_key = 0
             self._wants_rekey = False
         return record
+
+    def seal_into(self, payload: bytes, buffer: memoryview) -> int:
+        """Write the next record to the front of ``buffer``; return its length."""
+        if not self._words and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
+            self._records_under_key += 1
+            return seal_into(self._send, payload, buffer)
+        record = self.seal(payload)
+        buffer[: len(record)] = record
+        return len(record)
 
     def feed(self, data: bytes) -> None:
         """Take bytes from the wire."""

@@ -17,10 +17,12 @@ from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MIN, Channel, Word
 from p2p.errors import FrameInvalid, QueueOverflow
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frames, header
 from p2p.limits import Account
+from p2p.noise import MESSAGE_BYTES_MAX
 
 __all__ = [
     "DONE_NUMBERS_MAX",
     "OUTSTANDING_MAX",
+    "RECORD_BYTES_MAX",
     "BulkIn",
     "BulkOut",
     "Lane",
@@ -33,6 +35,7 @@ OUTSTANDING_MAX: Final = 4_096
 """Messages under way at once, however small."""
 DONE_NUMBERS_MAX: Final = 1_024
 """Numbers in one frame that says what is done."""
+RECORD_BYTES_MAX: Final = 2 + MESSAGE_BYTES_MAX
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
@@ -379,6 +382,19 @@ class Lane:
             return self.channel.seal(b"".join(parts))
         return self.channel.seal() if self.channel.has_words else None
 
+    def fill(self, buffer: memoryview) -> int:
+        """Write records to ``buffer``, a multiple of RECORD_BYTES_MAX, while there are any; return their size."""
+        at = 0
+        outgoing, channel = self._outgoing, self.channel
+        while len(buffer) - at >= RECORD_BYTES_MAX:
+            parts: list[bytes | memoryview] = []
+            taken = outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=not self.is_draining)
+            if not taken and not channel.has_words:
+                break
+            self.sent_bytes += taken
+            at += channel.seal_into(b"".join(parts), buffer[at:])
+        return at
+
     def receive(self, data: bytes) -> tuple[list[Message], list[bytes]]:
         """Return the messages that ``data`` completes, and the tokens of pongs. Raises ProtocolError."""
         messages: list[Message] = []
@@ -386,17 +402,17 @@ class Lane:
         self.channel.feed(data)
         while (plaintext := self.channel.next_plaintext()) is not None:
             is_rekeyed = False
-            for cls, kind, number, body in frames(plaintext):
+            for cls, kind, number, body in frames(memoryview(plaintext)):
                 if is_rekeyed:
                     raise FrameInvalid("a frame behind the one that ends a key")
                 if cls is Class.BULK:
-                    message = self._incoming.take(self, kind, number, memoryview(body))
+                    message = self._incoming.take(self, kind, number, body)
                     if message is not None:
                         messages.append(message)
                 elif cls is Class.CONSENSUS and not number and kind >= WORD_KIND_MIN:
                     is_rekeyed = kind == Word.REKEY
-                    if self.channel.take(kind, body) is Word.PONG:
-                        pongs.append(body)
+                    if self.channel.take(kind, bytes(body)) is Word.PONG:
+                        pongs.append(bytes(body))
                 else:
                     raise FrameInvalid(f"class {cls.name} on a bulk lane")
         return messages, pongs

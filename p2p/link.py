@@ -119,6 +119,12 @@ class Link:
         self.ended.set()
         await trio.aclose_forcefully(self._stream)
 
+    def suspect(self) -> None:
+        """Tell who carries the stream for us, where somebody does, that it brought other bytes than were sent."""
+        report = getattr(self._stream, "suspect", None)
+        if report is not None:
+            report()
+
     def make_bulk(self) -> None:
         """Let the kernel hold more unsent data: no vote waits behind it here."""
         if self._socket is not None:

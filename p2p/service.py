@@ -30,7 +30,6 @@ from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits, RateLimiter, ReceiveMemory
 from p2p.link import Link, LinkLost
 from p2p.multicast_service import MulticastService
-from p2p.mux import Message
 from p2p.peer import (
     KIND_GOSSIP,
     RESERVED_KIND_MIN,
@@ -162,8 +161,8 @@ class Network:
             self._dialling, self._peers, limits=limits, counters=self.counters, log=self._log
         )
         self._owner = PeerOwner(
-            self._dispatch, self._served.get, self._steering.find_way, self._steering.open_lanes,
-            self._steering.answer_lanes,
+            self._handlers, self._on_gossip_message, self._served.get,
+            self._steering.find_way, self._steering.open_lanes, self._steering.answer_lanes,
         )  # fmt: skip
         self._records = RecordKeeper(
             book,
@@ -187,7 +186,7 @@ class Network:
         """One message to many; use ``multicast``."""
         if config.blob_dir is not None:
             self.blobs = BlobStore(config.blob_dir, budget_bytes=config.blob_budget_bytes)
-            self._transfer = BlobTransfer(self.blobs, self.request, limits)
+            self._transfer = BlobTransfer(self.blobs, self.request, limits, rtt_s=self._rtt_s)
             for method, handler in self._transfer.served().items():
                 self.on_request(method, handler, cls=Class.BULK)
 
@@ -353,6 +352,10 @@ class Network:
     def on_paths(self, maker: PathMaker) -> None:
         """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
         self._dialling.on_paths(maker)
+
+    def _rtt_s(self, address: bytes) -> float | None:
+        peer = self._peers.get(address)
+        return None if peer is None else peer.rtt_s
 
     def is_connected(self, address: bytes) -> bool:
         """Whether there is a peer of this address; between two of its connections it is one still."""
@@ -784,13 +787,8 @@ class Network:
 
     # -- messages of peers -----------------------------------------------------------------------------------
 
-    async def _dispatch(self, peer: Peer, message: Message) -> None:
-        if message.kind == KIND_GOSSIP:
-            self._apply(self._gossip.receive(peer.address, message.body, trio.current_time()))
-            return
-        handler = self._handlers.get(message.kind)
-        if handler is not None:
-            await handler(peer.address, message.body)
+    def _on_gossip_message(self, peer: Peer, body: bytes) -> None:
+        self._apply(self._gossip.receive(peer.address, body, trio.current_time()))
 
     async def _deliver(self, sender: bytes, kind: int, body: bytes) -> None:
         """Hand over what came in pieces like a message of its sender; what it costs a peer it costs this one."""

@@ -285,7 +285,7 @@ async def test_whoever_can_be_dialled_by_nobody_opens_lanes_when_asked(
     bob.on_request("large", large)
     alice.add_endpoint(B, FIRST)
     async with running(alice, bob):
-        await alice.wait_peers(1)
+        await bob.wait_peers(1)
         for _ in range(10):
             await bob.send_when_room(A, Class.BULK, BLOCK, bytes(200_000))
         for _ in range(10):
