@@ -85,6 +85,10 @@ class MulticastParameters:
 
     stall_s: float = 0.15
     """Silence beyond two round trips after which a receiver is helped; doubled with every round of help."""
+    rtt_s_max: float = 0.5
+    """Round trips that are longer speak of a receiver that is busy, not far away."""
+    standstill_s_max: float = 1.0
+    """How much of the time in which this node stood still itself is not held against receivers, in all."""
     have_s: float = 0.05
     """Least time between two reports of one receiver."""
     pull_s: float = 0.75
@@ -299,6 +303,7 @@ class _Outgoing:
     began: float
     began_at: dict[bytes, float] = field(default_factory=dict)
     """When each relay took its first piece."""
+    pardoned_s: float = 0.0
     parity: Cut | None = None
     is_finished: bool = False
 
@@ -598,7 +603,8 @@ class Multicast:
             if is_first_served and receiver.may_wait and not receiver.rounds and not receiver.shares:
                 patience[address] = math.inf
                 continue
-            limit_s = self._parameters.stall_s * 2**receiver.rounds + 2 * receiver.rtt_s
+            rtt_s = min(receiver.rtt_s, self._parameters.rtt_s_max)
+            limit_s = self._parameters.stall_s * 2**receiver.rounds + 2 * rtt_s
             # A relay that has brought nothing at all is not waited for because another brings its share.
             news_at = min(
                 (
@@ -727,7 +733,10 @@ class Multicast:
         if out is not None and peer in out.receivers:
             receiver = out.receivers[peer]
             if receiver.rounds < self._parameters.swap_rounds_max:
-                return []  # the sender sees by itself who needs help, and as long as others can give it they do
+                # As long as others can help they do. That this one asks says that it needs help, and no more.
+                if now - receiver.news_at > self._parameters.stall_s:
+                    receiver.news_at = -math.inf
+                return []
             receiver.news_at = max(receiver.news_at, now)
             return self._serve(out, peer, receiver, bitmap)
         effects: list[Effect] = []
@@ -961,9 +970,11 @@ class Multicast:
         late_s = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now
         for root, out in list(self._outgoing.items()):
+            pardoned_s = min(late_s, parameters.standstill_s_max - out.pardoned_s)
+            out.pardoned_s += pardoned_s
             for receiver in out.receivers.values():
                 if receiver.news_at < now:  # while this node stood still nobody could be heard
-                    receiver.news_at = min(now, receiver.news_at + late_s)
+                    receiver.news_at = min(now, receiver.news_at + pardoned_s)
             if now - out.began >= parameters.expiry_s:
                 effects += self._finish(out, now)
                 del self._outgoing[root]

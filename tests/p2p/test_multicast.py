@@ -426,3 +426,15 @@ def test_no_control_message_does_more_than_its_bounds(messages: list[tuple[int, 
     assert core.held_bytes <= MulticastParameters().incoming_bytes_max
     core.tick(1000.0)
     assert core.held_bytes == 0
+
+
+def test_who_asks_is_helped_however_long_its_round_trip_seemed() -> None:
+    core = core_of(*(address(number) for number in range(1, 5)))
+    members = [Member(address(number), rtt_s=60.0) for number in range(1, 5)]
+    waiting = frozenset(member.address for member in members)
+    sent = core.send(KIND, bytes(50_000), members, {address(1001): waiting}, key=KEY, now=0.0)
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
+    for step in range(1, 40):
+        assert core.tick(step * 0.02) == []
+    assert core.control(ALICE, encode_control(Want(root, 1)), 0.8) == []
+    assert {e.address for e in core.tick(0.82) if isinstance(e, Pass)} == waiting, "all who waited as long with it"
