@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MAX, WORD_KIND_MIN, Channel, Word
-from p2p.errors import FrameInvalid, QueueOverflow
+from p2p.errors import FrameInvalid, QueueOverflow, RecordDamaged
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
 from p2p.lanes import DONE_NUMBERS_MAX, BulkIn, BulkOut, Message, WindowLimits
 from p2p.limits import Account, ReceiveMemory
@@ -36,8 +36,6 @@ MIB: Final = 1024 * 1024
 FRAGMENT_BYTES: Final = 16 * 1024
 """Messages up to this size travel whole; longer ones in pieces of about this size."""
 SHORT_RECORD_BYTES: Final = 16 * 1024
-_QUICK_BYTES: Final = 1024
-"""No class forbids messages of this size."""
 APPLICATION_KIND_MAX: Final = 0xEF
 """Kinds above this one are the connection's own."""
 
@@ -149,6 +147,7 @@ class Mux:
         self._acknowledged = 0
         self._again: deque[bytes] = deque()
         """Retained records that are still to be sent on the present connection."""
+        self._damage: RecordDamaged | None = None
         self._received = 0
         self._next: int | None = 0
         """Number of the record that comes next on the present connection; None until it says."""
@@ -168,17 +167,11 @@ class Mux:
         """
         assert 0 <= kind <= APPLICATION_KIND_MAX, "a kind of the connection's own"
         queue = self._queues[cls]
-        size = len(body)
-        if queue and size <= _QUICK_BYTES:  # the short way for one of many small messages
-            total = self._queued_bytes[cls] + size + HEADER_BYTES
-            if total <= self.limits.classes[cls].queue_bytes_max:
-                queue.append(frame(cls, kind, 0, body))
-                self._queued_bytes[cls] = total
-                return True
         if not queue and self._virtual[cls] < self._virtual_now:
             self._virtual[cls] = self._virtual_now  # an idle class saves nothing up
         if cls is Class.BULK:
             return self.bulk_out.queue(kind, body)
+        size = len(body)
         queue_bytes_max, message_bytes_max = self.limits.classes[cls]
         assert size <= message_bytes_max, f"message of {size} bytes, class {cls.name} allows {message_bytes_max}"
         queued = self._queued_bytes
@@ -352,6 +345,7 @@ class Mux:
         self._forget_until(max(received, self._acknowledged))
         self._again = deque(self._retained)
         self.channel = channel
+        self._damage = None
         self._next = None
         channel.say(Word.START, self._acknowledged.to_bytes(8, "big"))
 
@@ -368,19 +362,18 @@ class Mux:
     def _take(self, cls: Class, parts: list[bytes | memoryview], room: int) -> int:
         """Move what fits of a class into ``parts``; return the bytes taken."""
         queue = self._queues[cls]
-        taken = overhead = 0
-        append, popleft = parts.append, queue.popleft
+        taken = payload = 0
         while queue:
             entry = queue[0]
-            if type(entry) is bytes:
-                taken += len(entry)
-                if taken > room:
-                    taken -= len(entry)
+            if isinstance(entry, bytes):
+                size = len(entry)
+                if size > room - taken:
                     break
-                append(entry)
-                popleft()
+                queue.popleft()
+                parts.append(entry)
+                taken += size
+                payload += size
                 continue
-            assert isinstance(entry, _Large)
             chunk = min(room - taken - _FRAGMENT_HEADER_BYTES, entry.left)
             if chunk < min(entry.left, _SLIVER_BYTES):
                 break
@@ -389,13 +382,13 @@ class Mux:
             parts.append(header(cls, entry.kind, entry.stream, chunk + _LEFT.size) + _LEFT.pack(entry.left))
             parts.append(entry.body[at : at + chunk])
             taken += chunk + _FRAGMENT_HEADER_BYTES
-            overhead += _FRAGMENT_HEADER_BYTES
+            payload += chunk
             if not entry.left:
                 queue.popleft()
-                overhead -= HEADER_BYTES
+                payload += HEADER_BYTES
             elif cls is Class.REQUEST:
                 queue.rotate(-1)  # a short answer need not wait for a long one; elsewhere order is kept
-        self._queued_bytes[cls] -= taken - overhead
+        self._queued_bytes[cls] -= payload
         return taken
 
     def _make_room(self, limit_bytes: int) -> bool:
@@ -426,29 +419,27 @@ class Mux:
         """
         channel = self.channel
         assert channel is not None
+        if self._damage is not None:
+            raise self._damage
         messages: list[Message] = []
-        append, new = messages.append, tuple.__new__
+        append = messages.append
         sizes = [limits.message_bytes_max for limits in self.limits.classes]
         channel.feed(data)
         while True:
             try:
                 plaintext = channel.next_plaintext()
-            except RecordDamaged:
-                if messages:
-                    break  # those before it are whole and count as received; the next call raises
-                raise
+            except RecordDamaged as error:
+                if not messages:
+                    raise
+                self._damage = error  # what came before it is whole and counts as received; the next call raises
+                break
             if plaintext is None:
                 break
             is_rekeyed = is_old = is_counted = False
             for cls, kind, stream, body in frames(plaintext):
                 if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
                     raise FrameInvalid("a frame behind the one that ends a key")
-                if is_counted and not stream and kind <= APPLICATION_KIND_MAX and not is_old and cls != 4:
-                    if len(body) > sizes[cls]:
-                        raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
-                    append(new(Message, (cls, kind, body, 0)))  # nearly every frame is one of these
-                    continue
-                if WORD_KIND_MIN <= kind <= WORD_KIND_MAX and not stream:
+                if kind >= WORD_KIND_MIN and kind <= WORD_KIND_MAX and not stream:
                     is_rekeyed = kind == Word.REKEY
                     word = channel.take(kind, body)
                     if word is not None:
