@@ -26,13 +26,20 @@ class Link:
     """A stream on which a handshake has been completed."""
 
     def __init__(
-        self, session: Session, stream: trio.abc.Stream, *, remote: str, endpoint: Endpoint | None = None
+        self,
+        session: Session,
+        stream: trio.abc.Stream,
+        *,
+        remote: str,
+        endpoint: Endpoint | None = None,
+        is_direct: bool = False,
     ) -> None:
         self.session = session
         self.channel = Channel(session)
         self.remote = remote
         self.endpoint = endpoint
         """Where it was dialled; None where it came in."""
+        self.is_direct = is_direct
         self.since = trio.current_time()
         self.used_at = self.since
         self.rtt_s: float | None = None
@@ -139,6 +146,16 @@ class Link:
         """The socket below, where there is one: a direct connection's, or that of a circuit to its first relay."""
         found = getattr(self._stream, "socket", None)
         return found if isinstance(found, trio.socket.SocketType) else None
+
+    @property
+    def remote_host(self) -> str | None:
+        """The other end's address, where the connection goes to it directly."""
+        if self._socket is None or not self.is_direct:
+            return None
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:
+            return None
 
     @property
     def local_host(self) -> str | None:

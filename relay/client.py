@@ -350,7 +350,7 @@ class RelayClient:
 
     def _track(self, stream: trio.SocketStream, endpoint: Endpoint, target: bytes | None) -> CircuitStream:
         """Return the stream of a circuit, counted from here on."""
-        circuit = CircuitStream(stream, endpoint, target, self._circuit_closed)
+        circuit = CircuitStream(stream, endpoint, target, self._circuit_closed, self._suspect)
         self._circuits[circuit] = _Running(circuit)
         return circuit
 
@@ -366,11 +366,10 @@ class RelayClient:
             for hop in circuit.endpoint.hops:
                 self._blame(hop, Fault.STALLED, about=circuit.target or b"")
 
-    def suspect(self, stream: trio.abc.Stream) -> None:
+    def _suspect(self, circuit: CircuitStream) -> None:
         """Hold against the relays of a circuit that what came through it was not what its other end sealed."""
-        if isinstance(stream, CircuitStream):
-            for hop in stream.endpoint.hops:
-                self._blame(hop, Fault.BROKEN, about=stream.target or b"")
+        for hop in circuit.endpoint.hops:
+            self._blame(hop, Fault.BROKEN, about=circuit.target or b"")
 
     def _check_price(self, hops: Sequence[Endpoint]) -> None:
         for hop in hops:

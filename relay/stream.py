@@ -20,6 +20,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         endpoint: Endpoint,
         target: bytes | None,
         on_closed: Callable[[CircuitStream], None],
+        on_suspected: Callable[[CircuitStream], None],
     ) -> None:
         self.socket = stream.socket
         self.endpoint = endpoint
@@ -34,6 +35,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         """When the first bytes left that nothing has come after; None: all is quiet, or answered."""
         self._stream = stream
         self._on_closed = on_closed
+        self._on_suspected = on_suspected
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -62,6 +64,10 @@ class CircuitStream(trio.abc.HalfCloseableStream):
             self.heard_at = trio.current_time()
             self.silent_since = None
         return data
+
+    def suspect(self) -> None:
+        """Say that what came was not what the other end has sealed."""
+        self._on_suspected(self)
 
     async def aclose(self) -> None:
         """Close."""

@@ -54,12 +54,13 @@ class DaemonProcess:
         namespace: str | None = None,
         options: dict[str, Any] | None = None,
         tariff: dict[str, int] | None = None,
+        mischief: str = "",
         **limits: Any,
     ) -> None:
         tap = None if capture is None else str(capture)
         arguments = {
             "listen": f"{host}:{port}", "name": name, "limits": limits, "capture": tap,
-            "options": {"drain_s_max": 0, **(options or {})}, "tariff": tariff or {},
+            "mischief": mischief, "options": {"drain_s_max": 0, **(options or {})}, "tariff": tariff or {},
         }  # fmt: skip
         prefix = ["ip", "netns", "exec", namespace] if namespace else []
         self.process = subprocess.Popen(
@@ -120,11 +121,31 @@ def _wiretap(path: str) -> None:
     relay.splice._Half.data_received = spy  # type: ignore[method-assign,assignment]
 
 
+def _mischief(what: str) -> None:
+    """Carry something else than was given, ``swallow``, ``flip`` or ``replay``, as soon as a file is there."""
+    kind, _, switch = what.partition(":")
+    carry = relay.splice._Half.data_received
+
+    def lie(half: relay.splice._Half, data: bytes) -> None:
+        if not Path(switch).exists():
+            carry(half, data)
+        elif kind == "flip":
+            carry(half, bytes((data[0] ^ 1,)) + data[1:] if len(data) < 3 else data[:-1] + bytes((data[-1] ^ 1,)))
+        elif kind == "replay":
+            carry(half, data + data)
+        else:
+            half.received += len(data)
+
+    relay.splice._Half.data_received = lie  # type: ignore[method-assign,assignment]
+
+
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     arguments = json.loads(sys.argv[1])
     if arguments["capture"]:
         _wiretap(arguments["capture"])
+    if arguments["mischief"]:
+        _mischief(arguments["mischief"])
     overrides = arguments["limits"]
     if "trusted_networks" in overrides:
         overrides["trusted_networks"] = tuple(overrides["trusted_networks"])
