@@ -36,6 +36,8 @@ MIB: Final = 1024 * 1024
 FRAGMENT_BYTES: Final = 16 * 1024
 """Messages up to this size travel whole; longer ones in pieces of about this size."""
 SHORT_RECORD_BYTES: Final = 16 * 1024
+_QUICK_BYTES: Final = 1024
+"""No class forbids messages of this size."""
 APPLICATION_KIND_MAX: Final = 0xEF
 """Kinds above this one are the connection's own."""
 
@@ -167,11 +169,17 @@ class Mux:
         """
         assert 0 <= kind <= APPLICATION_KIND_MAX, "a kind of the connection's own"
         queue = self._queues[cls]
+        size = len(body)
+        if queue and size <= _QUICK_BYTES:  # the short way for one of many small messages
+            total = self._queued_bytes[cls] + size + HEADER_BYTES
+            if total <= self.limits.classes[cls].queue_bytes_max:
+                queue.append(frame(cls, kind, 0, body))
+                self._queued_bytes[cls] = total
+                return True
         if not queue and self._virtual[cls] < self._virtual_now:
             self._virtual[cls] = self._virtual_now  # an idle class saves nothing up
         if cls is Class.BULK:
             return self.bulk_out.queue(kind, body)
-        size = len(body)
         queue_bytes_max, message_bytes_max = self.limits.classes[cls]
         assert size <= message_bytes_max, f"message of {size} bytes, class {cls.name} allows {message_bytes_max}"
         queued = self._queued_bytes
@@ -362,18 +370,19 @@ class Mux:
     def _take(self, cls: Class, parts: list[bytes | memoryview], room: int) -> int:
         """Move what fits of a class into ``parts``; return the bytes taken."""
         queue = self._queues[cls]
-        taken = payload = 0
+        taken = overhead = 0
+        append, popleft = parts.append, queue.popleft
         while queue:
             entry = queue[0]
-            if isinstance(entry, bytes):
-                size = len(entry)
-                if size > room - taken:
+            if type(entry) is bytes:
+                taken += len(entry)
+                if taken > room:
+                    taken -= len(entry)
                     break
-                queue.popleft()
-                parts.append(entry)
-                taken += size
-                payload += size
+                append(entry)
+                popleft()
                 continue
+            assert isinstance(entry, _Large)
             chunk = min(room - taken - _FRAGMENT_HEADER_BYTES, entry.left)
             if chunk < min(entry.left, _SLIVER_BYTES):
                 break
@@ -382,13 +391,13 @@ class Mux:
             parts.append(header(cls, entry.kind, entry.stream, chunk + _LEFT.size) + _LEFT.pack(entry.left))
             parts.append(entry.body[at : at + chunk])
             taken += chunk + _FRAGMENT_HEADER_BYTES
-            payload += chunk
+            overhead += _FRAGMENT_HEADER_BYTES
             if not entry.left:
                 queue.popleft()
-                payload += HEADER_BYTES
+                overhead -= HEADER_BYTES
             elif cls is Class.REQUEST:
                 queue.rotate(-1)  # a short answer need not wait for a long one; elsewhere order is kept
-        self._queued_bytes[cls] -= payload
+        self._queued_bytes[cls] -= taken - overhead
         return taken
 
     def _make_room(self, limit_bytes: int) -> bool:
@@ -422,7 +431,7 @@ class Mux:
         if self._damage is not None:
             raise self._damage
         messages: list[Message] = []
-        append = messages.append
+        append, new = messages.append, tuple.__new__
         sizes = [limits.message_bytes_max for limits in self.limits.classes]
         channel.feed(data)
         while True:
@@ -439,7 +448,12 @@ class Mux:
             for cls, kind, stream, body in frames(plaintext):
                 if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
                     raise FrameInvalid("a frame behind the one that ends a key")
-                if kind >= WORD_KIND_MIN and kind <= WORD_KIND_MAX and not stream:
+                if is_counted and not stream and kind <= APPLICATION_KIND_MAX and not is_old and cls != 4:
+                    if len(body) > sizes[cls]:
+                        raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
+                    append(new(Message, (cls, kind, body, 0)))  # nearly every frame is one of these
+                    continue
+                if WORD_KIND_MIN <= kind <= WORD_KIND_MAX and not stream:
                     is_rekeyed = kind == Word.REKEY
                     word = channel.take(kind, body)
                     if word is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +22,7 @@ from p2p.errors import (
 from p2p.frame import Class
 from p2p.handshake import Session
 from p2p.identity import Role
-from p2p.lanes import Lane
+from p2p.lanes import RECORD_BYTES_MAX, Lane
 from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.link import Link, LinkLost
 from p2p.mux import Message, Mux
@@ -101,10 +101,11 @@ class Served:
 class PeerOwner:
     """What a peer needs of the network that it belongs to."""
 
-    dispatch: Callable[[Peer, Message], Awaitable[None]]
-    """Takes every message but requests and answers; awaited before the next one of the same connection is read:
+    handlers: Mapping[int, Callable[[bytes, bytes], Awaitable[None]]]
+    """What takes the messages (address, body) of each kind. Awaited before the next one of the same connection:
     a peer that sends faster than it is handled is slowed down by its own connection. A ProtocolError raised there
     ends the peer."""
+    gossip: Callable[[Peer, bytes], None]
     served: Callable[[str], Served | None]
     find_way: Callable[[Peer], None]
     """Called when the peer has lost its connection or hears nothing on it: bring another if there is one."""
@@ -416,6 +417,7 @@ class Peer:
 
     async def _read(self) -> None:
         data, link, opened = b"", self.control, 0
+        handlers, address = self._owner.handlers, self.address
         free_at = self.since
         while True:
             if link is None:
@@ -432,12 +434,14 @@ class Peer:
                     self._heard_at, self._has_heard = now, True
                 for message in messages:
                     kind = message.kind
-                    if kind == KIND_GOSSIP:
+                    if kind < RESERVED_KIND_MIN:
+                        handler = handlers.get(kind)
+                        if handler is not None:
+                            await handler(address, message.body)
+                    elif kind == KIND_GOSSIP:
                         started = time.thread_time()
-                        await self._owner.dispatch(self, message)
+                        self._owner.gossip(self, message.body)
                         took_s += time.thread_time() - started
-                    elif kind < RESERVED_KIND_MIN:
-                        await self._owner.dispatch(self, message)
                     elif Mux.is_pong(message):
                         self.rtt_s = link.rtt_s = _rtt(link.rtt_s, message.body)
                     elif Mux.is_bye(message):
@@ -556,12 +560,11 @@ class Peer:
 
     async def _write_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
         sent_bytes = 0
+        buffer = memoryview(bytearray(_LANE_WRITE_RECORDS * RECORD_BYTES_MAX))
         try:
             while True:
-                records: list[bytes] = []
-                while len(records) < _LANE_WRITE_RECORDS and (record := lane.next_record()) is not None:
-                    records.append(record)
-                if not records:
+                size = lane.fill(buffer)
+                if not size:
                     if self._bulk_wake.is_set():
                         self._bulk_wake = trio.Event()
                     await self._bulk_wake.wait()
@@ -569,8 +572,7 @@ class Peer:
                 if lane.sent_bytes != sent_bytes:
                     sent_bytes = lane.sent_bytes
                     link.used_at = trio.current_time()
-                data = records[0] if len(records) == 1 else b"".join(records)
-                await link.send(data, timeout_s=self._limits.write_timeout_s)
+                await link.send(buffer[:size], timeout_s=self._limits.write_timeout_s)
                 self._give_room()
         except (LinkLost, trio.TooSlowError):
             scope.cancel()
@@ -596,9 +598,10 @@ class Peer:
                     link.rtt_s = _rtt(link.rtt_s, token)
                 for message in messages:
                     link.used_at = trio.current_time()
-                    if message.kind < RESERVED_KIND_MIN or message.kind == KIND_GOSSIP:
-                        await self._owner.dispatch(self, message)
-                    else:
+                    handler = self._owner.handlers.get(message.kind)
+                    if handler is not None:
+                        await handler(self.address, message.body)
+                    elif message.kind >= RESERVED_KIND_MIN:
                         self._take(message)
                     self._release(message.number)
                 if lane.channel.has_words:
