@@ -122,7 +122,7 @@ class MulticastParameters:
     early_bytes_per_source_max: int = 2 * MIB
     early_bytes_max: int = 16 * MIB
     """Pieces that came before their announcement."""
-    early_s: float = 2.0
+    early_s: float = 5.0
     remembered_max: int = 4_096
     serves_percent_max: int = 150
     """Pieces served to one receiver alone, in percent of those that the message has."""

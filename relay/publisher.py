@@ -119,17 +119,18 @@ class FanoutClient:
             if relay not in self._wanted:
                 scope.cancel()
                 del self._kept[relay]
-        for relay, endpoint in self._wanted.items():
+        for relay in self._wanted:
             if relay not in self._kept:
                 self._kept[relay] = trio.CancelScope()
-                self._nursery.start_soon(self._keep, endpoint, self._kept[relay])
+                self._nursery.start_soon(self._keep, relay, self._kept[relay])
 
-    async def _keep(self, endpoint: Endpoint, scope: trio.CancelScope) -> None:
+    async def _keep(self, relay: bytes, scope: trio.CancelScope) -> None:
         options = self._options
         failures = 0
         with scope:
             while True:
                 began = trio.current_time()
+                endpoint = self._wanted[relay]  # it may have moved
                 try:
                     line = await self._line(endpoint)
                     await line.ended.wait()
