@@ -184,4 +184,4 @@ class Dialling:
             return None
         if table is not None:
             table.worked(endpoint)
-        return Link(session, stream, remote=str(endpoint), endpoint=endpoint)
+        return Link(session, stream, remote=str(endpoint), endpoint=endpoint, is_direct=endpoint.scheme == "tcp")

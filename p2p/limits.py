@@ -90,6 +90,8 @@ class NetworkLimits:
     records_per_peer_per_s: float = 5.0
     records_per_peer_burst: float = 200.0
     exchange_interval_s: float = 60.0
+    feeler_interval_s: float = 120.0
+    """Between looks at whether an address that we were only told of answers, once there are peers enough."""
     exchange_records_max: int = 50
     blob_serves_max: int = 8
     """Pieces read from disk at once."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from p2p.addrbook import AddressBook
+from p2p.addrbook import ANCHORS_MAX, AddressBook
 from p2p.blobs import BlobStore
 from p2p.channel import Hello, Opening, Word
 from p2p.dialling import Dialling, PathMaker, Way, parse_bootstrap
@@ -439,6 +439,8 @@ class Network:
                 for listener in listeners:
                     nursery.start_soon(self._accept_from, listener)
                 self._records.sign()
+                for anchor in self._book.anchors:
+                    self._reach(anchor)
                 for topic in self._validators:
                     nursery.start_soon(self._validate, topic)
                 nursery.start_soon(self._keep_peers)
@@ -533,7 +535,7 @@ class Network:
                 purpose = Purpose.PEER if ip is not None else Purpose.CIRCUIT
                 session = await self._shake(stream, purpose, is_initiator=False, expected=None)
                 if session is not None:
-                    link = Link(session, stream, remote=remote)
+                    link = Link(session, stream, remote=remote, is_direct=ip is not None)
                     hello = await self._hear(link)
             finally:
                 self._half_open -= 1
@@ -646,7 +648,9 @@ class Network:
                 if kind < RESERVED_KIND_MIN:
                     peer.queue(cls, kind, body)
         self._peers[address] = peer
-        self._apply(self._gossip.peer_joined(address, outbound=peer.is_outbound))
+        self._apply(
+            self._gossip.peer_joined(address, outbound=peer.is_outbound, network=_crowd_of(link.remote_host))
+        )
         self._flush(peer)
         self._tell(address, True)
         self._log("peer connected", peer=address.hex(), remote=link.remote, outbound=peer.is_outbound)
@@ -699,6 +703,8 @@ class Network:
         self._changed.set()
         self._changed = trio.Event()
         self._manage.set()
+        if is_there:
+            self._choose_anchors()
         for watcher in self._watchers:
             watcher(address, is_there)
 
@@ -759,6 +765,7 @@ class Network:
 
     async def _keep_peers(self) -> None:
         """Dial whom the node wants always, the bootstrap peers, and others up to the wished number."""
+        felt_at = trio.current_time()
         while True:
             self._manage = trio.Event()
             self._dialling.forget(2 * self.limits.bans_max, trio.current_time())
@@ -781,9 +788,34 @@ class Network:
                 excluded = {*self._peers, *self._bans, self.identity.address}
                 for address in self._book.candidates(self._random, exclude=excluded)[:lacking]:
                     self._reach(address)
+            if lacking <= 0 and trio.current_time() - felt_at >= self.limits.feeler_interval_s:
+                felt_at = trio.current_time()
+                self._feel()
             with trio.move_on_after(_MANAGE_INTERVAL_S):
                 await self._manage.wait()
             await trio.lowlevel.checkpoint()
+
+    def _choose_anchors(self) -> None:
+        """Keep the names of those whom we dialled and that have stayed longest."""
+        settled = [peer for peer in self._peers.values() if peer.is_outbound and peer.address in self._book]
+        settled.sort(key=lambda peer: peer.since)
+        self._book.set_anchors(peer.address for peer in settled[:ANCHORS_MAX])
+
+    def _feel(self) -> None:
+        """Find out whether somebody of whom we were only told is there, so that the tried stay many."""
+        address = self._book.untried(self._random, exclude={*self._peers, *self._bans, self.identity.address})
+        if address is not None and self._nursery is not None:
+            self.counters["feelers"] += 1
+            self._nursery.start_soon(self._feel_for, address)
+
+    async def _feel_for(self, address: bytes) -> None:
+        endpoints = self._dialling.endpoints_of(self._dialling.way_to(address))
+        link = await self._dialling.open(address, endpoints)
+        if link is None:
+            self._book.failed(address)
+        else:
+            self._book.succeeded(address)
+            await link.aclose()
 
     # -- messages of peers -----------------------------------------------------------------------------------
 
@@ -812,7 +844,9 @@ class Network:
                     self._inboxes[effect.topic].append(effect)  # bounded by the core's pending limits
                     self._inbox_wakes[effect.topic].set()
                 case Disconnect(address, is_banned):
-                    if is_banned and address not in self._persistent:
+                    if address in self._persistent:
+                        self.counters["limited_persistent"] += 1  # its score limits it; it is heard all the same
+                    elif is_banned:
                         self.ban(address, "bad_score")
                     elif address in self._peers:
                         self._peers[address].close("bad_score")
@@ -881,6 +915,18 @@ def _site_of(remote: str) -> str:
     if isinstance(address, ipaddress.IPv4Address) or address.is_loopback:
         return str(address)
     return str(address.ipv4_mapped or ipaddress.IPv6Address(int(address) >> 64 << 64))
+
+
+def _crowd_of(host: str | None) -> str | None:
+    """Return the network in whose crowd a peer counts: the /24, or /48 of IPv6, of a public address."""
+    if host is None:
+        return None
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if not address.is_global:
+        return None
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
 
 
 def _endpoint(text: str) -> Endpoint:

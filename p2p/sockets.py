@@ -20,7 +20,7 @@ NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
 """The same where only bulk travels: fewer and larger writes."""
 CONGESTION: Final = b"bbr"
 _TCP_INFO_BYTES: Final = 168
-_TCP_INFO: Final = Struct("=24xI40xI28xI4xQ8xQQ8xII8xQ")
+_TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII8xQ")
 """unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, delivery_rate."""
 _PROBES: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses for documentation: a datagram socket connected to one shows our own address and sends nothing."""

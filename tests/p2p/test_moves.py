@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits
 from p2p.service import Network, NetworkConfig
+from p2p.sockets import kernel_notes
 from p2p.transport import Endpoint
 from tests.p2p.helpers import NOW_MS, account, identity
 from tests.p2p.test_service import BLOCK, VOTE, A, B, Inbox, drained, in_memory, running
@@ -386,3 +388,43 @@ async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, 
         await bob.send(A, Class.CONSENSUS, VOTE, bytes(200_000))
         with trio.fail_after(5):
             assert await inbox.receive.receive() == (B, bytes(200_000))
+
+
+async def test_when_this_machine_changes_its_address_its_connections_come_along() -> None:
+    """Over real sockets; what the machine's address is, is said by the test."""
+    hosts = ("127.0.0.1",)
+
+    def network(number: int) -> Network:
+        limits = NetworkLimits(roam_check_s=0.05)
+        made = Network(
+            NetworkConfig(listen=(("127.0.0.1", 0),), limits=limits), identity(number), now_ms=lambda: NOW_MS
+        )
+        if number == 0:
+            made._steering._own_hosts = lambda: hosts
+        return made
+
+    alice, bob = network(0), network(1)
+    inbox = Inbox(bob)
+    async with running(alice, bob):
+        host, port = bob.bound[0]
+        alice.add_endpoint(B, Endpoint(host, port))
+        with trio.fail_after(30):
+            await alice.request(B, "peers", b"")
+            hosts = ("192.0.2.7",)
+            while not alice.peers()[0].moves:
+                await alice.send(B, Class.CONSENSUS, VOTE, b"on the road")
+                assert await inbox.receive.receive() == (A, b"on the road")
+                await trio.sleep(0.05)
+        assert alice.counters["roamed"] == 1 and len(bob.peers()) == 1
+        stats = alice.lane_stats(B)[0]
+        assert stats.is_control and stats.tcp is not None and stats.tcp.bytes_acked > 0 and stats.tcp.rtt_s > 0
+
+
+def test_what_the_kernel_lacks_is_said(tmp_path: Path) -> None:
+    ipv4 = tmp_path / "net/ipv4"
+    ipv4.mkdir(parents=True)
+    (ipv4 / "tcp_slow_start_after_idle").write_text("1\n")
+    (ipv4 / "tcp_wmem").write_text("4096\t16384\t16777216\n")
+    (ipv4 / "tcp_rmem").write_text("4096\t131072\t6291456\n")
+    notes = kernel_notes(tmp_path)
+    assert len(notes) == 2 and "slow_start" in notes[0] and "tcp_rmem" in notes[1]
