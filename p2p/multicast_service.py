@@ -26,6 +26,8 @@ KIND_PIECE: Final = 0xD9
 UPLOAD_BYTES_MIN: Final = 1024 * 1024
 """Message times receivers: what a sender would upload alone. Below, pieces cost more than they save."""
 RECEIVERS_MIN: Final = 3
+RECEIVERS_MAX: Final = 256
+"""What one group of a relay holds; who comes behind gets the message as it is."""
 RELAYS_WARM_MAX: Final = 3
 """Relays of others, at which the committee waits, to which a connection is kept."""
 WARM_INTERVAL_S: Final = 1.0
@@ -92,7 +94,12 @@ class MulticastService:
         """
         own = self._network.identity.address
         first = [address for address in dict.fromkeys(addresses) if address != own]
-        others = [address for address in dict.fromkeys(followers) if address != own and address not in first]
+        seen = {own, *first}
+        others = [address for address in dict.fromkeys(followers) if address not in seen]
+        if len(first) + len(others) > RECEIVERS_MAX:
+            everybody = [*first, *others]
+            self._network.broadcast(everybody[RECEIVERS_MAX:], cls, kind, body)
+            first, others = first[:RECEIVERS_MAX], others[: max(0, RECEIVERS_MAX - len(first))]
         upload_bytes = len(body) * (len(first) + len(others))
         if (
             self._nursery is None
