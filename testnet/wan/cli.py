@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import click
 
 from node.cli.output import json_option, show, show_rows
+from testnet.cluster import hold_folder
 from testnet.wan.check import check
 from testnet.wan.lab import Lab, attach, changes_of, destroy, labs, load_plan, shipped
+from testnet.wan.network import lay_out_homes
 
 __all__ = ["wan"]
 
 _name = click.option("--name", default=None, help="Call the lab so, not as its topology is called.")
 _command = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+LOOK_S: Final = 5.0
 _PASSED: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -145,6 +150,33 @@ def check_(topology: str, as_json: bool) -> None:
     show_rows(rows, ("way", "what", "set", "measured", "ok"), as_json=as_json, title="Lines as measured")
     if not all(row["ok"] for row in rows):
         raise click.exceptions.Exit(1)
+
+
+@wan.command()
+@click.argument("topology")
+@click.option(
+    "--dir", "folder", default=".testnet-wan", show_default=True, type=click.Path(path_type=Path),
+    help="Folder of the members' homes.",
+)  # fmt: skip
+@click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
+def network(topology: str, folder: Path, seed: int) -> None:
+    """Run validators at home and relays between them until Ctrl-C; try it with `validators`.
+
+    Hosts of TOPOLOGY behind a gateway are validators that nobody can dial, public hosts that nobody is behind are
+    relays. Each has its home and its log in the folder; `dekube status --home FOLDER/HOST` asks one.
+    """
+    with Lab(load_plan(topology)) as lab, hold_folder(folder.absolute()):
+        members = lay_out_homes(lab, folder.absolute(), seed=seed)
+        click.echo(f"Starting {len(members.validators)} validators and {len(members.relays)} relays ...")
+        with members.running() as processes, suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(LOOK_S)
+                said = {host: members.status(host) for host in members.validators}
+                states = (
+                    f"{host} {'starting' if each is None else each['height']}" for host, each in said.items()
+                )
+                ended = [host for host, process in processes.items() if process.poll() is not None]
+                click.echo("heights: " + ", ".join(states) + (f"; ended: {', '.join(ended)}" if ended else ""))
 
 
 def _show_hosts(lab: Lab, as_json: bool) -> None:
