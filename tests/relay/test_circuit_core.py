@@ -474,8 +474,8 @@ class RelayMachine(RuleBasedStateMachine):
         return multiple()
 
     @rule(
-        target=tokens, control=controls, nonce=st.integers(0, 255), dialler=st.integers(1, 4), who=st.integers(1, 4),
-        hops=st.sampled_from([(101, 102), (103, 101), (103, 101, 102), (103, 102)]),
+        target=tokens, control=controls, nonce=st.integers(0, 255), dialler=st.integers(1, 4),
+        who=st.integers(1, 4), hops=st.sampled_from([(101, 102), (103, 101), (103, 101, 102), (103, 102)]),
     )  # fmt: skip
     def extend(
         self, control: int, hops: tuple[int, ...], dialler: int, who: int, nonce: int
