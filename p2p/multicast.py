@@ -904,13 +904,13 @@ class Multicast:
 
     def _complete(self, incoming: _Incoming, now: float) -> list[Effect]:
         root = incoming.assembly.root
+        incoming.done_at = now
         try:
             body = open_message(incoming.key, incoming.kind, incoming.assembly.sealed())
         except PieceForged:  # every piece is under the root, so it is the sender who lied
             del self._incoming[incoming.sender, root]
             self._remember(incoming.sender, root, now)
             return [Blame(incoming.sender)]
-        incoming.done_at = now
         self.counters["delivered"] += 1
         done = encode_control(Done(root))
         return [

@@ -28,7 +28,7 @@ from p2p.multicast import (
     decode_control,
     encode_control,
 )
-from p2p.pieces import Piece, Shape, cut_message, encode_piece, seal_message
+from p2p.pieces import Piece, Shape, cut_message, cut_parity, encode_piece, seal_message
 from state.primitives.errors import DecodeError
 from tests.p2p.multicast_world import World, address
 
@@ -258,6 +258,40 @@ def test_who_announces_the_root_of_another_first_takes_nothing_from_it() -> None
     effects = core.relay_piece(BOB, ALICE, pieces[2], 0.3)
     assert [(d.sender, d.body) for d in delivered([*effects])] == [(ALICE, bytes(3000))]
     assert [e.address for e in effects if isinstance(e, Blame)] == [MALLORY]
+
+
+def test_who_announces_the_root_of_another_later_is_blamed_once() -> None:
+    core = core_of(ALICE, MALLORY)
+    announce, pieces, _ = announced(bytes(3000))
+    stolen = decode_control(announce)
+    assert isinstance(stolen, Announce)
+    core.control(ALICE, announce, 0.0)
+    heard = [effect for piece in pieces for effect in core.relay_piece(BOB, ALICE, piece, 0.0)]
+    assert len(delivered([*heard])) == 1
+    effects = core.control(MALLORY, encode_control(stolen._replace(key=b"k" * 32)), 0.1)
+    assert [e for e in effects if isinstance(e, Blame)] == [Blame(MALLORY)]
+    effects = core.control(MALLORY, encode_control(stolen._replace(key=b"l" * 32)), 0.2)
+    assert effects == [Tell(MALLORY, encode_control(Done(stolen.root)))]
+    assert not delivered([*core.peer_piece(ALICE, pieces[0], 0.3)])
+
+
+def test_parity_that_belongs_to_other_data_is_its_senders_fault_however_often_pieces_come() -> None:
+    body = bytes(30_000)
+    sealed = seal_message(KEY, KIND, body)
+    shape = Shape(len(sealed), 1024)
+    cut = cut_message(sealed, shape)
+    lie = cut_parity(cut.pieces[::-1][1:] + cut.pieces[:1], shape, 3)
+    core = core_of(ALICE)
+    core.control(ALICE, encode_control(Announce(cut.root, KEY, KIND, shape)), 0.0)
+    core.control(ALICE, encode_control(Swap(cut.root, lie.root, 3, (BOB,))), 0.0)
+    blamed = []
+    for number, (data, proof) in enumerate(
+        zip(cut.pieces[:-1] + lie.pieces, cut.proofs[:-1] + lie.proofs, strict=True)
+    ):
+        place = number if number < shape.count - 1 else number + 1
+        frame = encode_piece(Piece(cut.root, place, proof.siblings, data))
+        blamed += [e for e in core.peer_piece(ALICE, frame, 0.1) if isinstance(e, Blame)]
+    assert blamed == [Blame(ALICE)]
 
 
 def test_only_what_a_trusted_sender_marked_itself_is_handed_on_and_once() -> None:
