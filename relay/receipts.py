@@ -81,8 +81,15 @@ class ReceiptStore:
         return found
 
     def remove(self, receipt: Receipt) -> None:
-        """Forget a channel."""
-        self._path(receipt).unlink(missing_ok=True)
+        """Forget a channel, unless a newer receipt of it has come meanwhile."""
+        path = self._path(receipt)
+        try:
+            with open(path, "rb") as file:
+                kept = StoredReceipt.decode(file.read(_FILE_BYTES_MAX + 1)).receipt
+        except (OSError, DecodeError):
+            return
+        if kept.sequence <= receipt.sequence:
+            path.unlink(missing_ok=True)
 
     def _path(self, receipt: Receipt) -> Path:
         name = f"{receipt.payer.hex()}-{receipt.opened_ms:016d}-{receipt.channel.hex()[:16]}{_SUFFIX}"

@@ -223,6 +223,8 @@ def test_receipts_survive_a_restart_and_a_damaged_one_costs_itself_only(tmp_path
     (tmp_path / "receipts" / "zz.receipt").write_bytes(b"rubbish")
     (tmp_path / "receipts" / "aa.new").write_bytes(b"half")
     assert len(store.load()) == 2
+    store.remove(first)
+    assert len(store.load()) == 2, "a newer one has come meanwhile"
     store.remove(newer)
     assert [stored.receipt for stored in store.load()] == [other]
     assert ReceiptStore(tmp_path / "none").load() == []
