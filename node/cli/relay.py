@@ -101,10 +101,8 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
         click.echo("Waiting until it is final ...", err=True)
         kind = UPDATE_NODE if is_known else REGISTER_NODE
         receipt = send(client, key, kind, node_payload(profile, amount))
-    show_fields(
-        {"relay": format_address(key.address), "endpoint": str(endpoint), "transaction": receipt["transaction_hash"]},
-        as_json=as_json,
-    )
+    shown = {"relay": format_address(key.address), "endpoint": str(endpoint)}
+    show_fields({**shown, "transaction": receipt["transaction_hash"]}, as_json=as_json)
 
 
 @relay.command()
