@@ -12,7 +12,18 @@ import trio
 
 from p2p.frame import Class
 from p2p.identity import Identity
-from p2p.multicast import TICK_S, Blame, Deliver, Effect, Finished, Member, Multicast, Pass, Publish, Tell
+from p2p.multicast import Multicast
+from p2p.multicast_wire import (
+    TICK_S,
+    Blame,
+    Deliver,
+    Effect,
+    Finished,
+    Member,
+    Pass,
+    Publish,
+    Tell,
+)
 from p2p.peer import PeerInfo
 from p2p.pieces import MESSAGE_BYTES_MAX
 from p2p.records import PeerRecord

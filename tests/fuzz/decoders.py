@@ -95,7 +95,15 @@ from p2p.handshake import Handshake
 from p2p.identity import NodeCertificate, Purpose
 from p2p.lanes import BulkIn, BulkOut, Lane, WindowLimits
 from p2p.limits import NetworkLimits, ReceiveMemory
-from p2p.multicast import Announce, Done, Have, Multicast, Swap, Want, encode_control
+from p2p.multicast import Multicast
+from p2p.multicast_wire import (
+    Announce,
+    Done,
+    Have,
+    Swap,
+    Want,
+    encode_control,
+)
 from p2p.mux import Mux
 from p2p.peer import Peer
 from p2p.pieces import (
@@ -992,7 +1000,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "multicast", Target(
         read_multicast, tuple(encode_control(message) for message in multicast),
-        ("p2p.multicast:decode_control", "p2p.multicast:Multicast.control"), cost=2,
+        ("p2p.multicast_wire:decode_control", "p2p.multicast:Multicast.control"), cost=2,
     )  # fmt: skip
     cut = cut_message(bytes(5_000), Shape(5_000, 1_024))
     pieces = tuple(

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from p2p.multicast import (
+from p2p.multicast import Multicast
+from p2p.multicast_wire import (
     TICK_S,
     Blame,
     Deliver,
     Effect,
     Finished,
     Member,
-    Multicast,
     MulticastParameters,
     Pass,
     Publish,

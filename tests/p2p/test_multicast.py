@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.multicast import (
+from p2p.multicast import Multicast
+from p2p.multicast_wire import (
     CONTROL_BYTES_MAX,
     SWAP_MEMBERS_MAX,
     Announce,
@@ -18,7 +19,6 @@ from p2p.multicast import (
     Done,
     Have,
     Member,
-    Multicast,
     MulticastParameters,
     Pass,
     Publish,
