@@ -35,7 +35,7 @@ class Node:
 
 
 async def test_a_block_reaches_seats_and_followers_once_and_in_pieces() -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(150):
         async with trio.open_nursery() as nursery:
             nodes = [Node(0)]
             await nursery.start(nodes[0].network.run)

@@ -259,7 +259,7 @@ class Client:
 async def clients(daemon: DaemonProcess, *names: str) -> AsyncIterator[list[Client]]:
     """Run clients that wait for each other's pieces."""
     found = [Client(name, daemon) for name in names]
-    with trio.fail_after(30):
+    with trio.fail_after(90):
         async with trio.open_nursery() as nursery:
             for client in found:
                 nursery.start_soon(client.run)

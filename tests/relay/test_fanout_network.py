@@ -53,7 +53,7 @@ class Home:
 @asynccontextmanager
 async def homes(relays: Sequence[Endpoint], *, listen: bool = True) -> AsyncIterator[list[Home]]:
     """Run homes that know each other and wait at all these relays."""
-    with trio.fail_after(60):
+    with trio.fail_after(150):
         async with trio.open_nursery() as nursery:
             all_homes = [Home(0, relays, listens=listen)]
             await nursery.start(all_homes[0].network.run)
