@@ -45,7 +45,7 @@ _ID_BYTES: Final = 4
 _METHOD_CHARACTERS_MAX: Final = 32
 _REFUSAL_BYTES_MAX: Final = 128
 _PING_TOKEN_BYTES: Final = 8
-_LANE_WRITE_RECORDS: Final = 4
+_LANE_WRITE_RECORDS: Final = 2
 _DAMAGED_MAX: Final = 3
 """Damaged records after which the peer, not its lines, is to blame."""
 

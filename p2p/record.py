@@ -45,8 +45,11 @@ class RecordReader:
 
     def feed(self, data: bytes) -> None:
         """Take bytes from the wire; ``next_plaintext`` gives what they complete."""
+        left = self._split + self._buffer[self._at :]
+        if len(left) > 2 and len(left) >= 2 + (left[0] << 8 | left[1]):
+            data, left = left + data, b""  # whole records that nobody has asked for yet
         # Only the record that was cut by the end of a read is put together; the others stay where they are.
-        self._split += self._buffer[self._at :]
+        self._split = left
         self._buffer, self._view, self._at = data, memoryview(data), 0
 
     def next_plaintext(self) -> bytes | None:

@@ -14,6 +14,7 @@ from p2p.frame import Class, frame
 from p2p.lanes import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, Message, WindowLimits
 from p2p.limits import Account, ReceiveMemory
 from p2p.mux import Mux
+from p2p.record import RecordReader
 from tests.p2p.helpers import sessions
 
 MIB = 1024 * 1024
@@ -319,3 +320,25 @@ def test_a_record_that_the_line_changed_is_told_from_one_that_the_peer_made() ->
 def test_hellos_come_back(opening: Opening, name: bytes, generation: int, data: st.DataObject) -> None:
     hello = Hello(opening, name, generation, data.draw(st.integers(0, 2**64 - 1)))
     assert Hello.decode(hello.encode()) == hello
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 65_000), min_size=1, max_size=12), st.integers(0, 2**32))
+def test_records_come_out_whole_however_they_are_cut_and_asked_for(sizes: list[int], seed: int) -> None:
+    rng = Random(seed)
+    one, other = sessions()
+    sender, reader = Channel(one), RecordReader(other.receive)
+    sent = [rng.randbytes(size) for size in sizes]
+    stream = b"".join(sender.seal(plaintext) for plaintext in sent)
+    got: list[bytes] = []
+    while stream or rng.random() < 0.9:
+        cut = rng.choice((0, 1, 2, 3, rng.randrange(70_000), rng.randrange(300_000)))
+        reader.feed(stream[:cut])
+        stream = stream[cut:]
+        for _ in range(rng.randrange(4)):
+            plaintext = reader.next_plaintext()
+            if plaintext is not None:
+                got.append(plaintext)
+    while (plaintext := reader.next_plaintext()) is not None:
+        got.append(plaintext)
+    assert got == sent
