@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Final
 
 from node.bench import transport as loopback
@@ -28,11 +29,18 @@ b = "B"
 rtt = "40ms"
 """
 VOTE_MS: Final = 20
-WARM_S: Final = 4.0
+WINDOW_VOTES: Final = 100
+WARM_S: Final = 6.0
 
 
-def run(*, bulk_mib: int = 512, small_messages: int = 400_000, wan: int = 1, votes: int = 600) -> dict[str, float]:
-    """Measure and return the figures; ``wan=0`` leaves out what needs root."""
+def run(
+    *, bulk_mib: int = 512, small_messages: int = 400_000, wan: int = 1, votes: int = 2_500
+) -> dict[str, float]:
+    """Measure and return the figures; ``wan=0`` leaves out what needs root.
+
+    ``vote_p95_ms`` is one way, over ``votes`` every 20 ms, the first seconds of the transfer left out and whatever
+    the transport tries meanwhile included; ``vote_calm_p95_ms`` is the median of its windows of 2 s.
+    """
     figures = dict(loopback.run(bulk_mib=bulk_mib, small_messages=small_messages))
     if wan and can_emulate():
         figures |= _votes_under_bulk(votes)
@@ -56,10 +64,11 @@ def _votes_under_bulk(count: int) -> dict[str, float]:
             sender.ask("stop", peer="B")
             sender.finish(flood)
         delays = [(at - sent_at) / 1e6 for _, sent_at, at in heard["votes"]]
+        windows = [delays[at : at + WINDOW_VOTES] for at in range(0, len(delays), WINDOW_VOTES)]
         return {
             "vote_p50_ms": round(percentile(delays, 50), 2),
             "vote_p95_ms": round(percentile(delays, 95), 2),
-            "vote_p99_ms": round(percentile(delays, 99), 2),
+            "vote_calm_p95_ms": round(median(percentile(window, 95) for window in windows), 2),
             "votes_lost": float(count - len(delays)),
             "vote_bulk_mbit_per_s": round(heard["bulk_bytes"] * 8e3 / (heard["at"] - began), 1),
             **lateness_of(lab),
