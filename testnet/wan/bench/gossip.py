@@ -34,8 +34,8 @@ def run(*, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicas
 
     ``quorum`` is the member with which two thirds of the committee have the block, the leader counted, ``last``
     the last one; ``unrelayed`` the same block as one message to each; ``cold`` the first block of new connections;
-    ``censored`` with one relay that hands nothing on, ``all_censor`` with no other, ``killed`` with one that dies in
-    the middle. ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
+    ``censored`` with one relay that hands nothing on, ``all_censor`` with no other, ``killed`` with one that dies
+    midway. ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
     """
     figures: dict[str, float] = {}
     with Lab(load_plan("committee"), "bench-gossip") as lab:
