@@ -79,14 +79,14 @@ class Link:
         self._is_mid_record = False
         self.bytes_out += len(data)
 
-    async def receive(self) -> bytes:
-        """Return the next bytes. Raises LinkLost at the end."""
+    async def receive(self, size_max: int = _READ_BYTES) -> bytes:
+        """Return the next bytes, at most ``size_max``. Raises LinkLost at the end."""
         if self.is_retired:
             raise LinkLost
         data: bytes | bytearray = b""
         try:
             with trio.CancelScope() as self._reading:
-                data = await self._stream.receive_some(_READ_BYTES)
+                data = await self._stream.receive_some(size_max)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
             raise LinkLost from None
         if not data or self.is_retired:

@@ -46,6 +46,8 @@ _METHOD_CHARACTERS_MAX: Final = 32
 _REFUSAL_BYTES_MAX: Final = 128
 _PING_TOKEN_BYTES: Final = 8
 _LANE_WRITE_RECORDS: Final = 2
+_LANE_READ_BYTES: Final = 128 * 1024
+"""A lane takes short turns: a vote that comes by the control connection waits for one of each lane."""
 _DAMAGED_MAX: Final = 3
 """Damaged records after which the peer, not its lines, is to blame."""
 
@@ -608,7 +610,7 @@ class Peer:
                     self._bulk_wake.set()
                 if self.mux.has_output:
                     self._wake.set()
-                data = await link.receive()
+                data = await link.receive(_LANE_READ_BYTES)
         except (LinkLost, RecordDamaged):
             scope.cancel()
         except ProtocolError as error:
