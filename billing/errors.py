@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from state.primitives.errors import ProtocolError
 
-__all__ = ["EscrowUnknown", "PaymentMissing"]
+__all__ = ["EscrowUnknown", "PaymentMissing", "ReceiptInvalid"]
 
 
 class EscrowUnknown(ProtocolError):
@@ -22,3 +22,9 @@ class PaymentMissing(ProtocolError):
         super().__init__(f"{due} is due, {got} was offered")
         self.due = due
         self.got = got
+
+
+class ReceiptInvalid(ProtocolError):
+    """A relay receipt that is forged, expired, or of another chain, relay or payer."""
+
+    code = "receipt_invalid"

@@ -104,6 +104,7 @@ class Purpose(IntEnum):
     HOLD_FORFEIT = 15
     UNSPENT = 16
     BOND_RETURN = 17
+    CARRIAGE = 18
 
 
 class Line(NamedTuple):

@@ -296,10 +296,13 @@ class _NetworkPort:
         self._network.send_now(address, cls, kind, data)
 
     async def broadcast(self, data: bytes, is_bulk: bool) -> None:
-        """Send to every other seat and to every connected follower."""
+        """Send to every other seat and to every connected follower, blocks to the seats first."""
         cls, kind = _lane(is_bulk)
-        followers = (peer.address for peer in self._network.peers())
-        self._network.broadcast(dict.fromkeys((*self.seats, *followers)), cls, kind, data)
+        followers = [peer.address for peer in self._network.peers()]
+        if is_bulk:
+            self._network.multicast(self.seats, cls, kind, data, followers=followers)
+        else:
+            self._network.broadcast(dict.fromkeys((*self.seats, *followers)), cls, kind, data)
 
     def blame(self, address: bytes, reason: str) -> None:
         """Count what only a faulty node sends against it."""

@@ -100,6 +100,8 @@ class NetworkOptions:
     inbound_max: int = 64
     outbound_max: int = 12
     blob_store_bytes_max: int = 64 * 1024**3
+    uplink_mbit_per_s: int = 0
+    """What this machine's line sends at most; blobs get a part of it. 0: not known, they are not paced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,25 @@ class NodeMetrics:
             ("dekube_mempool_bytes", "Bytes of the mempool", node.ledger.mempool.size_bytes),
             ("dekube_peers", "Connected peers", len(node.network.peers())),
             ("dekube_relay_reservations", "Reservations at relays that stand", len(node.relays.reservations)),
+            (
+                "dekube_multicast_last_seconds",
+                "How long the newest own block took to the last of its receivers",
+                next((done.took_s for done in reversed(node.network.multicasts.finished)), 0.0),
+            ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))
+        network = node.network
+        for name, text, value in (
+            ("dekube_peer_lanes", "Bulk connections of all peers", sum(p.lanes for p in network.peers())),
+            ("dekube_receive_bytes", "Memory of messages on their way in", network.memory.used_bytes),
+        ):
+            families.append(GaugeMetricFamily(name, text, value=float(value)))
+        granted = GaugeMetricFamily(
+            "dekube_congestion_control", "What the kernel granted on the sockets of the network", labels=["name"]
+        )
+        granted.add_metric([network.congestion_control or "unknown"], 1.0)
+        families.append(granted)
         events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
         for event, count in node.network.counters.items():
             events.add_metric([event], count)

@@ -7,20 +7,31 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private, write_whole
 from node.logs import configure_logs
 from p2p.identity import Identity, Role
+from p2p.transport import Endpoint
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
+from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
+from relay.metering import Tariff
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import SCRYPT_N
+from state.view import Reader
+from tasks.registry import NodeRole, candidates
 
-__all__ = ["RelayHomeOptions", "create_relay_home", "run_relay_home"]
+__all__ = ["RECEIPTS", "RelayHomeOptions", "create_relay_home", "registered_relays", "run_relay_home"]
+
+RECEIPTS: Final = "data/receipts"
+"""Where in its home a relay keeps the receipts of its payers."""
+REGISTERED_MAX: Final = 64
+"""Relays of the chain's registry that a node looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,14 @@ class RelayHomeOptions:
     metrics: str = "127.0.0.1:9180"
     """host:port for /metrics and /healthz; empty: none."""
     keys: KeyOptions = field(default_factory=KeyOptions)
+    peers: tuple[str, ...] = ()
+    """Other relays, as relay:<address, hex>:host:port: connected to always, and measured for their clients."""
+    drain_s: int = 20
+    """How long clients may take to go elsewhere when the relay is told to end; 0: it ends at once."""
     limits: RelayLimits = field(default_factory=RelayLimits)
+    fanout: FanoutLimits = field(default_factory=FanoutLimits)
+    tariff: Tariff = field(default_factory=Tariff)
+    """What carrying costs; by default nothing."""
     log: LogOptions = field(default_factory=LogOptions)
 
 
@@ -75,6 +93,27 @@ def run_relay_home(home: Home) -> None:
         home.ready.write_text(json.dumps(ready) + "\n")
 
     try:
-        run_relay(RelayOptions(options.listen, options.metrics, options.limits), make_identity, on_ready=tell)
+        relay = RelayOptions(
+            listen=options.listen, metrics_listen=options.metrics, limits=options.limits, fanout=options.fanout,
+            tariff=options.tariff, peers=options.peers, receipts=home.path(RECEIPTS), drain_s_max=options.drain_s,
+        )  # fmt: skip
+        run_relay(relay, make_identity, on_ready=tell)
     finally:
         home.ready.unlink(missing_ok=True)
+
+
+def registered_relays(state: Reader, seed: bytes) -> list[Endpoint]:
+    """Return the endpoints of relays that are registered on the chain, beginning where ``seed`` says.
+
+    What a relay says of itself is a claim; one that names another relay's address is passed over.
+    """
+    found: list[Endpoint] = []
+    for node in candidates(state, NodeRole.RELAY, seed, REGISTERED_MAX):
+        for text in node.profile.endpoints:
+            try:
+                endpoint = Endpoint.parse(text)
+            except DecodeError:
+                continue
+            if endpoint.relay == node.address:
+                found.append(endpoint)
+    return found

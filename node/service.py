@@ -23,7 +23,7 @@ import trio
 
 from node.admin import Admin, serve_admin
 from node.agreement import Agreement
-from node.chain import Chain
+from node.chain import Chain, Executed
 from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.duties import Duties
@@ -33,6 +33,7 @@ from node.home import Home, load_key, node_secret, read_passphrase
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
+from node.relay import registered_relays
 from node.runtime import make_runtime
 from node.signer import votes_elsewhere
 from node.stages import Stages
@@ -45,9 +46,12 @@ from node.view import LiveNode, make_view
 from node.wallet import Wallet
 from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits
+from p2p.punch import Puncher
+from p2p.reach import Reach
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient
+from relay.publisher import FanoutClient
 from rpc.backend import Backend
 from state.primitives.address import format_address
 from state.primitives.blocks import VERSION
@@ -63,7 +67,11 @@ _log = structlog.get_logger("node")
 TOPIC_TRANSACTIONS: Final = "tx"
 TOPIC_EVIDENCE: Final = "evidence"
 COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
+BLOB_UPLINK_PERCENT: Final = 70
+"""Part of the line's upload that blobs may take; the rest is for the chain."""
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
+RELAYS_LOOK_BLOCKS: Final = 600
+"""How often, in blocks, a node looks for relays in the chain's registry."""
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
 
 
@@ -93,6 +101,7 @@ class Node:
         self.chain_hash = genesis_hash(genesis)
         self.metrics = NodeMetrics()
         self.stages = Stages()
+        self._relays_looked_at = -RELAYS_LOOK_BLOCKS
         self._stop = trio.Event()
 
     def stop(self) -> None:
@@ -153,6 +162,7 @@ class Node:
             )
             self.network.on_gossip(TOPIC_EVIDENCE, self.evidence.validate, payload_bytes_max=EVIDENCE_LIMIT_BYTES)
             self.ledger.add_listener(self.evidence.on_commit)
+            self.ledger.add_listener(self._look_for_relays)
             self.agreement = Agreement(
                 self.ledger,
                 verifier,
@@ -260,16 +270,35 @@ class Node:
             data_dir=self.home.peers,
             blob_dir=self.home.blobs,
             blob_budget_bytes=options.blob_store_bytes_max,
-            limits=NetworkLimits(peers_in_max=options.inbound_max, peers_out_target=options.outbound_max),
+            limits=NetworkLimits(
+                peers_in_max=options.inbound_max,
+                peers_out_target=options.outbound_max,
+                blob_upload_bytes_per_s=options.uplink_mbit_per_s * 1_000_000 // 8 * BLOB_UPLINK_PERCENT // 100,
+            ),
         )
+        log = structlog.get_logger("p2p")
+        puncher = Puncher(lambda: [reservation.endpoint for reservation in client.reservations])
+        self.reach = Reach(log=log.info)
         network = Network(
             config,
             self._identity,
-            dialers={"relay": client},
-            acceptors=(client,),
-            log=structlog.get_logger("p2p").debug,
+            dialers={"relay": client, "punch": puncher},
+            acceptors=(client, puncher, self.reach),
+            fanout=FanoutClient(lambda: self._identity),
+            log=log.debug,
         )
+        network.on_paths(lambda _target, known: client.ways(known))
+        client.on_leaving(network.leave)
+        puncher.attach(network)
+        self.reach.attach(network)
         return network, client
+
+    def _look_for_relays(self, blocks: Sequence[Executed]) -> None:
+        """Tell the relay client, now and then, which relays the chain knows."""
+        if self.options.p2p.listen or blocks[-1].header.height < self._relays_looked_at + RELAYS_LOOK_BLOCKS:
+            return  # who can be reached directly reserves only where it was told to
+        self._relays_looked_at = blocks[-1].header.height
+        self.relays.offer(registered_relays(self.store, self.account.address))
 
     def _make_identity(self) -> Identity:
         roles = Role(0)

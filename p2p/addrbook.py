@@ -20,7 +20,7 @@ from p2p.transport import Endpoint
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 
-__all__ = ["BUCKETS", "BUCKET_ENTRIES_MAX", "AddressBook", "group_of"]
+__all__ = ["ANCHORS_MAX", "BUCKETS", "BUCKET_ENTRIES_MAX", "AddressBook", "group_of"]
 
 BUCKETS: Final = 64
 BUCKET_ENTRIES_MAX: Final = 32
@@ -28,6 +28,9 @@ _BUCKETS_OF_SOURCE: Final = 8
 """How many buckets one source can reach with the endpoints of one group."""
 _FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _FAILURES_MAX: Final = 8
+ANCHORS_MAX: Final = 2
+_ANCHOR: Final = 2
+"""What stands in the file for an anchor; 1: tried, 0: not."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,8 @@ class _Entry:
     record: PeerRecord
     bucket: int
     is_tried: bool = False
+    is_anchor: bool = False
+    """Connected when the book was written last: dialled first after a restart."""
     failures: int = 0
     changed: int = 0
     """Counts up with every change of the book: the lower, the longer untouched."""
@@ -122,6 +127,23 @@ class AddressBook:
             taken[entry.bucket] += 1
         return [address for *_, address in sorted(ranked)]
 
+    @property
+    def anchors(self) -> list[bytes]:
+        """Return the peers to go back to first, so that whoever restarts this node cannot choose its company."""
+        return [address for address, entry in self._entries.items() if entry.is_anchor]
+
+    def set_anchors(self, addresses: Iterable[bytes]) -> None:
+        """Say which these are; at most ANCHORS_MAX are kept."""
+        kept = list(addresses)[:ANCHORS_MAX]
+        for address, entry in self._entries.items():
+            entry.is_anchor = address in kept
+
+    def untried(self, random: Random, *, exclude: Iterable[bytes]) -> bytes | None:
+        """Return an address of which nobody knows whether it answers, for a feeler."""
+        excluded = set(exclude)
+        found = [a for a, e in self._entries.items() if not e.is_tried and not e.failures and a not in excluded]
+        return random.choice(sorted(found)) if found else None
+
     def sample(self, random: Random, count: int) -> list[PeerRecord]:
         """Return records to tell a peer that asks for some."""
         addresses = sorted(self._entries)
@@ -134,7 +156,9 @@ class AddressBook:
 
     def encode(self) -> bytes:
         """Return the bytes to keep over a restart."""
-        items: list[Value] = [[e.record.data, int(e.is_tried)] for e in self._entries.values()]
+        items: list[Value] = [
+            [e.record.data, _ANCHOR if e.is_anchor else int(e.is_tried)] for e in self._entries.values()
+        ]
         return encode(items)
 
     def load(self, data: bytes, *, now_ms: int) -> None:
@@ -144,13 +168,16 @@ class AddressBook:
             raise DecodeError("not an address book")
         for item in items:
             match item:
-                case [bytes(record), 0 | 1 as is_tried]:
+                case [bytes(record), 0 | 1 | 2 as rank]:
                     try:
                         found = verify_record(record, genesis_hash=self._genesis_hash, now_ms=now_ms)
                     except RecordInvalid:
                         continue  # expired meanwhile
-                    if self.add(found, source=b"") and is_tried:
+                    if self.add(found, source=b"") and rank:
                         self.succeeded(found.address)
+                        self._entries[found.address].is_anchor = (
+                            rank == _ANCHOR and len(self.anchors) < ANCHORS_MAX
+                        )
                 case _:
                     raise DecodeError("not an address book")
 

@@ -10,7 +10,11 @@ __all__ = [
     "FrameInvalid",
     "HandshakeFailed",
     "PeerUnreachable",
+    "PieceForged",
+    "PunchFailed",
     "QueueOverflow",
+    "ReceiveMemoryExceeded",
+    "RecordDamaged",
     "RecordInvalid",
     "RequestFailed",
     "RequestRefused",
@@ -43,16 +47,34 @@ class FrameInvalid(ProtocolError):
     code = "frame_invalid"
 
 
+class RecordDamaged(FrameInvalid):
+    """A record that is not authentic: the line or a relay changed it, so far as its receiver can tell."""
+
+    code = "record_damaged"
+
+
 class QueueOverflow(ProtocolError):
     """A peer reads so slowly that a queue whose messages may not be dropped is full."""
 
     code = "peer_too_slow"
 
 
+class ReceiveMemoryExceeded(ProtocolError):
+    """A peer has begun more than the memory for messages on their way in has room for."""
+
+    code = "receive_memory"
+
+
 class RecordInvalid(ProtocolError):
     """A signed peer record that is malformed, expired, too large or badly signed."""
 
     code = "peer_record_invalid"
+
+
+class PieceForged(ProtocolError):
+    """A piece of a multicast message that is not under the root which its sender announced."""
+
+    code = "piece_forged"
 
 
 class PeerUnreachable(DekubeError):
@@ -83,3 +105,9 @@ class BlobUnavailable(DekubeError):
     """No source served every verified piece of a blob, or the blob exceeds the store's budget."""
 
     code = "blob_unavailable"
+
+
+class PunchFailed(DekubeError):
+    """No direct connection between two nodes behind NAT came about; the relayed one goes on."""
+
+    code = "punch_failed"

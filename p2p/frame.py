@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 from p2p.errors import FrameInvalid
 
@@ -27,6 +27,7 @@ class Class(IntEnum):
 
 
 _CLASSES: Final = tuple(Class)
+Plaintext = TypeVar("Plaintext", bytes, memoryview)
 
 
 def header(cls: int, kind: int, stream: int, size_bytes: int) -> bytes:
@@ -36,11 +37,12 @@ def header(cls: int, kind: int, stream: int, size_bytes: int) -> bytes:
 
 def frame(cls: int, kind: int, stream: int, body: bytes) -> bytes:
     """Return a whole frame."""
-    return header(cls, kind, stream, len(body)) + body
+    size = len(body)
+    return _HEADER.pack(cls, kind, stream, size >> 16, size & 0xFFFF) + body
 
 
-def frames(plaintext: bytes) -> Iterator[tuple[Class, int, int, bytes]]:
-    """Yield (class, kind, stream, body) of each frame of a record.
+def frames(plaintext: Plaintext) -> Iterator[tuple[Class, int, int, Plaintext]]:
+    """Yield (class, kind, stream, body) of each frame of a record; bodies are slices of what is given.
 
     Raises FrameInvalid: an unknown class, a body that leaves the record. Unknown kinds are the receiver's to skip.
     """

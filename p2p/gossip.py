@@ -6,7 +6,7 @@ effects in the order in which they must happen; time is the caller's, in seconds
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -99,6 +99,12 @@ class GossipParameters:
     reject_points: float = 10.0
     broken_promise_points: float = 1.0
     malformed_points: float = 20.0
+    overflow_points: float = 1.0
+    """For a heartbeat in which a peer sent more than may wait for validation."""
+    crowd_free: int = 3
+    """Peers of one /24 (or /48 of IPv6) that cost nothing; ..."""
+    crowd_points: float = 4.0
+    """... for each one more, all of them count as worth so much less."""
     disconnect_score: float = -50.0
     ban_score: float = -100.0
 
@@ -147,6 +153,10 @@ class _Peer:
     pending: int = 0
     ids_asked: int = 0
     """In this heartbeat."""
+    has_overflowed: bool = False
+    """In this heartbeat."""
+    network: str | None = None
+    """Where it is, of the public networks."""
 
 
 @dataclass(slots=True)
@@ -180,6 +190,7 @@ class Gossip:
         self._cache: dict[bytes, tuple[str, bytes]] = {}
         self._history: deque[list[tuple[str, bytes]]] = deque([[]])
         self._cache_bytes = 0
+        self._crowds: Counter[str] = Counter()
         self._pending: dict[bytes, _Pending] = {}
         self._pending_bytes = 0
         self._beat_at = now
@@ -193,14 +204,20 @@ class Gossip:
         self._topics[topic] = _Topic(payload_bytes_max)
         return [Send(peer, self._subscription()) for peer in self._peers]
 
-    def peer_joined(self, peer: bytes, *, outbound: bool) -> list[Effect]:
-        """Note a new connection; its first word is our list of topics."""
-        self._peers[peer] = _Peer(outbound, score=self._grudges.pop(peer, 0.0))
+    def peer_joined(self, peer: bytes, *, outbound: bool, network: str | None = None) -> list[Effect]:
+        """Note a new connection, from a public ``network`` where that is known; its first word is our topics."""
+        self._peers[peer] = _Peer(outbound, score=self._grudges.pop(peer, 0.0), network=network)
+        if network is not None:
+            self._crowds[network] += 1
         return [Send(peer, self._subscription())]
 
     def peer_left(self, peer: bytes) -> None:
         """Forget a connection. What it sent and is being validated stays."""
         known = self._peers.pop(peer, None)
+        if known is not None and known.network is not None:
+            self._crowds[known.network] -= 1
+            if not self._crowds[known.network]:
+                del self._crowds[known.network]
         if known is not None and known.score < 0:
             self._grudges[peer] = known.score
             if len(self._grudges) > GRUDGES_MAX:
@@ -211,7 +228,14 @@ class Gossip:
     def score(self, peer: bytes) -> float:
         """Return what a peer has earned; 0 for one that is not connected."""
         known = self._peers.get(peer)
-        return 0.0 if known is None else known.score
+        return 0.0 if known is None else self._worth(known)
+
+    def _worth(self, peer: _Peer) -> float:
+        """Return the score, less what the crowd of its network costs: that passes with the crowd."""
+        if peer.network is None:
+            return peer.score
+        crowd = max(self._crowds[peer.network] - self.parameters.crowd_free, 0)
+        return peer.score - crowd * self.parameters.crowd_points
 
     def penalise(self, peer: bytes, points: float) -> list[Effect]:
         """Take points from a peer for what happened elsewhere (a full queue, a bad answer)."""
@@ -240,7 +264,7 @@ class Gossip:
                 self._remember(identifier)
                 self._store(topic, identifier, payload)
                 fresh.append((identifier, payload))
-        targets = [a for a, p in self._peers.items() if topic in p.topics and p.score >= 0]
+        targets = [a for a, p in self._peers.items() if topic in p.topics and self._worth(p) >= 0]
         return self._forward(topic, fresh, targets)
 
     def verdict(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> list[Effect]:
@@ -329,6 +353,7 @@ class Gossip:
                 peer.pending >= self.parameters.pending_of_peer_max
                 or self._pending_bytes + len(payload) > self.parameters.pending_bytes_max
             ):
+                peer.has_overflowed |= peer.pending >= self.parameters.pending_of_peer_max
                 continue  # not marked as seen: it may come again when there is room
             self._remember(identifier)
             peer.pending += 1
@@ -359,14 +384,14 @@ class Gossip:
                 and sender not in own.mesh
                 and len(own.mesh) < self.parameters.mesh
                 and own.backoff.get(sender, 0.0) <= self._beat_at
-                and peer.score >= 0
+                and self._worth(peer) >= 0
             ):
                 own.mesh.add(sender)
                 effects.append(Send(sender, encode([_Op.GRAFT, name])))
         return effects
 
     def _on_ihave(self, sender: bytes, peer: _Peer, topic: str, ids: list[bytes], now: float) -> list[Effect]:
-        if topic not in self._topics or peer.score < 0:
+        if topic not in self._topics or self._worth(peer) < 0:
             return []
         room = min(self.parameters.ids_max - peer.ids_asked, self.parameters.ids_max - len(peer.promises))
         wanted: list[bytes] = []
@@ -383,7 +408,7 @@ class Gossip:
         return [Send(sender, encode([_Op.IWANT, list[Value](wanted)]))]
 
     def _on_iwant(self, sender: bytes, peer: _Peer, ids: list[bytes]) -> list[Effect]:
-        if peer.score < 0:
+        if self._worth(peer) < 0:
             return []
         answers: dict[str, list[tuple[bytes, bytes]]] = {}
         for identifier in ids:
@@ -405,7 +430,8 @@ class Gossip:
         peer.topics.add(topic)
         if len(peer.topics) > TOPICS_MAX:
             raise DecodeError("too many topics")
-        if known.backoff.get(sender, 0.0) > now or peer.score < 0 or len(known.mesh) >= self.parameters.mesh_max:
+        is_unworthy = known.backoff.get(sender, 0.0) > now or self._worth(peer) < 0
+        if is_unworthy or len(known.mesh) >= self.parameters.mesh_max:
             return [self._prune(topic, known, sender, now)]
         known.mesh.add(sender)
         return []
@@ -428,6 +454,9 @@ class Gossip:
             if broken:
                 # One heartbeat of silence is one fault, however many ids it concerns: a slow line is not malice.
                 effects += self.penalise(address, self.parameters.broken_promise_points)
+            if peer.has_overflowed:
+                peer.has_overflowed = False
+                effects += self.penalise(address, self.parameters.overflow_points)
         for name, topic in self._topics.items():
             effects += self._mend(name, topic, now)
             effects += self._announce(name, topic)
@@ -438,7 +467,7 @@ class Gossip:
         effects: list[Effect] = []
         parameters = self.parameters
         topic.backoff = {a: until for a, until in topic.backoff.items() if until > now}
-        unworthy = [address for address in sorted(topic.mesh) if self._peers[address].score < 0]
+        unworthy = [address for address in sorted(topic.mesh) if self._worth(self._peers[address]) < 0]
         effects += [self._prune(name, topic, address, now) for address in unworthy]
         candidates = [
             address
@@ -446,7 +475,7 @@ class Gossip:
             if name in peer.topics
             and address not in topic.mesh
             and address not in topic.backoff
-            and peer.score >= 0
+            and self._worth(peer) >= 0
         ]
         self._random.shuffle(candidates)
         if len(topic.mesh) < parameters.mesh_min:
@@ -460,7 +489,7 @@ class Gossip:
             effects.append(Send(address, encode([_Op.GRAFT, name])))
         if len(topic.mesh) > parameters.mesh_max:
             # The best stay, and outbound peers: those are of our choosing, an attacker's come in.
-            ranked = sorted(topic.mesh, key=lambda a: (self._peers[a].score, self._random.random()), reverse=True)
+            ranked = sorted(topic.mesh, key=lambda a: (self.score(a), self._random.random()), reverse=True)
             kept = ranked[: parameters.mesh]
             for address in ranked[parameters.mesh :]:
                 outbound = sum(self._peers[a].outbound for a in kept)
@@ -477,7 +506,7 @@ class Gossip:
         others = [
             address
             for address, peer in sorted(self._peers.items())
-            if name in peer.topics and address not in topic.mesh and peer.score >= 0
+            if name in peer.topics and address not in topic.mesh and self._worth(peer) >= 0
         ]
         count = max(self.parameters.lazy_min, len(others) * self.parameters.lazy_share_percent // 100)
         self._random.shuffle(others)

@@ -60,6 +60,7 @@ class Purpose(IntEnum):
     RELAY_CONTROL = 2
     CIRCUIT = 3
     SIGNER = 4
+    RELAY_FANOUT = 8
 
 
 def prologue(genesis_hash: bytes, purpose: Purpose) -> bytes:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NetworkLimits", "RateLimiter"]
+from p2p.errors import ReceiveMemoryExceeded
+
+__all__ = ["Account", "NetworkLimits", "RateLimiter", "ReceiveMemory"]
+
+MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,38 @@ class NetworkLimits:
     redial_max_s: float = 30.0
     redial_persistent_max_s: float = 5.0
     """Longest wait between attempts at peers that the node wants always (its committee)."""
+    dial_stagger_s: float = 0.3
+    """How long one way to a peer is tried alone before the next one is tried beside it."""
+    resume_s: float = 6.0
+    """How long the conversation with a peer waits for another connection when it has lost its own."""
+    resume_retry_s: float = 0.25
+    probe_s: float = 1.0
+    """Silence of a peer that owes an acknowledgement, after which it is pinged."""
+    stall_s: float = 2.5
+    """The same, after which another way to it is tried."""
+    roam_check_s: float = 1.0
+    """Between looks at this machine's own address."""
+    plan_interval_s: float = 0.25
+    """Between looks at what the lanes carry."""
+    lanes_max: int = 16
+    """Bulk connections of one peer."""
+    lanes_in_sum_max: int = 256
+    """Bulk connections that others opened to us."""
+    lane_open_bytes: int = 96 * 1024
+    """Waiting bulk that is worth a connection of its own."""
+    lane_wait_s: float = 1.5
+    """How long bulk waits for that connection before it takes the control connection."""
+    lane_idle_s: float = 30.0
+    lane_drain_s: float = 5.0
+    """How long a lane that is given up may take to finish what it has under way."""
+    lane_retry_s: float = 5.0
+    """After a bulk connection could not be opened."""
+    receive_bytes_per_peer_max: int = 64 * MIB
+    """Memory that messages on their way in from one peer may hold."""
+    receive_bytes_max: int = 1024 * MIB
+    """The same of all peers."""
+    short_records_s: float = 1.0
+    """After a message of class consensus, records stay short where bulk shares its connection."""
     settled_s: float = 5.0
     """A connection that lived so long was a success; before, its back-off runs on."""
     ping_interval_s: float = 5.0
@@ -53,9 +90,20 @@ class NetworkLimits:
     records_per_peer_per_s: float = 5.0
     records_per_peer_burst: float = 200.0
     exchange_interval_s: float = 60.0
+    feeler_interval_s: float = 120.0
+    """Between looks at whether an address that we were only told of answers, once there are peers enough."""
     exchange_records_max: int = 50
     blob_serves_max: int = 8
+    """Pieces read from disk at once."""
+    blob_peers_served_max: int = 4
+    """Peers that are served at once; who has had its turn makes room for who waits."""
+    blob_turn_s: float = 10.0
+    blob_upload_bytes_per_s: int = 0
+    """Pace of all blobs that are served together; 0: none."""
     blob_requests_per_source: int = 2
+    """Pieces asked of one source at once, at first; ..."""
+    blob_requests_per_source_max: int = 8
+    """... and at most, as its rate and round trip call for it."""
     blob_piece_timeout_s: float = 60.0
     blob_source_failures_max: int = 4
     blob_busy_retries_max: int = 60
@@ -83,3 +131,84 @@ class RateLimiter:
         if len(self._buckets) > _KEYS_MAX:
             self._buckets.popitem(last=False)
         return allowed
+
+
+class ReceiveMemory:
+    """What all peers together may hold of messages on their way in.
+
+    When it is used up, whoever holds most gives way: who holds little is not harmed by who holds much.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._accounts: set[Account] = set()
+
+    def open(self, limit_bytes: int, on_evicted: Callable[[], None]) -> Account:
+        """Return the account of a peer; ``on_evicted`` ends that peer."""
+        account = Account(self, limit_bytes, on_evicted)
+        self._accounts.add(account)
+        return account
+
+    def closed(self, account: Account) -> None:
+        """Forget an account whose bytes have been given back."""
+        self._accounts.discard(account)
+
+    def make_room(self, asker: Account, size_bytes: int) -> None:
+        """Evict the largest holders until there is room. Raises ReceiveMemoryExceeded when that is the asker."""
+        while self.used_bytes + size_bytes > self.limit_bytes:
+            largest = max(self._accounts, key=lambda account: account.held_bytes, default=asker)
+            if largest is asker or largest.held_bytes <= asker.held_bytes + size_bytes:
+                raise ReceiveMemoryExceeded(f"{self.used_bytes} bytes of messages on their way in")
+            largest.evict()
+
+
+class Account:
+    """One peer's share of ``ReceiveMemory``."""
+
+    __slots__ = ("_is_open", "_limit_bytes", "_memory", "_on_evicted", "held_bytes")
+
+    def __init__(self, memory: ReceiveMemory, limit_bytes: int, on_evicted: Callable[[], None]) -> None:
+        self._memory = memory
+        self._limit_bytes = limit_bytes
+        self._on_evicted = on_evicted
+        self._is_open = True
+        self.held_bytes = 0
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether so much is held by all that windows should shrink."""
+        return self._memory.used_bytes > self._memory.limit_bytes // 2
+
+    def take(self, size_bytes: int) -> None:
+        """Hold so much more. Raises ReceiveMemoryExceeded."""
+        if self.held_bytes + size_bytes > self._limit_bytes:
+            raise ReceiveMemoryExceeded(f"{self.held_bytes} bytes of one peer's messages on their way in")
+        if self._memory.used_bytes + size_bytes > self._memory.limit_bytes:
+            self._memory.make_room(self, size_bytes)
+        self.take_always(size_bytes)
+
+    def take_always(self, size_bytes: int) -> None:
+        """Hold so much more whatever the limits say (consensus: small, bounded by its class)."""
+        if self._is_open:
+            self.held_bytes += size_bytes
+            self._memory.used_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        """Hold so much less."""
+        if self._is_open:
+            self.held_bytes -= size_bytes
+            self._memory.used_bytes -= size_bytes
+
+    def evict(self) -> None:
+        """Close, and end the peer whose account it is."""
+        self.close()
+        self._on_evicted()
+
+    def close(self) -> None:
+        """Give everything back; afterwards nothing is counted."""
+        if self._is_open:
+            self._is_open = False
+            self._memory.used_bytes -= self.held_bytes
+            self.held_bytes = 0
+            self._memory.closed(self)

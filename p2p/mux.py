@@ -1,26 +1,31 @@
-"""Many messages over one connection, without I/O: priorities, fragments, bounded queues, credit for bulk.
+"""The conversation of two peers, without I/O: priorities, fragments, bounds, nothing lost in a move.
 
 A writer calls ``next_record`` whenever the socket takes more, so what leaves next is chosen as late as possible: a
 vote queued behind a block of 8 MiB is in the next record. Strict priority for consensus and block parts; gossip,
 requests and bulk share what is left 60 : 30 : 10, so that none of them starves another.
+
+The conversation is a sequence of numbered records. A sender keeps each until its receiver has acknowledged it;
+when a connection dies, or a better one is there, the rest is sealed again for that one: every message arrives
+once, in the order of its class, however often the way between the peers changes.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
-from p2p.errors import FrameInvalid, QueueOverflow
+from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MAX, WORD_KIND_MIN, Channel, Word
+from p2p.errors import FrameInvalid, QueueOverflow, RecordDamaged
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
-from p2p.handshake import Session
-from p2p.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
+from p2p.lanes import DONE_NUMBERS_MAX, BulkIn, BulkOut, Message, WindowLimits
+from p2p.limits import Account, ReceiveMemory
 
 __all__ = [
     "APPLICATION_KIND_MAX",
     "FRAGMENT_BYTES",
-    "REKEY_RECORDS",
     "ClassLimits",
     "Message",
     "Mux",
@@ -30,16 +35,18 @@ __all__ = [
 MIB: Final = 1024 * 1024
 FRAGMENT_BYTES: Final = 16 * 1024
 """Messages up to this size travel whole; longer ones in pieces of about this size."""
-REKEY_RECORDS: Final = 2**20
-"""Records sent under one key."""
+SHORT_RECORD_BYTES: Final = 16 * 1024
+_QUICK_BYTES: Final = 1024
+"""No class forbids messages of this size."""
 APPLICATION_KIND_MAX: Final = 0xEF
 """Kinds above this one are the connection's own."""
 
-_PING: Final = 0xF0
-_PONG: Final = 0xF1
-_CREDIT: Final = 0xF2
-_REKEY: Final = 0xF3
-_PING_BYTES: Final = 8
+_DONE: Final = 0xF8
+_WINDOW: Final = 0xF9
+_LANES: Final = 0xFA
+_NUMBER_BYTES: Final = 4
+_CONTROL: Final = "control"
+"""The name of the control connection among the lanes."""
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
@@ -47,6 +54,8 @@ _SLIVER_BYTES: Final = 1024
 _WEIGHTED: Final = (Class.GOSSIP, Class.REQUEST, Class.BULK)
 _COST: Final = {Class.GOSSIP: 1, Class.REQUEST: 2, Class.BULK: 6}
 """Virtual time a byte takes: the inverse of the shares 60, 30, 10."""
+_ACK_BYTES: Final = 256 * 1024
+"""Received since the last acknowledgement, after which the next one is said unasked."""
 
 
 class ClassLimits(NamedTuple):
@@ -65,21 +74,15 @@ class MuxLimits:
         ClassLimits(32 * MIB, 9 * MIB),
         ClassLimits(4 * MIB, MIB),
         ClassLimits(20 * MIB, 9 * MIB),
-        ClassLimits(16 * MIB, 2 * MIB),
+        ClassLimits(16 * MIB, 9 * MIB),
     )
-    bulk_window_bytes: int = 8 * MIB
-    """Bulk received and not yet dealt with; at least four messages, or credit given late could lock it."""
+    window: WindowLimits = field(default_factory=WindowLimits)
+    """Bulk received and not yet dealt with, over all lanes."""
+    retained_bytes_max: int = 8 * MIB
+    """Records sent and not yet acknowledged; then the sender waits."""
     reassembly_bytes_max: int = 32 * MIB
     """Announced size of all messages of which a part has come."""
     partial_messages_max: int = 64
-
-
-class Message(NamedTuple):
-    """A message that has wholly arrived."""
-
-    cls: Class
-    kind: int
-    body: bytes
 
 
 @dataclass(slots=True)
@@ -109,18 +112,30 @@ class _Partial:
 
 
 class Mux:
-    """One authenticated connection after its handshake: messages in, records out, and the other way round.
+    """One side of a conversation: messages in, records out, and the other way round.
 
-    Any ProtocolError that it raises is the end of the connection.
+    Any ProtocolError that it raises is the end of the conversation, with one exception: ``receive`` raises while a
+    record is damaged or out of order too, and the cause may be the connection alone.
     """
 
-    def __init__(self, session: Session, limits: MuxLimits | None = None) -> None:
+    def __init__(self, channel: Channel, limits: MuxLimits | None = None, account: Account | None = None) -> None:
         self.limits = limits or MuxLimits()
-        assert self.limits.bulk_window_bytes >= 4 * self.limits.classes[Class.BULK].message_bytes_max
-        self.session = session
-        self._send = session.send
-        self._receive = session.receive
-        self._reader = RecordReader(session.receive)
+        self.channel: Channel | None = channel
+        """The connection that carries the conversation now; None between two."""
+        bulk = self.limits.classes[Class.BULK]
+        if account is None:
+            account = ReceiveMemory(2**62).open(2**62, lambda: None)
+        self._account = account
+        self.bulk_out = BulkOut(
+            queue_bytes_max=bulk.queue_bytes_max,
+            message_bytes_max=bulk.message_bytes_max,
+            window_bytes=self.limits.window.first_bytes,
+        )
+        self.bulk_in = BulkIn(account, message_bytes_max=bulk.message_bytes_max, limits=self.limits.window)
+        self.may_begin_bulk = True
+        """Whether bulk may travel on this connection: not while lanes carry it."""
+        self.lanes_wanted = 0
+        """Lanes that the peer has asked us to open; whoever opens them sets it back."""
         self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
         self._queued_bytes = [0] * len(Class)
         self._virtual = [0] * len(Class)
@@ -128,14 +143,21 @@ class Mux:
         self._stream = 0
         self._partials: dict[tuple[Class, int], _Partial] = {}
         self._reassembly_bytes = 0
-        self._credit_bytes = self.limits.bulk_window_bytes
-        self._unreleased_bytes = 0
-        self._released_bytes = 0
         self._control: dict[int, bytes] = {}
-        self._records_under_key = 0
-        self._wants_rekey = False
+        self._retained: deque[bytes] = deque()
+        self._retained_bytes = 0
+        self._acknowledged = 0
+        self._again: deque[bytes] = deque()
+        """Retained records that are still to be sent on the present connection."""
+        self._damage: RecordDamaged | None = None
+        self._received = 0
+        self._next: int | None = 0
+        """Number of the record that comes next on the present connection; None until it says."""
+        self._unacknowledged_bytes = 0
+        self.records_opened = 0
+        """Authentic records that have come over all connections, whatever was in them."""
         self.dropped_messages = 0
-        """Gossip given up for newer gossip since the connection began."""
+        """Gossip given up for newer gossip since the conversation began."""
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -146,7 +168,18 @@ class Mux:
         fit: a peer that is this slow must go, or it would hear votes of another age.
         """
         assert 0 <= kind <= APPLICATION_KIND_MAX, "a kind of the connection's own"
+        queue = self._queues[cls]
         size = len(body)
+        if queue and size <= _QUICK_BYTES:  # the short way for one of many small messages
+            total = self._queued_bytes[cls] + size + HEADER_BYTES
+            if total <= self.limits.classes[cls].queue_bytes_max:
+                queue.append(frame(cls, kind, 0, body))
+                self._queued_bytes[cls] = total
+                return True
+        if not queue and self._virtual[cls] < self._virtual_now:
+            self._virtual[cls] = self._virtual_now  # an idle class saves nothing up
+        if cls is Class.BULK:
+            return self.bulk_out.queue(kind, body)
         queue_bytes_max, message_bytes_max = self.limits.classes[cls]
         assert size <= message_bytes_max, f"message of {size} bytes, class {cls.name} allows {message_bytes_max}"
         queued = self._queued_bytes
@@ -155,9 +188,6 @@ class Mux:
                 raise QueueOverflow(f"{queued[cls]} bytes of consensus wait for a slow peer")
             if cls is not Class.GOSSIP or not self._make_room(queue_bytes_max - size - HEADER_BYTES):
                 return False
-        queue = self._queues[cls]
-        if not queue and self._virtual[cls] < self._virtual_now:
-            self._virtual[cls] = self._virtual_now  # an idle class saves nothing up
         if size <= FRAGMENT_BYTES:
             queue.append(frame(cls, kind, 0, body))
         else:
@@ -168,11 +198,35 @@ class Mux:
 
     def queued_bytes(self, cls: Class) -> int:
         """Return how much of a class waits to leave."""
-        return self._queued_bytes[cls]
+        return self.bulk_out.waiting_bytes if cls is Class.BULK else self._queued_bytes[cls]
+
+    def undelivered(self) -> Iterator[tuple[Class, int, bytes]]:
+        """Yield the node's messages of consensus, block parts and bulk that may not have arrived.
+
+        For the case that the conversation ends and another one begins: some of them may then arrive twice.
+        """
+        for payload in self._retained:
+            for cls, kind, stream, body in frames(payload):
+                if cls <= Class.BLOCK and kind < APPLICATION_KIND_MAX and not stream:
+                    yield cls, kind, body
+        for cls in (Class.CONSENSUS, Class.BLOCK):
+            for entry in self._queues[cls]:
+                if isinstance(entry, bytes):
+                    yield cls, entry[1], entry[HEADER_BYTES:]
+                else:
+                    yield cls, entry.kind, bytes(entry.body)
+        for kind, body in self.bulk_out.undone():
+            yield Class.BULK, kind, body
 
     @property
     def has_output(self) -> bool:
         """Whether ``next_record`` has something to return."""
+        if self.channel is None:
+            return False
+        if self.channel.has_words or self._again:
+            return True
+        if self._retained_bytes >= self.limits.retained_bytes_max:
+            return False
         queues = self._queues
         return bool(
             self._control
@@ -181,17 +235,50 @@ class Mux:
             or queues[2]
             or queues[3]
             or self._is_bulk_ready
-            or self._wants_rekey
+            or self.bulk_in.wants_grant
+            or self.bulk_in.wants_to_tell
         )
 
-    def next_record(self) -> bytes | None:
-        """Return the next record to write, filled by priority, or None when nothing may leave."""
+    @property
+    def is_owed(self) -> bool:
+        """Whether the peer has not acknowledged all that was sent."""
+        return bool(self._retained)
+
+    def next_record(self, *, is_short: bool = False) -> bytes | None:
+        """Return the next record to write, filled by priority, or None when nothing may leave.
+
+        ``is_short``: of SHORT_RECORD_BYTES at most where bulk is in it, for votes may follow on a thin line.
+        """
+        channel = self.channel
+        if channel is None:
+            return None
+        if self._again:
+            return channel.seal(self._again.popleft())
+        payload = b""
+        if self._retained_bytes < self.limits.retained_bytes_max:
+            is_short = is_short and self._is_bulk_ready
+            payload = self._payload(SHORT_RECORD_BYTES + _FRAGMENT_HEADER_BYTES if is_short else PAYLOAD_BYTES_MAX)
+        if payload:
+            self._retained.append(payload)
+            self._retained_bytes += len(payload)
+        elif not channel.has_words:
+            return None
+        return channel.seal(payload)
+
+    def _payload(self, room: int) -> bytes:
         parts: list[bytes | memoryview] = []
-        room = RECORD_PLAINTEXT_BYTES_MAX - HEADER_BYTES  # what a rekeying frame takes
+        if self.bulk_in.wants_grant:
+            self.bulk_in.wants_grant = False
+            self._control[_WINDOW] = self.bulk_in.granted_bytes.to_bytes(_NUMBER_BYTES, "big")
+        if self.bulk_in.wants_to_tell:
+            numbers = self.bulk_in.take_done()
+            parts.append(
+                frame(Class.CONSENSUS, _DONE, 0, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in numbers))
+            )
         for kind, body in self._control.items():
             parts.append(frame(Class.CONSENSUS, kind, 0, body))
-            room -= HEADER_BYTES + len(body)
         self._control.clear()
+        room -= sum(map(len, parts))
         for cls in (Class.CONSENSUS, Class.BLOCK):
             if self._queues[cls]:
                 room -= self._take(cls, parts, room)
@@ -199,102 +286,118 @@ class Mux:
         while room > _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES:
             chosen = None
             for cls in _WEIGHTED:
-                if (
-                    self._queues[cls]
-                    and (cls is not Class.BULK or self._is_bulk_ready)
-                    and (chosen is None or self._virtual[cls] < self._virtual[chosen])
-                ):
+                is_there = self._queues[cls] if cls is not Class.BULK else self._is_bulk_ready
+                if is_there and (chosen is None or self._virtual[cls] < self._virtual[chosen]):
                     chosen = cls
             if chosen is None:
                 break
-            taken = self._take(chosen, parts, min(room, FRAGMENT_BYTES + _FRAGMENT_HEADER_BYTES))
+            limit = min(room, FRAGMENT_BYTES + _FRAGMENT_HEADER_BYTES)
+            if chosen is Class.BULK:
+                taken = self.bulk_out.take(_CONTROL, parts, limit, may_begin=self.may_begin_bulk)
+            else:
+                taken = self._take(chosen, parts, limit)
             if not taken:
                 break
             self._virtual_now = self._virtual[chosen]
             self._virtual[chosen] += taken * _COST[chosen]
             room -= taken
-        rekey = self._wants_rekey or self._records_under_key + 1 >= REKEY_RECORDS
-        if rekey and (parts or self._wants_rekey):
-            parts.append(frame(Class.CONSENSUS, _REKEY, 0, b""))
-        if not parts:
-            return None
-        record = seal(self._send, b"".join(parts))
-        self._records_under_key += 1
-        if rekey:
-            self._send.rekey()
-            self._records_under_key = 0
-            self._wants_rekey = False
-        return record
+        return b"".join(parts)
+
+    @property
+    def _is_bulk_ready(self) -> bool:
+        return self.bulk_out.is_ready(_CONTROL, may_begin=self.may_begin_bulk)
 
     def ping(self, token: bytes) -> None:
         """Ask for ``token`` (8 bytes) back; it comes as the message that ``is_pong`` knows."""
-        assert len(token) == _PING_BYTES
-        self._control[_PING] = token
+        if self.channel is not None:
+            self.channel.say(Word.PING, token)
+            self._acknowledge()
 
     @staticmethod
     def is_pong(message: Message) -> bool:
         """Whether the message is the answer to a ping; its body is the token."""
-        return message.kind == _PONG
+        return message.kind == Word.PONG
 
-    def rekey(self) -> None:
-        """Change the sending key behind the next record (for connections that send little)."""
-        self._wants_rekey = True
+    @staticmethod
+    def is_bye(message: Message) -> bool:
+        """Whether the message is the peer's word that the conversation is over."""
+        return message.kind == Word.BYE
 
-    def release_bulk(self, size_bytes: int) -> None:
-        """Say that a bulk message of this size has been dealt with, so that the peer may send as much again."""
-        self._unreleased_bytes -= size_bytes
-        self._released_bytes += size_bytes
-        assert self._unreleased_bytes >= 0, "released more than was received"
-        if self._released_bytes >= self.limits.bulk_window_bytes // 4 or self._unreleased_bytes == 0:
-            waiting = int.from_bytes(self._control.get(_CREDIT, b""), "big")
-            self._control[_CREDIT] = (waiting + self._released_bytes).to_bytes(4, "big")
-            self._released_bytes = 0
+    def ask_for_lanes(self, count: int) -> None:
+        """Ask the peer to open so many lanes, for it can reach us better than we it."""
+        self._control[_LANES] = bytes((count,))
+
+    def release_bulk(self, number: int, now: float, rtt_s: float) -> None:
+        """Say that a bulk message has been dealt with, so that the peer may send more; see ``BulkIn.release``."""
+        self.bulk_in.release(number, now, rtt_s)
+
+    # -- connections -----------------------------------------------------------------------------------------
 
     @property
-    def _is_bulk_ready(self) -> bool:
-        queue = self._queues[Class.BULK]
-        if not queue:
-            return False
-        entry = queue[0]  # a short message travels whole, so the credit must cover it
-        return self._credit_bytes >= (len(entry) - HEADER_BYTES if isinstance(entry, bytes) else 1)
+    def received(self) -> int:
+        """Records of the conversation that have come: what a hello says."""
+        return self._received
+
+    def detach(self) -> None:
+        """Note that the connection is lost; queues go on filling."""
+        self.channel = None
+        self._again.clear()
+
+    def attach(self, channel: Channel, received: int) -> None:
+        """Go on over another connection, whose peer said that it has ``received`` so many records.
+
+        Raises FrameInvalid for a count that cannot be.
+        """
+        if received > self._acknowledged + len(self._retained):
+            raise FrameInvalid("a peer that has received more than was sent")
+        self._forget_until(max(received, self._acknowledged))
+        self._again = deque(self._retained)
+        self.channel = channel
+        self._damage = None
+        self._next = None
+        channel.say(Word.START, self._acknowledged.to_bytes(8, "big"))
+
+    def _forget_until(self, count: int) -> None:
+        while self._acknowledged < count:
+            self._retained_bytes -= len(self._retained.popleft())
+            self._acknowledged += 1
+
+    def _acknowledge(self) -> None:
+        assert self.channel is not None
+        self._unacknowledged_bytes = 0
+        self.channel.say(Word.ACK, self._received.to_bytes(8, "big"))
 
     def _take(self, cls: Class, parts: list[bytes | memoryview], room: int) -> int:
         """Move what fits of a class into ``parts``; return the bytes taken."""
         queue = self._queues[cls]
-        taken = payload = 0
+        taken = overhead = 0
+        append, popleft = parts.append, queue.popleft
         while queue:
             entry = queue[0]
-            if cls is Class.BULK and not self._is_bulk_ready:
-                break
-            if isinstance(entry, bytes):
-                size = len(entry)
-                if size > room - taken:
+            if type(entry) is bytes:
+                taken += len(entry)
+                if taken > room:
+                    taken -= len(entry)
                     break
-                queue.popleft()
-                parts.append(entry)
-                taken += size
-                payload += size
-                if cls is Class.BULK:
-                    self._credit_bytes -= size - HEADER_BYTES
+                append(entry)
+                popleft()
                 continue
+            assert isinstance(entry, _Large)
             chunk = min(room - taken - _FRAGMENT_HEADER_BYTES, entry.left)
             if chunk < min(entry.left, _SLIVER_BYTES):
                 break
-            if cls is Class.BULK:
-                chunk = min(chunk, self._credit_bytes)
-                self._credit_bytes -= chunk
             at = entry.sent
             entry.sent += chunk
             parts.append(header(cls, entry.kind, entry.stream, chunk + _LEFT.size) + _LEFT.pack(entry.left))
             parts.append(entry.body[at : at + chunk])
             taken += chunk + _FRAGMENT_HEADER_BYTES
-            payload += chunk
+            overhead += _FRAGMENT_HEADER_BYTES
             if not entry.left:
                 queue.popleft()
-                payload += HEADER_BYTES
+                overhead -= HEADER_BYTES
             elif cls is Class.REQUEST:
                 queue.rotate(-1)  # a short answer need not wait for a long one; elsewhere order is kept
-        self._queued_bytes[cls] -= payload
+        self._queued_bytes[cls] -= taken - overhead
         return taken
 
     def _make_room(self, limit_bytes: int) -> bool:
@@ -320,26 +423,58 @@ class Mux:
     def receive(self, data: bytes) -> list[Message]:
         """Return the messages that ``data`` completes, pongs among them.
 
-        Every bulk message must later be given back by ``release_bulk``. Raises FrameInvalid.
+        Every bulk message must later be given back by ``release_bulk``. Raises FrameInvalid,
+        ReceiveMemoryExceeded.
         """
+        channel = self.channel
+        assert channel is not None
+        if self._damage is not None:
+            raise self._damage
         messages: list[Message] = []
-        for plaintext in self._reader.receive(data):
-            is_rekeyed = False
+        append, new = messages.append, tuple.__new__
+        sizes = [limits.message_bytes_max for limits in self.limits.classes]
+        channel.feed(data)
+        while True:
+            try:
+                plaintext = channel.next_plaintext()
+            except RecordDamaged as error:
+                if not messages:
+                    raise
+                self._damage = error  # what came before it is whole and counts as received; the next call raises
+                break
+            if plaintext is None:
+                break
+            is_rekeyed = is_old = is_counted = False
             for cls, kind, stream, body in frames(plaintext):
                 if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
                     raise FrameInvalid("a frame behind the one that ends a key")
-                is_rekeyed = kind == _REKEY and not stream
+                if is_counted and not stream and kind <= APPLICATION_KIND_MAX and not is_old and cls != 4:
+                    if len(body) > sizes[cls]:
+                        raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
+                    append(new(Message, (cls, kind, body, 0)))  # nearly every frame is one of these
+                    continue
+                if WORD_KIND_MIN <= kind <= WORD_KIND_MAX and not stream:
+                    is_rekeyed = kind == Word.REKEY
+                    word = channel.take(kind, body)
+                    if word is not None:
+                        self._take_word(messages, word, body)
+                    continue
+                if not is_counted:
+                    is_counted, is_old = True, self._count()
+                if is_old:
+                    continue
                 if stream:
                     self._take_fragment(messages, cls, kind, stream, body)
-                    continue
-                if kind > APPLICATION_KIND_MAX:
-                    self._take_control(messages, cls, kind, body)
-                    continue
-                if len(body) > self.limits.classes[cls].message_bytes_max:
+                elif kind > APPLICATION_KIND_MAX:
+                    self._take_control(kind, body)
+                elif cls == 4 or len(body) > sizes[cls]:
                     raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
-                if cls is Class.BULK:
-                    self._charge(len(body))
-                messages.append(Message(cls, kind, body))
+                else:
+                    append(Message(cls, kind, body))
+            self._unacknowledged_bytes += len(plaintext)
+            self.records_opened += 1
+        if self._unacknowledged_bytes >= _ACK_BYTES:
+            self._acknowledge()
         return messages
 
     @property
@@ -347,30 +482,58 @@ class Mux:
         """Memory promised to messages that have arrived in part."""
         return self._reassembly_bytes
 
-    def _take_control(self, messages: list[Message], cls: Class, kind: int, body: bytes) -> None:
+    def _count(self) -> bool:
+        """Count a record of the conversation; whether it came before, by an earlier connection."""
+        if self._next is None:
+            raise FrameInvalid("a connection that does not say where it goes on")
+        self._next += 1
+        if self._next <= self._received:
+            return True
+        self._received = self._next
+        return False
+
+    def _take_word(self, messages: list[Message], word: Word, body: bytes) -> None:
+        match word:
+            case Word.PONG | Word.BYE:
+                messages.append(Message(Class.CONSENSUS, word, body))
+            case Word.ACK:
+                count = int.from_bytes(body, "big")
+                if count > self._acknowledged + len(self._retained) - len(self._again):
+                    raise FrameInvalid("an acknowledgement of what was not sent")
+                self._forget_until(count)
+            case Word.START:
+                if self._next is not None or int.from_bytes(body, "big") > self._received:
+                    raise FrameInvalid("a connection that leaves something out")
+                self._next = int.from_bytes(body, "big")
+            case _:
+                raise AssertionError(word)
+
+    def _take_control(self, kind: int, body: bytes) -> None:
+        size = len(body)
         match kind:
-            case 0xF0 if len(body) == _PING_BYTES:
-                self._control[_PONG] = body  # one answer is kept, the newest: a flood of pings costs nothing
-            case 0xF1 if len(body) == _PING_BYTES:
-                messages.append(Message(cls, kind, body))
-            case 0xF2 if len(body) == _LEFT.size:
-                self._credit_bytes += int.from_bytes(body, "big")
-                if self._credit_bytes > self.limits.bulk_window_bytes:
-                    raise FrameInvalid("credit for bulk that was never sent")
-            case 0xF3 if not body:
-                self._receive.rekey()
-            case 0xF0 | 0xF1 | 0xF2 | 0xF3:
+            case 0xF8 if size and size % _NUMBER_BYTES == 0 and size <= DONE_NUMBERS_MAX * _NUMBER_BYTES:
+                self.bulk_out.done(number for (number,) in _LEFT.iter_unpack(body))
+            case 0xF9 if size == _NUMBER_BYTES:
+                self.bulk_out.grant(int.from_bytes(body, "big"))
+            case 0xFA if size == 1:
+                self.lanes_wanted = body[0]
+            case 0xF8 | 0xF9 | 0xFA:
                 raise FrameInvalid("malformed control frame")
             case _:
                 pass  # of a later version
 
     def _take_fragment(self, messages: list[Message], cls: Class, kind: int, stream: int, body: bytes) -> None:
-        if len(body) <= _LEFT.size or kind > APPLICATION_KIND_MAX:
+        if kind > APPLICATION_KIND_MAX:
+            raise FrameInvalid("malformed fragment")
+        if cls is Class.BULK:
+            message = self.bulk_in.take(_CONTROL, kind, stream, memoryview(body))
+            if message is not None:
+                messages.append(message)
+            return
+        if len(body) <= _LEFT.size:
             raise FrameInvalid("malformed fragment")
         left = _LEFT.unpack_from(body)[0]
         size = len(body) - _LEFT.size
-        if cls is Class.BULK:
-            self._charge(size)
         key = cls, stream
         partial = self._partials.get(key)
         if partial is None:
@@ -382,6 +545,10 @@ class Mux:
                 or self._reassembly_bytes + total > self.limits.reassembly_bytes_max
             ):
                 raise FrameInvalid("too much begun and not finished")
+            if cls is Class.CONSENSUS:
+                self._account.take_always(total)
+            else:
+                self._account.take(total)
             partial = self._partials[key] = _Partial(kind, total, total)
             self._reassembly_bytes += total
         if kind != partial.kind or partial.left - size != left:
@@ -391,9 +558,5 @@ class Mux:
         if not left:
             del self._partials[key]
             self._reassembly_bytes -= partial.size
+            self._account.give(partial.size)
             messages.append(Message(cls, kind, bytes(partial.body)))
-
-    def _charge(self, size_bytes: int) -> None:
-        self._unreleased_bytes += size_bytes
-        if self._unreleased_bytes + self._released_bytes > self.limits.bulk_window_bytes:
-            raise FrameInvalid("more bulk than the window allows")

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from p2p.errors import FrameInvalid, HandshakeFailed
+from p2p.errors import FrameInvalid, HandshakeFailed, RecordDamaged
 
 __all__ = [
     "KEY_BYTES",
@@ -89,6 +89,14 @@ class CipherState:
         self.nonce = nonce + 1
         return self._aead.encrypt(_NONCE.pack(nonce), plaintext, associated)
 
+    def encrypt_into(self, plaintext: bytes, buffer: memoryview) -> None:
+        """Seal into ``buffer``, which is exactly 16 bytes longer."""
+        nonce = self.nonce
+        if nonce == _NONCE_LAST:
+            raise FrameInvalid("nonces of this key are used up")
+        self.nonce = nonce + 1
+        self._aead.encrypt_into(_NONCE.pack(nonce), plaintext, b"", buffer)
+
     def decrypt(self, ciphertext: bytes | memoryview, associated: bytes = b"") -> bytes:
         """Return the plaintext of the next message. Raises FrameInvalid, the nonce unmoved, if it is not that."""
         nonce = self.nonce
@@ -97,7 +105,7 @@ class CipherState:
         try:
             plaintext = self._aead.decrypt(_NONCE.pack(nonce), ciphertext, associated)
         except (InvalidTag, ValueError):
-            raise FrameInvalid("not authentic") from None
+            raise RecordDamaged("not authentic") from None
         self.nonce = nonce + 1
         return plaintext
 

@@ -1,25 +1,36 @@
-"""One live connection: three tasks around a multiplexer, and the requests that travel over it."""
+"""A peer: the conversation with one address, the connection that carries it now, and the lanes for its bulk."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
-from p2p.errors import FrameInvalid, PeerUnreachable, RequestFailed, RequestRefused, RequestTimeout
+from p2p.channel import Hello, Opening, Word, conversation_of
+from p2p.errors import (
+    FrameInvalid,
+    PeerUnreachable,
+    RecordDamaged,
+    RequestFailed,
+    RequestRefused,
+    RequestTimeout,
+)
 from p2p.frame import Class
 from p2p.handshake import Session
 from p2p.identity import Role
-from p2p.limits import NetworkLimits
+from p2p.lanes import RECORD_BYTES_MAX, Lane
+from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.link import Link, LinkLost
 from p2p.mux import Message, Mux
+from p2p.sockets import TcpInfo
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["KIND_GOSSIP", "Peer", "PeerInfo", "RequestHandler", "Served"]
+__all__ = ["KIND_GOSSIP", "LaneStats", "Peer", "PeerInfo", "PeerOwner", "RequestHandler", "Served"]
 
 KIND_REQUEST: Final = 0xE0
 KIND_RESPONSE: Final = 0xE1
@@ -28,22 +39,40 @@ KIND_GOSSIP: Final = 0xE8
 RESERVED_KIND_MIN: Final = 0xE0
 """Kinds from here on are the network's own; the node's messages use those below."""
 
-_READ_BYTES: Final = 256 * 1024
+LARGE_ANSWER_BYTES: Final = 64 * 1024
+"""Answers from this size on are bulk, whatever class their method has."""
 _ID_BYTES: Final = 4
 _METHOD_CHARACTERS_MAX: Final = 32
 _REFUSAL_BYTES_MAX: Final = 128
 _PING_TOKEN_BYTES: Final = 8
+_LANE_WRITE_RECORDS: Final = 2
+_LANE_READ_BYTES: Final = 128 * 1024
+"""A lane takes short turns: a vote that comes by the control connection waits for one of each lane."""
+_DAMAGED_MAX: Final = 3
+"""Damaged records after which the peer, not its lines, is to blame."""
 
 RequestHandler = Callable[[bytes, bytes], Awaitable[bytes]]
 
 
-class _Gone(Exception):
-    """The stream ended or broke."""
+@dataclass(frozen=True, slots=True)
+class LaneStats:
+    """One connection of a peer, for whoever chooses paths."""
+
+    is_control: bool
+    path: str
+    """The endpoint that was dialled, or who brought it in."""
+    is_outbound: bool
+    age_s: float
+    rtt_ms: float | None
+    """Measured by pings from end to end."""
+    bytes_in: int
+    bytes_out: int
+    tcp: TcpInfo | None
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What an operator sees of a connection."""
+    """What an operator sees of a peer."""
 
     address: bytes
     roles: Role
@@ -54,6 +83,12 @@ class PeerInfo:
     age_s: float
     bytes_in: int
     bytes_out: int
+    lanes: int = 0
+    """Bulk connections beside the one for everything else."""
+    moves: int = 0
+    """How often the conversation has gone on over another connection."""
+    is_attached: bool = True
+    """Whether a connection carries the conversation now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +99,24 @@ class Served:
     cls: Class
 
 
+@dataclass(frozen=True, slots=True)
+class PeerOwner:
+    """What a peer needs of the network that it belongs to."""
+
+    handlers: Mapping[int, Callable[[bytes, bytes], Awaitable[None]]]
+    """What takes the messages (address, body) of each kind. Awaited before the next one of the same connection:
+    a peer that sends faster than it is handled is slowed down by its own connection. A ProtocolError raised there
+    ends the peer."""
+    gossip: Callable[[Peer, bytes], None]
+    served: Callable[[str], Served | None]
+    find_way: Callable[[Peer], None]
+    """Called when the peer has lost its connection or hears nothing on it: bring another if there is one."""
+    open_lanes: Callable[[Peer], bool]
+    """Called when bulk waits and has no lane: bring some; whether that is tried."""
+    answer_lanes: Callable[[Peer, int], None]
+    """Called when the peer asks for so many lanes, for it cannot open them itself."""
+
+
 @dataclass(slots=True)
 class _Asked:
     limit_bytes: int
@@ -72,35 +125,96 @@ class _Asked:
 
 
 class Peer:
-    """A connection after its handshake. ``run`` lives as long as the connection does."""
+    """A conversation after its first handshake. ``run`` lives as long as it does, over any connections."""
 
     def __init__(
-        self, session: Session, stream: trio.abc.Stream, *, remote: str, is_outbound: bool, limits: NetworkLimits
+        self, link: Link, *, own_address: bytes, limits: NetworkLimits, memory: ReceiveMemory, owner: PeerOwner
     ) -> None:
-        self.session = session
+        session = link.session
+        self.session: Session = session
         self.address = session.address
-        self.remote = remote
-        self.is_outbound = is_outbound
+        self.is_outbound = session.is_initiator
         self.since = trio.current_time()
-        self.mux = Mux(session)
+        self.account = memory.open(limits.receive_bytes_per_peer_max, lambda: self.close("receive_memory"))
+        self.mux = Mux(link.channel, account=self.account)
+        self.conversation = conversation_of(session)
+        self.generation = 0
+        """How often the conversation has moved to another connection."""
+        self.control: Link | None = link
+        self.last = link
+        """The connection that carries it now or did so last."""
+        self.lanes: dict[Link, Lane] = {}
+        self.lanes_opening = 0
+        self.is_finding_way = False
         self.rtt_s: float | None = None
-        self.bytes_in = 0
-        self.bytes_out = 0
         self.closed_for: str | None = None
         """Why it ended: a stable code, once it has."""
-        self._stream = stream
+        self._own_address = own_address
         self._limits = limits
+        self._owner = owner
+        self._attached = trio.Event()
         self._wake = trio.Event()
+        self._bulk_wake = trio.Event()
         self._room = trio.Event()
         self._is_room_wanted = False
         self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
         self._heard_at = self.since
+        self._has_heard = False
+        self._detached_at: float | None = None
+        self._voted_at = -math.inf
+        self._hold_until = -math.inf
+        """Until then bulk waits for a lane."""
+        self._lane_failed_at = -math.inf
+        self._damaged = 0
         self._asked: dict[int, _Asked] = {}
         self._next_id = 0
         self._serving = 0
+        self._bytes_in = 0
+        self._bytes_out = 0
 
     def __repr__(self) -> str:
-        return f"Peer(0x{self.address.hex()}, {self.remote})"
+        return f"Peer(0x{self.address.hex()}, {self.last})"
+
+    @property
+    def remote(self) -> str:
+        """Who is, or was last, at the other end of the control connection."""
+        return self.last.remote
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a connection carries the conversation now."""
+        return self.control is not None and self.closed_for is None
+
+    @property
+    def bytes_in(self) -> int:
+        """Received over all connections."""
+        return self._bytes_in + sum(link.bytes_in for link in self._links())
+
+    @property
+    def bytes_out(self) -> int:
+        """Sent over all connections."""
+        return self._bytes_out + sum(link.bytes_out for link in self._links())
+
+    def _links(self) -> list[Link]:
+        return [*([self.control] if self.control is not None else []), *self.lanes]
+
+    def lane_stats(self) -> list[LaneStats]:
+        """Return what is known of each connection, the control connection first."""
+        now = trio.current_time()
+        return [
+            LaneStats(
+                is_control=link is self.control,
+                path=str(link.endpoint or link.remote),
+                is_outbound=link.is_outbound,
+                age_s=now - link.since,
+                rtt_ms=None if link.rtt_s is None else link.rtt_s * 1_000,
+                bytes_in=link.bytes_in,
+                bytes_out=link.bytes_out,
+                tcp=link.tcp_info(),
+            )
+            for link in self._links()
+        ]
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -113,11 +227,16 @@ class Peer:
         except ProtocolError as error:
             self.close(error.code)
             return False
+        if cls is Class.BULK:
+            self._want_lanes()
+            self._bulk_wake.set()
+        elif cls is Class.CONSENSUS:
+            self._voted_at = trio.current_time()
         self._wake.set()
         return queued
 
     async def queue_when_room(self, cls: Class, kind: int, body: bytes) -> None:
-        """Queue a message as soon as its class has room. Raises PeerUnreachable when the connection ends first."""
+        """Queue a message as soon as its class has room. Raises PeerUnreachable when the peer is gone first."""
         while not self.queue(cls, kind, body):
             if self.closed_for is not None:
                 raise PeerUnreachable(f"connection lost: {self.closed_for}")
@@ -125,7 +244,7 @@ class Peer:
             await self._room.wait()
 
     def close(self, reason: str) -> None:
-        """End the connection; ``run`` returns soon after."""
+        """End it; ``run`` returns soon after."""
         if self.closed_for is None:
             self.closed_for = reason
             self._room.set()
@@ -157,128 +276,359 @@ class Peer:
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    async def run(
-        self,
-        dispatch: Callable[[Peer, Message], Awaitable[None]],
-        served: Callable[[str], Served | None],
-    ) -> None:
-        """Carry messages until either side ends it; the reason is in ``closed_for`` then.
-
-        ``dispatch`` takes every message but requests and answers, and is awaited before the next one is read:
-        a peer that sends faster than it is handled is slowed down by its own connection. A ProtocolError that it
-        raises ends the connection.
-        """
+    async def run(self) -> None:
+        """Carry messages until either side ends it; the reason is in ``closed_for`` then."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
                     nursery.start_soon(self._write)
-                    nursery.start_soon(self._ping)
-                    nursery.start_soon(self._read, nursery, dispatch, served)
+                    nursery.start_soon(self._watch)
+                    nursery.start_soon(self._read)
         finally:
             self.closed_for = self.closed_for or "shutdown"
+            self.account.close()
             self._room.set()
             for asked in self._asked.values():
                 asked.done.set()
-            await trio.aclose_forcefully(self._stream)
+            control, lanes = self.control, self.lanes
+            self.control, self.lanes = None, {}
+            if control is not None:
+                control.channel.say(Word.BYE)
+                await control.aclose(goodbye=control.channel.seal())
+            for lane in lanes:
+                await lane.aclose()
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                while (record := self.mux.next_record()) is not None:
-                    with trio.fail_after(self._limits.write_timeout_s):
-                        await self._stream.send_all(record)
-                    self.bytes_out += len(record)
-                    if self._is_room_wanted:
-                        self._is_room_wanted = False
-                        self._room.set()
-                        self._room = trio.Event()
-                self._wake = trio.Event()
-                await self._wake.wait()
-        except trio.TooSlowError:
-            self.close("peer_too_slow")
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+    def may_move(self, hello: Hello, link: Link) -> bool:
+        """Whether the conversation may go on over ``link``, whose proved peer said ``hello``."""
+        ours, theirs = self.session.certificate, link.session.certificate
+        if self.closed_for is not None or hello.conversation != self.conversation or self._nursery is None:
+            return False
+        if (ours.sequence, ours.static_key) != (theirs.sequence, theirs.static_key):
+            return False
+        if hello.generation != self.generation or not self.generation:
+            return hello.generation > self.generation
+        # Both ends moved at once: both must keep the same one, that of the lower address.
+        return self._initiator_of(link) < self._initiator_of(self.last)
+
+    def _initiator_of(self, link: Link) -> bytes:
+        return self._own_address if link.is_outbound else self.address
+
+    def resuming(self) -> Hello:
+        """Return the hello of a connection that shall carry the conversation from now on."""
+        return Hello(Opening.RESUME, self.conversation, self.generation + 1, self.mux.received)
+
+    def attach(self, link: Link, hello: Hello) -> None:
+        """Go on over ``link``; see ``may_move``. Raises FrameInvalid."""
+        old = self.control
+        self.mux.attach(link.channel, hello.received)
+        self.control = self.last = link
+        self.generation = hello.generation
+        self._detached_at = None
+        if old is not None:
+            self._retire(old)
+        self._attached.set()
+        self._attached = trio.Event()
+        self._wake.set()
+
+    def _lose(self, link: Link) -> None:
+        """Note that the control connection is gone."""
+        if link is not self.control:
+            return
+        self.control = None
+        self.mux.detach()
+        self._retire(link)
+        if not self._has_heard:  # refused, more likely than broken
             self.close("connection_lost")
-        except ProtocolError as error:
+            return
+        self._detached_at = trio.current_time()
+        self._owner.find_way(self)
+
+    def _retire(self, link: Link) -> None:
+        self._bytes_in += link.bytes_in
+        self._bytes_out += link.bytes_out
+        link.retire()
+        assert self._nursery is not None
+        self._nursery.start_soon(link.aclose)
+
+    def _fail(self, link: Link, error: ProtocolError) -> None:
+        """End the connection, or the peer where that is what the error speaks against."""
+        if isinstance(error, RecordDamaged) and self._damaged < _DAMAGED_MAX and self._has_heard:
+            self._damaged += 1
+            link.suspect()
+            self._lose(link)
+        else:
             self.close(error.code)
 
-    async def _ping(self) -> None:
-        rekeyed_at = self.since
+    async def _write(self) -> None:
+        mux = self.mux
         while True:
-            now = trio.current_time()
-            if now - self._heard_at > self._limits.idle_timeout_s:
-                self.close("peer_silent")
-                return
-            if now - rekeyed_at > self._limits.rekey_interval_s:
-                self.mux.rekey()
-                rekeyed_at = now
-            self.mux.ping(int(now * 1_000_000).to_bytes(_PING_TOKEN_BYTES, "big"))
-            self._wake.set()
-            await trio.sleep(self._limits.ping_interval_s)
+            link = self.control
+            is_short = trio.current_time() - self._voted_at < self._limits.short_records_s
+            record = mux.next_record(is_short=is_short) if link is not None else None
+            if link is None or record is None:
+                self._wake = trio.Event()
+                await self._wake.wait()
+                continue
+            try:
+                await link.send(record, timeout_s=self._limits.write_timeout_s)
+            except trio.TooSlowError:
+                self.close("peer_too_slow")
+            except LinkLost:
+                self._lose(link)
+            self._give_room()
 
-    async def _read(
-        self,
-        nursery: trio.Nursery,
-        dispatch: Callable[[Peer, Message], Awaitable[None]],
-        served: Callable[[str], Served | None],
-    ) -> None:
-        data = self.session.rest
+    def _give_room(self) -> None:
+        if self._is_room_wanted:
+            self._is_room_wanted = False
+            self._room.set()
+            self._room = trio.Event()
+
+    async def _watch(self) -> None:
+        """Ping, notice silence, end what waited too long for another connection."""
+        limits = self._limits
+        rekeyed_at = pinged_at = sought_at = self.since
+        self._ping(self.since)
+        while True:
+            await trio.sleep(limits.probe_s / 2)
+            now = trio.current_time()
+            if now - self._heard_at > limits.idle_timeout_s:
+                self.close("peer_silent")
+            elif self._detached_at is not None:
+                if now - self._detached_at > limits.resume_s:
+                    self.close("connection_lost")
+                elif not self.is_finding_way:
+                    self._owner.find_way(self)
+                continue
+            if now - rekeyed_at > limits.rekey_interval_s and self.control is not None:
+                self.control.channel.rekey()
+                rekeyed_at = now
+            silent_s = now - self._heard_at
+            is_owed = self.mux.is_owed and silent_s > limits.probe_s
+            if now - pinged_at > limits.ping_interval_s or (is_owed and now - pinged_at > limits.probe_s):
+                pinged_at = now
+                self._ping(now)
+            if is_owed and silent_s > limits.stall_s and now - sought_at > 2 * limits.stall_s:
+                sought_at = now
+                self._owner.find_way(self)
+            self._want_lanes()
+
+    def _ping(self, now: float) -> None:
+        self.mux.ping(_token(now))
+        self._wake.set()
+
+    async def _read(self) -> None:
+        data, link, opened = b"", self.control, 0
+        handlers, address = self._owner.handlers, self.address
         free_at = self.since
-        try:
-            while True:
+        while True:
+            if link is None:
+                if (link := self.control) is None:
+                    await self._attached.wait()
+                continue
+            try:
                 started = time.thread_time()
                 messages = self.mux.receive(data)
-                if messages:
-                    self._heard_at = trio.current_time()
+                took_s = time.thread_time() - started
+                now = trio.current_time()
+                if self.mux.records_opened != opened:
+                    opened = self.mux.records_opened
+                    self._heard_at, self._has_heard = now, True
                 for message in messages:
                     kind = message.kind
-                    if kind == KIND_GOSSIP:
-                        await dispatch(self, message)
-                    elif kind < RESERVED_KIND_MIN:
-                        aside = time.thread_time()
-                        await dispatch(self, message)
-                        started += time.thread_time() - aside  # a handler may wait while others work
-                    elif kind == KIND_RESPONSE:
-                        self._on_response(message.body)
-                    elif kind == KIND_REQUEST:
-                        self._on_request(nursery, message.body, served)
-                    elif kind == KIND_REFUSAL:
-                        self._on_refusal(message.body)
+                    if kind < RESERVED_KIND_MIN:
+                        handler = handlers.get(kind)
+                        if handler is not None:
+                            await handler(address, message.body)
+                    elif kind == KIND_GOSSIP:
+                        started = time.thread_time()
+                        self._owner.gossip(self, message.body)
+                        took_s += time.thread_time() - started
                     elif Mux.is_pong(message):
-                        self._on_pong(message.body)
-                    if message.cls is Class.BULK:
-                        self.mux.release_bulk(len(message.body))
+                        self.rtt_s = link.rtt_s = _rtt(link.rtt_s, message.body)
+                    elif Mux.is_bye(message):
+                        self.close("peer_left")
+                    else:
+                        self._take(message)
+                    if message.number:
+                        self._release(message.number)
                 if self.mux.has_output:  # pongs and credit
                     self._wake.set()
+                if self.lanes:
+                    self._bulk_wake.set()
+                if self.mux.lanes_wanted:
+                    wanted, self.mux.lanes_wanted = self.mux.lanes_wanted, 0
+                    self._owner.answer_lanes(self, min(wanted, self._limits.lanes_max))
                 # What is cheap to send and costly to take must not starve the other peers: who takes more than
                 # its share of the loop waits, and its own connection slows it down.
-                now = trio.current_time()
-                took_s = time.thread_time() - started
                 free_at = max(free_at, now - took_s) + took_s * 100 / self._limits.loop_share_percent
                 ahead_s = free_at - now - self._limits.loop_debt_s
                 if ahead_s > 0:  # short pauses: what the peer sends in earnest must not wait long either
                     await trio.sleep(ahead_s)
-                data = await self._receive()
-                self.bytes_in += len(data)
-        except _Gone:
-            self.close("connection_lost")
+                data = await link.receive()
+            except LinkLost:
+                self._lose(link)
+                data = b""
+            except ProtocolError as error:
+                self._fail(link, error)
+                data = b""
+            if link is not self.control:  # what else came there will be sent again
+                data, link = b"", self.control
+
+    def _release(self, number: int) -> None:
+        rtt_s = max((link.rtt_s or 0.0 for link in self._links()), default=0.0)
+        self.mux.release_bulk(number, trio.current_time(), rtt_s)
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+
+    def _want_lanes(self) -> None:
+        """See to it that much bulk has lanes, or the control connection where none can be had."""
+        mux = self.mux
+        waiting = mux.bulk_out.waiting_bytes
+        now = trio.current_time()
+        have = len(self.lanes) + self.lanes_opening
+        if (
+            waiting >= self._limits.lane_open_bytes
+            and not have
+            and self.control is not None
+            and now - self._lane_failed_at > self._limits.lane_retry_s
+        ):
+            self._lane_failed_at = now  # one attempt in that time; success takes it back
+            if self._owner.open_lanes(self):
+                self._hold_until = now + self._limits.lane_wait_s
+        may_begin = not self.lanes and now >= self._hold_until
+        if may_begin and not mux.may_begin_bulk:
+            self._wake.set()
+        mux.may_begin_bulk = may_begin
+
+    def ask_for_lanes(self, count: int) -> None:
+        """Ask the peer to open lanes, for it reaches us and we perhaps not it."""
+        self.mux.ask_for_lanes(count)
+        self._wake.set()
+
+    def close_lane(self, link: Link) -> None:
+        """Give a lane up as soon as what it has under way is done; what is not done soon goes elsewhere."""
+        lane = self.lanes.get(link)
+        if lane is not None and not lane.is_draining and self._nursery is not None:
+            lane.is_draining = True
+            link.is_broken = False
+            self._nursery.start_soon(self._drain, link, lane)
+
+    async def _drain(self, link: Link, lane: Lane) -> None:
+        with trio.move_on_after(self._limits.lane_drain_s):
+            while not lane.is_empty:  # noqa: ASYNC110 - rare, has no event
+                await trio.sleep(self._limits.lane_drain_s / 50)
+        link.retire()
+
+    def lanes_failed(self) -> None:
+        """Note that no lane could be opened: bulk need not wait for one any longer."""
+        self._hold_until = -math.inf
+        self._want_lanes()
+        self._wake.set()
+
+    def may_add_lane(self, hello: Hello, link: Link) -> bool:
+        """Whether ``link`` may be a lane of this conversation; see ``may_move``."""
+        ours, theirs = self.session.certificate, link.session.certificate
+        return (
+            self.closed_for is None
+            and self._nursery is not None
+            and hello.conversation == self.conversation
+            and (ours.sequence, ours.static_key) == (theirs.sequence, theirs.static_key)
+            and len(self.lanes) < self._limits.lanes_max
+        )
+
+    async def carry_lane(self, link: Link) -> None:
+        """Let bulk travel on ``link`` until it or the peer ends; what it then has under way goes elsewhere."""
+        assert self.closed_for is None and self._nursery is not None
+        link.make_bulk()
+        lane = Lane(link.channel, self.mux.bulk_out, self.mux.bulk_in)
+        self.lanes[link] = lane
+        self._lane_failed_at = -math.inf
+        self.mux.may_begin_bulk = False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_lane, lane, link, nursery.cancel_scope)
+                nursery.start_soon(self._watch_lane, lane, link, nursery.cancel_scope)
+                nursery.start_soon(self._read_lane, lane, link, nursery.cancel_scope)
+        finally:
+            if self.lanes.pop(link, None) is not None:
+                self._bytes_in += link.bytes_in
+                self._bytes_out += link.bytes_out
+            lane.lost()
+            self._want_lanes()
+            self._bulk_wake.set()
+            self._wake.set()
+            await link.aclose()
+
+    async def _write_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+        sent_bytes = 0
+        buffer = memoryview(bytearray(_LANE_WRITE_RECORDS * RECORD_BYTES_MAX))
+        try:
+            while True:
+                size = lane.fill(buffer)
+                if not size:
+                    if self._bulk_wake.is_set():
+                        self._bulk_wake = trio.Event()
+                    await self._bulk_wake.wait()
+                    continue
+                if lane.sent_bytes != sent_bytes:
+                    sent_bytes = lane.sent_bytes
+                    link.used_at = trio.current_time()
+                await link.send(buffer[:size], timeout_s=self._limits.write_timeout_s)
+                self._give_room()
+        except (LinkLost, trio.TooSlowError):
+            scope.cancel()
+
+    async def _watch_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+        while True:
+            now = trio.current_time()
+            idle_s = self._limits.lane_idle_s * (1 if link.is_outbound else 2)
+            if now - link.used_at > idle_s:
+                link.is_broken = False
+                scope.cancel()
+                return
+            lane.channel.say(Word.PING, _token(now))
+            self._bulk_wake.set()
+            await trio.sleep(self._limits.idle_timeout_s if link.rtt_s is not None else self._limits.probe_s)
+
+    async def _read_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+        data = b""
+        try:
+            while True:
+                messages, pongs = lane.receive(data)
+                for token in pongs:
+                    link.rtt_s = _rtt(link.rtt_s, token)
+                for message in messages:
+                    link.used_at = trio.current_time()
+                    handler = self._owner.handlers.get(message.kind)
+                    if handler is not None:
+                        await handler(self.address, message.body)
+                    elif message.kind >= RESERVED_KIND_MIN:
+                        self._take(message)
+                    self._release(message.number)
+                if lane.channel.has_words:
+                    self._bulk_wake.set()
+                if self.mux.has_output:
+                    self._wake.set()
+                data = await link.receive(_LANE_READ_BYTES)
+        except (LinkLost, RecordDamaged):
+            scope.cancel()
         except ProtocolError as error:
             self.close(error.code)
 
-    async def _receive(self) -> bytes:
-        try:
-            data = await self._stream.receive_some(_READ_BYTES)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise _Gone from None
-        if not data:
-            raise _Gone
-        return bytes(data)
-
-    def _on_pong(self, token: bytes) -> None:
-        rtt_s = trio.current_time() - int.from_bytes(token, "big") / 1_000_000
-        if 0 <= rtt_s < math.inf:
-            self.rtt_s = rtt_s if self.rtt_s is None else 0.75 * self.rtt_s + 0.25 * rtt_s
-
     # -- requests --------------------------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> None:
+        match message.kind:
+            case 0xE1:
+                self._on_response(message.body)
+            case 0xE0:
+                assert self._nursery is not None
+                self._on_request(self._nursery, message.body, self._owner.served)
+            case 0xE2:
+                self._on_refusal(message.body)
+            case _:
+                pass  # of a later version
 
     def _on_request(self, nursery: trio.Nursery, data: bytes, served: Callable[[str], Served | None]) -> None:
         match decode(data, limit_bytes=self._limits.request_bytes_max + 128):
@@ -301,12 +651,13 @@ class Peer:
         try:
             with trio.fail_after(self._limits.serve_timeout_s):
                 answer = await served.handler(self.address, body)
-                message_bytes_max = self.mux.limits.classes[served.cls].message_bytes_max
+                cls = Class.BULK if len(answer) >= LARGE_ANSWER_BYTES else served.cls
+                message_bytes_max = self.mux.limits.classes[cls].message_bytes_max
                 if len(answer) > limit_bytes or len(answer) + _ID_BYTES > message_bytes_max:
                     self._refuse(number, "answer_too_large")
                 else:
                     head = number.to_bytes(_ID_BYTES, "big")
-                    await self.queue_when_room(served.cls, KIND_RESPONSE, head + answer)
+                    await self.queue_when_room(cls, KIND_RESPONSE, head + answer)
         except DekubeError as error:
             self._refuse(number, error.code)
         except trio.TooSlowError:
@@ -336,3 +687,15 @@ class Peer:
         if asked is not None and not asked.done.is_set():
             asked.answer = RequestRefused(body[_ID_BYTES:].decode("ascii", "replace"))
             asked.done.set()
+
+
+def _token(now: float) -> bytes:
+    return int(now * 1_000_000).to_bytes(_PING_TOKEN_BYTES, "big")
+
+
+def _rtt(before_s: float | None, token: bytes) -> float | None:
+    """Return the round trip that a pong tells of, smoothed."""
+    rtt_s = trio.current_time() - int.from_bytes(token, "big") / 1_000_000
+    if not 0 <= rtt_s < math.inf:
+        return before_s
+    return rtt_s if before_s is None else 0.75 * before_s + 0.25 * rtt_s

@@ -47,10 +47,11 @@ class PeerRecord:
 def sign_record(identity: Identity, endpoints: tuple[Endpoint, ...], *, now_ms: int) -> PeerRecord:
     """Return the record of this node for the next 24 hours; its sequence is the time.
 
-    Of ``endpoints`` the first are kept, as many as ENDPOINTS_MAX and RECORD_BYTES_MAX allow.
+    Of ``endpoints`` the first are kept, as many as ENDPOINTS_MAX and RECORD_BYTES_MAX allow; paths of several
+    relays are their dialler's own business and left out.
     """
     expiry_ms = min(now_ms + RECORD_LIFE_MS, identity.certificate.not_after_ms)
-    kept = endpoints[:ENDPOINTS_MAX]
+    kept = tuple(endpoint for endpoint in endpoints if endpoint.via is None)[:ENDPOINTS_MAX]
     while True:
         signed: list[Value] = [
             identity.certificate.to_value(),

@@ -18,23 +18,35 @@ from typing import Final
 
 import trio
 
-from p2p.addrbook import AddressBook
+from p2p.addrbook import ANCHORS_MAX, AddressBook
 from p2p.blobs import BlobStore
-from p2p.errors import HandshakeFailed, PeerUnreachable, RecordInvalid, RequestFailed, RequestRefused
+from p2p.channel import Hello, Opening, Word
+from p2p.dialling import Dialling, PathMaker, Way, parse_bootstrap
+from p2p.errors import HandshakeFailed, PeerUnreachable
 from p2p.frame import Class
 from p2p.gossip import Deliver, Disconnect, Effect, Gossip, GossipParameters, Send, Verdict
 from p2p.handshake import Handshake, Session
 from p2p.identity import Identity, Purpose
-from p2p.limits import NetworkLimits, RateLimiter
-from p2p.mux import Message
-from p2p.peer import KIND_GOSSIP, RESERVED_KIND_MIN, Peer, PeerInfo, RequestHandler, Served
-from p2p.records import RECORD_BYTES_MAX, PeerRecord, sign_record, verify_record
-from p2p.sockets import TcpDialer, tune
+from p2p.limits import NetworkLimits, RateLimiter, ReceiveMemory
+from p2p.link import Link, LinkLost
+from p2p.multicast_service import MulticastService
+from p2p.peer import (
+    KIND_GOSSIP,
+    RESERVED_KIND_MIN,
+    LaneStats,
+    Peer,
+    PeerInfo,
+    PeerOwner,
+    RequestHandler,
+    Served,
+)
+from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
+from p2p.records import RECORD_BYTES_MAX, PeerRecord
+from p2p.sockets import TcpDialer, kernel_notes, tune
+from p2p.steering import Steering
 from p2p.transfer import BlobTransfer
-from p2p.transport import Acceptor, Dialer, Endpoint
-from state.primitives.address import parse_address
-from state.primitives.codec import decode, encode
-from state.primitives.errors import ConfigError, DecodeError, DekubeError, ProtocolError
+from p2p.transport import Acceptor, Dialer, Endpoint, Fanout
+from state.primitives.errors import ConfigError, DecodeError, ProtocolError
 
 __all__ = [
     "TOPIC_RECORD",
@@ -45,15 +57,9 @@ __all__ = [
 ]
 
 TOPIC_RECORD: Final = "record"
-METHOD_PEERS: Final = "peers"
-_BOOK_BYTES_MAX: Final = 4 * 1024 * 1024
-_SAVE_INTERVAL_S: Final = 60.0
 _MANAGE_INTERVAL_S: Final = 0.25
-_RECORD_INTERVAL_S: Final = 1_800.0
 _SIMULTANEOUS_S: Final = 5.0
 _HANDSHAKE_READ_BYTES: Final = 4_096
-_EXPECTED_ERRORS: Final = (OSError, ValueError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""ValueError: a stranger's host name that cannot be encoded."""
 
 MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
 Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
@@ -88,31 +94,6 @@ class NetworkConfig:
     gossip: GossipParameters = field(default_factory=GossipParameters)
 
 
-def parse_bootstrap(text: str) -> tuple[bytes | None, Endpoint]:
-    """Return the address, where one is given, and the endpoint of a bootstrap peer. Raises ConfigError."""
-    name, at, where = text.rpartition("@")
-    try:
-        address = parse_address(name) if at else None
-        endpoint = Endpoint.parse(where if where.startswith(("tcp:", "relay:")) else f"tcp:{where}")
-    except DecodeError as error:
-        raise ConfigError(f"bootstrap peer {text!r}: {error}") from None
-    return address, endpoint
-
-
-@dataclass(slots=True)
-class _Way:
-    """What dialling one address, or one endpoint whose address is not known yet, has brought so far."""
-
-    target: bytes | None
-    endpoints: tuple[Endpoint, ...] = ()
-    """Fixed by configuration; those of the address's record come after them."""
-    is_dialling: bool = False
-    delay_s: float = 0.0
-    next_at: float = 0.0
-    found: bytes | None = None
-    """Who answered at an endpoint without an address."""
-
-
 class Network:
     """The peers of one node. Register handlers, then ``run``; everything else may be called while it runs."""
 
@@ -123,6 +104,7 @@ class Network:
         *,
         dialers: Mapping[str, Dialer] | None = None,
         acceptors: Sequence[Acceptor] = (),
+        fanout: Fanout | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         random: Random | None = None,
         log: Callable[..., None] | None = None,
@@ -134,6 +116,8 @@ class Network:
         """Events by name since the start, for metrics."""
         self.bound: tuple[tuple[str, int], ...] = ()
         """Where this node listens, once ``run`` has started."""
+        self.direct: tuple[Endpoint, ...] = ()
+        """Where this node believes that others can dial it, once ``run`` has started; see ``p2p.reach``."""
         self.congestion_control = ""
         """What the kernel granted on the listening sockets."""
         self.started = trio.Event()
@@ -143,13 +127,15 @@ class Network:
         self._now_ms = now_ms
         self._random = random or Random(secrets.randbits(64))
         self._log = log or (lambda *_args, **_fields: None)
-        self._book = AddressBook(key=secrets.token_bytes(32), genesis_hash=identity.genesis_hash)
+        self.memory = ReceiveMemory(config.limits.receive_bytes_max)
+        """What peers' messages on their way in hold."""
+        book = AddressBook(key=secrets.token_bytes(32), genesis_hash=identity.genesis_hash)
+        self._book = book
         self._gossip = Gossip(random=self._random, now=0.0, parameters=config.gossip)
         self._peers: dict[bytes, Peer] = {}
         self._changed = trio.Event()
         self._manage = trio.Event()
         self._persistent: frozenset[bytes] = frozenset()
-        self._ways: dict[object, _Way] = {}
         self._bans: OrderedDict[bytes, float] = OrderedDict()
         self._outbox: OrderedDict[bytes, deque[tuple[float, Class, int, bytes]]] = OrderedDict()
         self._handlers: dict[int, MessageHandler] = {}
@@ -158,26 +144,49 @@ class Network:
         self._inboxes: dict[str, deque[Deliver]] = {}
         self._inbox_wakes: dict[str, trio.Event] = {}
         self._watchers: list[Callable[[bytes, bool], None]] = []
-        self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
-        self._record: PeerRecord | None = None
         self._half_open = 0
-        self._dialling = 0
+        self._dialling_now = 0
+        self._lanes_in = 0
         self._per_ip: Counter[str] = Counter()
         limits = self.limits
         self._ip_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)
         self._accept_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
-        self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
-        self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
         self._nursery: trio.Nursery | None = None
+        self._dialling = Dialling(
+            limits=limits, dialers=self._dialers, book=book, counters=self.counters, shake=self._shake_out,
+            log=self._log,
+        )  # fmt: skip
+        self._ways = self._dialling.ways
+        self._steering = Steering(
+            self._dialling, self._peers, limits=limits, counters=self.counters, log=self._log
+        )
+        self._owner = PeerOwner(
+            self._handlers, self._on_gossip_message, self._served.get,
+            self._steering.find_way, self._steering.open_lanes, self._steering.answer_lanes,
+        )  # fmt: skip
+        self._records = RecordKeeper(
+            book,
+            path=None if config.data_dir is None else config.data_dir / "peers",
+            identity=lambda: self.identity,
+            limits=limits,
+            random=self._random,
+            now_ms=now_ms,
+            publish=lambda data: self.publish(TOPIC_RECORD, data),
+            blame=lambda address: self.penalise(address, config.gossip.reject_points),
+            on_news=lambda: self._manage.set(),
+            log=self._log,
+        )
         for text in config.bootstrap:
             address, endpoint = parse_bootstrap(text)
-            self._ways[address or endpoint] = _Way(address, (endpoint,))
+            self._ways[address or endpoint] = Way(address, (endpoint,))
         self._advertised = tuple(_endpoint(text) for text in config.advertise)
-        self.on_request(METHOD_PEERS, self._serve_peers)
-        self.on_gossip(TOPIC_RECORD, self._validate_record, payload_bytes_max=RECORD_BYTES_MAX)
+        self.on_request(METHOD_PEERS, self._records.serve)
+        self.on_gossip(TOPIC_RECORD, self._records.validate, payload_bytes_max=RECORD_BYTES_MAX)
+        self.multicasts = MulticastService(self, fanout, deliver=self._deliver, random=self._random, log=self._log)
+        """One message to many; use ``multicast``."""
         if config.blob_dir is not None:
             self.blobs = BlobStore(config.blob_dir, budget_bytes=config.blob_budget_bytes)
-            self._transfer = BlobTransfer(self.blobs, self.request, limits)
+            self._transfer = BlobTransfer(self.blobs, self.request, limits, rtt_s=self._rtt_s)
             for method, handler in self._transfer.served().items():
                 self.on_request(method, handler, cls=Class.BULK)
 
@@ -254,6 +263,16 @@ class Network:
         own = self.identity.address
         return sum(self.send_now(address, cls, kind, body) for address in addresses if address != own)
 
+    def multicast(
+        self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
+    ) -> None:
+        """Bring a message to each of these addresses but our own, through relays and each other where that pays.
+
+        To them it is as if this node had sent it itself. ``followers`` get it too, once it delays nobody else.
+        Whom it does not reach within some seconds, it does not reach.
+        """
+        self.multicasts.send(addresses, cls, kind, body, followers=followers)
+
     async def request(
         self, address: bytes, method: str, body: bytes, *, timeout_s: float = 10.0, limit_bytes: int = 1024 * 1024
     ) -> bytes:
@@ -309,18 +328,48 @@ class Network:
                 age_s=now - peer.since,
                 bytes_in=peer.bytes_in,
                 bytes_out=peer.bytes_out,
+                lanes=len(peer.lanes),
+                moves=peer.generation,
+                is_attached=peer.is_attached,
             )
             for peer in self._peers.values()
         ]
 
+    def lane_stats(self, address: bytes) -> list[LaneStats]:
+        """Return what is known of each connection of a peer, the control connection first."""
+        peer = self._peers.get(address)
+        return [] if peer is None else peer.lane_stats()
+
+    async def move(self, address: bytes, endpoint: Endpoint) -> bool:
+        """Let a peer's control traffic go on over another path; whether it does. Nothing is lost on the way."""
+        peer = self._peers.get(address)
+        return peer is not None and await self._steering.move(peer, endpoint)
+
+    def leave(self, relay: Endpoint) -> None:
+        """Take what runs through this relay over other ways; the present ones carry it until those are there."""
+        self._steering.leave(relay)
+
+    def on_paths(self, maker: PathMaker) -> None:
+        """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
+        self._dialling.on_paths(maker)
+
+    def _rtt_s(self, address: bytes) -> float | None:
+        peer = self._peers.get(address)
+        return None if peer is None else peer.rtt_s
+
     def is_connected(self, address: bytes) -> bool:
-        """Whether there is a connection to an address now."""
+        """Whether there is a peer of this address; between two of its connections it is one still."""
         return address in self._peers
 
     async def wait_peers(self, count: int) -> None:
         """Wait until at least so many peers are connected."""
         while len(self._peers) < count:
             await self._changed.wait()
+
+    @property
+    def persistent(self) -> frozenset[bytes]:
+        """To whom connections are always kept."""
+        return self._persistent
 
     def set_persistent(self, addresses: Iterable[bytes]) -> None:
         """Say to whom connections shall always be kept (the committee); they have reserved places."""
@@ -329,19 +378,17 @@ class Network:
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
-        way = self._ways.setdefault(address, _Way(address))
-        if endpoint not in way.endpoints:
-            way.endpoints = (endpoint, *way.endpoints)[:8]
+        self._dialling.add_endpoint(address, endpoint)
 
     def add_record(self, data: bytes) -> PeerRecord:
         """Verify a record that came by another road (the chain's registry) and note it. Raises RecordInvalid."""
-        record = verify_record(data, genesis_hash=self.identity.genesis_hash, now_ms=self._now_ms())
+        record = self._records.verify(data)
         self._book.add(record, source=b"")
         return record
 
     def record(self, address: bytes) -> PeerRecord | None:
         """Return the newest record known of an address, our own included."""
-        return self._record if address == self.identity.address else self._book.get(address)
+        return self._records.own if address == self.identity.address else self._book.get(address)
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
         """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
@@ -367,10 +414,10 @@ class Network:
     def connect(self, address: bytes, endpoint: Endpoint) -> None:
         """Dial an address at an endpoint now, whatever its back-off says."""
         self.add_endpoint(address, endpoint)
-        way = self._ways[address]
+        way = self._dialling.way_to(address)
         way.next_at = 0.0
         if address not in self._peers and not self._is_banned(address):
-            self._dial(address, way)
+            self._dial(way)
 
     def disconnect(self, address: bytes, reason: str) -> bool:
         """End the connection to a peer; tell whether there was one."""
@@ -394,35 +441,37 @@ class Network:
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
         """Say where this node can be reached by way of ``source`` (``Acceptance``)."""
-        if self._endpoints.get(source) != endpoints:
-            self._endpoints[source] = endpoints
-            if self.started.is_set():
-                self._publish_record()
+        if self._records.advertise(source, endpoints) and self.started.is_set():
+            self._records.sign()
 
     def renew(self, identity: Identity) -> None:
         """Go on under a newer certificate of the same address; new handshakes use it."""
         assert identity.address == self.identity.address
         self.identity = identity
         if self.started.is_set():
-            self._publish_record()
+            self._records.sign()
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, carry; until cancelled. Raises ConfigError when a listening address cannot be had."""
-        await self._load_book()
+        await self._records.load()
         listeners = await self._open_listeners()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for listener in listeners:
                     nursery.start_soon(self._accept_from, listener)
-                self._publish_record()
+                self._records.sign()
+                for anchor in self._book.anchors:
+                    self._reach(anchor)
                 for topic in self._validators:
                     nursery.start_soon(self._validate, topic)
                 nursery.start_soon(self._keep_peers)
                 nursery.start_soon(self._beat)
-                nursery.start_soon(self._keep_records)
+                nursery.start_soon(self._records.run, self._peers.values, lambda: self._changed)
+                nursery.start_soon(self._steering.run)
+                nursery.start_soon(self.multicasts.run)
                 for acceptor in self._acceptors:
                     nursery.start_soon(acceptor.run, self)
                 self.started.set()
@@ -431,7 +480,7 @@ class Network:
         finally:
             self._nursery = None
             with trio.CancelScope(shield=True), trio.move_on_after(2):
-                await self._save_book()
+                await self._records.save()
 
     @property
     def is_running(self) -> bool:
@@ -454,7 +503,12 @@ class Network:
         own = self._advertised or tuple(
             Endpoint(host, port) for host, port in self.bound if not ipaddress.ip_address(host).is_unspecified
         )
-        self._endpoints["listen"] = own
+        self.direct = own
+        self._records.advertise("listen", own)
+        if listeners:
+            self._log("network listens", congestion_control=self.congestion_control)
+            for note in kernel_notes():
+                self._log("kernel setting", note=note)
         return listeners
 
     # -- connections in --------------------------------------------------------------------------------------
@@ -496,23 +550,74 @@ class Network:
 
     async def _incoming(self, stream: trio.abc.Stream, remote: str, ip: str | None) -> None:
         self.counters["accepts"] += 1
-        if ip is not None:
-            self._per_ip[ip] += 1
-        self._half_open += 1
+        link: Link | None = None
+        hello: Hello | None = None
+        self._enter(ip, 1)
         try:
+            self._half_open += 1
             try:
                 purpose = Purpose.PEER if ip is not None else Purpose.CIRCUIT
                 session = await self._shake(stream, purpose, is_initiator=False, expected=None)
+                if session is not None:
+                    link = Link(session, stream, remote=remote, is_direct=ip is not None)
+                    hello = await self._hear(link)
             finally:
                 self._half_open -= 1
-            if session is not None:
-                await self._live(session, stream, remote)
+            if link is None or hello is None:
+                return
+            peer = self._peers.get(link.session.address)
+            match hello.opening:
+                case Opening.NEW:
+                    await self._live(link)
+                case Opening.RESUME:
+                    if await self._steering.take_move(peer, hello, link):
+                        await link.ended.wait()
+                case Opening.LANE:
+                    await self._take_lane(peer, hello, link, ip)
+                case _:
+                    self.counters["handshake_failed"] += 1
+        except (LinkLost, trio.TooSlowError, ProtocolError):
+            self.counters["handshake_failed"] += 1
         finally:
-            if ip is not None:
-                self._per_ip[ip] -= 1
-                if not self._per_ip[ip]:
-                    del self._per_ip[ip]
+            self._enter(ip, -1)
+            if link is not None:
+                await link.aclose()
             await trio.aclose_forcefully(stream)
+
+    def _enter(self, ip: str | None, change: int) -> None:
+        if ip is not None:
+            self._per_ip[ip] += change
+            if not self._per_ip[ip]:
+                del self._per_ip[ip]
+
+    async def _hear(self, link: Link) -> Hello | None:
+        """Return what a connection is for, or None when it does not say so in time."""
+        try:
+            with trio.fail_after(self.limits.handshake_timeout_s):
+                return await link.hear_hello()
+        except ProtocolError as error:
+            self.counters[error.code] += 1
+        except trio.TooSlowError:
+            self.counters["handshake_failed"] += 1
+        return None
+
+    async def _take_lane(self, peer: Peer | None, hello: Hello, link: Link, ip: str | None) -> None:
+        if peer is None or not peer.may_add_lane(hello, link) or self._lanes_in >= self.limits.lanes_in_sum_max:
+            self.counters["lanes_refused"] += 1
+            return
+        # It belongs to a peer that has its place already, and has limits of its own.
+        self._enter(ip, -1)
+        self._lanes_in += 1
+        try:
+            await peer.carry_lane(link)
+        finally:
+            self._lanes_in -= 1
+            self._enter(ip, 1)
+
+    async def _shake_out(
+        self, stream: trio.abc.Stream, purpose: Purpose, expected: bytes | None
+    ) -> Session | None:
+        return await self._shake(stream, purpose, is_initiator=True, expected=expected)
 
     async def _shake(
         self, stream: trio.abc.Stream, purpose: Purpose, *, is_initiator: bool, expected: bytes | None
@@ -539,56 +644,75 @@ class Network:
             self.counters["handshake_failed"] += 1
         return None
 
-    async def _live(self, session: Session, stream: trio.abc.Stream, remote: str) -> bool:
-        """Carry one connection from the end of its handshake to its own; whether it was let in at all."""
-        peer = Peer(session, stream, remote=remote, is_outbound=session.is_initiator, limits=self.limits)
-        refused = self._refusal(peer)
+    async def _live(self, link: Link) -> bool:
+        """Carry one peer from the end of its first handshake to its own; whether it was let in at all."""
+        address = link.session.address
+        refused = self._refusal(link)
         if refused is not None:
             self.counters[refused] += 1
+            if not link.is_outbound:
+                link.channel.say(Word.BYE)
+                await link.aclose(goodbye=link.channel.seal())
             return False
-        old = self._peers.get(peer.address)
+        if link.is_outbound:
+            try:
+                await link.say_hello(Hello(Opening.NEW), timeout_s=self.limits.handshake_timeout_s)
+            except (LinkLost, trio.TooSlowError):
+                return False
+            if self._refusal(link) is not None:  # somebody came in meanwhile
+                return False
+        peer = Peer(
+            link, own_address=self.identity.address, limits=self.limits, memory=self.memory, owner=self._owner
+        )
+        old = self._peers.get(address)
         if old is not None:
             self._leave(old)
             old.close("replaced")
-        self._peers[peer.address] = peer
-        self._apply(self._gossip.peer_joined(peer.address, outbound=peer.is_outbound))
+            for cls, kind, body in old.mux.undelivered():
+                if kind < RESERVED_KIND_MIN:
+                    peer.queue(cls, kind, body)
+        self._peers[address] = peer
+        self._apply(
+            self._gossip.peer_joined(address, outbound=peer.is_outbound, network=_crowd_of(link.remote_host))
+        )
         self._flush(peer)
-        self._tell(peer.address, True)
-        self._log("peer connected", peer=peer.address.hex(), remote=remote, outbound=peer.is_outbound)
+        self._tell(address, True)
+        self._log("peer connected", peer=address.hex(), remote=link.remote, outbound=peer.is_outbound)
         try:
-            await peer.run(self._dispatch, self._served.get)
+            await peer.run()
         finally:
             self._leave(peer)
             self.counters[f"closed_{peer.closed_for}"] += 1
-            self._log("peer gone", peer=peer.address.hex(), reason=peer.closed_for)
+            self._log("peer gone", peer=address.hex(), reason=peer.closed_for)
         return True
 
-    def _refusal(self, peer: Peer) -> str | None:
-        """Return why a connection may not stay, or None."""
-        if peer.address == self.identity.address:
+    def _refusal(self, link: Link) -> str | None:
+        """Return why a new peer may not stay, or None."""
+        address = link.session.address
+        if address == self.identity.address:
             return "refused_self"
-        if self._is_banned(peer.address):
+        if self._is_banned(address):
             return "refused_banned"
-        old = self._peers.get(peer.address)
+        old = self._peers.get(address)
         if old is not None:
-            return None if self._replaces(peer, old) else "refused_duplicate"
-        if not peer.is_outbound and peer.address not in self._persistent:
+            return None if self._replaces(link, old) else "refused_duplicate"
+        if not link.is_outbound and address not in self._persistent:
             incoming = sum(not p.is_outbound and a not in self._persistent for a, p in self._peers.items())
             if incoming >= self.limits.peers_in_max:
                 return "refused_full"
         return None
 
-    def _replaces(self, new: Peer, old: Peer) -> bool:
+    def _replaces(self, new: Link, old: Peer) -> bool:
         ours, theirs = new.session.certificate, old.session.certificate
         if ours.sequence != theirs.sequence:
             return ours.sequence > theirs.sequence  # a later certificate revokes
-        if ours.static_key != theirs.static_key or new.is_outbound == old.is_outbound:
+        if ours.static_key != theirs.static_key or new.is_outbound == old.is_outbound or not old.is_attached:
             return True  # the newest handshake is the one that is alive
         if new.since - old.since > _SIMULTANEOUS_S:
             return True
         # Both dialled at once: both must keep the same one, that of the lower address.
-        initiator = self.identity.address if new.is_outbound else new.address
-        return initiator == min(self.identity.address, new.address)
+        initiator = self.identity.address if new.is_outbound else old.address
+        return initiator == min(self.identity.address, old.address)
 
     def _leave(self, peer: Peer) -> None:
         if self._peers.get(peer.address) is peer:
@@ -603,6 +727,8 @@ class Network:
         self._changed.set()
         self._changed = trio.Event()
         self._manage.set()
+        if is_there:
+            self._choose_anchors()
         for watcher in self._watchers:
             watcher(address, is_there)
 
@@ -621,85 +747,52 @@ class Network:
 
     def _reach(self, address: bytes) -> None:
         """Dial an address now unless its back-off says to wait."""
-        way = self._ways.setdefault(address, _Way(address))
-        self._dial(address, way)
+        self._dial(self._dialling.way_to(address))
 
-    def _dial(self, key: object, way: _Way) -> None:
+    def _dial(self, way: Way) -> None:
         if (
             self._nursery is None
-            or way.is_dialling
-            or trio.current_time() < way.next_at
-            or self._dialling >= self.limits.dials_max
-            or not self._endpoints_of(way)
+            or not way.is_open(trio.current_time())
+            or self._dialling_now >= self.limits.dials_max
+            or not (endpoints := self._dialling.endpoints_of(way))
         ):
             return
         way.is_dialling = True
-        self._dialling += 1
-        self._nursery.start_soon(self._dial_and_live, key, way)
+        self._dialling_now += 1
+        self._nursery.start_soon(self._dial_and_live, way, endpoints)
 
-    def _endpoints_of(self, way: _Way) -> list[Endpoint]:
-        """Return where to try, direct endpoints before relays."""
-        record = None if way.target is None else self._book.get(way.target)
-        known = dict.fromkeys((*way.endpoints, *(() if record is None else record.endpoints)))
-        return sorted((e for e in known if e.scheme in self._dialers), key=lambda e: e.relay is not None)
-
-    async def _dial_and_live(self, key: object, way: _Way) -> None:
-        stream = None
+    async def _dial_and_live(self, way: Way, endpoints: list[Endpoint]) -> None:
+        link = None
         began = trio.current_time()
         is_settled = False
         try:
             try:
-                found = await self._open(way)
+                link = await self._dialling.open(way.target, endpoints)
             finally:
-                self._dialling -= 1
-            if found is not None:
-                session, stream, endpoint = found
-                way.found = session.address
-                self._book.succeeded(session.address)
+                self._dialling_now -= 1
+            if link is not None:
+                way.found = link.session.address
+                self._book.succeeded(link.session.address)
                 began = trio.current_time()
-                if await self._live(session, stream, str(endpoint)):
+                if await self._live(link):
                     is_settled = trio.current_time() - began >= self.limits.settled_s
             elif way.target is not None and self._peers and way.target not in self._persistent:
                 self._book.failed(way.target)  # alone, the fault is more likely on our side
         finally:
-            way.is_dialling = False
-            limit_s = self.limits.redial_max_s
-            if way.target in self._persistent:
-                limit_s = self.limits.redial_persistent_max_s
-            way.delay_s = 0.0 if is_settled else min(max(2 * way.delay_s, self.limits.redial_min_s), limit_s)
-            way.next_at = trio.current_time() + way.delay_s * self._random.uniform(0.75, 1.25)
-            if stream is not None:
-                await trio.aclose_forcefully(stream)
-
-    async def _open(self, way: _Way) -> tuple[Session, trio.abc.Stream, Endpoint] | None:
-        for endpoint in self._endpoints_of(way):
-            self.counters["dials"] += 1
-            stream: trio.abc.Stream | None = None
-            with trio.move_on_after(self.limits.dial_timeout_s):
-                try:
-                    stream = await self._dialers[endpoint.scheme].dial(endpoint, way.target)
-                except _EXPECTED_ERRORS as error:
-                    self._log("dial failed", endpoint=str(endpoint), error=str(error))
-            if stream is None:
-                self.counters["dials_failed"] += 1
-                continue
-            purpose = Purpose.PEER if endpoint.relay is None else Purpose.CIRCUIT
-            session = None
-            try:
-                session = await self._shake(stream, purpose, is_initiator=True, expected=way.target)
-            finally:
-                if session is None:
-                    await trio.aclose_forcefully(stream)
-            if session is not None:
-                return session, stream, endpoint
-            self.counters["dials_failed"] += 1
-        return None
+            limits = self.limits
+            limit_s = limits.redial_persistent_max_s if way.target in self._persistent else limits.redial_max_s
+            way.ended(
+                trio.current_time(), is_settled=is_settled, limit_s=limit_s, limits=limits, random=self._random
+            )
+            if link is not None:
+                await link.aclose()
 
     async def _keep_peers(self) -> None:
         """Dial whom the node wants always, the bootstrap peers, and others up to the wished number."""
+        felt_at = trio.current_time()
         while True:
             self._manage = trio.Event()
-            self._forget_ways()
+            self._dialling.forget(2 * self.limits.bans_max, trio.current_time())
             wanted: list[bytes] = [a for a in self._persistent if a not in self._peers]
             for address in wanted:
                 if not self._is_banned(address):
@@ -707,39 +800,62 @@ class Network:
             outgoing = sum(peer.is_outbound for peer in self._peers.values())
             lacking = self.limits.peers_out_target - outgoing
             # Without any peer the bootstrap list is the way back in; with some, it fills up what is lacking.
-            for key, way in list(self._ways.items()):
+            for way in list(self._ways.values()):
                 known = way.target or way.found
                 if lacking <= 0:
                     break
                 if known == self.identity.address or (known is not None and known in self._peers):
                     continue
                 if way.endpoints and (known is None or not self._is_banned(known)):
-                    self._dial(key, way)
+                    self._dial(way)
             if lacking > 0:
                 excluded = {*self._peers, *self._bans, self.identity.address}
                 for address in self._book.candidates(self._random, exclude=excluded)[:lacking]:
                     self._reach(address)
+            if lacking <= 0 and trio.current_time() - felt_at >= self.limits.feeler_interval_s:
+                felt_at = trio.current_time()
+                self._feel()
             with trio.move_on_after(_MANAGE_INTERVAL_S):
                 await self._manage.wait()
             await trio.lowlevel.checkpoint()
 
-    def _forget_ways(self) -> None:
-        if len(self._ways) <= 2 * self.limits.bans_max:
-            return
-        now = trio.current_time()
-        for key, way in list(self._ways.items()):
-            if not way.endpoints and not way.is_dialling and way.next_at < now:
-                del self._ways[key]
+    def _choose_anchors(self) -> None:
+        """Keep the names of those whom we dialled and that have stayed longest."""
+        settled = [peer for peer in self._peers.values() if peer.is_outbound and peer.address in self._book]
+        settled.sort(key=lambda peer: peer.since)
+        self._book.set_anchors(peer.address for peer in settled[:ANCHORS_MAX])
+
+    def _feel(self) -> None:
+        """Find out whether somebody of whom we were only told is there, so that the tried stay many."""
+        address = self._book.untried(self._random, exclude={*self._peers, *self._bans, self.identity.address})
+        if address is not None and self._nursery is not None:
+            self.counters["feelers"] += 1
+            self._nursery.start_soon(self._feel_for, address)
+
+    async def _feel_for(self, address: bytes) -> None:
+        endpoints = self._dialling.endpoints_of(self._dialling.way_to(address))
+        link = await self._dialling.open(address, endpoints)
+        if link is None:
+            self._book.failed(address)
+        else:
+            self._book.succeeded(address)
+            await link.aclose()
 
     # -- messages of peers -----------------------------------------------------------------------------------
 
-    async def _dispatch(self, peer: Peer, message: Message) -> None:
-        if message.kind == KIND_GOSSIP:
-            self._apply(self._gossip.receive(peer.address, message.body, trio.current_time()))
-            return
-        handler = self._handlers.get(message.kind)
-        if handler is not None:
-            await handler(peer.address, message.body)
+    def _on_gossip_message(self, peer: Peer, body: bytes) -> None:
+        self._apply(self._gossip.receive(peer.address, body, trio.current_time()))
+
+    async def _deliver(self, sender: bytes, kind: int, body: bytes) -> None:
+        """Hand over what came in pieces like a message of its sender; what it costs a peer it costs this one."""
+        handler = self._handlers.get(kind)
+        peer = self._peers.get(sender)
+        try:
+            if handler is not None:
+                await handler(sender, body)
+        except ProtocolError as error:
+            if peer is not None:
+                peer.close(error.code)
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -752,7 +868,9 @@ class Network:
                     self._inboxes[effect.topic].append(effect)  # bounded by the core's pending limits
                     self._inbox_wakes[effect.topic].set()
                 case Disconnect(address, is_banned):
-                    if is_banned and address not in self._persistent:
+                    if address in self._persistent:
+                        self.counters["limited_persistent"] += 1  # its score limits it; it is heard all the same
+                    elif is_banned:
                         self.ban(address, "bad_score")
                     elif address in self._peers:
                         self._peers[address].close("bad_score")
@@ -808,104 +926,10 @@ class Network:
             if until > now:
                 peer.queue(cls, kind, body)
 
-    # -- records ---------------------------------------------------------------------------------------------
 
-    def _publish_record(self) -> None:
-        endpoints = tuple(dict.fromkeys(e for group in self._endpoints.values() for e in group))
-        self._record = sign_record(self.identity, endpoints, now_ms=self._now_ms())
-        self.publish(TOPIC_RECORD, self._record.data)
-
-    async def _validate_record(self, sender: bytes, payload: bytes) -> Verdict:
-        if not self._record_rate.allows(sender, trio.current_time()):
-            return Verdict.IGNORE
-        try:
-            record = verify_record(payload, genesis_hash=self.identity.genesis_hash, now_ms=self._now_ms())
-        except RecordInvalid:
-            return Verdict.REJECT
-        return Verdict.ACCEPT if self._note(record, sender) else Verdict.IGNORE
-
-    def _note(self, record: PeerRecord, source: bytes) -> bool:
-        if record.address == self.identity.address:
-            return False
-        is_news = self._book.add(record, source=source)
-        if is_news:
-            self._manage.set()
-        return is_news
-
-    async def _serve_peers(self, sender: bytes, body: bytes) -> bytes:
-        if not self._exchange_rate.allows(sender, trio.current_time()):
-            raise RequestRefused("asked too often")
-        own = [] if self._record is None else [self._record]
-        records = own + self._book.sample(self._random, self.limits.exchange_records_max - len(own))
-        return encode([record.data for record in records])
-
-    async def _keep_records(self) -> None:
-        """Ask peers for others, sign our own record again in time, keep the book on disk."""
-        asked: set[Peer] = set()
-        signed_at = saved_at = asked_at = trio.current_time()
-        while True:
-            asked &= set(self._peers.values())
-            for peer in list(self._peers.values()):
-                if peer not in asked:
-                    asked.add(peer)
-                    await self._exchange(peer)
-            now = trio.current_time()
-            if self._peers and now - asked_at >= self.limits.exchange_interval_s:
-                asked_at = now
-                await self._exchange(self._random.choice(list(self._peers.values())))
-            if now - signed_at >= _RECORD_INTERVAL_S:
-                signed_at = now
-                self._publish_record()
-            if now - saved_at >= _SAVE_INTERVAL_S:
-                saved_at = now
-                self._book.expire(self._now_ms())
-                await self._save_book()
-            with trio.move_on_after(min(_SAVE_INTERVAL_S, _RECORD_INTERVAL_S) / 4):
-                await self._changed.wait()
-
-    async def _exchange(self, peer: Peer) -> None:
-        limit_bytes = (self.limits.exchange_records_max + 1) * (RECORD_BYTES_MAX + 8)
-        try:
-            answer = await peer.request(METHOD_PEERS, b"", timeout_s=5.0, limit_bytes=limit_bytes)
-            items = decode(answer, limit_bytes=limit_bytes)
-            if not isinstance(items, list) or len(items) > self.limits.exchange_records_max + 1:
-                raise DecodeError("not a list of records")
-            for item in items:
-                if not isinstance(item, bytes):
-                    raise DecodeError("not a record")
-                record = verify_record(item, genesis_hash=self.identity.genesis_hash, now_ms=self._now_ms())
-                if self._note(record, peer.address):
-                    self.publish(TOPIC_RECORD, item)  # what is news to us may be to others
-        except (RequestFailed, PeerUnreachable):
-            return
-        except ProtocolError:
-            self.penalise(peer.address, self.config.gossip.reject_points)
-
-    async def _load_book(self) -> None:
-        path = self._book_path
-        if path is None or not path.exists():
-            return
-        try:
-            data = await trio.to_thread.run_sync(path.read_bytes)
-            self._book.load(data[:_BOOK_BYTES_MAX], now_ms=self._now_ms())
-        except (OSError, DecodeError) as error:
-            self._log("address book not readable, starting with an empty one", error=str(error))
-
-    async def _save_book(self) -> None:
-        path = self._book_path
-        if path is None:
-            return
-        try:
-            await trio.to_thread.run_sync(_replace_file, path, self._book.encode())
-        except OSError as error:  # a full disk costs what was learnt of peers, not the node
-            self._log("address book not written", error=str(error))
-
-    @property
-    def _book_path(self) -> Path | None:
-        return None if self.config.data_dir is None else self.config.data_dir / "peers"
-
-
-_FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
+_FAULTS: Final = frozenset(
+    {"frame_invalid", "decode_error", "protocol_error", "signature_invalid", "receive_memory"}
+)
 """Reasons to end a connection that speak against the peer."""
 
 
@@ -917,15 +941,20 @@ def _site_of(remote: str) -> str:
     return str(address.ipv4_mapped or ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
+def _crowd_of(host: str | None) -> str | None:
+    """Return the network in whose crowd a peer counts: the /24, or /48 of IPv6, of a public address."""
+    if host is None:
+        return None
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if not address.is_global:
+        return None
+    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
 def _endpoint(text: str) -> Endpoint:
     try:
         return Endpoint.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
     except DecodeError as error:
         raise ConfigError(f"advertised endpoint {text!r}: {error}") from None
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(data)
-    temporary.replace(path)

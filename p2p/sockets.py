@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+from struct import Struct
 from typing import Final, NamedTuple
 
 import trio
 
 from p2p.transport import Endpoint
 
-__all__ = ["SocketTuning", "TcpDialer", "tune"]
+__all__ = ["SocketTuning", "TcpDialer", "TcpInfo", "kernel_notes", "local_address", "tcp_info", "tune"]
 
 USER_TIMEOUT_MS: Final = 20_000
 NOTSENT_LOWAT_BYTES: Final = 64 * 1024
 """What the kernel may hold unsent: little, or a vote waits behind it (NETWORK.md, section 3)."""
+NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
+"""The same where only bulk travels: fewer and larger writes."""
 CONGESTION: Final = b"bbr"
+_TCP_INFO_BYTES: Final = 168
+_TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII8xQ")
+"""unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, delivery_rate."""
+_PROBES: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses for documentation: a datagram socket connected to one shows our own address and sends nothing."""
+_SYSCTLS: Final = (
+    ("net.ipv4.tcp_slow_start_after_idle", "0", "a block after a silence starts slowly"),
+    ("net.ipv4.tcp_wmem", 16 * 1024 * 1024, "long fast lines are not filled"),
+    ("net.ipv4.tcp_rmem", 16 * 1024 * 1024, "long fast lines are not filled"),
+)
 
 
 class SocketTuning(NamedTuple):
@@ -24,12 +38,65 @@ class SocketTuning(NamedTuple):
     is_tuned: bool
 
 
-def tune(sock: trio.socket.SocketType) -> SocketTuning:
+class TcpInfo(NamedTuple):
+    """What the kernel knows of a connection's way to its next hop."""
+
+    rtt_s: float
+    min_rtt_s: float
+    delivery_bytes_per_s: int
+    retransmits: int
+    """Segments sent again since the connection began."""
+    unacked: int
+    """Segments under way."""
+    notsent_bytes: int
+    bytes_acked: int
+    bytes_received: int
+
+
+def tcp_info(sock: trio.socket.SocketType) -> TcpInfo | None:
+    """Return the kernel's figures, where it is Linux and still has them."""
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except (AttributeError, OSError):
+        return None
+    if len(data) < _TCP_INFO_BYTES:
+        return None
+    unacked, rtt, retransmits, _pacing, acked, received, notsent, min_rtt, rate = _TCP_INFO.unpack(data)
+    return TcpInfo(rtt / 1e6, min_rtt / 1e6, rate, retransmits, unacked, notsent, acked, received)
+
+
+def local_address() -> tuple[str, ...]:
+    """Return from which addresses this machine would now reach the world, for each family that it could."""
+    found = []
+    for family, probe in _PROBES:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((probe, 9))
+                found.append(str(sock.getsockname()[0]))
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def kernel_notes(proc: Path = Path("/proc/sys")) -> list[str]:
+    """Return what the kernel's settings cost, a sentence for each that is not as docs/operations.md advises."""
+    notes = []
+    for name, wanted, cost in _SYSCTLS:
+        try:
+            value = proc.joinpath(*name.split(".")).read_text().split()[-1]
+        except (OSError, IndexError):
+            continue
+        if value != wanted if isinstance(wanted, str) else not value.isdigit() or int(value) < wanted:
+            notes.append(f"{name} is {value}, {wanted} advised: {cost}")
+    return notes
+
+
+def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning:
     """Set what this platform and its administrator allow; nothing here is needed for correctness."""
     is_tuned = True
     for level, option, value in (
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
-        (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BYTES),
+        (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BULK_BYTES if is_bulk else NOTSENT_LOWAT_BYTES),
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
     ):

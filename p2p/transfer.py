@@ -1,10 +1,16 @@
-"""Fetching and serving blobs: pieces from several sources at once, each verified before it is written."""
+"""Fetching and serving blobs: pieces from several sources at once, each verified before it is written.
+
+Of each source twice as much is asked for as its line holds (rate times round trip), so that it never stands
+still; a source that does not answer in time is asked for half as much.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from math import ceil, inf
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -23,6 +29,8 @@ METHOD_MANIFEST: Final = "blob manifest"
 METHOD_PIECE: Final = "blob piece"
 _BUSY: Final = "busy"
 _BUSY_WAIT_S: Final = 0.25
+_IDLE_S: Final = 2.0
+"""A peer that has asked for nothing for so long is not being served."""
 _INDEX_BYTES: Final = 4
 
 
@@ -35,11 +43,22 @@ class _Request(Protocol):
 class BlobTransfer:
     """The two ends of a transfer over the requests of the network."""
 
-    def __init__(self, store: BlobStore, request: _Request, limits: NetworkLimits) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        request: _Request,
+        limits: NetworkLimits,
+        *,
+        rtt_s: Callable[[bytes], float | None] = lambda _address: None,
+    ) -> None:
         self._store = store
         self._request = request
         self._limits = limits
+        self._rtt_s = rtt_s
         self._serving = 0
+        self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
+        """Who is being served, the longest first."""
+        self._paced_until = -inf
         self._under_way: dict[bytes, trio.Lock] = {}
 
     def served(self) -> dict[str, RequestHandler]:
@@ -75,7 +94,7 @@ class BlobTransfer:
         check_size(manifest, limit_bytes)
         self._store.hold(name)
         try:
-            fetch = _Fetch(self._store, self._request, self._limits, name, manifest, progress)
+            fetch = _Fetch(self._store, self._request, self._limits, name, manifest, progress, self._rtt_s)
             await fetch.run(sources)
         finally:
             self._store.release(name)
@@ -106,17 +125,75 @@ class BlobTransfer:
     async def _serve_piece(self, peer: bytes, body: bytes) -> bytes:
         if len(body) != HASH_BYTES + _INDEX_BYTES:
             raise DecodeError("not a piece's name")
-        if self._serving >= self._limits.blob_serves_max:
+        if self._serving >= self._limits.blob_serves_max or not self._has_turn(peer):
             raise RequestRefused(_BUSY)
         name, index = body[:HASH_BYTES], int.from_bytes(body[HASH_BYTES:], "big")
         self._serving += 1
         try:
             data = await trio.to_thread.run_sync(self._store.read_piece, name, index)
+            if data is not None:
+                await self._pace(len(data))
         finally:
             self._serving -= 1
         if data is None:
             raise BlobUnavailable("not here")
         return data
+
+    def _has_turn(self, peer: bytes) -> bool:
+        """Tell whether a peer is served now: few at once, and nobody waits for ever."""
+        now, turn_s = trio.current_time(), self._limits.blob_turn_s
+        turn = self._turns.get(peer)
+        if turn is None:
+            for known, held in list(self._turns.items()):
+                # Idle ones go; of the busy ones whoever has had its turn.
+                if now - held.asked_at >= _IDLE_S or (
+                    len(self._turns) >= self._limits.blob_peers_served_max and now - held.began >= turn_s
+                ):
+                    del self._turns[known]
+            if len(self._turns) >= self._limits.blob_peers_served_max:
+                return False
+            turn = self._turns[peer] = _Turn(now, now)
+        turn.asked_at = now
+        return True
+
+    async def _pace(self, size_bytes: int) -> None:
+        """Wait until the line that the operator gives to blobs has room."""
+        rate = self._limits.blob_upload_bytes_per_s
+        if rate:
+            now = trio.current_time()
+            self._paced_until = max(self._paced_until, now) + size_bytes / rate
+            await trio.sleep(self._paced_until - now)
+
+
+@dataclass(slots=True)
+class _Turn:
+    began: float
+    asked_at: float
+
+
+@dataclass(slots=True)
+class _Source:
+    """How much is asked of one source at once."""
+
+    window: int
+    landed_at: float | None = None
+    rate: float = 0.0
+    """Bytes a second, smoothed."""
+
+    def landed(self, size_bytes: int, now: float, rtt_s: float | None, window_max: int) -> None:
+        """Note a piece, and ask for twice what the line holds."""
+        if self.landed_at is not None and now > self.landed_at:
+            rate = size_bytes / (now - self.landed_at)
+            self.rate = rate if not self.rate else 0.75 * self.rate + 0.25 * rate
+        self.landed_at = now
+        if rtt_s is not None:
+            wanted = 1 + ceil(2 * self.rate * rtt_s / PIECE_BYTES)
+            self.window = max(self.window, min(wanted, window_max))
+
+    def timed_out(self) -> None:
+        """Ask for half as much."""
+        self.window = max(1, self.window // 2)
+        self.landed_at = None
 
 
 class _Fetch:
@@ -130,10 +207,13 @@ class _Fetch:
         name: bytes,
         manifest: Manifest,
         progress: Callable[[int, int], None] | None,
+        rtt_s: Callable[[bytes], float | None],
     ) -> None:
         self._store = store
         self._request = request
         self._limits = limits
+        self._rtt_s = rtt_s
+        self._sources: dict[bytes, _Source] = {}
         self._name = name
         self._pieces = len(manifest.hashes)
         self._progress = progress or (lambda _done, _all: None)
@@ -155,19 +235,24 @@ class _Fetch:
         self._is_complete = self._store.is_complete(self._name)
         if not self._is_complete:
             with self._scope:
+                limits = self._limits
+                pulls = max(limits.blob_requests_per_source, limits.blob_requests_per_source_max)
+                self._sources = {source: _Source(limits.blob_requests_per_source) for source in sources}
                 async with trio.open_nursery() as nursery:
-                    for _ in range(self._limits.blob_requests_per_source):
+                    for place in range(pulls):
                         for source in sources:
-                            nursery.start_soon(self._pull, source)
+                            nursery.start_soon(self._pull, source, place)
         if self._error is not None:
             raise self._error
         if not self._is_complete:
             raise BlobUnavailable("; ".join(self._reasons.values()) or "no source was named")
 
-    async def _pull(self, source: bytes) -> None:
+    async def _pull(self, source: bytes, place: int) -> None:
+        """Ask one source for one piece after the other, as long as so many at once are within its window."""
         busy = 0
+        state = self._sources[source]
         while not self._is_complete and self._failures[source] < self._limits.blob_source_failures_max:
-            index = self._next_piece()
+            index = self._next_piece() if place < state.window else None
             if index is None:
                 turn = self._turn
                 await turn.wait()
@@ -183,7 +268,16 @@ class _Fetch:
                 if await trio.to_thread.run_sync(self._store.write_piece, self._name, index, data):
                     self._is_complete = True
                 busy = 0
+                window = state.window
+                state.landed(
+                    len(data),
+                    trio.current_time(),
+                    self._rtt_s(source),
+                    self._limits.blob_requests_per_source_max,
+                )
                 self._landed(index)
+                if state.window > window:
+                    self._take_turn()
             except RequestRefused as error:
                 self._give_back(index)
                 busy += 1
@@ -196,6 +290,7 @@ class _Fetch:
                 self._note(source, str(error), is_fatal=True)  # it lies, or its disk does
                 return
             except (RequestFailed, PeerUnreachable) as error:
+                state.timed_out()
                 self._give_back(index)
                 self._note(source, str(error), is_fatal=False)
             except (BlobUnavailable, StoreError) as error:  # our own disk, or the blob was removed under us

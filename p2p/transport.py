@@ -7,14 +7,15 @@ nothing between them can read or change what passes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import trio
 
 from state.primitives.errors import DecodeError
 
-__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint"]
+__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint", "Fanout"]
 
 ENDPOINT_CHARACTERS_MAX: Final = 128
 _TEXT: Final = re.compile(
@@ -28,16 +29,23 @@ _TEXT: Final = re.compile(
 class Endpoint:
     """Where a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
 
-    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only.
+    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only. ``via`` is
+    another relay's endpoint, through which that relay is reached: a path of two, or of three where ``via`` has one
+    of its own. Such a path is made by its dialler and stands in no record, so no text means it.
     """
 
     host: str
     port: int
     relay: bytes | None = None
+    via: Endpoint | None = None
+    is_punched: bool = False
+    """A direct connection that both ends agree on (``p2p.punch``); host and port are then without meaning."""
 
     @property
     def scheme(self) -> str:
-        """The key of the dialer that serves this endpoint: ``tcp`` or ``relay``."""
+        """The key of the dialer that serves this endpoint: ``tcp``, ``relay`` or ``punch``."""
+        if self.is_punched:
+            return "punch"
         return "tcp" if self.relay is None else "relay"
 
     @classmethod
@@ -50,9 +58,20 @@ class Endpoint:
         return cls(found["host"].strip("[]"), int(found["port"]), relay)
 
     def __str__(self) -> str:
+        if self.is_punched:
+            return "punch"
         host = f"[{self.host}]" if ":" in self.host else self.host
         way = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
-        return f"{way}:{host}:{self.port}"
+        text = f"{way}:{host}:{self.port}"
+        return text if self.via is None else f"{text} via {self.via}"
+
+    @property
+    def hops(self) -> tuple[Endpoint, ...]:
+        """The relays of the path, the dialler's own first; none for a direct endpoint."""
+        if self.relay is None:
+            return ()
+        last = replace(self, via=None)
+        return (last,) if self.via is None else (*self.via.hops, last)
 
 
 class Dialer(Protocol):
@@ -83,4 +102,27 @@ class Acceptor(Protocol):
 
     async def run(self, acceptance: Acceptance) -> None:
         """Bring streams until cancelled."""
+        ...
+
+
+class Fanout(Protocol):
+    """One upload, many copies: relays hand on to whom they know what they are given once."""
+
+    async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
+        """Serve until cancelled; ``receive(relay address, publisher address, piece)`` for what others published.
+
+        The publisher is the relay's word, so a piece has to prove itself.
+        """
+        ...
+
+    def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
+        """Say where to wait for pieces, and from whom they are taken; replaces what was said before."""
+        ...
+
+    async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:
+        """Give a relay one piece for those of ``members`` that wait there; returns when it has left this process.
+
+        Raises a DekubeError or OSError when the relay cannot be reached or does not take it; the caller sets the
+        time limit. Whether anybody got it, it does not tell.
+        """
         ...

@@ -6,30 +6,41 @@ a monotonic count of milliseconds that the shell passes in. Clients are addresse
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from p2p.transport import Endpoint
 from relay.errors import RETRY_HELPS, Refusal, RelayProtocolError
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits
 from relay.protocol import (
     Connect,
     Decline,
+    Extend,
     Incoming,
     Message,
     Offered,
+    Park,
     Ping,
     Pong,
     Refused,
     Release,
     Reserve,
     Reserved,
+    Restarting,
 )
+from relay.route import SeenRoutes, VerifiedRoute
+from state.primitives.errors import DecodeError
 
-__all__ = ["Drop", "Effect", "Join", "Refuse", "RelayCore", "Send"]
+__all__ = ["Drop", "Effect", "Hold", "Join", "Onward", "Refuse", "RelayCore", "Send"]
 
 RETRY_MS: Final = 5_000
 """Told to clients that a limit turned away."""
+REFUSED_ENDS_MAX: Final = 1_024
+"""Dialler's ends that were refused before they came."""
+_NAMES_OTHERS: Final = frozenset({Refusal.RELAY_FULL, Refusal.HOST_LIMIT, Refusal.RESTARTING})
+"""Refusals that come with the names of other relays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +68,26 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep this data connection, and report its end, until it is an end of a circuit."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """Ask the relay ``following`` to carry on a circuit; report ``onward_opened`` or ``onward_failed``."""
+
+    circuit: int
+    following: Endpoint
+    route: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """Answer both data connections that they are joined, and make one byte stream of them.
 
-    Report ``circuit_closed`` once both are closed.
+    ``dialler_address`` pays. Report ``circuit_closed`` once both are closed.
     """
 
     circuit: int
@@ -70,7 +97,7 @@ class Join:
     target_address: bytes
 
 
-Effect: TypeAlias = Send | Drop | Refuse | Join
+Effect: TypeAlias = Send | Drop | Refuse | Hold | Onward | Join
 
 
 @dataclass(slots=True, eq=False)
@@ -94,24 +121,41 @@ class _Control:
     reserved_until_ms: int | None = None
     offers: set[int] = field(default_factory=set)
     """Pending circuits that this connection asked for or was told of."""
+    parked: dict[bytes, int | None] = field(default_factory=dict)
+    """Tokens of parked data connections, and the connections that have come."""
 
 
 @dataclass(slots=True, eq=False)
 class _Circuit:
     number: int
     dialler: _Control
-    target: _Control
+    """Who asked: the dialler, or the relay before this one."""
+    payer: _Client
+    """Who dialled in truth."""
+    target: _Control | None
+    """None where another relay comes next."""
+    target_address: bytes
     host: HostUse
     tokens: tuple[bytes, bytes]
     deadline_ms: int
     ends: list[int | None] = field(default_factory=lambda: [None, None])
     """Data connections of the dialler and the target, once they have come."""
 
+    def clients(self) -> tuple[_Client, ...]:
+        """Return who is at its ends, as far as this relay knows them."""
+        return (self.payer,) if self.target is None else (self.payer, self.target.client)
+
+
+def _no_routes(_data: bytes) -> VerifiedRoute:
+    raise RelayProtocolError("no routes here")
+
 
 class RelayCore:
     """Reservations and circuits of one relay.
 
     ``issue`` makes the voucher for (client, life in seconds); ``random`` returns so many unguessable bytes.
+    ``check_route`` decodes and verifies a route, ``may_dial`` says whether an address has paid its way so far, and
+    ``others`` names relays for those whom this one refuses.
     """
 
     def __init__(
@@ -121,18 +165,31 @@ class RelayCore:
         *,
         issue: Callable[[bytes, int], bytes],
         random: Callable[[int], bytes],
+        address: bytes = b"",
+        check_route: Callable[[bytes], VerifiedRoute] = _no_routes,
+        may_dial: Callable[[bytes], bool] = lambda _payer: True,
+        others: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._limits = limits
         self._hosts = hosts
         self._issue = issue
         self._random = random
+        self._address = address
+        self._check_route = check_route
+        self._may_dial = may_dial
+        self._others = others
+        self._routes = SeenRoutes()
+        self._parked: dict[bytes, _Control] = {}
+        self._held: dict[int, tuple[_Control, bytes]] = {}
+        self._refused_ends: OrderedDict[bytes, Refusal] = OrderedDict()
+        self._drain_until_ms: int | None = None
         self._clients: dict[bytes, _Client] = {}
         self._controls: dict[int, _Control] = {}
         self._reserved: dict[bytes, _Control] = {}
         self._pending: dict[int, _Circuit] = {}
         self._tokens: dict[bytes, tuple[_Circuit, int]] = {}
         self._waiting: dict[int, _Circuit] = {}
-        self._running: dict[int, tuple[_Client, _Client, HostUse]] = {}
+        self._running: dict[int, tuple[tuple[_Client, ...], HostUse]] = {}
         self._number = 0
         self.refusals: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         """How often each was answered."""
@@ -157,6 +214,36 @@ class RelayCore:
         """Circuits that run."""
         return len(self._running)
 
+    def is_reserved(self, address: bytes, now_ms: int) -> bool:
+        """Tell whether an address can be reached through this relay."""
+        holder = self._reserved.get(address)
+        return holder is not None and _expiry(holder) > now_ms
+
+    @property
+    def parked(self) -> int:
+        """Data connections that wait for a circuit."""
+        return len(self._held)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody needs this relay: no reservation, no circuit."""
+        return not (self._reserved or self._pending or self._running)
+
+    @property
+    def load_percent(self) -> int:
+        """How full the relay is."""
+        limits = self._limits
+        circuits = len(self._pending) + len(self._running)
+        return min(
+            100, max(100 * len(self._reserved) // limits.reservations_max, 100 * circuits // limits.circuits_max)
+        )
+
+    def drain(self, now_ms: int, until_ms: int) -> list[Effect]:
+        """Take nothing new from now on, and tell every client to be gone before ``until_ms``."""
+        self._drain_until_ms = until_ms
+        left_ms = max(0, until_ms - now_ms)
+        return [Send(number, Restarting(left_ms)) for number in sorted(self._controls)]
+
     def control_opened(self, connection: int, address: bytes, host: HostUse, observed: str, now_ms: int) -> None:
         """Note a control connection whose handshake proved ``address``."""
         client = self._clients.setdefault(address, _Client(address))
@@ -176,13 +263,17 @@ class RelayCore:
             case Release():
                 self._unreserve(control)
                 return []
-            case Connect(request, target):
-                return self._connect(control, request, target, now_ms)
+            case Connect(request, target, parked):
+                return self._connect(control, request, target, parked, now_ms)
+            case Extend(request, route, parked):
+                return self._extend(control, request, route, parked, now_ms)
             case Decline(token):
                 found = self._tokens.get(token)
                 if found is None or found[0].target is not control or found[1] != 1:
                     return []  # expired meanwhile, or never this client's
                 return self._abandon(found[0], Refusal.DECLINED)
+            case Park(token):
+                return self._park(control, token)
             case Ping(number):
                 return [Send(connection, Pong(number))]
             case Pong():
@@ -201,6 +292,8 @@ class RelayCore:
             circuit = self._pending[number]
             gone = Refusal.NO_RESERVATION if circuit.target is control else Refusal.TARGET_TIMEOUT
             effects += self._abandon(circuit, gone)
+        for token in list(control.parked):
+            effects += self._unpark(control, token)
         control.client.controls -= 1
         self._forget(control.client)
         return effects
@@ -208,24 +301,52 @@ class RelayCore:
     def data_opened(self, connection: int, token: bytes) -> list[Effect]:
         """Take a data connection that showed ``token``; it waits, is joined with its other end, or is refused."""
         found = self._tokens.pop(token, None)
-        if found is None:
+        if found is not None:
+            return self._arrived(*found, connection)
+        refusal = self._refused_ends.pop(token, None)
+        if refusal is not None:
+            return [self._refuse(connection, refusal)]
+        control = self._parked.get(token)
+        if control is None or control.parked[token] is not None:
             return [self._refuse(connection, Refusal.BAD_TOKEN)]
-        circuit, end = found
+        control.parked[token] = connection
+        self._held[connection] = control, token
+        return [Hold(connection)]
+
+    def _arrived(self, circuit: _Circuit, end: int, connection: int) -> list[Effect]:
+        """Take one end of a circuit; with both it runs."""
         circuit.ends[end] = connection
         self._waiting[connection] = circuit
         dialler, target = circuit.ends
         if dialler is None or target is None:
             return []
         self._settle(circuit)
-        clients = circuit.dialler.client, circuit.target.client
+        clients = circuit.clients()
         for client in clients:
             client.circuits += 1
         circuit.host.circuits += 1
-        self._running[circuit.number] = (*clients, circuit.host)
-        return [Join(circuit.number, dialler, target, clients[0].address, clients[1].address)]
+        self._running[circuit.number] = clients, circuit.host
+        return [Join(circuit.number, dialler, target, circuit.payer.address, circuit.target_address)]
+
+    def onward_opened(self, circuit: int, connection: int) -> list[Effect]:
+        """Take the data connection to the next relay of a circuit's route, joined there already."""
+        found = self._pending.get(circuit)
+        if found is None:
+            return [Refuse(connection, Refusal.TARGET_TIMEOUT)]  # too late: the dialler gave up
+        return self._arrived(found, 1, connection)
+
+    def onward_failed(self, circuit: int, refusal: Refusal) -> list[Effect]:
+        """Note that the next relay of a circuit's route was not reached, or refused."""
+        found = self._pending.get(circuit)
+        return [] if found is None else self._abandon(found, refusal)
 
     def data_closed(self, connection: int) -> list[Effect]:
         """Note that a data connection which waited for its other end was closed by its client."""
+        held = self._held.pop(connection, None)
+        if held is not None:
+            control, token = held
+            del control.parked[token], self._parked[token]
+            return []
         circuit = self._waiting.pop(connection, None)
         if circuit is None:
             return []
@@ -234,9 +355,9 @@ class RelayCore:
 
     def circuit_closed(self, circuit: int) -> None:
         """Note that both ends of a joined circuit are closed."""
-        dialler, target, host = self._running.pop(circuit)
+        clients, host = self._running.pop(circuit)
         host.circuits -= 1
-        for client in (dialler, target):
+        for client in clients:
             client.circuits -= 1
             self._forget(client)
 
@@ -254,6 +375,8 @@ class RelayCore:
 
     def _reserve(self, control: _Control, request: int, life_s: int, now_ms: int) -> list[Effect]:
         address = control.client.address
+        if self._drain_until_ms is not None:
+            return [self._refused(control, request, Refusal.RESTARTING)]
         holder = self._reserved.get(address)
         effects: list[Effect] = []
         if holder is not None and holder is not control:
@@ -271,45 +394,121 @@ class RelayCore:
         reply = Reserved(request, life_s, self._issue(address, life_s), control.observed)
         return [*effects, Send(control.connection, reply)]
 
-    def _connect(self, control: _Control, request: int, address: bytes, now_ms: int) -> list[Effect]:
+    def _connect(
+        self, control: _Control, request: int, address: bytes, parked: bytes, now_ms: int
+    ) -> list[Effect]:
         target = self._reserved.get(address)
-        refusal = self._why_not(control, target, now_ms)
-        if refusal is not None or target is None:
-            return [self._refused(control, request, refusal or Refusal.NO_RESERVATION)]
+        refusal = self._why_not(control, control.client, target, now_ms)
+        if refusal is None and (target is None or _expiry(target) <= now_ms):
+            refusal = Refusal.NO_RESERVATION
+        if refusal is not None:
+            return [self._refused(control, request, refusal)]
+        effects, _ = self._pend(control, control.client, target, address, request, parked, now_ms)
+        return effects
+
+    def _extend(self, control: _Control, request: int, data: bytes, parked: bytes, now_ms: int) -> list[Effect]:
+        try:
+            verified = self._check_route(data)
+            following = verified.next_of(self._address, control.client.address)
+        except (RelayProtocolError, DecodeError):
+            return [self._refused(control, request, Refusal.BAD_ROUTE)]
+        if not self._routes.note(verified, now_ms):
+            return [self._refused(control, request, Refusal.BAD_ROUTE)]
+        address = verified.route.target
+        target = self._reserved.get(address) if following is None else None
+        payer = self._clients.get(verified.dialler) or _Client(verified.dialler)
+        refusal = self._why_not(control, payer, target, now_ms)
+        if refusal is None and following is None and (target is None or _expiry(target) <= now_ms):
+            refusal = Refusal.NO_RESERVATION
+        if refusal is not None:
+            return [self._refused(control, request, refusal)]
+        self._clients[payer.address] = payer
+        effects, circuit = self._pend(control, payer, target, address, request, parked, now_ms)
+        if following is not None:
+            effects.append(Onward(circuit.number, following, data))
+        return effects
+
+    def _pend(
+        self, control: _Control, payer: _Client, target: _Control | None, address: bytes, request: int,
+        parked: bytes, now_ms: int,
+    ) -> tuple[list[Effect], _Circuit]:  # fmt: skip
+        """Note a circuit that waits for its ends, and ask for those that do not wait here already."""
         self._number += 1
         mine, theirs = self._random(32), self._random(32)
         wait_ms = self._limits.pending_ms_max
-        circuit = _Circuit(self._number, control, target, control.host, (mine, theirs), now_ms + wait_ms)
+        circuit = _Circuit(
+            self._number, control, payer, target, address, control.host, (mine, theirs), now_ms + wait_ms
+        )
         self._pending[circuit.number] = circuit
-        self._tokens[mine] = (circuit, 0)
-        self._tokens[theirs] = (circuit, 1)
         control.offers.add(circuit.number)
-        target.offers.add(circuit.number)
-        control.client.pending += 1
-        target.client.pending += 1
         control.host.circuits += 1
-        return [
-            Send(target.connection, Incoming(theirs, control.client.address, wait_ms)),
-            Send(control.connection, Offered(request, mine, wait_ms)),
-        ]
+        for client in circuit.clients():
+            client.pending += 1
+        effects: list[Effect] = []
+        if target is not None:
+            target.offers.add(circuit.number)
+            waiting = next((token for token, number in target.parked.items() if number is not None), None)
+            if waiting is None or target is control:
+                self._tokens[theirs] = circuit, 1
+                effects.append(Send(target.connection, Incoming(theirs, payer.address, wait_ms)))
+            else:
+                self._arrived(circuit, 1, self._take_parked(target, waiting))
+        connection = control.parked.get(parked) if parked else None
+        if connection is None:
+            self._tokens[mine] = circuit, 0
+            effects.append(Send(control.connection, Offered(request, mine, wait_ms)))
+        else:
+            effects.append(Send(control.connection, Offered(request, parked, wait_ms)))
+            effects += self._arrived(circuit, 0, self._take_parked(control, parked))
+        return effects, circuit
 
-    def _why_not(self, control: _Control, target: _Control | None, now_ms: int) -> Refusal | None:
+    def _park(self, control: _Control, token: bytes) -> list[Effect]:
+        if token in self._parked or token in self._tokens or self._drain_until_ms is not None:
+            return []
+        effects: list[Effect] = []
+        if len(control.parked) >= self._limits.parked_per_client_max:
+            effects = self._unpark(control, next(iter(control.parked)))
+        control.parked[token] = None
+        self._parked[token] = control
+        return effects
+
+    def _unpark(self, control: _Control, token: bytes) -> list[Effect]:
+        """Give up one parked connection, come or not."""
+        connection = control.parked.pop(token)
+        del self._parked[token]
+        if connection is None:
+            return []
+        del self._held[connection]
+        return [self._refuse(connection, Refusal.NO_RESERVATION)]
+
+    def _take_parked(self, control: _Control, token: bytes) -> int:
+        connection = control.parked.pop(token)
+        assert connection is not None
+        del self._parked[token], self._held[connection]
+        return connection
+
+    def _why_not(self, control: _Control, payer: _Client, target: _Control | None, now_ms: int) -> Refusal | None:
         limits = self._limits
+        if self._drain_until_ms is not None:
+            return Refusal.RESTARTING
+        is_dialler = payer is control.client
         if not control.host.is_trusted:
-            if not control.host.connects.take(now_ms):
+            if is_dialler and not control.host.connects.take(now_ms):
                 return Refusal.TOO_FAST
-            if control.host.circuits >= limits.circuits_per_host_max:
+            if control.host.circuits >= (
+                limits.circuits_per_host_max if is_dialler else limits.circuits_per_relay_max
+            ):
                 return Refusal.HOST_LIMIT
-        if target is None or _expiry(target) <= now_ms:
-            return Refusal.NO_RESERVATION
+        if not self._may_dial(payer.address):
+            return Refusal.UNPAID
         if len(self._pending) >= limits.pending_max or (
             len(self._pending) + len(self._running) >= limits.circuits_max
         ):
             return Refusal.RELAY_FULL
-        for client, refusal in (
-            (control.client, Refusal.CLIENT_LIMIT),
-            (target.client, Refusal.TARGET_LIMIT),
-        ):
+        clients = [(payer, Refusal.CLIENT_LIMIT)]
+        if target is not None:
+            clients.append((target.client, Refusal.TARGET_LIMIT))
+        for client, refusal in clients:
             if (
                 client.pending >= limits.pending_per_client_max
                 or client.pending + client.circuits >= limits.circuits_per_client_max
@@ -326,13 +525,20 @@ class RelayCore:
             if end is not None:
                 self._waiting.pop(end, None)
         circuit.host.circuits -= 1
-        # A set: one client may be both ends.
-        for control in (circuit.dialler, circuit.target):
-            control.offers.discard(circuit.number)
-            control.client.pending -= 1
+        circuit.dialler.offers.discard(circuit.number)
+        if circuit.target is not None:
+            circuit.target.offers.discard(circuit.number)
+        for client in circuit.clients():
+            client.pending -= 1
 
     def _abandon(self, circuit: _Circuit, refusal: Refusal) -> list[Effect]:
+        mine = circuit.tokens[0]
+        if mine in self._tokens:  # its dialler has yet to come, and shall know why it comes in vain
+            self._refused_ends[mine] = refusal
+            if len(self._refused_ends) > REFUSED_ENDS_MAX:
+                self._refused_ends.popitem(last=False)
         self._settle(circuit)
+        self._forget(circuit.payer)
         return [self._refuse(end, refusal) for end in circuit.ends if end is not None]
 
     def _unreserve(self, control: _Control) -> None:
@@ -347,7 +553,9 @@ class RelayCore:
 
     def _refused(self, control: _Control, request: int, refusal: Refusal) -> Send:
         self.refusals[refusal] += 1
-        return Send(control.connection, Refused(request, refusal, RETRY_MS if refusal in RETRY_HELPS else 0))
+        others = self._others() if refusal in _NAMES_OTHERS else ()
+        retry_ms = RETRY_MS if refusal in RETRY_HELPS else 0
+        return Send(control.connection, Refused(request, refusal, retry_ms, self.load_percent, others))
 
     def _refuse(self, connection: int, refusal: Refusal) -> Refuse:
         self.refusals[refusal] += 1

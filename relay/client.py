@@ -1,18 +1,22 @@
-"""A node's side of relays, on trio: keeps a reservation at each of its relays, brings in what is dialled through
-them, and dials others through theirs.
+"""A node's side of relays, on trio: keeps reservations at the best of its relays, brings in what is dialled
+through them, and dials others through theirs, over one relay or several.
 
 What it hands over are plain byte streams; the nodes shake hands inside, so neither this nor the relay is trusted
-with anything but to carry bytes. A relay that dies, lies or falls silent costs its circuits; the rest goes on.
+with anything but to carry bytes. A relay that dies, lies or falls silent costs its circuits; the rest goes on, and
+what is held against it (``relay.judge``) decides whether it is used again.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import secrets
+import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Final, cast
 
 import structlog
 import trio
@@ -23,23 +27,39 @@ from p2p.identity import Identity, Purpose
 from p2p.sockets import tune
 from p2p.transport import Acceptance, Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
+from relay.judge import Fault, RelayJudge
+from relay.links import LINK_STATE_S, LinkState
+from relay.metering import FreeTier, Tally, Tariff
 from relay.protocol import (
     CONTROL_PREAMBLE,
     DATA_PREAMBLE,
     JOINED,
+    TOKEN_BYTES,
+    AskLinks,
+    Charged,
     Connect,
     ControlChannel,
     Decline,
+    Extend,
     Incoming,
+    Links,
     Message,
     Offered,
+    Park,
+    Pay,
     Ping,
     Pong,
     Refused,
+    Release,
     Reserve,
     Reserved,
+    Restarting,
+    Terms,
     Voucher,
 )
+from relay.route import HOPS_MAX, Route
+from relay.splice import keep_alive
+from relay.stream import CircuitStream
 from state.primitives.errors import ConfigError, DecodeError
 
 __all__ = ["RelayClient", "RelayClientOptions", "Reservation"]
@@ -51,6 +71,12 @@ RECEIVE_BYTES: Final = 4_096
 NUMBERS: Final = 2**31
 OUTBOX_MESSAGES_MAX: Final = 64
 """Answers that a relay may provoke without reading them."""
+LOOK_S: Final = 1.0
+"""How often circuits are looked at: counted, and watched for silence."""
+STALLED_S: Final = 12.0
+"""A circuit that ended after so long without an answer to what was sent has stalled."""
+PROBES_MAX: Final = 8
+"""Relays whose round trip is measured before some are chosen."""
 
 CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
 """ValueError: a host name that cannot be encoded."""
@@ -62,12 +88,18 @@ log = structlog.get_logger("relay")
 class RelayClientOptions:
     """Times in seconds and bounds of the client's side."""
 
+    reservations: int = 3
+    """Relays to reserve at, of those that are known: two, and a third to spare."""
     reservation_s: int = 3_600
     connect_s_max: float = 10
     """To connect and shake hands with a relay, and to open a data connection."""
     answer_s_max: float = 10
     ping_s: float = 10
     """Between pings; a relay that then says nothing for ``answer_s_max`` is dead."""
+    busy_ping_s: float = 1
+    """Between pings while circuits run through the relay."""
+    busy_silent_s: float = 2.5
+    """Such a relay is dead when so long after a ping neither it nor a circuit has said anything."""
     link_idle_s: float = 60
     """How long the link to a relay that is not one of ours is kept after its last use."""
     links_max: int = 64
@@ -76,6 +108,14 @@ class RelayClientOptions:
     backoff_s_max: float = 15
     incoming_max: int = 32
     """Circuits being brought in at once; more are declined."""
+    parked: int = 2
+    """Data connections kept waiting at each of our relays that is in use."""
+    parked_s: float = 600
+    """How long after the last circuit through it a relay counts as in use."""
+    choose_s: float = 30
+    """How often the choice of relays is thought over."""
+    price_per_gib_max: int = 2**96 - 1
+    """Relays that ask for more are not dialled through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +134,28 @@ class _Call:
     answer: Message | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Parked:
+    """A data connection that waits at a relay for a circuit, ours or another's to us."""
+
+    token: bytes
+    stream: trio.SocketStream
+    is_asked: bool = False
+    """Whether we have asked for it to be the end of a circuit of ours."""
+    status: int | None = None
+    """What the relay wrote on it; -1: it ended."""
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A circuit as the client accounts for it; only a dialler pays."""
+
+    stream: CircuitStream
+    counted: dict[bytes, int] = field(default_factory=dict)
+    tiers: dict[bytes, FreeTier] = field(default_factory=dict)
+
+
 class RelayClient:
     """Both seams of the peer network: a ``Dialer`` of the scheme ``relay`` and an ``Acceptor``.
 
@@ -108,14 +170,22 @@ class RelayClient:
         options: RelayClientOptions | None = None,
     ) -> None:
         for endpoint in relays:
-            if endpoint.relay is None:
-                raise ConfigError(f"{endpoint}: relay:<address>:host:port expected")
+            _check_relay(endpoint)
+        self.judge = RelayJudge()
+        self.link_states: dict[bytes, LinkState] = {}
+        """What our relays say of their ways to others, by relay."""
         self._make_identity = make_identity
         self._relays = tuple(dict.fromkeys(relays))
         self._options = options or RelayClientOptions()
         self._links: dict[Endpoint, _Link] = {}
         self._reservations: dict[Endpoint, Reservation] = {}
+        self._keepers: dict[Endpoint, trio.CancelScope] = {}
+        self._leaving: dict[Endpoint, float] = {}
+        self._watchers: list[Callable[[Endpoint], None]] = []
+        self._circuits: dict[CircuitStream, _Running] = {}
+        self._tallies: dict[bytes, Tally] = {}
         self._changed = trio.Event()
+        self._rechoose = trio.Event()
         self._incoming = 0
         self._started = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -123,13 +193,71 @@ class RelayClient:
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
-        """The promises that stand now, in the order of the configured relays."""
+        """The promises that stand now, in the order of the known relays."""
         return tuple(self._reservations[e] for e in self._relays if e in self._reservations)
 
     @property
     def links(self) -> tuple[Endpoint, ...]:
         """Relays that are connected now, or being connected to."""
         return tuple(self._links)
+
+    @property
+    def circuits(self) -> tuple[CircuitStream, ...]:
+        """Circuits that run now."""
+        return tuple(self._circuits)
+
+    def offer(self, relays: Iterable[Endpoint]) -> None:
+        """Say which relays there are beside those of the configuration, for example by the chain's registry."""
+        known = dict.fromkeys(self._relays)
+        for endpoint in relays:
+            _check_relay(endpoint)
+            known[endpoint] = None
+        if len(known) > len(self._relays):
+            self._relays = tuple(known)
+            self._rechoose.set()
+
+    def on_leaving(self, watcher: Callable[[Endpoint], None]) -> None:
+        """Call ``watcher`` with a relay's endpoint when the relay says that it will end soon.
+
+        Whoever has circuits through it (``CircuitStream.endpoint.hops`` names it) should replace them now.
+        """
+        self._watchers.append(watcher)
+
+    def is_leaving(self, endpoint: Endpoint) -> bool:
+        """Whether a relay of this path is about to end."""
+        now = trio.current_time()
+        return any(self._leaving.get(hop, -math.inf) > now for hop in endpoint.hops)
+
+    def ways(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+        """Return the paths of two relays: through one of ours to each relay among a target's ``endpoints``."""
+        own = [reservation.endpoint for reservation in self.reservations]
+        return tuple(
+            replace(endpoint, via=relay)
+            for endpoint in endpoints
+            if endpoint.relay is not None and endpoint.via is None
+            for relay in own
+            if relay.relay != endpoint.relay and not self.is_leaving(relay)
+        )
+
+    def estimate(self, endpoint: Endpoint) -> tuple[float, int] | None:
+        """Return (round trip in seconds to the path's last relay, bytes a second between its relays or 0).
+
+        As far as it was measured here and by the relays; None: not known.
+        """
+        hops = endpoint.hops
+        first = hops[0].relay if hops else None
+        rtt_s = None if first is None else self.judge.rtt_s(first)
+        if first is None or rtt_s is None:
+            return None
+        rate = 0
+        for before, after in pairwise(hops):
+            state = None if before.relay is None else self.link_states.get(before.relay)
+            link = None if state is None else dict(state.links).get(after.relay or b"")
+            if link is None:
+                return None
+            rtt_s += link.rtt_us / 1_000_000
+            rate = link.bytes_per_s if not rate else min(rate, link.bytes_per_s)
+        return rtt_s, rate
 
     async def wait_reserved(self, count: int = 1) -> None:
         """Wait until at least ``count`` reservations stand."""
@@ -144,36 +272,249 @@ class RelayClient:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._started.set()
-                for endpoint in self._relays:
-                    nursery.start_soon(self._keep, endpoint)
+                nursery.start_soon(self._choose)
+                nursery.start_soon(self._look)
+                nursery.start_soon(self._learn_links)
                 await trio.sleep_forever()
         finally:
             self._nursery = None
             self._acceptance = None
+            self._circuits.clear()  # they go on, unwatched
+
+    # Dialling.
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
-        """Return a byte stream to the node ``target`` through the relay of ``endpoint``.
+        """Return a byte stream to the node ``target`` through the relays of ``endpoint``.
 
         Raises RelayRefused, RelayUnreachable or RelayProtocolError (the relay's fault); the caller sets the time
         limit.
         """
-        if endpoint.relay is None or target is None:
+        hops = endpoint.hops
+        if not hops or target is None:
             raise RelayUnreachable("a relay and the address behind it are needed")
+        if len(hops) > HOPS_MAX:
+            raise RelayUnreachable(f"a path has at most {HOPS_MAX} relays")
         await self._started.wait()
-        link = await self._link(endpoint)
-        answer = await link.ask(lambda request: Connect(request, target))
-        match answer:
-            case Offered(_, token, _):
-                return await self._open_data(endpoint, token)
-            case Refused(_, refusal, _):
-                raise RelayRefused(refusal)
-            case _:
-                raise link.fail(RelayProtocolError("an answer to another question"))
+        first = hops[0]
+        try:
+            link = await self._link(first)
+            self._check_price(hops)
+            if len(hops) == 1:
+                stream = await self._circuit(
+                    link, lambda request, parked: Connect(request, target, parked)
+                )  # fmt: skip
+            else:
+                route = Route.sign(self._make_identity(), hops, target, now_ms=_wall_ms()).encode()
+                stream = await self._circuit(link, lambda request, parked: Extend(request, route, parked))
+                self._meet(hops[1:])
+        except RelayProtocolError:
+            self._blame(first, Fault.LIED)
+            raise
+        except RelayRefused as error:
+            if error.refusal is Refusal.RELAY_FULL:
+                self._blame(first, Fault.REFUSED)
+            raise
+        return self._track(stream, endpoint, target)
+
+    async def _circuit(self, link: _Link, question: Callable[[int, bytes], Message]) -> trio.SocketStream:
+        """Ask for a circuit and return its data connection, joined."""
+        parked = link.take_parked()
+        token = b"" if parked is None else parked.token
+        link.used_at = trio.current_time()
+        is_ours = False
+        try:
+            answer = await link.ask(lambda request: question(request, token))
+            match answer:
+                case Offered(_, offered, _) if parked is not None and offered == token:
+                    is_ours = True
+                    return await self._joined(link, parked)
+                case Offered(_, offered, _):
+                    return await self._open_data(link.endpoint, offered)
+                case Refused(_, refusal, _):
+                    raise RelayRefused(refusal)
+                case _:
+                    raise link.fail(RelayProtocolError("an answer to another question"))
+        finally:
+            if parked is not None and not is_ours:
+                self._give_back(link, parked)
+
+    async def _joined(self, link: _Link, parked: _Parked) -> trio.SocketStream:
+        with trio.move_on_after(self._options.connect_s_max):
+            await parked.done.wait()
+        if parked.status == JOINED:
+            return parked.stream
+        await trio.aclose_forcefully(parked.stream)
+        if parked.status is None or parked.status < 0:
+            raise RelayUnreachable(f"{link.endpoint}: closed before the circuit was joined")
+        raise _refused(parked.status)
+
+    def _track(self, stream: trio.SocketStream, endpoint: Endpoint, target: bytes | None) -> CircuitStream:
+        """Return the stream of a circuit, counted from here on."""
+        circuit = CircuitStream(stream, endpoint, target, self._circuit_closed, self._suspect)
+        self._circuits[circuit] = _Running(circuit)
+        return circuit
+
+    def _circuit_closed(self, circuit: CircuitStream) -> None:
+        running = self._circuits.pop(circuit, None)
+        if running is not None:
+            self._count(running)
+            self._judge_end(circuit)
+
+    def _judge_end(self, circuit: CircuitStream) -> None:
+        since = circuit.silent_since
+        if since is not None and trio.current_time() - since > STALLED_S and not self.is_leaving(circuit.endpoint):
+            for hop in circuit.endpoint.hops:
+                self._blame(hop, Fault.STALLED, about=circuit.target or b"")
+
+    def _suspect(self, circuit: CircuitStream) -> None:
+        """Hold against the relays of a circuit that what came through it was not what its other end sealed."""
+        for hop in circuit.endpoint.hops:
+            self._blame(hop, Fault.BROKEN, about=circuit.target or b"")
+
+    def _check_price(self, hops: Sequence[Endpoint]) -> None:
+        for hop in hops:
+            tally = self._tallies.get(hop.relay or b"")
+            tariff = None if tally is None else tally.tariff
+            if tariff is not None and tariff.price_per_gib > self._options.price_per_gib_max:
+                raise RelayUnreachable(f"{hop}: asks for more than this node pays")
+
+    def _meet(self, hops: Sequence[Endpoint]) -> None:
+        """Connect to the later relays of a path as well, to learn their terms and pay them."""
+        for hop in hops:
+            if hop not in self._links and self._nursery is not None:
+                self._nursery.start_soon(self._try_link, hop)
+
+    async def _try_link(self, endpoint: Endpoint) -> None:
+        try:
+            await self._link(endpoint)
+        except RelayUnreachable as error:
+            log.debug("relay not met", relay=str(endpoint), error=str(error))
+
+    # What was carried, and what it costs.
+
+    def terms(self, link: _Link, terms: Terms) -> None:
+        """Take a relay's terms; its channel begins."""
+        tally = self._tallies.setdefault(link.relay, Tally(link.relay))
+        tally.tariff = Tariff(terms.price_per_gib, terms.free_bytes, terms.free_ms, terms.unpaid_bytes_max)
+        tally.opened(link.channel.channel, _wall_ms(), _now_ms())
+
+    def charged(self, link: _Link, size_bytes: int) -> None:
+        """Take a relay's claim, and pay or hold it against it."""
+        for running in self._circuits.values():
+            self._count(running)
+        tally = self._tallies.get(link.relay)
+        if tally is not None and not tally.claimed(size_bytes):
+            self._blame(link.endpoint, Fault.LIED)
+        self._pay(link)
+
+    def _count(self, running: _Running) -> None:
+        stream = running.stream
+        if stream.target is None:
+            return  # who dialled pays
+        total = stream.bytes_sent + stream.bytes_received
+        for hop in stream.endpoint.hops:
+            tally = self._tallies.get(hop.relay or b"")
+            if tally is None or tally.tariff is None:
+                continue  # its terms are on their way
+            tier = running.tiers.get(tally.relay)
+            if tier is None:
+                tier = running.tiers[tally.relay] = FreeTier(tally.tariff, int(stream.opened_at * 1000))
+            moved = total - running.counted.get(tally.relay, 0)
+            running.counted[tally.relay] = total
+            tally.size_bytes += tier.charge(moved, _now_ms())
+
+    def _pay(self, link: _Link) -> None:
+        tally = self._tallies.get(link.relay)
+        if tally is not None and link.error is None and link.opened.is_set():
+            receipt = tally.due(self._make_identity(), _now_ms(), _wall_ms())
+            if receipt is not None:
+                link.post(Pay(receipt.encode()))
+
+    async def _look(self) -> None:
+        """Count what circuits carry, and pay."""
+        while True:
+            await trio.sleep(LOOK_S)
+            for running in self._circuits.values():
+                self._count(running)
+            for link in list(self._links.values()):
+                self._pay(link)
+
+    # Which relays.
+
+    async def _choose(self) -> None:
+        """Keep reservations at the best relays that are known."""
+        while True:
+            self._rechoose = trio.Event()
+            now = trio.current_time()
+            self._leaving = {e: until for e, until in self._leaving.items() if until > now}
+            known = [e for e in self._relays if e not in self._leaving]
+            if len(known) > self._options.reservations:
+                await self._probe(known)
+            for endpoint in self._wanted(known):
+                if endpoint not in self._keepers and self._nursery is not None:
+                    self._keepers[endpoint] = trio.CancelScope()
+                    self._nursery.start_soon(self._keep, endpoint, self._keepers[endpoint])
+            with trio.move_on_after(self._options.choose_s):
+                await self._rechoose.wait()
+            await trio.sleep(self._options.backoff_s_min * random.uniform(0.5, 1))
+
+    def _wanted(self, known: Sequence[Endpoint]) -> list[Endpoint]:
+        """Return the relays to reserve at, and end what is kept elsewhere."""
+        now = trio.current_time()
+        order = self.judge.order(dict.fromkeys(e.relay or b"" for e in known), now)
+        rank = {relay: at for at, relay in enumerate(order)}
+
+        def cost(endpoint: Endpoint) -> tuple[bool, bool, int]:
+            relay = endpoint.relay or b""
+            # One that is held and does its work is not given up for one that is a little nearer.
+            return self.judge.is_left(relay, now), endpoint not in self._reservations, rank[relay]
+
+        wanted = sorted(known, key=cost)[: self._options.reservations]
+        for endpoint, scope in list(self._keepers.items()):
+            if endpoint not in wanted:
+                scope.cancel()
+                del self._keepers[endpoint]
+        return wanted
+
+    async def _probe(self, known: Sequence[Endpoint]) -> None:
+        """Measure the way to some relays that nothing is known of."""
+        unknown = [e for e in known if self.judge.rtt_s(e.relay or b"") is None and e not in self._links]
+        sample = random.sample(unknown, min(PROBES_MAX, len(unknown)))
+        with trio.move_on_after(self._options.connect_s_max):
+            async with trio.open_nursery() as nursery:
+                for endpoint in sample:
+                    nursery.start_soon(self._try_link, endpoint)
+
+    def leaving(self, link: _Link, left_ms: int) -> None:
+        """Take a relay's word that it ends soon: go elsewhere."""
+        endpoint = link.endpoint
+        until = trio.current_time() + left_ms / 1000 + self._options.backoff_s_max
+        is_news = endpoint not in self._leaving
+        self._leaving[endpoint] = until
+        if not is_news:
+            return
+        log.info("relay is about to end", relay=str(endpoint), left_ms=left_ms)
+        scope = self._keepers.pop(endpoint, None)
+        if scope is not None:
+            scope.cancel()
+        self._rechoose.set()
+        for watcher in self._watchers:
+            watcher(endpoint)
 
     # Reservations.
 
-    async def _keep(self, endpoint: Endpoint) -> None:
-        """Hold a reservation at one relay for ever."""
+    async def _keep(self, endpoint: Endpoint, scope: trio.CancelScope) -> None:
+        """Hold a reservation at one relay until ``scope`` is cancelled."""
+        try:
+            with scope:
+                await self._keep_on(endpoint)
+        finally:
+            link = self._links.get(endpoint)
+            if self._forget_reservation(endpoint) and link is not None and link.error is None:
+                link.is_ours = False
+                link.post(Release())
+
+    async def _keep_on(self, endpoint: Endpoint) -> None:
         options = self._options
         failures = 0
         while True:
@@ -189,16 +530,26 @@ class RelayClient:
             except RelayRefused as error:
                 log.warning("relay refused the reservation", relay=str(endpoint), reason=error.refusal.label)
                 retry_s = options.backoff_s_max if endpoint not in self._reservations else 0.0
-            except (RelayUnreachable, RelayProtocolError) as error:
+                self._blame(endpoint, Fault.REFUSED)
+            except RelayProtocolError as error:
+                log.warning("relay lied", relay=str(endpoint), detail=str(error))
+                self._blame(endpoint, Fault.LIED)
+            except RelayUnreachable as error:
                 log.debug("relay not reached", relay=str(endpoint), error=error.code, detail=str(error))
-            if self._reservations.pop(endpoint, None) is not None:
+            if self._forget_reservation(endpoint):
                 log.warning("relay lost", relay=str(endpoint))
-                self._announce(endpoint, ())
+            self._rechoose.set()
             if trio.current_time() - started > options.backoff_s_max:
                 failures = 0
             pause_s = min(options.backoff_s_max, options.backoff_s_min * 2 ** min(failures, 16))
             failures += 1
             await trio.sleep(max(pause_s, retry_s) * random.uniform(0.5, 1))
+
+    def _forget_reservation(self, endpoint: Endpoint) -> bool:
+        if self._reservations.pop(endpoint, None) is None:
+            return False
+        self._announce(endpoint, ())
+        return True
 
     async def _reserve(self, link: _Link) -> int:
         answer = await link.ask(lambda request: Reserve(request, self._options.reservation_s))
@@ -216,10 +567,21 @@ class RelayClient:
                     log.info("relay reserved", relay=str(link.endpoint), observed=observed)
                     self._announce(link.endpoint, (link.endpoint,))
                 return life_s
-            case Refused(_, refusal, _):
+            case Refused(_, refusal, _, _, alternatives):
+                self._offer_texts(alternatives)
                 raise RelayRefused(refusal)
             case _:
                 raise link.fail(RelayProtocolError("an answer to another question"))
+
+    def _offer_texts(self, texts: Iterable[str]) -> None:
+        """Take the names of other relays from one that is full, as long as few are known."""
+        for text in texts:
+            try:
+                endpoint = Endpoint.parse(text)
+            except DecodeError:
+                continue
+            if endpoint.relay is not None and len(self._relays) < self._options.links_max:
+                self.offer((endpoint,))
 
     def _announce(self, endpoint: Endpoint, reachable: tuple[Endpoint, ...]) -> None:
         self._changed.set()
@@ -234,10 +596,11 @@ class RelayClient:
         if self._nursery is None or self._incoming >= self._options.incoming_max:
             return False
         self._incoming += 1
-        self._nursery.start_soon(self._bring, link.endpoint, message)
+        self._nursery.start_soon(self._bring, link, message)
         return True
 
-    async def _bring(self, endpoint: Endpoint, message: Incoming) -> None:
+    async def _bring(self, link: _Link, message: Incoming) -> None:
+        endpoint = link.endpoint
         try:
             stream = await self._open_data(endpoint, message.token)
         except (RelayRefused, RelayUnreachable, RelayProtocolError) as error:
@@ -245,19 +608,24 @@ class RelayClient:
             return
         finally:
             self._incoming -= 1
+        link.used_at = trio.current_time()
+        self._refill(link)
+        await self._bring_in(endpoint, stream)
+
+    async def _bring_in(self, endpoint: Endpoint, stream: trio.SocketStream) -> None:
         if self._acceptance is None:
             await trio.aclose_forcefully(stream)
         else:
-            self._acceptance.accept(stream, str(endpoint))
+            self._acceptance.accept(self._track(stream, endpoint, None), str(endpoint))
+
+    # Data connections.
 
     async def _open_data(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
         stream: trio.SocketStream | None = None
         status = b""
         try:
             with trio.fail_after(self._options.connect_s_max):
-                stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
-                tune(stream.socket)
-                await stream.send_all(DATA_PREAMBLE + token)
+                stream = await self._show(endpoint, token)
                 # One byte and no more: what follows belongs to the node at the other end.
                 status = await stream.receive_some(1)
             if status == bytes((JOINED,)):
@@ -270,11 +638,75 @@ class RelayClient:
                 await trio.aclose_forcefully(stream)
         if not status:
             raise RelayUnreachable(f"{endpoint}: closed before the circuit was joined")
+        raise _refused(status[0])
+
+    @staticmethod
+    async def _show(endpoint: Endpoint, token: bytes) -> trio.SocketStream:
+        """Open a data connection and show its token."""
+        stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
         try:
-            refusal = Refusal(status[0])
-        except ValueError:
-            raise RelayProtocolError(f"status {status[0]} of a data connection") from None
-        raise RelayRefused(refusal)
+            tune(stream.socket)
+            keep_alive(cast(socket.socket, stream.socket))
+            await stream.send_all(DATA_PREAMBLE + token)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
+
+    def _refill(self, link: _Link) -> None:
+        """Keep data connections waiting at a relay of ours that is in use."""
+        if not link.is_ours or link.error is not None or self._nursery is None:
+            return
+        if trio.current_time() - link.used_at > self._options.parked_s:
+            return
+        while link.parking + len(link.parked) < self._options.parked:
+            link.parking += 1
+            self._nursery.start_soon(self._park, link)
+
+    async def _park(self, link: _Link) -> None:
+        token = secrets.token_bytes(TOKEN_BYTES)
+        try:
+            try:
+                with trio.fail_after(self._options.connect_s_max):
+                    link.post(Park(token))
+                    stream = await self._show(link.endpoint, token)
+            finally:
+                link.parking -= 1
+        except CONNECT_ERRORS:
+            return
+        parked = _Parked(token, stream)
+        link.parked.append(parked)
+        try:
+            try:
+                status = await stream.receive_some(1)
+                parked.status = status[0] if status else -1
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                parked.status = -1
+            if parked in link.parked:
+                link.parked.remove(parked)
+            parked.done.set()
+            if not parked.is_asked:
+                await self._use(link, parked)
+        finally:
+            if parked.status is None:  # cancelled
+                await trio.aclose_forcefully(stream)
+
+    async def _use(self, link: _Link, parked: _Parked) -> None:
+        """Bring in the circuit for which a relay took a parked connection, or note that it has ended."""
+        if parked.status != JOINED:
+            await trio.aclose_forcefully(parked.stream)
+            return
+        link.used_at = trio.current_time()
+        self._refill(link)
+        await self._bring_in(link.endpoint, parked.stream)
+
+    def _give_back(self, link: _Link, parked: _Parked) -> None:
+        """Let a parked connection that was not used after all wait on, or be what it has become meanwhile."""
+        parked.is_asked = False
+        if not parked.done.is_set():
+            link.parked.append(parked)
+        elif self._nursery is not None:
+            self._nursery.start_soon(self._use, link, parked)
 
     # Links.
 
@@ -300,6 +732,62 @@ class RelayClient:
         finally:
             if self._links.get(link.endpoint) is link:
                 del self._links[link.endpoint]
+            for parked in link.parked:
+                parked.stream.socket.close()
+            fault = link.fault
+            if fault is not None and not self.is_leaving(link.endpoint):
+                self._blame(link.endpoint, fault)
+
+    def _through(self, endpoint: Endpoint) -> list[CircuitStream]:
+        return [circuit for circuit in self._circuits if endpoint in circuit.endpoint.hops]
+
+    def has_circuits(self, endpoint: Endpoint) -> bool:
+        """Whether circuits run through this relay."""
+        return any(endpoint in circuit.endpoint.hops for circuit in self._circuits)
+
+    def heard_at(self, endpoint: Endpoint) -> float:
+        """Return when a circuit through this relay has brought bytes last."""
+        return max((circuit.heard_at for circuit in self._through(endpoint)), default=-math.inf)
+
+    def cut(self, endpoint: Endpoint) -> None:
+        """End the circuits through a relay that has fallen silent, so that their peers take another way now."""
+        for circuit in self._through(endpoint):
+            if self._nursery is not None:
+                self._nursery.start_soon(trio.aclose_forcefully, circuit)
+
+    def _blame(self, endpoint: Endpoint, fault: Fault, *, about: bytes = b"") -> None:
+        relay = endpoint.relay or b""
+        now = trio.current_time()
+        was_left = self.judge.is_left(relay, now)
+        self.judge.blame(relay, fault, now, about=about)
+        if not was_left and self.judge.is_left(relay, now):
+            log.warning("relay avoided from now on", relay=str(endpoint), fault=fault.value)
+            self._rechoose.set()
+
+    async def _learn_links(self) -> None:
+        """Ask our relays how well they reach others."""
+        while True:
+            for endpoint in list(self._reservations):
+                link = self._links.get(endpoint)
+                if link is not None and link.error is None:
+                    await self._learn(link)
+            with trio.move_on_after(LINK_STATE_S):
+                await self._changed.wait()
+
+    async def _learn(self, link: _Link) -> None:
+        try:
+            answer = await link.ask(AskLinks)
+            match answer:
+                case Links(_, data):
+                    state = LinkState.decode(data)
+                    state.check(link.relay, link.channel.certificate)
+                    self.link_states[link.relay] = state
+                case _:
+                    raise RelayProtocolError("an answer to another question")
+        except RelayUnreachable:
+            return
+        except (DecodeError, RelayProtocolError) as error:
+            link.fail(RelayProtocolError(str(error)))
 
 
 class _Link:
@@ -318,8 +806,14 @@ class _Link:
         """Set when questions may be asked, or ``error`` says why not."""
         self.ended = trio.Event()
         self.error: Exception | None = None
+        self.fault: Fault | None = None
+        """What its end says of the relay; None: nothing."""
         self.is_ours = False
         """Kept open while nothing is asked."""
+        self.used_at = -math.inf
+        """When a circuit was last dialled or brought in through it."""
+        self.parked: list[_Parked] = []
+        self.parking = 0
         self._client = client
         self._identity = identity
         self._options = options
@@ -330,6 +824,7 @@ class _Link:
         self._calls: dict[int, _Call] = {}
         self._number = 0
         self._heard = -math.inf
+        self._pinged: tuple[int, float] | None = None
         self._used = trio.current_time()
 
     async def run(self) -> None:
@@ -352,10 +847,11 @@ class _Link:
             if self._stream is not None:
                 await trio.aclose_forcefully(self._stream)
 
-    def fail(self, error: Exception) -> Exception:
+    def fail(self, error: Exception, fault: Fault | None = None) -> Exception:
         """End the link because of ``error``, which is returned."""
         if self.error is None:
             self.error = error
+            self.fault = Fault.LIED if isinstance(error, RelayProtocolError) else fault
         self._scope.cancel()
         return error
 
@@ -375,17 +871,27 @@ class _Link:
             raise RelayUnreachable(f"{self.endpoint}: {self.error or 'no answer'}")
         return call.answer
 
+    def take_parked(self) -> _Parked | None:
+        """Return a data connection that waits at the relay, asked for from now on."""
+        if not self.parked:
+            return None
+        parked = self.parked.pop()
+        parked.is_asked = True
+        return parked
+
     async def _open(self) -> bool:
         try:
             with trio.fail_after(self._options.connect_s_max):
+                began = trio.current_time()
                 stream = await trio.open_tcp_stream(self.endpoint.host, self.endpoint.port)
                 self._stream = stream
+                connected_s = trio.current_time() - began
                 tune(stream.socket)
                 handshake = Handshake(
                     self._identity,
                     Purpose.RELAY_CONTROL,
                     is_initiator=True,
-                    now_ms=time.time_ns() // 1_000_000,
+                    now_ms=_wall_ms(),
                     expected=self.relay,
                 )
                 await stream.send_all(CONTROL_PREAMBLE + handshake.start())
@@ -397,10 +903,11 @@ class _Link:
                     if answer:
                         await stream.send_all(answer)
         except (*CONNECT_ERRORS, HandshakeFailed, RelayUnreachable) as error:
-            self.fail(error if str(error) else RelayUnreachable("too slow to answer"))
+            self.fail(error if str(error) else RelayUnreachable("too slow to answer"), Fault.UNREACHED)
             return False
         self.channel = ControlChannel(handshake.session)
         self._heard = trio.current_time()
+        self._client.judge.measured(self.relay, connected_s, self._heard)
         return True
 
     async def _read(self) -> None:
@@ -419,44 +926,66 @@ class _Link:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 data = b""
             if not data:
-                self.fail(RelayUnreachable("the relay closed the connection"))
+                self.fail(RelayUnreachable("the relay closed the connection"), Fault.LOST)
                 return
             self._heard = trio.current_time()
 
     def _take(self, message: Message) -> None:
         match message:
-            case Reserved(request) | Offered(request) | Refused(request):
+            case Reserved(request) | Offered(request) | Refused(request) | Links(request):
                 call = self._calls.get(request)
                 if call is not None:  # else its asker gave up
                     call.answer = message
                     call.answered.set()
             case Incoming(token):
                 if not self._client.incoming(self, message):
-                    self._post(Decline(token))
+                    self.post(Decline(token))
             case Ping(number):
-                self._post(Pong(number))
-            case Pong():
-                pass
+                self.post(Pong(number))
+            case Pong(number):
+                if self._pinged is not None and self._pinged[0] == number:
+                    now = trio.current_time()
+                    self._client.judge.measured(self.relay, now - self._pinged[1], now)
+                    self._pinged = None
+            case Terms():
+                self._client.terms(self, message)
+            case Charged(size_bytes):
+                self._client.charged(self, size_bytes)
+            case Restarting(left_ms):
+                self._client.leaving(self, left_ms)
             case _:
                 self.fail(RelayProtocolError("a client's message from a relay"))
 
     async def _ping(self) -> None:
         options = self._options
+        number, asked_at = 0, -math.inf
         while True:
-            await trio.sleep(options.ping_s)
+            await trio.sleep(min(options.ping_s, options.busy_ping_s))
             now = trio.current_time()
-            if now - self._heard > options.ping_s + options.answer_s_max:
-                self.fail(RelayUnreachable("the relay fell silent"))
+            is_busy = self._client.has_circuits(self.endpoint)
+            pause_s = min(options.ping_s, options.busy_ping_s) if is_busy else options.ping_s
+            silent_s = min(options.answer_s_max, options.busy_silent_s) if is_busy else options.answer_s_max
+            heard = max(self._heard, self._client.heard_at(self.endpoint))
+            if heard < asked_at and now - asked_at > silent_s:
+                self.fail(RelayUnreachable("the relay fell silent"), Fault.LOST)
+                self._client.cut(self.endpoint)
+                return
+            if is_busy:
+                self._used = now
             elif not self.is_ours and not self._calls and now - self._used > options.link_idle_s:
                 self.fail(RelayUnreachable("the link was idle"))
-            else:
-                self._post(Ping(0))
+                return
+            if heard >= asked_at and now - asked_at >= pause_s * 0.99:
+                number = (number + 1) % NUMBERS
+                asked_at, self._pinged = now, (number, now)
+                self.post(Ping(number))
 
-    def _post(self, message: Message) -> None:
+    def post(self, message: Message) -> None:
+        """Send without waiting; a relay that does not read loses the link."""
         try:
             self._outbox.send_nowait(message)
         except trio.WouldBlock:
-            self.fail(RelayUnreachable("the relay does not read"))
+            self.fail(RelayUnreachable("the relay does not read"), Fault.LOST)
 
     async def _write(self) -> None:
         assert self._stream is not None
@@ -464,5 +993,25 @@ class _Link:
             try:
                 await self._stream.send_all(self.channel.seal(message))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self.fail(RelayUnreachable("the connection broke"))
+                self.fail(RelayUnreachable("the connection broke"), Fault.LOST)
                 return
+
+
+def _check_relay(endpoint: Endpoint) -> None:
+    if endpoint.relay is None or endpoint.via is not None:
+        raise ConfigError(f"{endpoint}: relay:<address>:host:port expected")
+
+
+def _refused(status: int) -> Exception:
+    try:
+        return RelayRefused(Refusal(status))
+    except ValueError:
+        return RelayProtocolError(f"status {status} of a data connection")
+
+
+def _now_ms() -> int:
+    return int(trio.current_time() * 1000)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -16,6 +16,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, Final, cast
 
 import structlog
@@ -26,23 +28,39 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.punch import OBSERVE_PREAMBLE, observed_answer
 from p2p.sockets import tune
-from relay.circuit import Drop, Effect, Join, Refuse, RelayCore, Send
+from p2p.transport import Endpoint
+from relay.circuit import Drop, Effect, Hold, Join, Onward, Refuse, RelayCore, Send
 from relay.errors import Refusal, RelayProtocolError
-from relay.limits import Bucket, HostTable, HostUse, RelayLimits
+from relay.fanout import FANOUT_PREAMBLE, FanoutLimits
+from relay.fanout_daemon import FanoutServer
+from relay.limits import Bucket, HostTable, HostUse, RelayLimits, paces
+from relay.links import LINK_STATE_S, LinkState
+from relay.metering import Cashier, FreeTier, Tariff
+from relay.onward import OnwardConnection, OnwardLinks
 from relay.protocol import (
+    ALTERNATIVES_MAX,
     CONTROL_PREAMBLE,
     DATA_PREAMBLE,
     DATA_PREAMBLE_BYTES,
     JOINED,
     PREAMBLE_BYTES,
+    AskLinks,
+    Charged,
     ControlChannel,
+    Links,
     Message,
+    Pay,
+    Pong,
+    Terms,
     Voucher,
 )
-from relay.splice import Circuit, set_pace
+from relay.receipts import ReceiptStore, StoredReceipt
+from relay.route import Route, VerifiedRoute
+from relay.splice import Circuit, keep_alive, set_pace
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DecodeError
 
 __all__ = ["RelayDaemon", "RelayOptions", "run_relay"]
 
@@ -54,6 +72,13 @@ EARLY_BYTES_MAX: Final = 4_096
 HTTP_REQUEST_BYTES_MAX: Final = 8_192
 HTTP_TIMEOUT_S: Final = 5
 DESCRIPTORS_SPARE: Final = 64
+SLOW_TICKS: Final = 4
+"""Pacing and links to other relays are looked after every so many ticks."""
+SAVE_S: Final = 5
+"""How often new receipts go to disk."""
+
+_PREAMBLES: Final = (CONTROL_PREAMBLE, DATA_PREAMBLE, OBSERVE_PREAMBLE, FANOUT_PREAMBLE)
+_PURPOSES: Final = {CONTROL_PREAMBLE: Purpose.RELAY_CONTROL, FANOUT_PREAMBLE: Purpose.RELAY_FANOUT}
 
 log = structlog.get_logger("relay")
 
@@ -67,6 +92,14 @@ class RelayOptions:
     metrics_listen: str = ""
     """host:port for /metrics and /healthz; empty: none."""
     limits: RelayLimits = field(default_factory=RelayLimits)
+    fanout: FanoutLimits = field(default_factory=FanoutLimits)
+    tariff: Tariff = field(default_factory=Tariff)
+    peers: tuple[str, ...] = ()
+    """Other relays, as ``relay:<address>:host:port``: connections to them are kept, and measured."""
+    receipts: Path | None = None
+    """Directory of the payers' receipts; None: they are not kept."""
+    drain_s_max: int = 20
+    """How long clients may take to go elsewhere when the relay is told to end; 0: it ends at once."""
 
 
 def run_relay(
@@ -77,6 +110,9 @@ def run_relay(
 ) -> None:
     """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
 
+    At the first signal it sends its clients away and ends when they are gone or ``drain_s_max`` is over; at the
+    second it ends at once.
+
     ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
     vouchers are signed with it. It is called again every day.
     Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
@@ -86,7 +122,7 @@ def run_relay(
         daemon = RelayDaemon(options, make_identity)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, daemon.stop)
+            loop.add_signal_handler(number, daemon.drain)
         await daemon.start()
         try:
             if on_ready is not None:
@@ -106,7 +142,6 @@ class RelayDaemon:
         self.options = options
         self.limits = options.limits
         self.hosts = HostTable(options.limits)
-        self.core = RelayCore(options.limits, self.hosts, issue=self._issue, random=secrets.token_bytes)
         self.endpoint: tuple[str, int] = ("", 0)
         """Host and port that clients reach, once started."""
         self.metrics_endpoint: tuple[str, int] | None = None
@@ -119,13 +154,50 @@ class RelayDaemon:
         self._make_identity = make_identity
         self._identity = make_identity()
         self._identity_until_ms = self.now_ms() + IDENTITY_RENEWAL_MS
+        self.cashier = Cashier(
+            options.tariff, genesis_hash=self._identity.genesis_hash, relay=self._identity.address
+        )
+        self.core = RelayCore(
+            options.limits,
+            self.hosts,
+            issue=self._issue,
+            random=secrets.token_bytes,
+            address=self._identity.address,
+            check_route=self._check_route,
+            may_dial=self.cashier.is_served,
+            others=self._others,
+        )
+        self.links = OnwardLinks(self)
+        self.fanout = FanoutServer(
+            options.fanout,
+            is_reserved=lambda address: self.core.is_reserved(address, self.now_ms()),
+            is_served=self.cashier.is_served,
+            now_ms=self.now_ms,
+            drop=self.drop,
+            gone=self.gone,
+        )
+        self.receipts_total = 0
+        self._peers = tuple(_relay_endpoint(text) for text in options.peers)
+        self._link_state = b""
+        self._link_names: set[bytes] = set()
+        self._link_state_at_ms = -LINK_STATE_S * 1000
+        self._store = None if options.receipts is None else ReceiptStore(options.receipts)
+        self._unsaved: dict[bytes, StoredReceipt] = {}
+        self._saving: asyncio.Future[None] | None = None
+        self._saved_at_ms = self.now_ms()
+        self._payers: dict[int, tuple[bytes, FreeTier]] = {}
+        self._onward: dict[int, Endpoint] = {}
+        self._moved: Counter[int] = Counter()
+        self._paces: dict[int, int] = {}
+        self._ticks = 0
+        self._drain_until_ms: int | None = None
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._servers: list[asyncio.AbstractServer] = []
         self._accepts = Bucket(self.limits.accepts_per_s, self.limits.accepts_burst, self.now_ms())
         self._number = 0
         self._half_open = 0
         self._controls: dict[int, _Control] = {}
-        self._waiting: dict[int, _Opening] = {}
+        self._waiting: dict[int, _Opening | OnwardConnection] = {}
         self._connections: dict[asyncio.Transport, HostUse] = {}
         self._all_gone = asyncio.Event()
         self._circuits: dict[int, Circuit] = {}
@@ -147,6 +219,7 @@ class RelayDaemon:
             self.metrics_endpoint = await self._listen(
                 self.options.metrics_listen, lambda: _Http(registry), "relay.metrics_listen"
             )
+        self.links.keep(self._peers)
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
         log.info(
             "relay listens",
@@ -160,6 +233,16 @@ class RelayDaemon:
         if not self._stopped.done():
             self._stopped.set_result(None)
 
+    def drain(self) -> None:
+        """Take nothing new and send the clients away; ``wait_stopped`` returns when they are gone, or in time."""
+        if self._drain_until_ms is not None or self.core.is_empty or not self.options.drain_s_max:
+            self.stop()
+            return
+        now_ms = self.now_ms()
+        self._drain_until_ms = now_ms + self.options.drain_s_max * 1000
+        log.info("relay drains", reservations=self.core.reservations, circuits=self.core.circuits)
+        self.do(self.core.drain(now_ms, self._drain_until_ms))
+
     async def wait_stopped(self) -> None:
         """Wait for ``stop``; raises what ended the daemon if that is a bug."""
         await self._stopped
@@ -170,10 +253,16 @@ class RelayDaemon:
             self._tick.cancel()
         for server in self._servers:
             server.close()
+        self.links.close()
         for transport in list(self._connections):
             transport.abort()
         if self._connections:
             await self._all_gone.wait()  # connection_lost is called from the loop
+        if self._saving is not None:
+            await self._saving
+        self._save_receipts()
+        if self._saving is not None:
+            await self._saving
         log.info("relay stopped", circuits=self.circuits_total, bytes=self.bytes_total)
 
     def identity(self) -> Identity:
@@ -197,6 +286,48 @@ class RelayDaemon:
     def circuit_bytes(self) -> dict[int, tuple[int, int]]:
         """Return what each running circuit has carried: from the dialler, from the target."""
         return {c.number: (c.bytes_forward, c.bytes_backward) for c in self._circuits.values()}
+
+    # What the links to other relays need and report.
+
+    def may_reach(self, ip: str) -> bool:
+        """Say whether a client may make this relay connect to ``ip``: to the world, and to what it trusts."""
+        host = self.hosts.use(ip, self.now_ms())
+        return host is not None and (host.is_trusted or ip_address(ip.partition("%")[0]).is_global)
+
+    def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
+        """Count a connection that this relay opened; None: too many."""
+        host = self.hosts.use(ip, self.now_ms())
+        if host is None or len(self._connections) >= self.limits.connections_max:
+            return None
+        host.connections += 1
+        self._connections[transport] = host
+        self._all_gone.clear()
+        return host
+
+    def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
+        """Take the joined data connection of a circuit's next relay."""
+        self._number += 1
+        connection.number = self._number
+        self._waiting[connection.number] = connection
+        self._onward[circuit] = connection.endpoint
+        self.do(self.core.onward_opened(circuit, connection.number))
+        if circuit not in self._circuits:
+            self._onward.pop(circuit, None)
+
+    def onward_failed(self, circuit: int, refusal: Refusal) -> None:
+        """Note that a circuit goes no further."""
+        self.do(self.core.onward_failed(circuit, refusal))
+
+    def onward_lost(self, connection: OnwardConnection) -> None:
+        """Note that a joined data connection ended before its circuit ran."""
+        if self._waiting.pop(connection.number, None) is not None:
+            self.do(self.core.data_closed(connection.number))
+
+    def _check_route(self, data: bytes) -> VerifiedRoute:
+        return Route.decode(data).check(genesis_hash=self._identity.genesis_hash, now_ms=_wall_ms())
+
+    def _others(self) -> tuple[str, ...]:
+        return tuple(str(endpoint) for endpoint in self.links.known[:ALTERNATIVES_MAX])
 
     # What the protocols below report.
 
@@ -248,11 +379,54 @@ class RelayDaemon:
         observed = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         self.core.control_opened(opening.number, channel.address, opening.host, observed, self.now_ms())
         opening.transport.set_protocol(control)
+        tariff = self.options.tariff
+        control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))
+        self.cashier.opened(channel.address)
         control.data_received(b"")  # what came right behind the handshake
 
     def control_message(self, control: _Control, message: Message) -> None:
         """Take a client's message. Raises RelayProtocolError."""
+        match message:
+            case Pay(data):
+                self._take_receipt(control, data)
+                message = Pong(0)  # it counts as a message like others
+            case AskLinks(request):
+                control.send(Links(request, self._signed_links()))
+                message = Pong(0)
+            case _:
+                pass
         self.do(self.core.control_message(control.number, message, self.now_ms()))
+
+    def _take_receipt(self, control: _Control, data: bytes) -> None:
+        channel = control.channel
+        receipt = self.cashier.take(
+            channel.address, channel.certificate, channel.channel, data, now_ms=_wall_ms()
+        )  # fmt: skip
+        if receipt is not None:
+            self.receipts_total += 1
+            self._unsaved[receipt.channel] = StoredReceipt(receipt, channel.certificate.encode())
+
+    def _signed_links(self) -> bytes:
+        now_ms = self.now_ms()
+        measured = self.links.measured()
+        if now_ms - self._link_state_at_ms >= LINK_STATE_S * 1000 or self._link_names != set(measured):
+            self._link_state_at_ms, self._link_names = now_ms, set(measured)
+            self._link_state = LinkState.sign(self.identity(), measured, now_ms=_wall_ms()).encode()
+        return self._link_state
+
+    def _save_receipts(self) -> None:
+        if self._store is None or not self._unsaved or (self._saving is not None and not self._saving.done()):
+            return
+        unsaved, self._unsaved = list(self._unsaved.values()), {}
+        store = self._store
+
+        def save() -> None:
+            try:
+                store.save(unsaved)
+            except OSError as error:  # a full disk costs receipts, not circuits
+                log.error("receipts not written", count=len(unsaved), error=str(error))
+
+        self._saving = self._loop.run_in_executor(None, save)
 
     def control_closed(self, control: _Control) -> None:
         """Take the end of a control connection."""
@@ -289,6 +463,12 @@ class RelayDaemon:
                         self.drop(control.transport, reason, control.channel.address.hex())
                 case Refuse(connection, refusal):
                     self._waiting.pop(connection).refuse(refusal)
+                case Hold(connection):
+                    opening = self._waiting[connection]
+                    assert isinstance(opening, _Opening)
+                    opening.hold()
+                case Onward(circuit, following, route):
+                    self.links.carry(circuit, following, route)
                 case Join():
                     self._join(effect)
 
@@ -304,18 +484,23 @@ class RelayDaemon:
             on_closed=self._on_circuit_closed,
         )
         self._circuits[join.circuit] = circuit
+        self._payers[join.circuit] = join.dialler_address, FreeTier(self.options.tariff, self.now_ms())
         self.circuits_total += 1
         for opening in (dialler, target):
             if self.limits.circuit_bytes_per_s_max:
                 set_pace(opening.socket(), self.limits.circuit_bytes_per_s_max)
-            opening.transport.write(bytes((JOINED,)))
+            keep_alive(opening.socket())
+            if isinstance(opening, _Opening):
+                opening.transport.write(bytes((JOINED,)))
         circuit.start(dialler.early, target.early)
         log.debug("circuit joined", circuit=join.circuit, dialler=join.dialler_address, target=join.target_address)
 
     def _on_circuit_closed(self, circuit: Circuit) -> None:
         self._count_bytes(circuit)
         self._counted_bytes.pop(circuit.number, None)
-        del self._circuits[circuit.number]
+        self._onward.pop(circuit.number, None)
+        self._paces.pop(circuit.number, None)
+        del self._circuits[circuit.number], self._payers[circuit.number]
         self.core.circuit_closed(circuit.number)
         log.debug(
             "circuit closed",
@@ -327,8 +512,13 @@ class RelayDaemon:
 
     def _count_bytes(self, circuit: Circuit) -> None:
         carried = circuit.bytes_forward + circuit.bytes_backward
-        self.bytes_total += carried - self._counted_bytes.get(circuit.number, 0)
-        self._counted_bytes[circuit.number] = carried
+        moved = carried - self._counted_bytes.get(circuit.number, 0)
+        if moved:
+            self.bytes_total += moved
+            self._counted_bytes[circuit.number] = carried
+            self._moved[circuit.number] += moved
+            payer, tier = self._payers[circuit.number]
+            self.cashier.charge(payer, tier.charge(moved, self.now_ms()))
 
     def count_bytes(self) -> int:
         """Return the payload carried so far, running circuits included."""
@@ -340,11 +530,53 @@ class RelayDaemon:
         now_ms = self.now_ms()
         self.do(self.core.tick(now_ms))
         for circuit in list(self._circuits.values()):
-            reason = circuit.sweep(now_ms)
+            self._count_bytes(circuit)
+            reason = self._collect(circuit, now_ms) or circuit.sweep(now_ms)
             if reason is not None:
                 self.drops[f"circuit_{reason}"] += 1
                 circuit.abort()
+        self._ticks += 1
+        if self._ticks % SLOW_TICKS == 0:
+            for control in list(self._controls.values()) if len(self.cashier) else ():
+                claim = self.cashier.claim(control.channel.address, control.channel.channel)
+                if claim is not None:
+                    control.send(Charged(claim))
+            self._pace()
+            self.fanout.tick(now_ms)
+            moved: Counter[Endpoint] = Counter()
+            for number, endpoint in self._onward.items():
+                moved[endpoint] += self._moved[number]
+            self.links.tick(moved)
+            self._moved.clear()
+        if now_ms - self._saved_at_ms >= SAVE_S * 1000:
+            self._saved_at_ms = now_ms
+            self._save_receipts()
+        if self._drain_until_ms is not None and (self.core.is_empty or now_ms >= self._drain_until_ms):
+            self.stop()
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _collect(self, circuit: Circuit, now_ms: int) -> str | None:
+        """Hold a circuit whose payer owes too much; return why it is to end, where that has lasted."""
+        if self.cashier.is_served(self._payers[circuit.number][0]):
+            circuit.release()
+            return None
+        circuit.hold(now_ms)
+        held_ms = now_ms - (circuit.held_since_ms or now_ms)
+        return "unpaid" if held_ms >= self.options.tariff.unpaid_ms_max else None
+
+    def _pace(self) -> None:
+        """Share out the line, and each client's part of it, among the circuits that move."""
+        limits = self.limits
+        if not (limits.line_bytes_per_s or limits.client_bytes_per_s_max):
+            return
+        active = {number: self._payers[number][0] for number in self._circuits if self._moved[number]}
+        for number, pace in paces(limits, active).items():
+            if pace != self._paces.get(number):
+                self._paces[number] = pace
+                circuit = self._circuits[number]
+                for half in (circuit.forward, circuit.backward):
+                    if not half.source.is_closing():
+                        set_pace(half.source.get_extra_info("socket"), pace)
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -379,7 +611,10 @@ class RelayDaemon:
 class _Opening(asyncio.Protocol):
     """A connection from its first byte until it is known what it is; a data end also while it waits."""
 
-    __slots__ = ("_buffer", "_daemon", "_handshake", "_timer", "early", "host", "number", "peer", "transport")
+    __slots__ = (
+        "_buffer", "_daemon", "_handshake", "_is_held", "_purpose", "_timer", "early", "host", "number", "peer",
+        "transport",
+    )  # fmt: skip
 
     transport: asyncio.Transport
     host: HostUse
@@ -388,7 +623,9 @@ class _Opening(asyncio.Protocol):
         self._daemon = daemon
         self._buffer = b""
         self._handshake: Handshake | None = None
+        self._purpose = Purpose.RELAY_CONTROL
         self._timer: asyncio.TimerHandle | None = None
+        self._is_held = False
         self.number = 0
         self.peer: tuple[str, int] = ("", 0)
         self.early = b""
@@ -416,21 +653,27 @@ class _Opening(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None:
+            if self._is_held:
+                self._daemon.drop(self.transport, "garbage", self.peer[0])
             return  # refused already, or its preamble is complete
         try:
             if self._handshake is not None:
                 self._shake(data)
                 return
             self._buffer += data
-            if self._buffer[:PREAMBLE_BYTES] == CONTROL_PREAMBLE:
+            if self._buffer[:PREAMBLE_BYTES] in _PURPOSES:
+                self._purpose = _PURPOSES[self._buffer[:PREAMBLE_BYTES]]
                 self._handshake = Handshake(
-                    self._daemon.identity(), Purpose.RELAY_CONTROL, is_initiator=False, now_ms=_wall_ms()
+                    self._daemon.identity(), self._purpose, is_initiator=False, now_ms=_wall_ms()
                 )
                 rest, self._buffer = self._buffer[PREAMBLE_BYTES:], b""
                 self._shake(rest)
             elif self._buffer[:PREAMBLE_BYTES] == DATA_PREAMBLE:
                 self._take_token()
-            elif not CONTROL_PREAMBLE.startswith(self._buffer) and not DATA_PREAMBLE.startswith(self._buffer):
+            elif self._buffer == OBSERVE_PREAMBLE:
+                # Stays open as long as an opening may: its mapping at the asker's NAT lives with it.
+                self.transport.write(observed_answer(*self.peer))
+            elif not any(preamble.startswith(self._buffer) for preamble in _PREAMBLES):
                 raise RelayProtocolError("not a client of a relay")
         except HandshakeFailed as error:
             self._daemon.drop(self.transport, error.code, self.peer[0])
@@ -445,7 +688,19 @@ class _Opening(asyncio.Protocol):
         session = self._handshake.session
         if session is not None:
             self._finish()
-            self._daemon.control_opened(self, ControlChannel(session))
+            if self._purpose is Purpose.RELAY_FANOUT:
+                self._daemon.fanout.open(self.number, self.transport, session)
+            else:
+                self._daemon.control_opened(self, ControlChannel(session))
+
+    def hold(self) -> None:
+        """Wait parked: reading, so that its end is noticed, though nothing may come."""
+        if self.early:
+            self._daemon.drop(self.transport, "garbage", self.peer[0])
+            return
+        self._is_held = True
+        keep_alive(self.socket())
+        self.transport.resume_reading()
 
     def _take_token(self) -> None:
         if len(self._buffer) < DATA_PREAMBLE_BYTES:
@@ -572,6 +827,11 @@ class _Collector:
             ("pending_circuits", "Circuits that wait for an end", core.pending),
             ("controls", "Control connections", core.controls),
             ("connections", "Connections of clients", daemon.connections),
+            ("parked", "Data connections that wait for a circuit", core.parked),
+            ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
+            ("links", "Connections to other relays", len(daemon.links.known)),
+            ("unpaid_bytes", "What payers owe beyond what is free", daemon.cashier.unpaid_bytes),
+            ("load_percent", "How full the relay is", core.load_percent),
             ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
             ("hosts", "Hosts remembered", len(daemon.hosts)),
             ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
@@ -579,6 +839,11 @@ class _Collector:
             yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
         yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
         yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=daemon.count_bytes())
+        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=daemon.receipts_total)
+        fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
+        for what, count in sorted(daemon.fanout.core.counters.items()):
+            fanout.add_metric([what], count)
+        yield fanout
         refusals = CounterMetricFamily("dekube_relay_refusals", "Requests refused", labels=["reason"])
         for refusal, count in core.refusals.items():
             refusals.add_metric([refusal.label], count)
@@ -587,6 +852,16 @@ class _Collector:
         for reason, count in sorted(daemon.drops.items()):
             drops.add_metric([reason], count)
         yield drops
+
+
+def _relay_endpoint(text: str) -> Endpoint:
+    try:
+        endpoint = Endpoint.parse(text)
+    except DecodeError as error:
+        raise ConfigError(f"relay.peers: {text!r}: {error}") from None
+    if endpoint.relay is None:
+        raise ConfigError(f"relay.peers: {text!r}: relay:<address>:host:port expected")
+    return endpoint
 
 
 def _wall_ms() -> int:

@@ -31,6 +31,14 @@ class Refusal(IntEnum):
     """No circuit waits for this token: wrong, used or expired."""
     TOO_FAST = 9
     """More requests in a time than one host may make."""
+    RESTARTING = 10
+    """The relay is about to end and takes nothing new."""
+    UNPAID = 11
+    """The client owes as much as this relay carries unpaid."""
+    BAD_ROUTE = 12
+    """A route that is not well signed, expired, used before, or does not pass here."""
+    NEXT_UNREACHABLE = 13
+    """The next relay of the route was not reached, or broke off."""
 
     @property
     def label(self) -> str:

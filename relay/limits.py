@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
 from state.primitives.errors import ConfigError
 
-__all__ = ["Bucket", "HostTable", "HostUse", "RelayLimits"]
+__all__ = ["Bucket", "HostTable", "HostUse", "RelayLimits", "paces"]
 
 FORGET_INTERVAL_MS: Final = 1_000
 """A full table is searched for idle hosts no oftener: it is large, and strangers fill it."""
@@ -54,6 +56,12 @@ class RelayLimits:
     """Circuits (pending ones too) of one client, whichever end it is."""
     circuits_per_host_max: int = 128
     """Circuits that clients of one host asked for."""
+    circuits_per_relay_max: int = 1_024
+    """Circuits that one other relay brings for its clients."""
+    parked_per_client_max: int = 4
+    """Data connections of one client that wait for a circuit."""
+    relays_max: int = 64
+    """Other relays that are connected to at once."""
     circuit_idle_ms_max: int = 300_000
     """A circuit in which nothing moves for so long is ended."""
     circuit_linger_ms_max: int = 20_000
@@ -62,6 +70,10 @@ class RelayLimits:
     """Unsent bytes of one direction at which its source is read no more (one read may come on top)."""
     circuit_bytes_per_s_max: int = 0
     """Pace of each direction of a circuit, held by the kernel; 0: none."""
+    client_bytes_per_s_max: int = 0
+    """Pace of each direction of all circuits that one client dialled, shared by those that move; 0: none."""
+    line_bytes_per_s: int = 0
+    """Pace of each direction of this relay's line, shared by the circuits that move; 0: none."""
     hosts_max: int = 65_536
     """Hosts that are remembered at once."""
     trusted_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
@@ -179,6 +191,23 @@ class HostTable:
 
     def __len__(self) -> int:
         return len(self._hosts)
+
+
+def paces(limits: RelayLimits, active: Mapping[int, bytes]) -> dict[int, int]:
+    """Return the pace of each direction of the ``active`` circuits, by number; their values are who dialled them.
+
+    0: as fast as it goes. Idle circuits take part again as soon as they move.
+    """
+    by_client = Counter(active.values())
+    pace: dict[int, int] = {}
+    for circuit, client in active.items():
+        bounds = [
+            limits.circuit_bytes_per_s_max,
+            -(-limits.client_bytes_per_s_max // by_client[client]),
+            -(-limits.line_bytes_per_s // len(active)),
+        ]
+        pace[circuit] = min(filter(None, bounds), default=0)
+    return pace
 
 
 def _parse(ip: str) -> IPv4Address | IPv6Address:

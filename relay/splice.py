@@ -13,10 +13,23 @@ from typing import Final
 
 from relay.limits import RelayLimits
 
-__all__ = ["Circuit", "set_pace"]
+__all__ = ["Circuit", "keep_alive", "set_pace"]
 
 _SO_MAX_PACING_RATE: Final = 47
 _PACE_MAX: Final = 2**31 - 1
+_KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+"""A host that vanished is noticed after 40 s in which nothing moved."""
+_TCP_LIVE: Final = frozenset({1, 4, 5})
+"""States of a TCP connection whose other side may still send: established, or only this side has ended."""
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Let the kernel notice that the other host is gone, also while nothing is read from it."""
+    for option, value in _KEEP_ALIVE:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        except (AttributeError, OSError):
+            return
 
 
 def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
@@ -30,13 +43,15 @@ def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
 class _Half(asyncio.Protocol):
     """What arrives from one end goes to ``sink``, the transport of the other."""
 
-    __slots__ = ("circuit", "ended", "received", "sink", "source")
+    __slots__ = ("circuit", "ended", "is_full", "received", "sink", "source")
 
     def __init__(self, circuit: Circuit, source: asyncio.Transport, sink: asyncio.Transport) -> None:
         self.circuit = circuit
         self.source = source
         self.sink = sink
         self.received = 0
+        self.is_full = False
+        """Whether this end takes no more for now."""
         self.ended = False
         """Whether this end sends no more (the other direction may go on)."""
 
@@ -51,13 +66,22 @@ class _Half(asyncio.Protocol):
         return not self.circuit.is_finished()
 
     def pause_writing(self) -> None:
-        # This end takes no more: read no more from the other.
-        if not self.sink.is_closing():
-            self.sink.pause_reading()
+        self.is_full = True
+        self.circuit.flow()
 
     def resume_writing(self) -> None:
-        if not self.sink.is_closing():
-            self.sink.resume_reading()
+        self.is_full = False
+        self.circuit.flow()
+
+    def is_cut_off(self) -> bool:
+        """Tell whether the kernel knows that nothing more comes from this end, read or not."""
+        if self.source.is_closing():
+            return True
+        try:
+            sock: socket.socket = self.source.get_extra_info("socket")
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _TCP_LIVE
+        except (AttributeError, OSError):
+            return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended = True
@@ -71,8 +95,8 @@ class Circuit:
     """
 
     __slots__ = (
-        "_limits", "_lost", "_moved_at_ms", "_moved_bytes", "_on_closed", "_on_end_closed", "backward", "forward",
-        "lingers_since_ms", "number", "started_ms",
+        "_is_held", "_limits", "_lost", "_moved_at_ms", "_moved_bytes", "_on_closed", "_on_end_closed", "backward",
+        "forward", "held_since_ms", "lingers_since_ms", "number", "started_ms",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +121,9 @@ class Circuit:
         self._lost = 0
         self._moved_at_ms = now_ms
         self._moved_bytes = 0
+        self._is_held = True
+        self.held_since_ms: int | None = None
+        """Since when nothing moves because the relay wants it so."""
         self.lingers_since_ms: int | None = None
 
     @property
@@ -116,9 +143,32 @@ class Circuit:
             half.source.set_protocol(half)
             if early:
                 half.data_received(early)
-        for half in (self.forward, self.backward):
-            if not half.source.is_closing():
+        self._is_held = False
+        self.flow()
+
+    def flow(self) -> None:
+        """Read from each end as long as the other takes it and the relay carries it."""
+        for half, other in ((self.forward, self.backward), (self.backward, self.forward)):
+            if half.source.is_closing():
+                continue
+            if self._is_held or other.is_full:
+                half.source.pause_reading()
+            else:
                 half.source.resume_reading()
+
+    def hold(self, now_ms: int) -> None:
+        """Carry nothing until ``release``."""
+        if self.held_since_ms is None:
+            self.held_since_ms = now_ms
+            self._is_held = True
+            self.flow()
+
+    def release(self) -> None:
+        """Carry again."""
+        if self.held_since_ms is not None:
+            self.held_since_ms = None
+            self._is_held = False
+            self.flow()
 
     def is_finished(self) -> bool:
         """Tell whether both ends have said that they send no more."""
@@ -142,6 +192,9 @@ class Circuit:
     def sweep(self, now_ms: int) -> str | None:
         """Return why this circuit is to be aborted (idle, or its last reader too slow); None: let it run."""
         moved = self.forward.received + self.backward.received
+        for half in (self.forward, self.backward):
+            if half.is_full:
+                moved -= half.source.get_write_buffer_size()  # what its reader took is movement too
         if moved != self._moved_bytes:
             self._moved_bytes = moved
             self._moved_at_ms = now_ms
@@ -152,4 +205,9 @@ class Circuit:
                 return "lingered"
         elif now_ms - self._moved_at_ms >= self._limits.circuit_idle_ms_max:
             return "idle"
+        elif now_ms - self._moved_at_ms >= self._limits.circuit_linger_ms_max and (
+            (self.forward.is_full and self.backward.is_cut_off())
+            or (self.backward.is_full and self.forward.is_cut_off())
+        ):
+            return "lingered"  # one end stands still, and the other, which is not read meanwhile, is gone
         return None

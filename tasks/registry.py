@@ -86,7 +86,7 @@ class NodeRole(IntFlag):
     COORDINATE = 16
 
 
-_INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY)
+_INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY)
 
 
 class NodeStatus(IntEnum):

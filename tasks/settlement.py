@@ -11,6 +11,7 @@ from typing import Final
 
 from billing.escrow import NOBODY, Pool, Purpose
 from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price
+from tasks.carriage import dues_of, pay_dues, share_pay
 from tasks.case import Case
 from tasks.parameters import TaskParameters
 from tasks.records import WindowRecord
@@ -107,7 +108,12 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
             _draw(case, [(Pool.VERIFICATION, NOBODY)], address, budget_part, Purpose.VERIFIER_FEE, window.number)
             _draw(case, [(Pool.PRICE, NOBODY)], address, part - budget_part, Purpose.VERIFIER_FEE, window.number)
     held = share(pay, parameters.hold_bps)
-    for role, address, part in split_roles(pay - held, {Role.COMPUTE: {window.worker: window.proof.meter.steps}}):
+    carried = share_pay(pay - held, dues_of(case.state, window.worker))
+    for relay, part in carried:
+        vault.pay(Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
+        pay_dues(case.state, window.worker, relay, part)
+    left = pay - held - sum(part for _, part in carried)
+    for role, address, part in split_roles(left, {Role.COMPUTE: {window.worker: window.proof.meter.steps}}):
         vault.pay(Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
     vault.hold(Pool.PRICE, Pool.HOLD, held, Purpose.WINDOW_HOLD, target_owner=window.worker, subject=window.number)
     fee = min(share(window.charge, parameters.fee_bps), vault.held(Pool.FEE))

@@ -19,6 +19,7 @@ from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, w
 from testnet.demonstration import run_demonstration
 from testnet.faucet import FAUCET_COINS, FaucetProcess, faucet_key
 from testnet.plan import Placement, derive_key, make_plan, member_names
+from testnet.wan.cli import wan
 
 __all__ = ["testnet"]
 
@@ -37,6 +38,9 @@ _folder = click.option(
 @click.group()
 def testnet() -> None:
     """A network of this machine: validators, a relay, GPU workers, one real task."""
+
+
+testnet.add_command(wan)
 
 
 @testnet.command()

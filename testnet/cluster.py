@@ -174,6 +174,7 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
             options=RelayHomeOptions(
                 listen=f"{at.bind}:{at.p2p_port}",
                 metrics=f"{at.bind}:{at.metrics_port}",
+                drain_s=1,  # Ctrl-C ends the whole network: there is nowhere else to go
                 limits=RelayLimits(
                     reservations_per_host_max=MEMBERS_MAX, reservations_per_network_max=MEMBERS_MAX
                 ),

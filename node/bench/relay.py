@@ -31,6 +31,7 @@ from p2p.transport import Endpoint
 from relay.client import RelayClient
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
 from relay.limits import RelayLimits
+from relay.stream import CircuitStream
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
@@ -154,7 +155,7 @@ async def _circuit(relay: Endpoint, number: int) -> tuple[socket.socket, socket.
 
 
 def _blocking(stream: trio.abc.Stream) -> socket.socket:
-    assert isinstance(stream, trio.SocketStream)
+    assert isinstance(stream, CircuitStream)
     end = socket.socket(fileno=os.dup(stream.socket.fileno()))
     end.setblocking(True)
     return end

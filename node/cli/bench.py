@@ -22,8 +22,6 @@ __all__ = ["bench", "machine"]
 _BENCHES: Final = {
     "replay": ("node.bench.replay", "Blocks of signed transfers through the real path, decode to synced commit."),
     "simulate": ("node.bench.simulate", "Consensus scenarios of the deterministic simulator."),
-    "transport": ("node.bench.transport", "The encrypted peer channel on loopback."),
-    "relay": ("node.bench.relay", "A circuit through the relay daemon on loopback."),
     "rpc": ("node.bench.rpc", "The JSON-RPC gateway."),
     "light": ("node.bench.light", "A light client's checks: epoch records and account proofs."),
     "train": ("node.bench.train", "Steps of the exact training engine against plain NumPy."),
@@ -32,6 +30,13 @@ _BENCHES: Final = {
 
 _ADDED: Final = {entry.name: entry for entry in importlib.metadata.entry_points(group="dekube.benches")}
 """Of packages above this one."""
+_ADDED_TEXTS: Final = {
+    "network": "Four validators as processes under transfer load: throughput and finality.",
+    "transport": "The encrypted peer channel on loopback, and votes behind bulk on a home's uplink.",
+    "relay": "The relay daemon on loopback; two homes on a bad route through two relays, and when one dies.",
+    "gossip": "A block from a home to its committee, through relays and without.",
+    "paths": "Routes of many kinds: direct, relayed, and what the node chooses.",
+}
 
 
 def _load(name: str) -> Callable[..., Mapping[str, float]]:
@@ -41,9 +46,7 @@ def _load(name: str) -> Callable[..., Mapping[str, float]]:
 
 
 def _describe() -> str:
-    texts = {name: text for name, (_, text) in _BENCHES.items()} | {
-        "network": "Four validators as processes under transfer load: throughput and finality."
-    }
+    texts = {name: text for name, (_, text) in _BENCHES.items()} | _ADDED_TEXTS
     return "Benchmarks: " + "; ".join(f"{name}: {text}" for name, text in sorted(texts.items()))
 
 

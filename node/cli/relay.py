@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import time
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
-from node.cli.options import home_option
-from node.cli.output import json_option, show_fields
-from node.home import Home, load_genesis
+from node.cli.options import AMOUNT, home_option
+from node.cli.output import json_option, show_amount, show_fields, show_rows
+from node.home import Home, load_genesis, load_key, read_passphrase
 from node.keyring import random_key
+from rpc.client import Client, TransactionRefused
 from state.primitives.address import format_address
+from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.keys import SecretKey
 
 __all__ = ["relay"]
 
@@ -44,3 +51,97 @@ def run(home: Home) -> None:
     from node.relay import run_relay_home
 
     run_relay_home(home)
+
+
+def _account(home: Home) -> SecretKey:
+    from node.config import load_table
+    from node.relay import RelayHomeOptions
+
+    keys = load_table(home.config, RelayHomeOptions).keys
+    return load_key(home.path(keys.account), read_passphrase(home.path(keys.passphrase_file)))
+
+
+@relay.command()
+@home_option
+@click.option("--rpc", "url", required=True, metavar="URL", help="Gateway to ask.")
+@click.option("--at", "where", required=True, metavar="HOST:PORT", help="Where clients reach this relay.")
+@click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: what the chain asks at least.")
+@json_option
+def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) -> None:
+    """Enter the relay in --home into the chain's registry, or renew its entry: nodes find it there.
+
+    Only a registered relay is paid for what it carries. The relay's account pays the fee and locks the bond.
+
+    \b
+    Example:
+      dekube relay register --home relay --rpc http://127.0.0.1:8545 --at relay.example:26680
+    """
+    from p2p.transport import Endpoint
+    from tasks.registry import NodeProfile, NodeRole
+    from tasks.transitions import REGISTER_NODE, UPDATE_NODE, node_payload
+
+    key = _account(home)
+    try:
+        endpoint = Endpoint.parse(f"relay:{key.address.hex()}:{where}")
+    except DecodeError as error:
+        raise ConfigError(f"--at {where!r}: {error}") from None
+    profile = NodeProfile(
+        operator=key.address, roles=NodeRole.RELAY, gpus=(), cores=len(os.sched_getaffinity(0)), memory_mib=0,
+        pcie_lanes=0, price_per_gpu_s=1, score=0, slots=1, notice_ms=0, endpoints=(str(endpoint),),
+        version=version("dekube-node"),
+    )  # fmt: skip
+    with Client(url) as client:
+        is_known = client.call("dekube_getNode", "0x" + key.address.hex())["node"] is not None
+        least = 0 if is_known else int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
+        amount = least if bond is None else bond
+        if amount < least:
+            raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
+        click.echo("Waiting until it is final ...", err=True)
+        kind = UPDATE_NODE if is_known else REGISTER_NODE
+        receipt = client.send(key, kind, node_payload(profile, amount))
+    shown = {"relay": format_address(key.address), "endpoint": str(endpoint)}
+    show_fields({**shown, "transaction": receipt.document["transaction_hash"]}, as_json=as_json)
+
+
+@relay.command()
+@home_option
+@click.option("--rpc", "url", default="", metavar="URL", help="Gateway to send to; without it, only look.")
+@json_option
+def settle(home: Home, url: str, as_json: bool) -> None:
+    """Bring the receipts of the relay's payers on chain, where they are paid out of what those earn.
+
+    Each costs a transaction's fee. A receipt that was settled is removed; the next one of its channel says what
+    came since. May run beside the relay, for example daily; receipts are valid for a week.
+    """
+    from node.relay import RECEIPTS
+    from relay.receipts import ReceiptStore
+    from tasks.carriage import SETTLE_CARRIAGE
+
+    store = ReceiptStore(home.path(RECEIPTS))
+    rows: list[dict[str, Any]] = []
+    client = Client(url) if url else None
+    key = _account(home)
+    for receipt, certificate in store.load():
+        state = "waits"
+        if receipt.not_after_ms <= time.time_ns() // 1_000_000:
+            store.remove(receipt)
+            state = "expired"
+        elif client is not None:
+            try:
+                client.send(key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
+                state = "settled"
+            except TransactionRefused as error:
+                state = str(error)
+            if state == "settled" or "nothing_due" in state:
+                store.remove(receipt)
+        rows.append(
+            {
+                "payer": format_address(receipt.payer),
+                "bytes": receipt.size_bytes,
+                "amount": receipt.amount if as_json else show_amount(receipt.amount),
+                "state": state,
+            }
+        )
+    if client is not None:
+        client.close()
+    show_rows(rows, ("payer", "bytes", "amount", "state"), as_json=as_json, title="Receipts")

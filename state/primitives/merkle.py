@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 
-__all__ = ["EMPTY_ROOT", "LEAVES_MAX", "MerkleProof", "merkle_proof", "merkle_root", "verify_merkle_proof"]
+__all__ = [
+    "EMPTY_ROOT",
+    "LEAVES_MAX",
+    "MerkleProof",
+    "merkle_proof",
+    "merkle_proofs",
+    "merkle_root",
+    "verify_merkle_proof",
+]
 
 EMPTY_ROOT: Final = ZERO_HASH
 LEAVES_MAX: Final = 1 << 32
@@ -65,6 +73,28 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> MerkleProof:
             above.append(level[-1])
         level, at = above, at // 2
     return MerkleProof(index, len(leaves), tuple(siblings))
+
+
+def merkle_proofs(leaves: Sequence[bytes]) -> tuple[bytes, tuple[MerkleProof, ...]]:
+    """Return the root over ``leaves`` and the proof of each, every leaf hashed once."""
+    levels = [[_leaf(leaf) for leaf in leaves]]
+    while len(levels[-1]) > 1:
+        level = levels[-1]
+        above = [_inner(level[i] + level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        levels.append(above + level[-1:] if len(level) % 2 else above)
+    proofs = tuple(
+        MerkleProof(
+            index,
+            len(leaves),
+            tuple(
+                level[index >> depth ^ 1]
+                for depth, level in enumerate(levels[:-1])
+                if index >> depth ^ 1 < len(level)
+            ),
+        )
+        for index in range(len(leaves))
+    )
+    return (_root(len(leaves), levels[-1][0]) if leaves else EMPTY_ROOT), proofs
 
 
 def verify_merkle_proof(root: bytes, leaf: bytes, proof: MerkleProof) -> bool:

@@ -49,6 +49,8 @@ class Table(IntEnum):
     """address -> what billing paid to it, by role."""
     BILL = 0x32
     """escrow id || line number (4) -> one movement of that escrow."""
+    CARRIAGE = 0x33
+    """payer || relay -> what the payer has acknowledged that the relay carried, and what of it is still due."""
 
 
 TABLES: Final = frozenset(table.value for table in Table)

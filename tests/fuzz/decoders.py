@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, cast
 import click
 import trio
 
+from billing.relay import Receipt as Carried
 from consensus import signer as votesigner
 from consensus.guard import (
     JOURNAL_BLOCK,
@@ -82,34 +84,68 @@ from node.sync.messages import (
 from node.transactions import decode_batch, encode_batch
 from p2p.addrbook import AddressBook
 from p2p.blobs import Manifest
+from p2p.channel import Channel, Opening
+from p2p.channel import Hello as PeerHello
+from p2p.dialling import parse_bootstrap
 from p2p.errors import FrameInvalid, HandshakeFailed, RecordInvalid
 from p2p.frame import frame, frames
 from p2p.gossip import Gossip
 from p2p.handshake import Handshake
 from p2p.identity import NodeCertificate, Purpose
-from p2p.limits import NetworkLimits
+from p2p.lanes import BulkIn, BulkOut, Lane, WindowLimits
+from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.multicast import Multicast
+from p2p.multicast_wire import (
+    Announce,
+    Done,
+    Have,
+    Swap,
+    Want,
+    encode_control,
+)
 from p2p.mux import Mux
 from p2p.peer import Peer
+from p2p.pieces import (
+    MESSAGE_BYTES_MAX,
+    SEAL_BYTES,
+    Piece,
+    Shape,
+    cut_message,
+    decode_piece,
+    encode_piece,
+)
+from p2p.punch import Observed, Word
 from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
-from p2p.service import parse_bootstrap
 from p2p.transport import Endpoint
+from relay import fanout as fanout_wire
 from relay.errors import Refusal, RelayProtocolError
+from relay.links import Link, LinkState
 from relay.protocol import (
+    AskLinks,
+    Charged,
     Connect,
     Decline,
+    Extend,
     Incoming,
+    Links,
     Offered,
+    Park,
+    Pay,
     Ping,
     Pong,
     Refused,
     Release,
     Reserve,
     Reserved,
+    Restarting,
+    Terms,
     Voucher,
 )
 from relay.protocol import decode_message as decode_relay_message
 from relay.protocol import encode_message as encode_relay_message
+from relay.receipts import StoredReceipt
+from relay.route import Route
 from rpc.client.api import read_grant
 from rpc.client.contracts import functions_of, parse_argument, read_revert
 from rpc.client.control import ControlRefused, ControlUnavailable
@@ -188,6 +224,7 @@ from state.trie import RangeOfMap, decode_range, encode_range, prove, prove_rang
 from state.trie.proof import decode_proof
 from state.trie.trie import NO_NODES, NodeLayer, Trie
 from tasks import transitions
+from tasks.carriage import SETTLE_CARRIAGE
 from tasks.datasets import Dataset
 from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engine.state import TrainingState
@@ -224,6 +261,8 @@ from tasks.proofs import (
 from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.spec import decode_spec, encode_spec
 from testnet.cluster import TestnetError, _load_plan
+from testnet.wan.lab import shipped
+from testnet.wan.topology import document_of, parse_topology, plan
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
@@ -368,10 +407,18 @@ STATE = initial_state(RUN.plan)
 SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"b" * 32, b"p" * 32, 7, 12, STATE.encode())
 TOKEN = b"\x07" * 32
 VOUCHER = Voucher.issue(identity(3), client=b"c" * 20, not_after_ms=NOW_MS)
+HOPS = (Endpoint("r.example", 3, b"r" * 20), Endpoint("::2", 4, b"q" * 20))
+ROUTE = Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS)
+LINK_STATE = LinkState.sign(identity(3), {b"r" * 20: Link(20_000, 10**7), b"q" * 20: Link(1, 0)}, now_ms=NOW_MS)
+CARRIED = Carried(
+    b"g" * 32, b"r" * 20, identity(3).address, b"c" * 32, NOW_MS, 1, 2**30, 10**16, NOW_MS + 1
+).signed_by(identity(3).signer)
 RELAYED = (
     Reserve(1, 60), Release(), Connect(2, b"t" * 20), Decline(TOKEN), Ping(5), Pong(5),
     Reserved(1, 60, VOUCHER.encode(), "192.0.2.1:7"), Offered(2, TOKEN, 5_000), Incoming(TOKEN, b"s" * 20, 5_000),
-    Refused(2, Refusal.TOO_FAST, 100),
+    Refused(2, Refusal.RELAY_FULL, 100, 99, ("relay:" + "ab" * 20 + ":h:1",)), Connect(2, b"t" * 20, TOKEN),
+    Extend(3, ROUTE.encode(), TOKEN), Park(TOKEN), Pay(CARRIED.encode()), AskLinks(4), Terms(10**16, 4, 5, 6),
+    Charged(7), Restarting(8), Links(4, LINK_STATE.encode()),
 )  # fmt: skip
 RECORD = sign_record(identity(1), (Endpoint("h", 1), Endpoint("::1", 2), Endpoint("r.example", 3, b"r" * 20)),
                      now_ms=NOW_MS)  # fmt: skip
@@ -484,6 +531,13 @@ def read_transaction(data: bytes) -> None:
     assert len(transaction.recover_sender()) == 20
 
 
+def read_topology(text: str) -> None:
+    """Whatever is read can be planned, and written so that the same is read again."""
+    topology = parse_topology(text)
+    plan(topology)
+    assert parse_topology(json.dumps(document_of(topology))) == topology
+
+
 def read_genesis(text: str) -> None:
     """Read a genesis; whatever is accepted must be usable."""
     genesis = genesis_from_json(text)
@@ -508,11 +562,40 @@ def read_frames(data: bytes) -> None:
 def read_mux(data: bytes) -> None:
     """Give authentic hostile plaintexts to a connection."""
     one, other = sessions()
-    mux = Mux(other)
+    mux = Mux(Channel(other))
     for at in range(0, len(data), 60_000):
         body = one.send.encrypt(data[at : at + 60_000])
         mux.receive(len(body).to_bytes(2, "big") + body)
         assert mux.reassembly_bytes <= mux.limits.reassembly_bytes_max
+
+
+def read_multicast(data: bytes) -> None:
+    """Give a control message to a core that knows nobody."""
+    core = Multicast(b"o" * 20, random=Random(0))
+    core.control(b"p" * 20, data, 0.0)
+    assert core.held_bytes <= MESSAGE_BYTES_MAX + SEAL_BYTES
+
+
+def read_fanout(data: bytes) -> None:
+    """Give bytes, and authentic hostile plaintexts, to a connection for fan-out."""
+    one, other = sessions()
+    body = one.send.encrypt(data[: fanout_wire.MESSAGE_BYTES_MAX])
+    fanout_wire.FanoutChannel(other).receive(len(body).to_bytes(2, "big") + body)
+    with suppress(RelayProtocolError):
+        fanout_wire.FanoutChannel(sessions()[1]).receive(data)
+
+
+def read_lane(data: bytes) -> None:
+    """Give authentic hostile plaintexts to a bulk connection."""
+    one, other = sessions()
+    account = ReceiveMemory(2**40).open(2**26, lambda: None)
+    incoming = BulkIn(account, message_bytes_max=2**20, limits=WindowLimits())
+    outgoing = BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1)
+    lane = Lane(Channel(other), outgoing, incoming)
+    for at in range(0, len(data), 60_000):
+        body = one.send.encrypt(data[at : at + 60_000])
+        lane.receive(len(body).to_bytes(2, "big") + body)
+        assert incoming.held_bytes <= 2**20
 
 
 def read_sealed(data: bytes) -> None:
@@ -779,6 +862,7 @@ PAYLOADS = (
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),
     payload(transitions.RESUME_TASK, [b"t" * 32]),
     payload(transitions.GIVE_UP_TASK, [b"t" * 32, int(Reason.INPUT_UNAVAILABLE)]),
+    payload(SETTLE_CARRIAGE, [CARRIED.encode(), identity(3).certificate.encode()]),
 )
 
 
@@ -816,7 +900,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
         execute_payload, PAYLOADS,
         (
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",
-            "state.transition.staking:_decode_unstake",
+            "state.transition.staking:_decode_unstake", "tasks.carriage:_decode",
             *(f"tasks.transitions:_decode_{name}" for name in (
                 "offer", "nothing", "create", "task", "amount", "start", "give_up", "proof", "seal", "reveal",
                 "open",
@@ -963,7 +1047,17 @@ def _targets() -> Iterator[tuple[str, Target]]:
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
     yield "frames", Target(read_frames, (whole, parts), ("p2p.frame:frames",), (FrameInvalid,))
     yield "mux", Target(
-        read_mux, (parts, whole), ("p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment"), (FrameInvalid,), cost=20,
+        read_mux, (parts, whole),
+        ("p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control"),
+        (FrameInvalid,), cost=20,
+    )  # fmt: skip
+    yield "lane", Target(
+        read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
+        ("p2p.lanes:Lane.receive", "p2p.lanes:BulkIn.take"), (FrameInvalid,), cost=20,
+    )  # fmt: skip
+    yield "conversation hello", Target(
+        canonical(PeerHello.decode, PeerHello.encode), (PeerHello(Opening.RESUME, bytes(16), 1, 2).encode(),),
+        ("p2p.channel:Hello.decode",), (FrameInvalid,),
     )  # fmt: skip
     yield "sealed record", Target(
         read_sealed, (b"\0\x20" + bytes(32), b"\xff\xff" + bytes(200)), ("p2p.record:RecordReader.receive",),
@@ -998,16 +1092,61 @@ def _targets() -> Iterator[tuple[str, Target]]:
             ("p2p.transport:Endpoint.parse",),
         ),
     )
+    seen = Observed.of("192.0.2.1", 4_000)
+    yield (
+        "observed address",
+        Target(
+            canonical(Observed.decode, Observed.encode),
+            (seen.encode(), Observed.of("2001:db8::1", 1).encode()),
+            ("p2p.punch:Observed.decode",),
+        ),
+    )
+    yield (
+        "punch word",
+        Target(
+            canonical(Word.decode, Word.encode),
+            (Word(bytes(16), seen).encode(), Word(bytes(16)).encode()),
+            ("p2p.punch:Word.decode",),
+        ),
+    )
     peer = f"{format_address(KEY.address)}@tcp:h:1".encode()
     yield (
         "bootstrap",
-        Target(of_text(parse_bootstrap), (peer, b"h:1"), ("p2p.service:parse_bootstrap",), (ConfigError,)),
+        Target(of_text(parse_bootstrap), (peer, b"h:1"), ("p2p.dialling:parse_bootstrap",), (ConfigError,)),
     )
     yield "manifest", Target(
         canonical(Manifest.decode, Manifest.encode), (Manifest(2**20 + 1, (b"a" * 32, b"b" * 32)).encode(),),
         ("p2p.blobs:Manifest.decode",),
     )  # fmt: skip
     # Relay
+    multicast = (
+        Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
+        Swap(bytes(32), bytes(32), 3, (b"m" * 20, b"n" * 20)), Swap(bytes(32), b"", 0, ()), Want(bytes(32), 6),
+    )  # fmt: skip
+    yield "multicast", Target(
+        read_multicast, tuple(encode_control(message) for message in multicast),
+        ("p2p.multicast_wire:decode_control", "p2p.multicast:Multicast.control"), cost=2,
+    )  # fmt: skip
+    cut = cut_message(bytes(5_000), Shape(5_000, 1_024))
+    pieces = tuple(
+        encode_piece(Piece(cut.root, number, cut.proofs[number].siblings, data, bool(number)))
+        for number, data in enumerate(cut.pieces[:2])
+    )
+    yield "piece", Target(canonical(decode_piece, encode_piece), pieces, ("p2p.pieces:decode_piece",))
+    fanout = (
+        fanout_wire.Accept((b"p" * 20,)), fanout_wire.Group(1, (b"m" * 20, b"n" * 20)),
+        fanout_wire.Publish(1, 60_000), fanout_wire.Ping(3), fanout_wire.Handed(b"p" * 20, 60_000),
+        fanout_wire.Pong(3),
+    )  # fmt: skip
+    yield "fan-out message", Target(
+        canonical(fanout_wire.decode_fanout, fanout_wire.encode_fanout),
+        tuple(fanout_wire.encode_fanout(message) for message in fanout), ("relay.fanout:decode_fanout",),
+    )  # fmt: skip
+    yield "fan-out records", Target(
+        read_fanout, (fanout_wire.encode_fanout(fanout[3]), b"\xff\xff" + bytes(200)),
+        ("relay.fanout:FanoutChannel.receive",),
+        (RelayProtocolError,), cost=10,
+    )  # fmt: skip
     yield "relay message", Target(
         canonical(decode_relay_message, encode_relay_message),
         tuple(encode_relay_message(message) for message in RELAYED),
@@ -1017,6 +1156,21 @@ def _targets() -> Iterator[tuple[str, Target]]:
         "relay voucher",
         Target(canonical(Voucher.decode, Voucher.encode), (VOUCHER.encode(),), ("relay.protocol:Voucher.decode",)),
     )
+    yield "relay route", Target(
+        canonical(Route.decode, Route.encode), (ROUTE.encode(),), ("relay.route:Route.decode",),
+    )  # fmt: skip
+    yield "relay links", Target(
+        canonical(LinkState.decode, LinkState.encode), (LINK_STATE.encode(),),
+        ("relay.links:LinkState.decode", "relay.links:_link"),
+    )  # fmt: skip
+    yield "relay receipt", Target(
+        canonical(Carried.decode, Carried.encode), (CARRIED.encode(),), ("billing.relay:Receipt.decode",),
+    )  # fmt: skip
+    yield "stored relay receipt", Target(
+        canonical(StoredReceipt.decode, StoredReceipt.encode),
+        (StoredReceipt(CARRIED, identity(3).certificate.encode()).encode(),),
+        ("relay.receipts:StoredReceipt.decode", "relay.receipts:ReceiptStore.load"),
+    )  # fmt: skip
     # Tasks
     yield (
         "job specification",
@@ -1138,6 +1292,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
             Target(record.run, (record.sample()[1],), record.covers, (RecordDamaged,), cost=4, memory=400),
         )
     # Files that people write
+    yield "topology", Target(
+        of_text(read_topology), tuple(text.encode() for text in shipped().values()),
+        ("testnet.wan.topology:parse_topology", "testnet.wan.topology:parse_settings"),
+        (ConfigError,), cost=8, memory=400,
+    )  # fmt: skip
     yield "genesis", Target(
         of_text(read_genesis), (genesis_to_json(small_genesis()).encode(), genesis_to_json(FILE).encode()),
         (

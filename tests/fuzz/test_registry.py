@@ -11,7 +11,9 @@ from tests.fuzz.decoders import TARGETS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "node", "testnet")
-NOT_PRODUCT = re.compile(r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py")
+NOT_PRODUCT = re.compile(
+    r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py|testnet/wan/(agent|check|fleet|bench/)"
+)
 NAMED = re.compile(r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$")
 FOREIGN = {
     "bytes",
@@ -34,6 +36,7 @@ EXEMPT = {
     # Records of the state
     "tasks.case:Case.load": OF_A_TARGET,
     "billing.escrow:Vault.load": OF_A_TARGET,
+    "tasks.carriage:_load": OF_A_TARGET,
     # Callers of targets
     "consensus.guard_log:VoteDirectory.load_guard": OF_A_TARGET,
     "consensus.replica:root_of": OF_A_TARGET,
@@ -43,11 +46,12 @@ EXEMPT = {
     "node.evidence:EvidenceService._load": OF_A_TARGET,
     "node.duties:Duties._reveal": OF_A_TARGET,
     "p2p.blobs:BlobStore._load": OF_A_TARGET,
+    "p2p.erasure:_sum": "arithmetic on pieces that were checked against their roots",
     "p2p.blobs:BlobStore.read_piece": "reads a piece of a blob whose hash it checks",
     "p2p.blobs:BlobStore.read": "reads a blob whose hash was checked when it came",
     "p2p.identity:Identity.load": OF_A_TARGET,
-    "p2p.service:Network._load_book": OF_A_TARGET,
-    "p2p.service:Network._exchange": "a list of peer records, each of them a target; tests/p2p/test_service.py",
+    "p2p.recordkeeping:RecordKeeper.load": OF_A_TARGET,
+    "p2p.recordkeeping:RecordKeeper._exchange": "peer records, each of them a target; tests/p2p/test_service.py",
     "rpc.link:Link._read_keys": OF_A_TARGET,
     "rpc.link:_decode_all": OF_A_TARGET,
     "rpc.methods:estimate": OF_A_TARGET,
@@ -58,8 +62,13 @@ EXEMPT = {
     "rpc.backend:Backend._read": "values that rpc.frames has decoded; other shapes are a DecodeError",
     "rpc.gateway:_read": OF_A_TARGET,
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
+    "p2p.sockets:tcp_info": "a struct of the kernel's own",
+    "p2p.reach:Reach._serve": "one text, read by Endpoint.parse, which is a target; tests/p2p/test_reach.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
+    "testnet.wan.emulator:Emulator.stats": OWN_FILE,
+    "testnet.wan.lab:attach": OWN_FILE,
+    "testnet.wan.lab:load_plan": OF_A_TARGET,
     "testnet.faucet:_is_of": OWN_FILE,
     "node.simulation.campaign:_readable": OWN_FILE,
     "rpc.frames:read_failure": OF_A_TARGET,
@@ -94,6 +103,7 @@ EXEMPT = {
     "rpc.web:_read_headers": "headers that the HTTP library has parsed; tests/rpc/test_gateway.py",
     # Text of our own machine
     "relay.limits:_parse": "an address as the kernel spells it",
+    "relay.daemon:_relay_endpoint": "options",
 }
 
 

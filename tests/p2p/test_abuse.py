@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.channel import Channel
 from p2p.errors import FrameInvalid
 from p2p.frame import Class, frame, header
 from p2p.gossip import PAYLOADS_MAX, Gossip, Send
@@ -94,7 +95,7 @@ def test_many_tiny_payloads_of_our_own_are_sent_in_messages_that_others_take() -
 
 def test_a_record_ends_at_most_one_key() -> None:
     one, other = sessions()
-    receiver = Mux(other)
+    receiver = Mux(Channel(other))
     rekey = frame(Class.CONSENSUS, 0xF3, 0, b"")
     with pytest.raises(FrameInvalid, match="ends a key"):
         receiver.receive(seal(one.send, rekey * 7_000))
@@ -102,7 +103,7 @@ def test_a_record_ends_at_most_one_key() -> None:
 
 def test_a_message_in_tiny_fragments_takes_no_more_memory_than_its_bytes() -> None:
     one, other = sessions()
-    receiver = Mux(other)
+    receiver = Mux(Channel(other))
     size = left = 64 * 1024
     fragments = []
     while left:

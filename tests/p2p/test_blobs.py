@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -209,3 +210,72 @@ async def test_a_blob_over_the_limit_is_not_begun(tmp_path: Path) -> None:
     assert (await transfer.fetch(name, [bytes(20)], None, 2 * MIB)).stat().st_size == 2 * MIB
     with pytest.raises(BlobUnavailable):
         ours.missing(b"\1" * 32)  # evicted between two looks at the store
+
+
+class Line:
+    """A source behind a line of four megabytes a second and half a second of round trip."""
+
+    def __init__(self, good: BlobTransfer) -> None:
+        self.good = good.served()
+        self.under_way = self.under_way_max = 0
+        self.free_at = 0.0
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes:
+        self.under_way += 1
+        self.under_way_max = max(self.under_way_max, self.under_way)
+        try:
+            answer = await self.good[method](b"me", body)
+            self.free_at = max(self.free_at, trio.current_time() + 0.25) + len(answer) / 4e6
+            await trio.sleep_until(self.free_at + 0.25)
+        finally:
+            self.under_way -= 1
+        return answer
+
+
+@pytest.mark.parametrize(("rtt_s", "least", "most"), [(0.5, 3, 8), (None, 2, 2), (0.001, 2, 2)])
+async def test_as_much_is_asked_for_as_the_line_holds(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, rtt_s: float | None, least: int, most: int
+) -> None:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(Random(1).randbytes(24 * PIECE_BYTES))
+    line = Line(BlobTransfer(source, None, NetworkLimits()))  # type: ignore[arg-type]
+    transfer = BlobTransfer(target, line.request, NetworkLimits(), rtt_s=lambda _address: rtt_s)
+    await transfer.fetch(name, [b"s" * 20], None)
+    assert least <= line.under_way_max <= most
+
+
+async def test_few_peers_are_served_at_once_and_each_has_its_turn(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    source = store(tmp_path / "source")
+    name = source.add(CONTENT)
+    limits = NetworkLimits(blob_peers_served_max=2, blob_turn_s=10)
+    serve = BlobTransfer(source, None, limits).served()[METHOD_PIECE]  # type: ignore[arg-type]
+
+    async def asks(peer: bytes) -> bool:
+        try:
+            return bool(await serve(peer, name + bytes(4)))
+        except RequestRefused:
+            return False
+
+    assert [await asks(peer) for peer in (b"a", b"b", b"c", b"a")] == [True, True, False, True]
+    for _ in range(9):
+        await trio.sleep(1)
+        assert [await asks(peer) for peer in (b"a", b"b", b"c")] == [True, True, False]
+    await trio.sleep(1)
+    assert [await asks(peer) for peer in (b"b", b"c", b"a", b"b")] == [True, True, True, False], (
+        "turns end in order"
+    )
+    await trio.sleep(3)
+    assert await asks(b"d"), "who asks for nothing is not being served"
+
+
+async def test_what_is_served_keeps_to_its_pace(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    sources = Sources(BlobTransfer(source, None, NetworkLimits(blob_upload_bytes_per_s=MIB)))  # type: ignore[arg-type]
+    began = trio.current_time()
+    await BlobTransfer(target, sources.request, NetworkLimits()).fetch(name, [b"s" * 20], None)
+    assert trio.current_time() - began >= 5

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from p2p.blobs import Manifest
+from p2p.channel import Channel
 from p2p.errors import RecordInvalid
 from p2p.frame import frame, frames
 from p2p.handshake import Handshake
@@ -87,7 +88,7 @@ def test_changed_authentic_plaintexts_never_exceed_the_memory_promised() -> None
     whole = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
     for _ in range(300):
         one, other = sessions()
-        receiver = Mux(other)
+        receiver = Mux(Channel(other))
         try:
             for _ in range(5):
                 body = one.send.encrypt(mutated(random, whole))

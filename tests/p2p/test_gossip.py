@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,3 +253,35 @@ def test_garbage_costs_points() -> None:
     assert node.receive(b"p" * 20, encode([99, "of a later version"]), 1.0) == []
     assert node.score(b"p" * 20) == -20
     assert node.receive(b"stranger", b"\xff", 1.0) == []
+
+
+def test_a_crowd_from_one_network_is_worth_less_and_only_while_it_is_one() -> None:
+    gossip = Gossip(random=Random(1), now=0.0)
+    gossip.subscribe("tx", 1024)
+    crowd = [bytes([n]) * 20 for n in range(1, 9)]
+    alone = b"a" * 20
+    for peer in crowd:
+        gossip.peer_joined(peer, outbound=False, network="198.51.100.0/24")
+    gossip.peer_joined(alone, outbound=False, network="203.0.113.0/24")
+    assert gossip.score(alone) == 0 > gossip.score(crowd[0])
+    for peer in (*crowd, alone):
+        gossip.receive(peer, encode([0, ["tx"]]), 0.0)
+    assert gossip.mesh("tx") == {alone}
+    for peer in crowd[3:]:
+        gossip.peer_left(peer)
+    assert gossip.score(crowd[0]) == 0
+    gossip.heartbeat(1.0)
+    assert gossip.mesh("tx") == {alone, *crowd[:3]}
+
+
+def test_more_than_may_wait_costs_a_point_for_each_heartbeat() -> None:
+    parameters = GossipParameters(pending_of_peer_max=2)
+    gossip = Gossip(random=Random(1), now=0.0, parameters=parameters)
+    gossip.subscribe("tx", 1024)
+    peer = b"p" * 20
+    gossip.peer_joined(peer, outbound=False)
+    for beat in range(1, 4):
+        for number in range(10):
+            gossip.receive(peer, encode([1, "tx", [b"%d %d" % (beat, number)]]), beat - 0.5)
+        gossip.heartbeat(float(beat))
+        assert gossip.score(peer) == pytest.approx(-beat, abs=0.05)

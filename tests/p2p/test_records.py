@@ -149,7 +149,7 @@ def test_the_book_is_kept_over_a_restart_and_checked_again() -> None:
     assert len(later) == 0
     again.expire(NOW_MS + RECORD_LIFE_MS)
     assert len(again) == 0
-    for damaged in (b"", b"\xff", data[:-1], encode([1]), encode([[b"x", 2]])):
+    for damaged in (b"", b"\xff", data[:-1], encode([1]), encode([[b"x", 3]])):
         with pytest.raises(DecodeError):
             book().load(damaged, now_ms=NOW_MS)
 
@@ -160,3 +160,19 @@ def test_groups_are_networks_not_addresses() -> None:
     assert group_of(Endpoint("2001:db8::1", 1)) == group_of(Endpoint("2001:db8:5::1", 1))
     assert group_of(RELAYED) == group_of(replace(RELAYED, port=2)) != group_of(HOME)
     assert identity(1, roles=NO_ROLES).certificate.roles == NO_ROLES
+
+
+def test_anchors_are_kept_over_a_restart_and_are_few() -> None:
+    book = AddressBook(key=b"k" * 32, genesis_hash=GENESIS)
+    records = [sign_record(identity(n), (Endpoint(f"10.{n}.0.1", 1),), now_ms=NOW_MS) for n in range(1, 6)]
+    for record in records:
+        assert book.add(verify_record(record.data, genesis_hash=GENESIS, now_ms=NOW_MS), source=b"")
+    names = [record.address for record in records]
+    book.set_anchors(names[:4])
+    again = AddressBook(key=b"other" * 6, genesis_hash=GENESIS)
+    again.load(book.encode(), now_ms=NOW_MS)
+    assert sorted(again.anchors) == sorted(names[:2])
+    untried = {again.untried(Random(n), exclude=()) for n in range(40)}
+    assert untried == set(names[2:])  # of the anchors we know
+    again.failed(names[2])
+    assert again.untried(Random(1), exclude=names[3:]) is None

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.channel import Channel, Hello, Opening
 from p2p.errors import BlobUnavailable, PeerUnreachable, RequestRefused, RequestTimeout
 from p2p.frame import Class
 from p2p.gossip import Verdict
@@ -181,7 +182,15 @@ async def connect_raw(network: Network, who: Identity) -> tuple[trio.abc.Stream,
     await near.send_all(handshake.start())
     while handshake.session is None:
         await near.send_all(handshake.receive(bytes(await near.receive_some(4096))))
-    return near, Mux(handshake.session)
+    channel = Channel(handshake.session)
+    await near.send_all(channel.seal(Hello(Opening.NEW).encode()))
+    return near, Mux(channel)
+
+
+def garbage(mux: Mux) -> bytes:
+    """Return a record that nobody else can have made, and that means nothing."""
+    assert mux.channel is not None
+    return mux.channel.seal(b"\xff" * 20)
 
 
 async def drained(stream: trio.abc.Stream) -> bool:
@@ -221,10 +230,10 @@ async def test_a_peer_that_goes_silent_or_garbles_is_dropped_alone(wires: Wires,
     alice, bob = in_memory(0, wires, bootstrap=(1,)), in_memory(1, wires)
     async with running(alice, bob, wires=wires):
         silent, _ = await connect_raw(alice, identity(2))
-        garbling, _ = await connect_raw(alice, identity(3))
+        garbling, garbler = await connect_raw(alice, identity(3))
         dripping, _ = await connect_raw(alice, identity(4))
         await alice.wait_peers(4)
-        await garbling.send_all(b"\x00\x20" + bytes(32))
+        await garbling.send_all(garbage(garbler))
         async with trio.open_nursery() as nursery:
 
             async def drip() -> None:
@@ -246,10 +255,10 @@ async def test_who_garbles_again_and_again_is_banned(wires: Wires, autojump_cloc
     alice = in_memory(0, wires, ban_s=60)
     async with running(alice, wires=wires):
         for _ in range(8):
-            stream, _ = await connect_raw(alice, identity(1))
+            stream, mux = await connect_raw(alice, identity(1))
             await trio.sleep(1)
             try:
-                await stream.send_all(b"\x00\x20" + bytes(32))
+                await stream.send_all(garbage(mux))
             except trio.BrokenResourceError:
                 break
             await trio.sleep(1)

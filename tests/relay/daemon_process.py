@@ -18,7 +18,9 @@ import relay.splice
 from p2p.identity import Identity, Role
 from p2p.transport import Endpoint
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
+from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
+from relay.metering import Tariff
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
@@ -50,10 +52,16 @@ class DaemonProcess:
         name: str = "relay",
         capture: Path | None = None,
         namespace: str | None = None,
+        options: dict[str, Any] | None = None,
+        tariff: dict[str, int] | None = None,
+        mischief: str = "",
         **limits: Any,
     ) -> None:
         tap = None if capture is None else str(capture)
-        arguments = {"listen": f"{host}:{port}", "name": name, "limits": limits, "capture": tap}
+        arguments = {
+            "listen": f"{host}:{port}", "name": name, "limits": limits, "capture": tap,
+            "mischief": mischief, "options": {"drain_s_max": 0, **(options or {})}, "tariff": tariff or {},
+        }  # fmt: skip
         prefix = ["ip", "netns", "exec", namespace] if namespace else []
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.relay.daemon_process", json.dumps(arguments)],
@@ -113,17 +121,45 @@ def _wiretap(path: str) -> None:
     relay.splice._Half.data_received = spy  # type: ignore[method-assign,assignment]
 
 
+def _mischief(what: str) -> None:
+    """Carry something else than was given, ``swallow``, ``flip`` or ``replay``, as soon as a file is there."""
+    kind, _, switch = what.partition(":")
+    carry = relay.splice._Half.data_received
+
+    def lie(half: relay.splice._Half, data: bytes) -> None:
+        if not Path(switch).exists():
+            carry(half, data)
+        elif kind == "flip":
+            carry(half, bytes((data[0] ^ 1,)) + data[1:] if len(data) < 3 else data[:-1] + bytes((data[-1] ^ 1,)))
+        elif kind == "replay":
+            carry(half, data + data)
+        else:
+            half.received += len(data)
+
+    relay.splice._Half.data_received = lie  # type: ignore[method-assign,assignment]
+
+
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     arguments = json.loads(sys.argv[1])
     if arguments["capture"]:
         _wiretap(arguments["capture"])
+    if arguments["mischief"]:
+        _mischief(arguments["mischief"])
     overrides = arguments["limits"]
     if "trusted_networks" in overrides:
         overrides["trusted_networks"] = tuple(overrides["trusted_networks"])
+    more = arguments["options"]
+    if "receipts" in more:
+        more["receipts"] = Path(more["receipts"])
+    if "fanout" in more:
+        more["fanout"] = FanoutLimits(**more["fanout"])
+    if "peers" in more:
+        more["peers"] = tuple(more["peers"])
     options = RelayOptions(
-        listen=arguments["listen"], metrics_listen="127.0.0.1:0", limits=replace(RelayLimits(), **overrides)
-    )
+        listen=arguments["listen"], metrics_listen="127.0.0.1:0", limits=replace(RelayLimits(), **overrides),
+        tariff=Tariff(**arguments["tariff"]), **more,
+    )  # fmt: skip
 
     def ready(daemon: RelayDaemon) -> None:
         assert daemon.metrics_endpoint is not None

@@ -20,14 +20,41 @@ from hypothesis.stateful import (
     rule,
 )
 
-from relay.circuit import Drop, Effect, Join, Refuse, RelayCore, Send
+from p2p.transport import Endpoint
+from relay.circuit import Drop, Effect, Hold, Join, Onward, Refuse, RelayCore, Send
 from relay.errors import Refusal, RelayProtocolError
 from relay.limits import Bucket, HostTable, RelayLimits
-from relay.protocol import Connect, Decline, Incoming, Offered, Ping, Pong, Refused, Release, Reserve, Reserved
+from relay.protocol import (
+    Connect,
+    Decline,
+    Extend,
+    Incoming,
+    Offered,
+    Park,
+    Ping,
+    Pong,
+    Refused,
+    Release,
+    Reserve,
+    Reserved,
+    Restarting,
+)
+from relay.route import Route, VerifiedRoute
 from state.primitives.errors import ConfigError
+from tests.relay.daemon_process import identity_of
 
 LIMITS = RelayLimits(trusted_networks=())
 ALICE, BOB, CAROL = (bytes((n,)) * 20 for n in (1, 2, 3))
+HERE, NEXT, BEFORE = (bytes((n,)) * 20 for n in (101, 102, 103))
+SIGNED = Route.sign(identity_of("alice"), (Endpoint("a", 1, HERE), Endpoint("b", 2, NEXT)), BOB, now_ms=0)
+
+
+def check_route(data: bytes) -> VerifiedRoute:
+    """Stands for the signatures: the bytes say from whom, by which relays and to whom, and which of many it is."""
+    *hops, dialler, target, nonce = data
+    relays = tuple(Endpoint("r", 1, bytes((hop,)) * 20) for hop in hops)
+    route = replace(SIGNED, hops=relays, target=bytes((target,)) * 20, nonce=bytes((nonce,)) * 16)
+    return VerifiedRoute(route, bytes((dialler,)) * 20)
 
 
 class Relay:
@@ -41,6 +68,8 @@ class Relay:
             self.hosts,
             issue=lambda client, life_s: client,
             random=lambda size: next(tokens).to_bytes(size, "big"),
+            address=HERE,
+            check_route=check_route,
         )
         self.now_ms = 0
 
@@ -96,6 +125,82 @@ def test_a_token_serves_once_and_for_nobody_else(relay: Relay) -> None:
     relay.core.data_opened(13, theirs)
     assert refusal_of(relay.core.data_opened(14, theirs)) is Refusal.BAD_TOKEN
     assert relay.core.refusals[Refusal.BAD_TOKEN] == 3
+
+
+def test_connections_that_wait_become_ends_without_another_word(relay: Relay) -> None:
+    assert relay.say(2, Park(b"p" * 32)) == []
+    assert relay.core.data_opened(20, b"p" * 32) == [Hold(20)]
+    assert relay.core.parked == 1
+    (offered,) = relay.say(1, Connect(9, BOB))
+    assert isinstance(offered, Send) and isinstance(offered.message, Offered)
+    assert relay.core.data_opened(11, offered.message.token) == [Join(1, 11, 20, ALICE, BOB)]
+    relay.say(2, Park(b"q" * 32))
+    relay.core.data_opened(21, b"q" * 32)
+    relay.say(1, Park(b"r" * 32))
+    relay.core.data_opened(12, b"r" * 32)
+    offer, join = relay.say(1, Connect(9, BOB, b"r" * 32))
+    assert offer == Send(1, Offered(9, b"r" * 32, LIMITS.pending_ms_max))
+    assert join == Join(2, 12, 21, ALICE, BOB)
+    assert relay.core.parked == 0
+
+
+def test_connections_that_wait_are_few_end_with_their_client_and_serve_nobody_else(relay: Relay) -> None:
+    for n in range(LIMITS.parked_per_client_max):
+        relay.say(2, Park(bytes((n,)) * 32))
+        relay.core.data_opened(20 + n, bytes((n,)) * 32)
+    assert relay.say(2, Park(b"x" * 32)) == [Refuse(20, Refusal.NO_RESERVATION)]
+    assert relay.core.data_opened(30, b"x" * 32) == [Hold(30)]
+    assert refusal_of(relay.core.data_opened(31, b"x" * 32)) is Refusal.BAD_TOKEN
+    relay.say(1, Park(b"x" * 32))  # another's token
+    assert refusal_of(relay.say(1, Connect(9, CAROL, b"x" * 32))) is Refusal.NO_RESERVATION
+    assert relay.core.parked == LIMITS.parked_per_client_max
+    assert relay.core.data_closed(30) == []
+    ended = relay.core.control_closed(2)
+    assert [effect.connection for effect in ended if isinstance(effect, Refuse)] == [21, 22, 23]
+    assert relay.core.parked == 0
+
+
+def test_a_route_goes_on_and_comes_to_its_end(relay: Relay) -> None:
+    offer, onward = relay.say(1, Extend(5, bytes((101, 102, 1, 2, 7))))
+    assert isinstance(offer, Send) and isinstance(offer.message, Offered)
+    assert onward == Onward(1, Endpoint("r", 1, NEXT), bytes((101, 102, 1, 2, 7)))
+    assert relay.core.onward_opened(1, 40) == []
+    assert relay.core.data_opened(11, offer.message.token) == [Join(1, 11, 40, ALICE, BOB)]
+    relay.join(3, BEFORE)
+    incoming, offer = relay.say(3, Extend(5, bytes((103, 101, 3, 2, 7))))
+    assert isinstance(incoming, Send) and isinstance(incoming.message, Incoming)
+    assert incoming.message.source == CAROL, "the dialler, not the relay before"
+    assert isinstance(offer, Send) and isinstance(offer.message, Offered)
+    relay.core.data_opened(12, offer.message.token)
+    assert relay.core.data_opened(13, incoming.message.token) == [Join(2, 12, 13, CAROL, BOB)]
+
+
+@pytest.mark.parametrize("route", [(101, 102, 2, 2, 7), (103, 101, 1, 2, 7), (102, 103, 1, 2, 7)])
+def test_a_route_from_the_wrong_side_or_past_here_is_refused(relay: Relay, route: tuple[int, ...]) -> None:
+    assert refusal_of(relay.say(1, Extend(5, bytes(route)))) is Refusal.BAD_ROUTE
+    assert relay.core.pending == 0
+
+
+def test_who_is_refused_further_along_hears_why_even_if_it_comes_late(relay: Relay) -> None:
+    offer, _ = relay.say(1, Extend(5, bytes((101, 102, 1, 2, 7))))
+    assert isinstance(offer, Send) and isinstance(offer.message, Offered)
+    assert relay.core.onward_failed(1, Refusal.TARGET_LIMIT) == []
+    assert refusal_of(relay.core.data_opened(11, offer.message.token)) is Refusal.TARGET_LIMIT
+    assert relay.core.onward_failed(1, Refusal.TARGET_LIMIT) == []
+    assert refusal_of(relay.core.onward_opened(1, 40)) is Refusal.TARGET_TIMEOUT
+
+
+def test_a_relay_that_drains_tells_all_and_takes_nothing_new(relay: Relay) -> None:
+    mine, theirs = relay.offer(1, BOB)
+    assert relay.core.drain(0, 5_000) == [Send(1, Restarting(5_000)), Send(2, Restarting(5_000))]
+    for message in (Connect(1, BOB), Reserve(1, 60), Extend(1, bytes((101, 102, 1, 2, 7)))):
+        assert refusal_of(relay.say(1, message)) is Refusal.RESTARTING
+    relay.core.data_opened(11, mine)
+    assert relay.core.data_opened(12, theirs) == [Join(1, 11, 12, ALICE, BOB)], "what was offered is kept"
+    relay.say(2, Release())
+    assert not relay.core.is_empty
+    relay.core.circuit_closed(1)
+    assert relay.core.is_empty
 
 
 def test_a_reservation_expires_unless_renewed(relay: Relay) -> None:
@@ -227,7 +332,7 @@ class TestQuotas:
         relay.join(1, ALICE)
         relay.join(2, BOB)
         relay.say(1, Reserve(1, 60))
-        assert relay.say(2, Reserve(1, 60)) == [Send(2, Refused(1, Refusal.RELAY_FULL, 5_000))]
+        assert relay.say(2, Reserve(1, 60)) == [Send(2, Refused(1, Refusal.RELAY_FULL, 5_000, 100))]
         relay.say(1, Reserve(2, 60))  # its own may be renewed all the same
         assert relay.core.reservations == 1
 
@@ -307,6 +412,7 @@ class RelayMachine(RuleBasedStateMachine):
         self.open_controls: set[int] = set()
         self.waiting: set[int] = set()
         self.running: dict[int, tuple[int, int]] = {}
+        self.onward: set[int] = set()
 
     def do(self, effects: Iterable[Effect]) -> list[bytes]:
         found = []
@@ -322,7 +428,13 @@ class RelayMachine(RuleBasedStateMachine):
                     self.waiting.remove(connection)
                 case Join(circuit, dialler, target):
                     self.waiting -= {dialler, target}
+                    self.onward.discard(circuit)
                     self.running[circuit] = (dialler, target)
+                case Hold(connection):
+                    assert connection in self.waiting
+                case Onward(circuit, following):
+                    assert following.relay == NEXT
+                    self.onward.add(circuit)
                 case _:
                     raise AssertionError(effect)
         return found
@@ -354,6 +466,49 @@ class RelayMachine(RuleBasedStateMachine):
         if control in self.open_controls:
             return multiple(*self.do(self.relay.say(control, Connect(1, bytes((who,)) * 20))))
         return multiple()
+
+    @rule(target=tokens, control=controls, who=st.integers(1, 4), nonce=st.integers(0, 255), parked=tokens)
+    def connect_parked(self, control: int, who: int, nonce: int, parked: bytes) -> MultipleResults[bytes]:
+        if control in self.open_controls:
+            return multiple(*self.do(self.relay.say(control, Connect(1, bytes((who,)) * 20, parked))))
+        return multiple()
+
+    @rule(
+        target=tokens, control=controls, nonce=st.integers(0, 255), dialler=st.integers(1, 4),
+        who=st.integers(1, 4), hops=st.sampled_from([(101, 102), (103, 101), (103, 101, 102), (103, 102)]),
+    )  # fmt: skip
+    def extend(
+        self, control: int, hops: tuple[int, ...], dialler: int, who: int, nonce: int
+    ) -> MultipleResults[bytes]:
+        if control in self.open_controls:
+            return multiple(*self.do(self.relay.say(control, Extend(1, bytes((*hops, dialler, who, nonce))))))
+        return multiple()
+
+    @rule(target=controls)
+    def open_relay(self) -> int:
+        number = next(self.numbers)
+        self.relay.join(number, BEFORE, "198.51.100.7")
+        self.open_controls.add(number)
+        return number
+
+    @rule(pick=st.integers(0, 100), is_reached=st.booleans())
+    def go_on(self, pick: int, is_reached: bool) -> None:
+        if self.onward:
+            circuit = sorted(self.onward)[pick % len(self.onward)]
+            self.onward.remove(circuit)
+            if is_reached:
+                number = next(self.numbers)
+                self.waiting.add(number)
+                self.do(self.relay.core.onward_opened(circuit, number))
+            else:
+                self.do(self.relay.core.onward_failed(circuit, Refusal.NEXT_UNREACHABLE))
+
+    @rule(target=tokens, control=controls)
+    def park(self, control: int) -> bytes:
+        token = next(self.numbers).to_bytes(32, "little")
+        if control in self.open_controls:
+            self.do(self.relay.say(control, Park(token)))
+        return token
 
     @rule(control=controls, token=tokens)
     def decline(self, control: int, token: bytes) -> None:
@@ -392,7 +547,8 @@ class RelayMachine(RuleBasedStateMachine):
         assert core.circuits == len(self.running) <= limits.circuits_max
         assert core.pending <= limits.pending_max
         assert core.reservations <= limits.reservations_max
-        assert len(self.waiting) <= core.pending
+        assert len(self.waiting) <= 2 * core.pending + core.parked
+        assert core.parked <= limits.parked_per_client_max * len(self.open_controls)
         hosts = self.relay.hosts._hosts.values()
         assert sum(host.reservations for host in hosts) == core.reservations
         assert sum(host.circuits for host in hosts) == core.circuits + core.pending
@@ -410,6 +566,7 @@ class RelayMachine(RuleBasedStateMachine):
         assert not self.waiting
         assert (core.controls, core.pending, core.circuits, core.reservations) == (0, 0, 0, 0)
         assert not core._clients and not core._tokens and not core._waiting and not core._reserved
+        assert not core._parked and not core._held
         self.relay.hosts.forget_idle(self.relay.now_ms + 10**9)
         assert len(self.relay.hosts) == 0
         assert not self.relay.hosts._reservations_by_network

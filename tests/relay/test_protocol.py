@@ -12,40 +12,66 @@ from p2p.identity import Purpose, Role
 from relay.errors import Refusal, RelayProtocolError
 from relay.protocol import (
     MESSAGE_BYTES_MAX,
+    AskLinks,
+    Charged,
     Connect,
     ControlChannel,
     Decline,
+    Extend,
     Incoming,
+    Links,
     Message,
     Offered,
+    Park,
+    Pay,
     Ping,
     Pong,
     Refused,
     Release,
     Reserve,
     Reserved,
+    Restarting,
+    Terms,
     Voucher,
     decode_message,
     encode_message,
 )
+from relay.route import ROUTE_BYTES_MAX
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
 from tests.relay.daemon_process import account_of, identity_of
 
 NUMBER = st.integers(0, 2**32 - 1)
+SIZE = st.integers(0, 2**63 - 1)
 TOKEN = st.binary(min_size=32, max_size=32)
+PARKED = st.just(b"") | TOKEN
 ADDRESS = st.binary(min_size=20, max_size=20)
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Reserve, NUMBER, NUMBER),
     st.just(Release()),
-    st.builds(Connect, NUMBER, ADDRESS),
+    st.builds(Connect, NUMBER, ADDRESS, PARKED),
+    st.builds(Extend, NUMBER, st.binary(max_size=ROUTE_BYTES_MAX), PARKED),
+    st.builds(Park, TOKEN),
+    st.builds(Pay, st.binary(max_size=300)),
+    st.builds(AskLinks, NUMBER),
+    st.builds(Terms, st.integers(0, 2**96 - 1), SIZE, NUMBER, SIZE),
+    st.builds(Charged, SIZE),
+    st.builds(Restarting, NUMBER),
+    st.builds(Links, NUMBER, st.binary(max_size=600)),
     st.builds(Decline, TOKEN),
     st.builds(Ping, NUMBER),
     st.builds(Pong, NUMBER),
     st.builds(Reserved, NUMBER, NUMBER, st.binary(max_size=200), st.text("0123456789.:[]", max_size=64)),
     st.builds(Offered, NUMBER, TOKEN, NUMBER),
     st.builds(Incoming, TOKEN, ADDRESS, NUMBER),
-    st.builds(Refused, NUMBER, st.sampled_from(Refusal), NUMBER),
+    st.builds(
+        Refused,
+        NUMBER,
+        st.sampled_from(Refusal),
+        NUMBER,
+        st.integers(0, 100),
+        st.lists(st.text("relay:0123", max_size=128), max_size=4).map(tuple),
+    ),
 )
 
 
@@ -104,10 +130,21 @@ def test_any_bytes_are_a_message_a_voucher_or_a_decode_error(data: bytes) -> Non
         [4, bytes(31)],
         [2, 0],
         [7],
+        [3, 1, bytes(20)],
+        [3, 1, bytes(20), bytes(31)],
+        [7, 1, bytes(1025), b""],
+        [8, bytes(31)],
+        [9, bytes(321)],
+        [20, 2**96, 1, 1, 1],
+        [20, 1, -1, 1, 1],
+        [22, 2**63],
+        [19, 1, 1, 0, 101, []],
+        [19, 1, 1, 0, 1, ["a"] * 5],
+        [19, 1, 1, 0, 1, [b"a"]],
         [16, 1, 1, b"", "x" * 65],
         [17, 1, bytes(33), 0],
         [18, bytes(32), bytes(21), 0],
-        [19, 1, 99, 0],
+        [19, 1, 99, 0, 0, []],
         [],
         None,
         [5, "0"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import node.home
+from billing.relay import Receipt
 from node.cli import group, main
 from node.home import Home
+from node.relay import RECEIPTS
+from p2p.identity import Identity
+from relay.receipts import ReceiptStore, StoredReceipt
 from state.primitives.address import format_address
 from state.primitives.genesis import genesis_to_json
 from state.primitives.keys import SecretKey
@@ -170,3 +175,22 @@ def test_no_text_of_a_shell_makes_a_traceback(dekube: Any, text: str) -> None:
         ("completion", text),
     ):
         assert dekube(*arguments).status in (0, 1, 2)
+
+
+def test_receipts_of_a_relay_are_shown_and_expired_ones_go(dekube: Any, tmp_path: Path) -> None:
+    file, home = tmp_path / "genesis.json", tmp_path / "relay"
+    file.write_text(genesis_to_json(genesis()))
+    assert dekube("relay", "init", "--home", home, "--genesis", file).status == 0
+    payer = Identity.create(KEY, genesis_hash=b"g" * 32, now_ms=2**50)
+    fresh = Receipt(b"g" * 32, b"r" * 20, KEY.address, b"c" * 32, 1, 1, 2**30, 10**16, 2**52)
+    stale = replace(fresh, channel=b"d" * 32, opened_ms=2, not_after_ms=1)
+    certificate = payer.certificate.encode()
+    store = ReceiptStore(home / RECEIPTS)
+    store.save([StoredReceipt(each.signed_by(payer.signer), certificate) for each in (fresh, stale)])
+    done = dekube("relay", "settle", "--home", home, "--json")
+    assert done.status == 0, done.err
+    rows = json.loads(done.out)
+    assert [(row["state"], row["amount"]) for row in rows] == [("waits", 10**16), ("expired", 10**16)]
+    assert [stored.receipt.channel for stored in store.load()] == [fresh.channel]
+    refused = dekube("relay", "register", "--home", home, "--rpc", "http://127.0.0.1:1", "--at", "not a host")
+    assert (refused.status, refused.err.count("\n")) == (1, 1)

@@ -3,7 +3,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.primitives.merkle import EMPTY_ROOT, MerkleProof, merkle_proof, merkle_root, verify_merkle_proof
+from state.primitives.merkle import (
+    EMPTY_ROOT,
+    MerkleProof,
+    merkle_proof,
+    merkle_proofs,
+    merkle_root,
+    verify_merkle_proof,
+)
 
 LEAVES = st.lists(st.binary(max_size=8), min_size=1, max_size=40)
 
@@ -41,3 +48,10 @@ def test_a_changed_proof_proves_nothing(leaves: list[bytes], data: st.DataObject
 def test_different_lists_have_different_roots(a: list[bytes], b: list[bytes]) -> None:
     assert (merkle_root(a) == merkle_root(b)) == (a == b)
     assert merkle_root([]) == EMPTY_ROOT
+
+
+@given(st.lists(st.binary(max_size=8), max_size=40))
+def test_all_proofs_at_once_are_those_one_by_one(leaves: list[bytes]) -> None:
+    root, proofs = merkle_proofs(leaves)
+    assert root == merkle_root(leaves)
+    assert proofs == tuple(merkle_proof(leaves, index) for index in range(len(leaves)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from billing.relay import Receipt
 from node.runtime import make_runtime
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError, InvalidTransaction
@@ -22,6 +24,7 @@ from state.transition.calls import NOTE_LIMIT_BYTES, CallForm
 from state.transition.errors import CallRefused, InvalidPayload, UnknownKind
 from state.transition.staking import STAKE_KIND, STAKING_ADDRESS, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
+from tasks.carriage import SETTLE_CARRIAGE
 from tasks.lifecycle import Reason
 from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
 from tasks.spec import encode_spec
@@ -54,6 +57,8 @@ TASK = b"t" * 32
 amounts = st.integers(0, 1000 * COIN)
 hashes = st.binary(min_size=32, max_size=32)
 windows = st.integers(0, 2**32 - 1)
+sizes = st.integers(0, 2**62)
+CARRIED = Receipt(b"g" * 32, b"r" * 20, b"p" * 20, b"c" * 32, 1, 1, 1, 10**16, 2)
 
 
 def proof_value(task: bytes, window: int) -> Value:
@@ -90,6 +95,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     TOP_UP_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
     RESUME_TASK: st.builds(lambda task: [task], hashes),
     GIVE_UP_TASK: st.builds(lambda task: [task, int(Reason.JOB_DIVERGED)], hashes),
+    SETTLE_CARRIAGE: st.builds(lambda size: [replace(CARRIED, size_bytes=size).encode(), b"certificate"], sizes),
 }  # fmt: skip
 
 

@@ -1,0 +1,168 @@
+"""One connection and its stream: whole records out, bytes in, and an end that harms nobody who waits on it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from p2p.channel import Channel, Hello
+from p2p.errors import HandshakeFailed
+from p2p.handshake import Session
+from p2p.sockets import TcpInfo, tcp_info, tune
+from p2p.transport import Endpoint
+
+__all__ = ["Link", "LinkLost"]
+
+_READ_BYTES: Final = 256 * 1024
+_BYE_S: Final = 0.2
+
+
+class LinkLost(Exception):
+    """The stream ended, broke or was retired; what was under way on it is somebody else's now."""
+
+
+class Link:
+    """A stream on which a handshake has been completed."""
+
+    def __init__(
+        self,
+        session: Session,
+        stream: trio.abc.Stream,
+        *,
+        remote: str,
+        endpoint: Endpoint | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        self.session = session
+        self.channel = Channel(session)
+        self.remote = remote
+        self.endpoint = endpoint
+        """Where it was dialled; None where it came in."""
+        self.is_direct = is_direct
+        self.since = trio.current_time()
+        self.used_at = self.since
+        self.rtt_s: float | None = None
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.is_retired = False
+        self.is_broken = True
+        """Of one that has ended: whether that was nobody's wish here."""
+        self.ended = trio.Event()
+        self._stream = stream
+        self._reading = trio.CancelScope()
+        self._writing = trio.CancelScope()
+        self._is_mid_record = False
+
+    def __repr__(self) -> str:
+        return f"Link({self.endpoint or self.remote})"
+
+    @property
+    def is_outbound(self) -> bool:
+        """Whether this node dialled it."""
+        return self.session.is_initiator
+
+    async def send(self, data: bytes | bytearray | memoryview, *, timeout_s: float) -> None:
+        """Send whole records. Raises LinkLost, trio.TooSlowError."""
+        if self.is_retired:
+            raise LinkLost
+        self._is_mid_record = True
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + timeout_s) as self._writing:
+                await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            raise LinkLost from None
+        if self._writing.cancelled_caught:
+            if self.is_retired:
+                raise LinkLost
+            raise trio.TooSlowError
+        self._is_mid_record = False
+        self.bytes_out += len(data)
+
+    async def receive(self, size_max: int = _READ_BYTES) -> bytes:
+        """Return the next bytes, at most ``size_max``. Raises LinkLost at the end."""
+        if self.is_retired:
+            raise LinkLost
+        data: bytes | bytearray = b""
+        try:
+            with trio.CancelScope() as self._reading:
+                data = await self._stream.receive_some(size_max)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            raise LinkLost from None
+        if not data or self.is_retired:
+            raise LinkLost
+        self.bytes_in += len(data)
+        return data if isinstance(data, bytes) else bytes(data)
+
+    async def say_hello(self, hello: Hello, *, timeout_s: float) -> None:
+        """Send the first record. Raises LinkLost, trio.TooSlowError."""
+        await self.send(self.channel.seal(hello.encode()), timeout_s=timeout_s)
+
+    async def hear_hello(self) -> Hello:
+        """Return what the connection is for. Raises HandshakeFailed, FrameInvalid."""
+        try:
+            while (plaintext := self.channel.next_plaintext()) is None:
+                self.channel.feed(await self.receive())
+        except LinkLost:
+            raise HandshakeFailed("closed before it said what for") from None
+        return Hello.decode(plaintext)
+
+    def retire(self) -> None:
+        """End it: who reads or writes on it gets LinkLost."""
+        self.is_retired = True
+        self._reading.cancel()
+        self._writing.cancel()
+
+    async def aclose(self, *, goodbye: bytes = b"") -> None:
+        """Retire and close, after a last record where nothing stands half written before it."""
+        is_clean = not self._is_mid_record and not self.is_retired
+        self.retire()
+        if goodbye and is_clean:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _BYE_S):
+                try:
+                    await self._stream.send_all(goodbye)
+                except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+                    pass
+        self.ended.set()
+        await trio.aclose_forcefully(self._stream)
+
+    def suspect(self) -> None:
+        """Tell who carries the stream for us, where somebody does, that it brought other bytes than were sent."""
+        report = getattr(self._stream, "suspect", None)
+        if report is not None:
+            report()
+
+    def make_bulk(self) -> None:
+        """Let the kernel hold more unsent data: no vote waits behind it here."""
+        if self._socket is not None:
+            tune(self._socket, is_bulk=True)
+
+    def tcp_info(self) -> TcpInfo | None:
+        """Return the kernel's figures of the way to the next hop: the peer, or a relay."""
+        return None if self._socket is None else tcp_info(self._socket)
+
+    @property
+    def _socket(self) -> trio.socket.SocketType | None:
+        """The socket below, where there is one: a direct connection's, or that of a circuit to its first relay."""
+        found = getattr(self._stream, "socket", None)
+        return found if isinstance(found, trio.socket.SocketType) else None
+
+    @property
+    def remote_host(self) -> str | None:
+        """The other end's address, where the connection goes to it directly."""
+        if self._socket is None or not self.is_direct:
+            return None
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:
+            return None
+
+    @property
+    def local_host(self) -> str | None:
+        """Our own address on this connection, where it has one."""
+        if self._socket is None:
+            return None
+        try:
+            return str(self._socket.getsockname()[0])
+        except OSError:
+            return None

@@ -1,0 +1,424 @@
+"""Which way to take to a peer, decided by what was measured; without I/O.
+
+A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Control and
+bulk choose apart, for they want different things (NETWORK.md, section 6, "Choice"): control takes the shortest
+round trip, bulk whatever carries most.
+
+Bulk is planned by trying it out on the traffic itself: a plan says how many lanes run on which path, one move at
+a time changes it (a path more or less, lanes doubled or halved), and the sum of what arrived decides whether the
+move stays. So no byte is sent for measuring alone, a path that shares its bottleneck with another is not mistaken
+for a second one, and a stuck flow is noticed because one more lane beside it makes the sum grow.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2p.transport import Endpoint
+
+__all__ = ["BulkPlanner", "Path", "PathBook", "PathParameters", "PathTable", "Plan", "hops_of"]
+
+Path = Endpoint
+Plan = Mapping[Path, int]
+"""Lanes by path; a path without lanes is not in it."""
+
+_EWMA: Final = 0.25
+"""Weight of a new sample of a round trip."""
+_ALIKE: Final = 1.5
+"""Rates of two paths that shared a line in one window differ by less than this where the paths are as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathParameters:
+    """When to change a path; times in seconds, thresholds in percent."""
+
+    paths_max: int = 12
+    """Candidates kept for one peer; those offered first stay."""
+    switch_gain_percent: int = 25
+    """By how much another control path must be better, ..."""
+    switch_samples: int = 3
+    """... and in how many samples in a row, before control moves."""
+    estimate_age_s: float = 90.0
+    """Older estimates of a round trip that was not measured on the path itself are forgotten."""
+    rate_age_s: float = 600.0
+    """How long the rate that a path once reached is believed."""
+    backoff_s_min: float = 0.5
+    backoff_s_max: float = 60.0
+    race_paths_max: int = 3
+    """Paths tried side by side when nothing is known of any."""
+    race_bytes_min: int = 1024 * 1024
+    """Less waiting bulk than this goes out on the best path known: a race would cost more than it finds."""
+    settle_s: float = 0.5
+    """After a change of plan what arrives says nothing: flows begin slowly and others make room slowly."""
+    window_s: float = 1.0
+    """How long a plan is measured, at least; and four round trips at least."""
+    add_gain_percent: int = 15
+    """By how much the sum must grow for more lanes or one more path to stay."""
+    drop_loss_percent: int = 5
+    """How much of the sum may be missing for a path or lanes that were taken away to stay away."""
+    hold_s: float = 20.0
+    """Between two rounds of trials when the last one found nothing better."""
+    hold_s_max: float = 160.0
+    lanes_max: int = 16
+
+    def __post_init__(self) -> None:
+        assert 0 < self.drop_loss_percent < self.add_gain_percent < 100
+        assert 1 <= self.race_paths_max <= self.lanes_max
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one path."""
+
+    rank: int
+    rtt_s: float | None = None
+    rtt_at: float = 0.0
+    is_rtt_measured: bool = False
+    rate: float | None = None
+    """Bytes a second that it carried when it carried alone, as far as that was ever seen."""
+    rate_at: float = 0.0
+    failures: int = 0
+    next_at: float = 0.0
+
+
+def hops_of(path: Path) -> int:
+    """Return how many relays a path crosses: relays are paid, so of two equal paths the shorter one is taken."""
+    return 0 if path.relay is None else len(path.hops)
+
+
+class PathTable:
+    """The paths to one peer and what is known of them."""
+
+    def __init__(self, parameters: PathParameters | None = None) -> None:
+        self.parameters = parameters or PathParameters()
+        self._known: dict[Path, _Known] = {}
+        self._better: tuple[Path, int] | None = None
+        """The path that is better than the present one, and in how many samples in a row."""
+
+    def offer(self, paths: Iterable[Path]) -> None:
+        """Say which paths there are now, the likeliest first; what is known of those that stay is kept."""
+        offered = list(dict.fromkeys(paths))[: self.parameters.paths_max]
+        self._known = {path: self._known.get(path) or _Known(rank) for rank, path in enumerate(offered)}
+        for rank, path in enumerate(offered):
+            self._known[path].rank = rank
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The candidates, in the order in which they were offered."""
+        return tuple(self._known)
+
+    # -- what is learnt --------------------------------------------------------------------------------------
+
+    def measured_rtt(self, path: Path, rtt_s: float, now: float) -> None:
+        """Note a round trip taken on the path itself."""
+        known = self._known.get(path)
+        if known is None or rtt_s < 0:
+            return
+        if known.rtt_s is None or not known.is_rtt_measured:
+            known.rtt_s = rtt_s
+        else:
+            known.rtt_s += _EWMA * (rtt_s - known.rtt_s)
+        known.rtt_at, known.is_rtt_measured = now, True
+
+    def estimated_rtt(self, path: Path, rtt_s: float, now: float) -> None:
+        """Note what a path's parts add up to; a measurement on the path itself counts more while it is young."""
+        known = self._known.get(path)
+        if known is None or rtt_s < 0:
+            return
+        if known.is_rtt_measured and now - known.rtt_at < self.parameters.estimate_age_s:
+            return
+        known.rtt_s, known.rtt_at, known.is_rtt_measured = rtt_s, now, False
+
+    def measured_rate(self, path: Path, bytes_per_s: float, now: float) -> None:
+        """Note what a path carried while it alone was filled."""
+        known = self._known.get(path)
+        if known is not None and bytes_per_s >= 0:
+            known.rate, known.rate_at = bytes_per_s, now
+
+    def failed(self, path: Path, now: float) -> None:
+        """Note that a path could not be opened, or broke."""
+        known = self._known.get(path)
+        if known is None:
+            return
+        known.failures += 1
+        wait_s = self.parameters.backoff_s_min * 2 ** min(known.failures - 1, 16)
+        known.next_at = now + min(wait_s, self.parameters.backoff_s_max)
+        known.rtt_s, known.rate = None, None
+
+    def worked(self, path: Path) -> None:
+        """Note that a path was opened."""
+        known = self._known.get(path)
+        if known is not None:
+            known.failures, known.next_at = 0, 0.0
+
+    # -- what follows from it --------------------------------------------------------------------------------
+
+    def rtt_s(self, path: Path, now: float) -> float | None:
+        """Return the round trip of a path, where something young enough is known of it."""
+        known = self._known.get(path)
+        if known is None or known.rtt_s is None or now - known.rtt_at > self.parameters.estimate_age_s:
+            return None
+        return known.rtt_s
+
+    def rate(self, path: Path, now: float) -> float | None:
+        """Return the bytes a second that a path is believed to carry."""
+        known = self._known.get(path)
+        if known is None or known.rate is None or now - known.rate_at > self.parameters.rate_age_s:
+            return None
+        return known.rate
+
+    def is_ready(self, path: Path, now: float) -> bool:
+        """Whether a path is a candidate and not in its pause after a failure."""
+        known = self._known.get(path)
+        return known is not None and known.next_at <= now
+
+    def order(self, now: float) -> list[Path]:
+        """Return the paths as control should dial them: ready ones first, then by round trip, then as offered."""
+
+        def cost(item: tuple[Path, _Known]) -> tuple[float, bool, float, int]:
+            path, known = item
+            rtt_s = self.rtt_s(path, now)
+            return max(known.next_at - now, 0.0), rtt_s is None, rtt_s or 0.0, known.rank
+
+        return [path for path, _known in sorted(self._known.items(), key=cost)]
+
+    def better_control(self, current: Path, now: float) -> Path | None:
+        """Take one sample; return the path that control should move to, once it has been better often enough.
+
+        A path whose round trip is not known is never moved to: the move itself costs a handshake.
+        """
+        here = self.rtt_s(current, now)
+        best = min(
+            ((rtt_s, self._known[path].rank, path) for path in self._known
+             if path != current and self.is_ready(path, now) and (rtt_s := self.rtt_s(path, now)) is not None),
+            default=None,
+            key=lambda item: item[:2],
+        )  # fmt: skip
+        if here is None or best is None or best[0] * (100 + self.parameters.switch_gain_percent) > here * 100:
+            self._better = None
+            return None
+        path, times = best[2], 1
+        if self._better is not None and self._better[0] == path:
+            times += self._better[1]
+        self._better = path, times
+        if times < self.parameters.switch_samples:
+            return None
+        self._better = None
+        return path
+
+    def best_bulk(self, now: float) -> Path | None:
+        """Return the path for a little bulk: the fastest known, else the one that control would take."""
+        ready = [path for path in self.order(now) if self.is_ready(path, now)]
+        if not ready:
+            return None
+        known = [(rate, path) for path in ready if (rate := self.rate(path, now)) is not None]
+        if not known:
+            return ready[0]
+        fastest = max(rate for rate, _path in known)
+        floor = fastest * (100 - self.parameters.drop_loss_percent) / 100
+        return min((path for rate, path in known if rate >= floor), key=hops_of)
+
+
+_Name = tuple[str, Path]
+"""What a move does, and to which path."""
+_INVERSE: Final = {"drop": "path", "path": "drop", "double": "halve", "halve": "double"}
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A plan that is being measured against the one before."""
+
+    name: _Name
+    before: dict[Path, int]
+    rate_wanted: float
+    """What must arrive for it to stay."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """What arrived since a plan settled."""
+
+    since: float
+    carried: dict[Path, int] = field(default_factory=dict)
+
+
+class BulkPlanner:
+    """How many lanes on which path, for one peer. Call ``tick`` every quarter of a second while bulk waits.
+
+    ``plan`` is what should be running; the caller opens and closes lanes towards it and reports with ``lost`` what
+    breaks. It is never empty while a path is ready.
+    """
+
+    def __init__(self, table: PathTable) -> None:
+        self.table = table
+        self.plan: dict[Path, int] = {}
+        self._trial: _Trial | None = None
+        self._window: _Window | None = None
+        self._tried: set[_Name] = set()
+        self._hold_until = 0.0
+        self._hold_s = table.parameters.hold_s
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes the plan has."""
+        return sum(self.plan.values())
+
+    def start(self, waiting_bytes: int, now: float) -> None:
+        """Make a plan where there is none, for so much waiting bulk."""
+        parameters = self.table.parameters
+        best = self.table.best_bulk(now)
+        if self.plan or best is None:
+            return
+        paths = [best]
+        if waiting_bytes >= parameters.race_bytes_min and self.table.rate(best, now) is None:
+            ready = [path for path in self.table.order(now) if self.table.is_ready(path, now)]
+            # One of each length first: two relays of one peer are more alike than a relay and none.
+            firsts = {hops_of(path): path for path in reversed(ready)}
+            paths = list(dict.fromkeys([best, *firsts.values(), *ready]))[: parameters.race_paths_max]
+        self._change(dict.fromkeys(paths, 1), now)
+        self._tried.clear()
+
+    def stop(self) -> None:
+        """Forget the plan: nothing waits any more and the lanes are closed. What was learnt of paths stays."""
+        self.plan = {}
+        self._trial = self._window = None
+
+    def lost(self, path: Path, now: float) -> None:
+        """Take a path that broke out of the plan, at once."""
+        self.table.failed(path, now)
+        self._drop_path(path, now)
+
+    def _drop_path(self, path: Path, now: float) -> None:
+        if self._trial is not None:
+            self._trial.before.pop(path, None)
+        if path not in self.plan:
+            return
+        left = {other: lanes for other, lanes in self.plan.items() if other != path}
+        if not left and (best := self.table.best_bulk(now)) is not None:
+            left = {best: 1}
+        self._trial = None
+        self._tried.clear()
+        self._hold_until = now
+        self._change(left, now)
+
+    def tick(self, carried: Mapping[Path, int], is_backlogged: bool, now: float) -> None:
+        """Take in the bytes that arrived since the last tick, by path, and change the plan when it is time.
+
+        Without backlog all along, what arrives is what was asked for and says nothing about paths.
+        """
+        parameters = self.table.parameters
+        for path in [path for path in self.plan if path not in self.table.paths]:
+            self._drop_path(path, now)
+        if not self.plan:
+            self.start(0, now)
+            return
+        window = self._window
+        if not is_backlogged:
+            self._window = None
+            return
+        if window is None:
+            self._window = _Window(now + parameters.settle_s)
+            return
+        if now <= window.since:
+            return
+        for path, count in carried.items():
+            window.carried[path] = window.carried.get(path, 0) + count
+        took_s = now - window.since
+        rtts = [rtt_s for path in self.plan if (rtt_s := self.table.rtt_s(path, now)) is not None]
+        if took_s < max(parameters.window_s, 4 * max(rtts, default=0.0)):
+            return
+        rates = {path: window.carried.get(path, 0) / took_s for path in self.plan}
+        self._window = _Window(now)
+        self._judge(rates, now)
+
+    # -- moves -----------------------------------------------------------------------------------------------
+
+    def _judge(self, rates: dict[Path, float], now: float) -> None:
+        parameters = self.table.parameters
+        total = sum(rates.values())
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            if total < trial.rate_wanted:
+                self._tried.add(trial.name)
+                if trial.before:
+                    self._change(trial.before, now)
+                    return
+            else:
+                undone = _INVERSE[trial.name[0]], trial.name[1]
+                self._tried = {undone}  # what was just found good need not be doubted at once
+                self._hold_s = parameters.hold_s
+        if len(rates) == 1:
+            self.table.measured_rate(next(iter(rates)), total, now)
+        if now < self._hold_until:
+            return
+        found = self._next_move(rates, now)
+        if found is None:
+            self._tried.clear()
+            self._hold_until = now + self._hold_s
+            self._hold_s = min(2 * self._hold_s, parameters.hold_s_max)
+            return
+        name, plan = found
+        self._trial = _Trial(name, dict(self.plan), total * (100 + self._gain_percent(name, rates)) / 100)
+        self._change(plan, now)
+
+    def _gain_percent(self, name: _Name, rates: dict[Path, float]) -> float:
+        """Return by how much of itself the sum must grow for a move to stay."""
+        parameters = self.table.parameters
+        kind, path = name
+        match kind:
+            case "path":
+                return parameters.add_gain_percent
+            case "double":
+                # Of a path that is a small part of the sum, half of what it could bring at best.
+                half = 50 * rates[path] / max(sum(rates.values()), 1.0)
+                return max(parameters.drop_loss_percent, min(half, parameters.add_gain_percent))
+            case _:
+                return -parameters.drop_loss_percent
+
+    def _next_move(self, rates: dict[Path, float], now: float) -> tuple[_Name, dict[Path, int]] | None:
+        """Return a change that was not tried on this plan: less first (it costs nothing to keep), then more."""
+        parameters = self.table.parameters
+        plan = self.plan
+        moves: list[tuple[_Name, dict[Path, int]]] = []
+        if len(plan) > 1:
+            # The slowest goes first; of those about as fast as it, the one that crosses most relays.
+            slowest = min(rates[path] / plan[path] for path in plan)
+            alike = [path for path in plan if rates[path] / plan[path] <= slowest * _ALIKE]
+            alike.sort(key=hops_of, reverse=True)
+            moves += [(("drop", path), {p: n for p, n in plan.items() if p != path}) for path in alike]
+        widest = max(plan, key=lambda path: plan[path])
+        if plan[widest] > 1:
+            moves.append((("halve", widest), {**plan, widest: plan[widest] // 2}))
+        room = parameters.lanes_max - self.lanes
+        ready = [path for path in self.table.order(now) if path not in plan and self.table.is_ready(path, now)]
+        if len(plan) < parameters.race_paths_max and room > 0:
+            moves += [(("path", path), {**plan, path: plan[widest]}) for path in ready
+                      if plan[widest] <= room]  # fmt: skip
+        for path in sorted(plan, key=lambda path: rates[path], reverse=True):
+            if plan[path] <= room:
+                moves.append((("double", path), {**plan, path: 2 * plan[path]}))
+        return next((move for move in moves if move[0] not in self._tried), None)
+
+    def _change(self, plan: dict[Path, int], now: float) -> None:
+        self.plan = dict(plan)
+        self._window = _Window(now + self.table.parameters.settle_s)
+
+
+class PathBook:
+    """The tables of many peers; the one used longest ago is forgotten, so memory is bounded."""
+
+    def __init__(self, parameters: PathParameters | None = None, *, peers_max: int = 1_024) -> None:
+        self.parameters = parameters or PathParameters()
+        self._peers_max = peers_max
+        self._tables: OrderedDict[bytes, PathTable] = OrderedDict()
+
+    def table(self, peer: bytes) -> PathTable:
+        """Return the table of a peer, made on first use."""
+        table = self._tables.pop(peer, None) or PathTable(self.parameters)
+        self._tables[peer] = table
+        if len(self._tables) > self._peers_max:
+            self._tables.popitem(last=False)
+        return table

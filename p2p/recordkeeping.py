@@ -1,0 +1,175 @@
+"""Peer records in a running network: our own told and renewed, those of others asked for, checked and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from p2p.addrbook import AddressBook
+from p2p.errors import PeerUnreachable, RecordInvalid, RequestFailed, RequestRefused
+from p2p.gossip import Verdict
+from p2p.identity import Identity
+from p2p.limits import NetworkLimits, RateLimiter
+from p2p.peer import Peer
+from p2p.records import RECORD_BYTES_MAX, PeerRecord, sign_record, verify_record
+from p2p.transport import Endpoint
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError, ProtocolError
+
+__all__ = ["METHOD_PEERS", "RecordKeeper"]
+
+METHOD_PEERS: Final = "peers"
+_BOOK_BYTES_MAX: Final = 4 * 1024 * 1024
+_SAVE_INTERVAL_S: Final = 60.0
+_RECORD_INTERVAL_S: Final = 1_800.0
+
+
+class RecordKeeper:
+    """What one node knows of where others are, and what it says of itself.
+
+    ``publish`` gossips a record; ``blame`` takes points from a peer whose answer broke a rule; ``on_news`` is
+    called when the book has grown.
+    """
+
+    def __init__(
+        self,
+        book: AddressBook,
+        *,
+        path: Path | None,
+        identity: Callable[[], Identity],
+        limits: NetworkLimits,
+        random: Random,
+        now_ms: Callable[[], int],
+        publish: Callable[[bytes], None],
+        blame: Callable[[bytes], None],
+        on_news: Callable[[], None],
+        log: Callable[..., None],
+    ) -> None:
+        self.book = book
+        self.own: PeerRecord | None = None
+        """Our own record, once it has been signed."""
+        self._path = path
+        self._identity = identity
+        self._limits = limits
+        self._random = random
+        self._now_ms = now_ms
+        self._publish = publish
+        self._blame = blame
+        self._on_news = on_news
+        self._log = log
+        self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
+        self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
+        self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
+
+    def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
+        """Note where we can be reached by way of ``source``; whether that is new."""
+        is_new = self._endpoints.get(source) != endpoints
+        self._endpoints[source] = endpoints
+        return is_new
+
+    def sign(self) -> None:
+        """Sign our record as it now is, and tell it."""
+        endpoints = tuple(dict.fromkeys(e for group in self._endpoints.values() for e in group))
+        self.own = sign_record(self._identity(), endpoints, now_ms=self._now_ms())
+        self._publish(self.own.data)
+
+    def verify(self, data: bytes) -> PeerRecord:
+        """Return the record of these bytes, if it is one of this chain and now. Raises RecordInvalid."""
+        return verify_record(data, genesis_hash=self._identity().genesis_hash, now_ms=self._now_ms())
+
+    async def validate(self, sender: bytes, payload: bytes) -> Verdict:
+        """Say whether a gossiped record is news."""
+        if not self._record_rate.allows(sender, trio.current_time()):
+            return Verdict.IGNORE
+        try:
+            record = self.verify(payload)
+        except RecordInvalid:
+            return Verdict.REJECT
+        return Verdict.ACCEPT if self._note(record, sender) else Verdict.IGNORE
+
+    def _note(self, record: PeerRecord, source: bytes) -> bool:
+        if record.address == self._identity().address:
+            return False
+        is_news = self.book.add(record, source=source)
+        if is_news:
+            self._on_news()
+        return is_news
+
+    async def serve(self, sender: bytes, body: bytes) -> bytes:
+        """Answer a peer that asks for others."""
+        if not self._exchange_rate.allows(sender, trio.current_time()):
+            raise RequestRefused("asked too often")
+        own = [] if self.own is None else [self.own]
+        records = own + self.book.sample(self._random, self._limits.exchange_records_max - len(own))
+        return encode([record.data for record in records])
+
+    async def run(self, peers: Callable[[], Collection[Peer]], changed: Callable[[], trio.Event]) -> None:
+        """Ask peers for others, sign our own record again in time, keep the book on disk; until cancelled."""
+        asked: set[Peer] = set()
+        signed_at = saved_at = asked_at = trio.current_time()
+        while True:
+            asked &= set(peers())
+            for peer in list(peers()):
+                if peer not in asked:
+                    asked.add(peer)
+                    await self._exchange(peer)
+            now = trio.current_time()
+            if peers() and now - asked_at >= self._limits.exchange_interval_s:
+                asked_at = now
+                await self._exchange(self._random.choice(list(peers())))
+            if now - signed_at >= _RECORD_INTERVAL_S:
+                signed_at = now
+                self.sign()
+            if now - saved_at >= _SAVE_INTERVAL_S:
+                saved_at = now
+                self.book.expire(self._now_ms())
+                await self.save()
+            with trio.move_on_after(min(_SAVE_INTERVAL_S, _RECORD_INTERVAL_S) / 4):
+                await changed().wait()
+
+    async def _exchange(self, peer: Peer) -> None:
+        limit_bytes = (self._limits.exchange_records_max + 1) * (RECORD_BYTES_MAX + 8)
+        try:
+            answer = await peer.request(METHOD_PEERS, b"", timeout_s=5.0, limit_bytes=limit_bytes)
+            items = decode(answer, limit_bytes=limit_bytes)
+            if not isinstance(items, list) or len(items) > self._limits.exchange_records_max + 1:
+                raise DecodeError("not a list of records")
+            for item in items:
+                if not isinstance(item, bytes):
+                    raise DecodeError("not a record")
+                if self._note(self.verify(item), peer.address):
+                    self._publish(item)  # what is news to us may be to others
+        except (RequestFailed, PeerUnreachable):
+            return
+        except ProtocolError:
+            self._blame(peer.address)
+
+    async def load(self) -> None:
+        """Take up the book of an earlier run, where there is one."""
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            data = await trio.to_thread.run_sync(self._path.read_bytes)
+            self.book.load(data[:_BOOK_BYTES_MAX], now_ms=self._now_ms())
+        except (OSError, DecodeError) as error:
+            self._log("address book not readable, starting with an empty one", error=str(error))
+
+    async def save(self) -> None:
+        """Write the book."""
+        if self._path is None:
+            return
+        try:
+            await trio.to_thread.run_sync(_replace_file, self._path, self.book.encode())
+        except OSError as error:  # a full disk costs what was learnt of peers, not the node
+            self._log("address book not written", error=str(error))
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(data)
+    temporary.replace(path)

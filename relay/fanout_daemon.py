@@ -1,0 +1,122 @@
+"""The connections of a relay for fan-out: asyncio protocols around ``relay.fanout``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2p.handshake import Session
+from relay.errors import RelayProtocolError
+from relay.fanout import Copy, FanoutChannel, FanoutCore, FanoutLimits, FanoutMessage, Handed, Pong
+
+__all__ = ["FanoutServer"]
+
+
+class FanoutServer:
+    """All connections for fan-out of one relay.
+
+    ``drop`` closes a connection that broke a rule (transport, reason, who), ``gone`` notes each that closed.
+    """
+
+    def __init__(
+        self,
+        limits: FanoutLimits,
+        *,
+        is_reserved: Callable[[bytes], bool],
+        is_served: Callable[[bytes], bool],
+        now_ms: Callable[[], int],
+        drop: Callable[[asyncio.Transport, str, str], None],
+        gone: Callable[[asyncio.Transport], None],
+    ) -> None:
+        self.core = FanoutCore(limits, is_reserved=is_reserved, is_served=is_served, backlog=self._backlog)
+        self._now_ms = now_ms
+        self._drop = drop
+        self._gone = gone
+        self._lines: dict[int, _Line] = {}
+        self._backlog_bytes = 0
+        """Unsent bytes of all connections, as of the last tick and what was written since."""
+
+    def open(self, number: int, transport: asyncio.Transport, session: Session) -> None:
+        """Take over a connection whose handshake is finished."""
+        line = _Line(self, number, transport, FanoutChannel(session))
+        transport.set_protocol(line)
+        try:
+            old = self.core.opened(number, session.address, self._now_ms())
+        except RelayProtocolError as error:
+            self._drop(transport, error.code, session.address.hex())
+            return
+        self._lines[number] = line
+        # Whether a subscriber keeps up is judged by its backlog: it is passed over, never waited for.
+        transport.set_write_buffer_limits(high=2 * self.core.limits.backlog_bytes_max)
+        if old is not None and old in self._lines:
+            self._lines[old].transport.abort()
+        line.data_received(b"")  # what came right behind the handshake
+
+    def tick(self, now_ms: int) -> None:
+        """Drop who fell silent."""
+        self._backlog_bytes = sum(line.transport.get_write_buffer_size() for line in self._lines.values())
+        for number in self.core.idle(now_ms):
+            line = self._lines[number]
+            self._drop(line.transport, "fanout_idle", line.channel.address.hex())
+
+    def _backlog(self, number: int) -> int:
+        line = self._lines.get(number)
+        if line is None or line.transport.is_closing():
+            return self.core.limits.backlog_bytes_max
+        if self._backlog_bytes >= self.core.limits.backlog_bytes_sum_max:
+            return self.core.limits.backlog_bytes_max
+        return line.transport.get_write_buffer_size()
+
+    def take(self, line: _Line, message: FanoutMessage, piece: bytes) -> None:
+        """Take a client's message. Raises RelayProtocolError."""
+        match self.core.message(line.number, message, self._now_ms()):
+            case Copy(connections):
+                handed = Handed(line.channel.address, len(piece))
+                for number in connections:
+                    receiver = self._lines[number]
+                    receiver.transport.writelines((receiver.channel.seal(handed), piece))
+                    self._backlog_bytes += len(piece)
+            case Pong() as pong:
+                line.transport.write(line.channel.seal(pong))
+            case None:
+                pass
+
+    def closed(self, line: _Line) -> None:
+        """Take the end of a connection."""
+        if self._lines.get(line.number) is line:
+            del self._lines[line.number]
+            self.core.closed(line.number)
+        self._gone(line.transport)
+
+    def broke(self, line: _Line, error: RelayProtocolError) -> None:
+        """Drop a connection that broke a rule."""
+        self._drop(line.transport, error.code, line.channel.address.hex())
+
+
+class _Line(asyncio.Protocol):
+    """One connection after its handshake."""
+
+    __slots__ = ("_server", "channel", "number", "transport")
+
+    def __init__(
+        self, server: FanoutServer, number: int, transport: asyncio.Transport, channel: FanoutChannel
+    ) -> None:
+        self._server = server
+        self.number = number
+        self.transport = transport
+        self.channel = channel
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message, piece in self.channel.receive(data):
+                if self.transport.is_closing():
+                    return
+                self._server.take(self, message, piece)
+        except RelayProtocolError as error:
+            self._server.broke(self, error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.closed(self)

@@ -1,0 +1,136 @@
+"""``dekube bench gossip``: a block from a home to the homes of its committee, through relays and without.
+
+Topology ``committee``: a leader with 40 Mbit/s up, fifteen homes at a round trip of 80 ms with 0.1 % loss, two
+relays in the middle, every member connected to every other. Each figure is the median of its blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Final
+
+from testnet.wan.agent import AgentSpec
+from testnet.wan.bench.measure import lateness_of, node_at, relays_at, say, verdict
+from testnet.wan.fleet import NODE_PORT, RELAY_PORT, Agent, agents
+from testnet.wan.lab import Lab, load_plan
+
+__all__ = ["run"]
+
+LEADER: Final = "L"
+RELAYS: Final = ("R1", "R2")
+PAUSE_S: Final = 2.5
+"""Between blocks: long enough for slow start after idle, if anybody has it."""
+PATIENCE_S: Final = 25.0
+MIDDLE_S: Final = 0.12
+"""From the start of a block to the death of a relay: about half of the leader's upload."""
+_NS: Final = 1_000_000_000
+
+
+def run(*, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicast: int = 1) -> dict[str, float]:
+    """Measure and return the figures, in milliseconds from the leader's first byte.
+
+    ``quorum`` is the member with which two thirds of the committee have the block, the leader counted, ``last``
+    the last one; ``unrelayed`` the same block as one message to each; ``cold`` the first block of new connections;
+    ``censored`` with one relay that hands nothing on, ``all_censor`` with no other, ``killed`` with one that dies
+    midway. ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
+    """
+    figures: dict[str, float] = {}
+    with Lab(load_plan("committee"), "bench-gossip") as lab:
+        if blocks:
+            figures |= _honest(lab, blocks, size_bytes, unicast)
+        if faults:
+            figures |= _faulty(lab, size_bytes)
+        figures |= lateness_of(lab)
+    return verdict({name: round(value, 2) for name, value in figures.items()})
+
+
+def _honest(lab: Lab, blocks: int, size_bytes: int, unicast: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    with _committee(lab) as nodes:
+        say("blocks through relays ...")
+        figures["block_to_last_cold_ms"] = _block(nodes, size_bytes, 1, "multicast")[1]
+        warm = [_block(nodes, size_bytes, 2 + n, "multicast") for n in range(blocks)]
+        figures["block_to_quorum_ms"] = median(quorum for quorum, _ in warm)
+        figures["block_to_last_ms"] = median(last for _, last in warm)
+        figures["block_to_last_best_ms"] = min(last for _, last in warm)
+        figures["block_to_last_worst_ms"] = max(last for _, last in warm)
+        say(f"  last member after {', '.join(f'{last:.0f}' for _, last in warm)} ms")
+        if unicast:
+            say("blocks to each ...")
+            one_by_one = [_block(nodes, size_bytes, 100 + n, "unicast") for n in range(max(blocks // 2, 1))]
+            figures["block_to_quorum_unrelayed_ms"] = median(quorum for quorum, _ in one_by_one)
+            figures["block_to_last_unrelayed_ms"] = median(last for _, last in one_by_one)
+            say(f"  last member after {', '.join(f'{last:.0f}' for _, last in one_by_one)} ms")
+    return figures
+
+
+def _faulty(lab: Lab, size_bytes: int) -> dict[str, float]:
+    """Each fault on fresh connections that nobody has learnt anything on, but after one honest block."""
+    figures: dict[str, float] = {}
+    for name, censor, kill in (
+        ("censored", RELAYS[:1], ""),
+        ("all_censor", RELAYS, ""),
+        ("killed", (), RELAYS[0]),
+    ):
+        say(f"{name}: one block ...")
+        with _committee(lab, censor=censor) as nodes:
+            if kill:
+                _block(nodes, size_bytes, 1, "multicast")
+            else:
+                _block(nodes, size_bytes, 1, "unicast")
+            last = figures[f"block_to_last_{name}_ms"] = _block(nodes, size_bytes, 2, "multicast", kill=kill)[1]
+        say(f"  last member after {last:.0f} ms")
+    return figures
+
+
+@contextmanager
+def _committee(lab: Lab, censor: tuple[str, ...] = ()) -> Iterator[dict[str, Agent]]:
+    """Run the relays and a member in each home, every member connected to every other."""
+    members = [name for name in lab.plan.public if name not in RELAYS]
+    specs = {
+        name: AgentSpec(name, relay=f"0.0.0.0:{RELAY_PORT}", faults=("censor",) if name in censor else ())
+        for name in RELAYS
+    }
+    reserve = relays_at(lab, *RELAYS)
+    specs |= {name: AgentSpec(name, listen=f"0.0.0.0:{NODE_PORT}", reserve=reserve) for name in members}
+    with agents(lab, specs) as nodes:
+        waiting = [
+            (nodes[name], nodes[name].begin("mesh", peers={m: [node_at(lab, m)] for m in members if m != name}))
+            for name in members
+        ]
+        for node, mesh in waiting:
+            node.finish(mesh)
+        time.sleep(PAUSE_S)
+        yield nodes
+
+
+def _block(nodes: dict[str, Agent], size_bytes: int, number: int, way: str, kill: str = "") -> tuple[float, float]:
+    """Send one block; return when a quorum and when the last member had it, in milliseconds.
+
+    Whom it does not reach in ``PATIENCE_S`` counts as that late.
+    """
+    time.sleep(PAUSE_S)
+    members = [name for name in nodes if name not in {LEADER, *RELAYS}]
+    sending = nodes[LEADER].begin("block", peers=members, size_bytes=size_bytes, number=number, way=way)
+    if kill:
+        time.sleep(MIDDLE_S)
+        nodes[kill].kill()
+    began = nodes[LEADER].finish(sending)["at"]
+    got: dict[str, int] = {}
+    until = time.monotonic() + PATIENCE_S
+    while len(got) < len(members):
+        if time.monotonic() > until:
+            say(f"block {number} ({way}) never reached {', '.join(sorted(set(members) - set(got)))}")
+            got |= {name: began + int(PATIENCE_S * _NS) for name in set(members) - set(got)}
+            break
+        time.sleep(0.25)
+        for name in set(members) - set(got):
+            found = nodes[name].ask("block_at", peer=LEADER, number=number)["at"]
+            if found:
+                got[name] = found
+    delays = sorted((at - began) / 1e6 for at in got.values())
+    others = 2 * (len(members) + 1) // 3  # with the leader itself they are a quorum
+    return delays[others - 1], delays[-1]

@@ -1,0 +1,198 @@
+"""``dekube testnet wan``: emulated wide-area networks, made, changed, measured and taken down by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import click
+
+from node.cli.output import json_option, show, show_rows
+from testnet.cluster import hold_folder
+from testnet.wan.check import check
+from testnet.wan.lab import Lab, attach, changes_of, destroy, labs, load_plan, shipped
+from testnet.wan.network import lay_out_homes
+
+__all__ = ["wan"]
+
+_name = click.option("--name", default=None, help="Call the lab so, not as its topology is called.")
+_command = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+LOOK_S: Final = 5.0
+_PASSED: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(
+    name="wan",
+    epilog="TOPOLOGY is a file (its form: docs/network.md) or the name of one that is shipped (`topologies`).",
+)
+def wan() -> None:
+    """Emulated wide-area networks on this machine: hosts, lines with delay and loss, NAT. Needs root."""
+
+
+@wan.command()
+@click.argument("topology")
+@_name
+@json_option
+def up(topology: str, name: str | None, as_json: bool) -> None:
+    """Make the network of TOPOLOGY; an older one of its name is taken down first."""
+    lab = Lab(load_plan(topology), name)
+    lab.up()
+    _show_hosts(lab, as_json)
+
+
+@wan.command()
+@click.argument("name")
+@json_option
+def down(name: str, as_json: bool) -> None:
+    """Take the network NAME down, with every process in it, whatever state it is in."""
+    was_up = destroy(name)
+    show({"name": name, "was_up": was_up}) if as_json else click.echo("down" if was_up else "was not up")
+
+
+@wan.command(name="list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the networks that are up."""
+    show_rows([{"name": name} for name in labs()], ("name",), as_json=as_json, title="Networks")
+
+
+@wan.command()
+@json_option
+def topologies(as_json: bool) -> None:
+    """List the topologies that are shipped."""
+    rows = [
+        {"name": name, "hosts": len(load_plan(name).topology.hosts), "about": text.splitlines()[0].lstrip("# ")}
+        for name, text in sorted(shipped().items())
+    ]
+    show_rows(rows, ("name", "hosts", "about"), as_json=as_json, title="Topologies")
+
+
+@wan.command()
+@click.argument("name")
+@json_option
+def hosts(name: str, as_json: bool) -> None:
+    """List the hosts of the network NAME and their addresses."""
+    _show_hosts(attach(name), as_json)
+
+
+@wan.command(name="exec", context_settings=_PASSED)
+@click.argument("name")
+@click.argument("host")
+@_command
+def exec_(name: str, host: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND in HOST; in its words {B} is B's IPv4 address and {B.6} its IPv6 address."""
+    raise click.exceptions.Exit(subprocess.call(attach(name).argv(host, _without_dashes(command))))
+
+
+@wan.command(context_settings=_PASSED)
+@click.argument("topology")
+@click.argument("host")
+@_command
+def run(topology: str, host: str, command: tuple[str, ...]) -> None:
+    """Make a network, run COMMAND in HOST, and take the network down."""
+    with Lab(load_plan(topology)) as lab:
+        status = subprocess.call(lab.argv(host, _without_dashes(command)))
+    raise click.exceptions.Exit(status)
+
+
+@wan.command(name="set")
+@click.argument("name")
+@click.argument("line")
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+def set_(name: str, line: str, settings: tuple[str, ...]) -> None:
+    """Change LINE of the network NAME while it carries: A-B both ways, "A>B" one, A:up and A:down a host's own.
+
+    \b
+    dekube testnet wan set homes GA-GB loss=5% rtt=200ms
+    dekube testnet wan set homes GA:up rate=5mbit
+    dekube testnet wan set homes GA-R1 down=true
+    """
+    attach(name).set(line, **changes_of(settings))
+
+
+@wan.command()
+@click.argument("name")
+@click.option("--reset", is_flag=True, help="Begin to count anew afterwards.")
+@json_option
+def stats(name: str, reset: bool, as_json: bool) -> None:
+    """Show what each line of the network NAME carried and lost, and how exactly the emulator kept its times."""
+    lab = attach(name)
+    counted = lab.stats()
+    if reset:
+        lab.reset()
+    if as_json:
+        show(counted)
+        return
+    columns = ("line", "in", "in_bytes", "out", "out_bytes", "overflows", "losses", "queue_peak_bytes")
+    rows = [{"line": line} | each for line, each in counted["pipes"].items()]
+    show_rows(rows, columns, as_json=False, title="Lines")
+    late = lab.lateness()
+    click.echo(
+        f"late by more than 2 ms: {late.over_2_ms_percent:.2f} % of {late.packets}, worst {late.max_ms:.1f} ms"
+    )
+
+
+@wan.command(name="check")
+@click.argument("topology")
+@json_option
+def check_(topology: str, as_json: bool) -> None:
+    """Measure every line of a network against its settings: one that is up, or TOPOLOGY for the while."""
+    if topology in labs():
+        rows = check(attach(topology))
+    else:
+        with Lab(load_plan(topology), f"check-{Path(topology).stem}"[:16]) as lab:
+            rows = check(lab)
+    show_rows(rows, ("way", "what", "set", "measured", "ok"), as_json=as_json, title="Lines as measured")
+    if not all(row["ok"] for row in rows):
+        raise click.exceptions.Exit(1)
+
+
+@wan.command()
+@click.argument("topology")
+@click.option(
+    "--dir", "folder", default=".testnet-wan", show_default=True, type=click.Path(path_type=Path),
+    help="Folder of the members' homes.",
+)  # fmt: skip
+@click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
+def network(topology: str, folder: Path, seed: int) -> None:
+    """Run validators at home and relays between them until Ctrl-C; try it with `validators`.
+
+    Hosts of TOPOLOGY behind a gateway are validators that nobody can dial, public hosts that nobody is behind are
+    relays. Each has its home and its log in the folder; `dekube status --home FOLDER/HOST` asks one.
+    """
+    with Lab(load_plan(topology)) as lab, hold_folder(folder.absolute()):
+        members = lay_out_homes(lab, folder.absolute(), seed=seed)
+        click.echo(f"Starting {len(members.validators)} validators and {len(members.relays)} relays ...")
+        with members.running() as processes, suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(LOOK_S)
+                said = {host: members.status(host) for host in members.validators}
+                states = (
+                    f"{host} {'starting' if each is None else each['height']}" for host, each in said.items()
+                )
+                ended = [host for host, process in processes.items() if process.poll() is not None]
+                click.echo("heights: " + ", ".join(states) + (f"; ended: {', '.join(ended)}" if ended else ""))
+
+
+def _show_hosts(lab: Lab, as_json: bool) -> None:
+    rows = [
+        {
+            "host": host.name, "behind": host.behind, "nat": host.nat,
+            "ipv4": str(lab.plan.address4(host.name)), "ipv6": str(lab.plan.address6(host.name)),
+        }
+        for host in lab.plan.topology.hosts
+    ]  # fmt: skip
+    show_rows(rows, ("host", "ipv4", "ipv6", "behind", "nat"), as_json=as_json, title=lab.name)
+
+
+def _without_dashes(command: Sequence[str]) -> Sequence[str]:
+    words = command[1:] if command[:1] == ("--",) else command
+    if not words:
+        click.echo("no command", err=True)
+        sys.exit(2)
+    return words

@@ -1,0 +1,374 @@
+"""An emulated network on this machine: a namespace for each host, devices, NAT, and the emulator between them.
+
+A lab is known by its name. It outlives the process that made it, and whatever became of that process, ``destroy``
+takes everything of it down again: processes, namespaces (with devices, routes and rules), files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from testnet.wan.emulator import DEVICE, Emulator, EmulatorFailed, Lateness, WanUnavailable
+from testnet.wan.topology import Host, Plan, TopologyInvalid, document_of, parse_topology, plan
+
+__all__ = ["Lab", "attach", "check_machine", "destroy", "labs", "load_plan", "shipped"]
+
+LABS: Final = Path("/run/dekube-wan/labs")
+PREFIX: Final = "dkw"
+END_S: Final = 2.0
+_LAB: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}")
+_ADDRESS: Final = re.compile(r"\{([A-Za-z][A-Za-z0-9-]*)(\.6)?\}")
+
+SYSCTL: Final = {
+    "net.ipv4.tcp_no_metrics_save": "1",  # a run must not learn from the one before
+    "net.ipv4.ip_forward": "1",
+    "net.ipv4.conf.all.rp_filter": "0",
+    "net.ipv6.conf.all.forwarding": "1",
+    "net.ipv6.conf.all.accept_ra": "0",
+    "net.ipv6.conf.default.accept_dad": "0",
+}
+
+
+def check_machine() -> None:
+    """Raise WanUnavailable, with what is missing, where no lab can be made."""
+    if os.geteuid() != 0:
+        raise WanUnavailable("emulated networks need root (namespaces and devices): run this with sudo")
+    if shutil.which("ip") is None:
+        raise WanUnavailable("the command ip is needed (Debian: apt-get install iproute2)")
+    if not Path("/dev/net/tun").exists():
+        raise WanUnavailable("/dev/net/tun is needed (modprobe tun; in a container: --device /dev/net/tun)")
+
+
+def shipped() -> dict[str, str]:
+    """Return the topologies that come with the product, text by name."""
+    folder = files("testnet.wan").joinpath("topologies")
+    return {
+        item.name.removesuffix(".toml"): item.read_text()
+        for item in folder.iterdir()
+        if item.name.endswith(".toml")
+    }
+
+
+def load_plan(source: str) -> Plan:
+    """Return the plan of a topology file, or of a shipped topology by its name. Raises TopologyInvalid."""
+    text = shipped().get(source)
+    if text is None:
+        try:
+            text = Path(source).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            known = ", ".join(sorted(shipped()))
+            raise TopologyInvalid(f"{source}: {error}; shipped are {known}") from None
+    return plan(parse_topology(text))
+
+
+def labs() -> list[str]:
+    """Return the names of the labs that are up, or were left half up."""
+    found = {path.name for path in LABS.glob("*") if path.is_dir()}
+    found |= {space.split(".")[1] for space in _namespaces()}
+    return sorted(found)
+
+
+def destroy(name: str) -> bool:
+    """Take a lab down, in whatever state it is; whether there was one."""
+    with _locked(name):
+        return _destroy(name)
+
+
+class Lab:
+    """One network. ``with Lab(plan) as lab`` makes it and takes it down."""
+
+    def __init__(self, plan: Plan, name: str | None = None) -> None:
+        self.plan = plan
+        self.name = name or plan.topology.name
+        if not _LAB.fullmatch(self.name):
+            raise TopologyInvalid(f"lab {self.name!r:.40}: a letter and up to 15 letters, digits or - expected")
+        self._folder = LABS / self.name
+        self.emulator = Emulator(self._folder)
+
+    def __enter__(self) -> Lab:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        destroy(self.name)
+
+    def up(self) -> None:
+        """Make it, after an older lab of its name is gone. Raises WanUnavailable, EmulatorFailed."""
+        check_machine()
+        if any(host.nat or host.block_udp for host in self.plan.topology.hosts):
+            for tool in ("iptables-restore", "ip6tables-restore"):
+                if shutil.which(tool) is None:
+                    raise WanUnavailable(f"{tool} is needed for NAT (Debian: apt-get install iptables)")
+        with _locked(self.name):
+            _destroy(self.name)
+            try:
+                self._make()
+            except BaseException:
+                _destroy(self.name)
+                raise
+
+    def namespace(self, host: str) -> str:
+        """Return the name of a host's namespace. Raises TopologyInvalid."""
+        return f"{PREFIX}.{self.name}.{self.plan.host(host).name}"
+
+    def argv(self, host: str, command: Sequence[str]) -> list[str]:
+        """Return ``command`` as it runs inside a host; ``{B}`` and ``{B.6}`` in a word become B's addresses."""
+
+        def address(found: re.Match[str]) -> str:
+            return str(self.plan.address6(found[1]) if found[2] else self.plan.address4(found[1]))
+
+        words = (_ADDRESS.sub(address, word) for word in command)
+        return ["ip", "netns", "exec", self.namespace(host), *words]
+
+    def popen(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a command inside a host; it ends with the lab at the latest."""
+        return subprocess.Popen(self.argv(host, command), **options)
+
+    def run(self, host: str, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command inside a host and return what it said."""
+        options = {"capture_output": True, "text": True, "check": True, "timeout": 120} | options
+        done: subprocess.CompletedProcess[str] = subprocess.run(self.argv(host, command), **options)
+        return done
+
+    def set(self, line: str, **settings: object) -> None:
+        """Change a line while it carries: ``A>B``, ``A-B`` (both ways), ``A:up``, ``A:down``.
+
+        Raises TopologyInvalid, EmulatorFailed.
+        """
+        for name in _directions(line, self.plan):
+            number = self.plan.pipe_number(name)
+            self.plan = self.plan.changed(number, settings)
+            self.emulator.set_pipe(number, self.plan.pipes[number].shape, self.plan.topology.mtu)
+            with (self._folder / "changes").open("a") as file:
+                file.write(json.dumps([number, settings]) + "\n")
+
+    @contextmanager
+    def forwarded(self, gateway: str, port: int, host: str) -> Iterator[None]:
+        """Let TCP from outside to a gateway's ``port`` reach a host behind it over IPv4, for the while."""
+        inner = str(self.plan.address4(host))
+        match = ("-p", "tcp", "--dport", str(port))
+        rules = (
+            ("-t", "nat", "{}", "PREROUTING", "-i", DEVICE, *match, "-j", "DNAT", "--to-destination", inner),
+            ("{}", "FORWARD", "-i", DEVICE, "-d", inner, *match, "-j", "ACCEPT"),
+        )
+
+        def change(verb: str) -> None:
+            for rule in rules:
+                self._in(self.plan.host(gateway), "iptables", *(word.format(verb) for word in rule))
+
+        change("-I")
+        try:
+            yield
+        finally:
+            change("-D")
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters by the names of hosts and lines (idle lines are left out), and the lateness."""
+        counted = self.emulator.stats()
+        counted["hosts"] = dict(zip(self.plan.public, counted["hosts"], strict=True))
+        counted["pipes"] = {self.plan.pipes[int(number)].name: each for number, each in counted["pipes"].items()}
+        return counted
+
+    def lateness(self) -> Lateness:
+        """Return how exactly the emulator kept its times since the last ``reset``."""
+        return self.emulator.lateness()
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self.emulator.reset()
+
+    # -- making it -------------------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        plan = self.plan
+        self._folder.mkdir(parents=True)
+        (self._folder / "topology.json").write_text(json.dumps(document_of(plan.topology)))
+        for host in plan.topology.hosts:
+            _call("ip", "netns", "add", self.namespace(host.name))
+        for host in plan.topology.hosts:
+            settings = {**SYSCTL, **plan.topology.sysctl, **host.sysctl}
+            pairs = [f"{key}={value}" for key, value in settings.items()]
+            self._in(host, "sysctl", "-q", "-w", *pairs)
+        self.emulator.start(plan, {name: self.namespace(name) for name in plan.public})
+        for name in plan.public:
+            self._ip(
+                name,
+                "link set lo up",
+                f"link set {DEVICE} mtu {plan.topology.mtu} txqueuelen 10000 up",
+                f"addr add {plan.address4(name)}/8 dev {DEVICE}",
+                f"addr add {plan.address6(name)}/16 dev {DEVICE} nodad",
+            )
+        for number, host in enumerate(plan.topology.hosts):
+            if host.behind:
+                self._join(host, f"lan{number}")
+        for host in plan.topology.hosts:
+            if host.nat or host.block_udp:
+                for version, tool in ((4, "iptables-restore"), (6, "ip6tables-restore")):
+                    self._in(host, tool, feed="\n".join(_rules(host, version)) + "\n")
+
+    def _join(self, host: Host, device: str) -> None:
+        """Put a host behind its gateway: a cable, a private IPv4 network, its IPv6 address routed to it."""
+        inner4, inner6 = self.plan.address4(host.name), self.plan.address6(host.name)
+        inside = self.namespace(host.name)
+        self._ip(
+            host.behind,
+            f"link add {device} mtu {self.plan.topology.mtu} type veth peer name {DEVICE} netns {inside}",
+            f"link set {device} up",
+            f"addr add {inner4 - 1}/24 dev {device}",
+            f"addr add fe80::1/64 dev {device} nodad",
+            f"-6 route add {inner6}/128 via fe80::2 dev {device}",
+        )
+        self._ip(
+            host.name,
+            "link set lo up",
+            f"link set {DEVICE} mtu {self.plan.topology.mtu} up",
+            f"addr add {inner4}/24 dev {DEVICE}",
+            f"addr add fe80::2/64 dev {DEVICE} nodad",
+            f"addr add {inner6}/128 dev {DEVICE} nodad",
+            f"route add default via {inner4 - 1}",
+            f"-6 route add default via fe80::1 dev {DEVICE}",
+        )
+        outer = self.plan.host(host.behind)
+        while outer.behind:  # nested: those further out know the way in
+            number = self.plan.topology.hosts.index(outer)
+            self._ip(outer.behind, f"-6 route add {inner6}/128 via fe80::2 dev lan{number}")
+            outer = self.plan.host(outer.behind)
+
+    def _ip(self, host: str, *lines: str) -> None:
+        for family in ("", "-6"):
+            wanted = [line.removeprefix("-6 ") for line in lines if line.startswith("-6 ") == bool(family)]
+            if wanted:
+                options = ("-n", self.namespace(host), *filter(None, (family,)))
+                _call("ip", *options, "-batch", "-", feed="\n".join(wanted) + "\n")
+
+    def _in(self, host: Host, *command: str, feed: str = "") -> None:
+        _call("ip", "netns", "exec", self.namespace(host.name), *command, feed=feed)
+
+
+def attach(name: str) -> Lab:
+    """Return the lab of this name that is up. Raises TopologyInvalid."""
+    folder = LABS / name
+    try:
+        if not _LAB.fullmatch(name):
+            raise FileNotFoundError
+        lab = Lab(plan(parse_topology((folder / "topology.json").read_text())), name)
+        changes = folder / "changes"
+        for line in changes.read_text().splitlines() if changes.exists() else ():
+            number, settings = json.loads(line)
+            lab.plan = lab.plan.changed(number, settings)
+    except OSError:
+        raise TopologyInvalid(f"no lab {name!r:.40} is up; up are: {', '.join(labs()) or 'none'}") from None
+    return lab
+
+
+def _rules(host: Host, version: int) -> Iterator[str]:
+    """Yield a firewall for ``iptables-restore``: unasked packets from outside vanish without a word."""
+    if host.nat and version == 4:
+        yield "*nat"
+        yield f"-A POSTROUTING -o {DEVICE} -j MASQUERADE" + (" --random-fully" if host.nat == "symmetric" else "")
+        yield "COMMIT"
+    yield "*filter"
+    if host.block_udp:
+        yield from (f"-A {chain} -p udp -j DROP" for chain in ("INPUT", "OUTPUT", "FORWARD"))
+    if host.nat:
+        yield f"-A INPUT -i {DEVICE} -p {'icmp' if version == 4 else 'ipv6-icmp'} -j ACCEPT"
+        for chain in ("INPUT", "FORWARD"):
+            yield f"-A {chain} -i {DEVICE} -m conntrack --ctstate NEW,INVALID -j DROP"
+    yield "COMMIT"
+
+
+def _directions(line: str, plan: Plan) -> tuple[str, ...]:
+    """Return the pipes that a line's name means; names of hosts may have a - themselves."""
+    for at in (n for n, character in enumerate(line) if character == "-"):
+        one, other = line[:at], line[at + 1 :]
+        if {one, other} <= set(plan.public):
+            return f"{one}>{other}", f"{other}>{one}"
+    return (line,)
+
+
+def _namespaces(name: str = "") -> list[str]:
+    folder = Path("/run/netns")
+    start = f"{PREFIX}.{name}." if name else f"{PREFIX}."
+    return sorted(path.name for path in folder.glob(f"{start}*")) if folder.exists() else []
+
+
+def _destroy(name: str) -> bool:
+    if not _LAB.fullmatch(name):
+        raise TopologyInvalid(f"lab {name!r:.40}: no such name")
+    folder = LABS / name
+    spaces = _namespaces(name)
+    Emulator(folder).stop()
+    _end_all(lambda: [int(pid) for space in spaces for pid in _ask("ip", "netns", "pids", space).split()])
+    for space in spaces:
+        _ask("ip", "netns", "del", space)
+    was_there = bool(spaces) or folder.exists()
+    shutil.rmtree(folder, ignore_errors=True)
+    return was_there
+
+
+def _end_all(pids: Callable[[], list[int]]) -> None:
+    """End processes: in order if they do so soon, for certain in any case."""
+    found = pids()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        until = time.monotonic() + END_S
+        while found and time.monotonic() < until:
+            time.sleep(0.02)
+            found = [pid for pid in pids() if not _is_dead(pid)]
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    if not _LAB.fullmatch(name):
+        raise TopologyInvalid(f"lab {name!r:.40}: no such name")
+    check_machine()
+    LABS.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (LABS.parent / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _call(*command: str, feed: str = "") -> None:
+    done = subprocess.run(command, input=feed, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-400:]
+        raise EmulatorFailed(f"{' '.join(command[:6])}: {said}")
+
+
+def _ask(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def changes_of(pairs: Sequence[str]) -> Mapping[str, object]:
+    """Return the settings that words KEY=VALUE name. Raises TopologyInvalid."""
+    found: dict[str, object] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise TopologyInvalid(f"{pair!r:.40}: KEY=VALUE expected")
+        found[key] = {"true": True, "false": False}.get(value, value)
+    return found

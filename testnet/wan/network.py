@@ -1,0 +1,124 @@
+"""A whole test network on an emulated one: validators at home with no port open, and only relays between them.
+
+Hosts behind a gateway are validators, public hosts that nobody is behind are relays. Everybody's programs are
+those of production with homes of their own, as in ``dekube testnet up``; only where they run and whom they reach
+differs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from node.config import MetricsOptions, NetworkOptions, ProcessOptions, RpcOptions
+from node.control import ControlUnavailable, ask_node
+from node.home import Home
+from state.primitives.address import format_address
+from testnet.cluster import write_home
+from testnet.plan import Member, Placement, derive_key, make_plan
+from testnet.wan.fleet import RELAY_PORT
+from testnet.wan.lab import Lab
+from testnet.wan.topology import TopologyInvalid
+
+__all__ = ["HomeNetwork", "lay_out_homes"]
+
+RPC_PORT: Final = 8_545
+METRICS_PORT: Final = 9_100
+END_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HomeNetwork:
+    """The members by their hosts, and their homes in ``root``."""
+
+    lab: Lab
+    root: Path
+    validators: tuple[str, ...]
+    relays: tuple[str, ...]
+
+    @contextmanager
+    def running(self) -> Iterator[dict[str, subprocess.Popen[Any]]]:
+        """Run every member in its host, relays first; they end with the block."""
+        processes: dict[str, subprocess.Popen[Any]] = {}
+        try:
+            for host in (*self.relays, *self.validators):
+                processes[host] = self.start(host)
+            yield processes
+        finally:
+            for process in processes.values():
+                if process.poll() is None:
+                    process.terminate()
+            until = time.monotonic() + END_S
+            for process in processes.values():
+                try:
+                    process.wait(max(until - time.monotonic(), 0.1))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def start(self, host: str) -> subprocess.Popen[Any]:
+        """Start the member of a host."""
+        home = self.root / host
+        verb = "relay" if host in self.relays else "node"
+        with (home / "log").open("ab") as log:
+            return self.lab.popen(
+                host, [sys.executable, "-m", "node", verb, "run", "--home", str(home)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home,
+            )  # fmt: skip
+
+    def status(self, host: str) -> dict[str, Any] | None:
+        """Return what a validator says of itself; None while it does not answer."""
+        try:
+            answer: dict[str, Any] = ask_node(Home(self.root / host).control, "status", timeout_s=10)
+        except ControlUnavailable:
+            return None
+        return answer
+
+
+def lay_out_homes(lab: Lab, root: Path, *, seed: int = 1) -> HomeNetwork:
+    """Write a home for every member of the network on a lab. Raises TopologyInvalid, ConfigError."""
+    hosts = lab.plan.topology.hosts
+    gateways = {host.behind for host in hosts}
+    validators = tuple(host.name for host in hosts if host.behind and host.name not in gateways)
+    relays = tuple(host.name for host in hosts if not host.behind and host.name not in gateways)
+    if not validators or not relays:
+        raise TopologyInvalid("a network of homes needs hosts behind gateways and public hosts to be relays")
+    here = Placement("127.0.0.1", "127.0.0.1", RELAY_PORT, RPC_PORT, METRICS_PORT)
+    names = ["relay-0", *(f"validator-{n}" for n in range(len(validators)))]
+    plan = make_plan(
+        validators=len(validators), workers=0, seed=seed, time_ms=time.time_ns() // 1_000_000,
+        placements=dict.fromkeys(names, here),
+    )  # fmt: skip
+    relay_keys = {host: derive_key(seed, f"relay/{host}") for host in relays}
+    for host, key in relay_keys.items():
+        at = replace(here, bind="0.0.0.0")  # noqa: S104
+        write_home(root / host, Member(host, "relay", key, None, at, None), plan)
+    members = [member for member in plan.members if member.role == "validator"]
+    ways = [f"{key.address.hex()}:{lab.plan.address4(host)}:{RELAY_PORT}" for host, key in relay_keys.items()]
+    for host, member in zip(validators, members, strict=True):
+        assert member.options is not None
+        p2p = NetworkOptions(
+            listen="",
+            relays=tuple(
+                f"{format_address(key.address)}@{lab.plan.address4(name)}:{RELAY_PORT}"
+                for name, key in relay_keys.items()
+            ),
+            bootstrap=tuple(
+                f"{format_address(other.account.address)}@relay:{ways[n % len(ways)]}"
+                for n, other in enumerate(members)
+                if other is not member
+            ),
+        )
+        options = replace(
+            member.options, p2p=p2p, rpc=RpcOptions(listen=f"127.0.0.1:{RPC_PORT}"),
+            metrics=MetricsOptions(listen=f"127.0.0.1:{METRICS_PORT}"),
+            processes=ProcessOptions(signature_workers=0),
+        )  # fmt: skip
+        write_home(root / host, replace(member, options=options), plan)
+    return HomeNetwork(lab, root, validators, relays)

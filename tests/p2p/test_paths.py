@@ -1,0 +1,277 @@
+"""Choice of paths against a fluid model: lines of given rates, flows that share them fairly, noisy samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.paths import BulkPlanner, PathBook, PathParameters, PathTable, hops_of
+from p2p.transport import Endpoint
+
+MBIT = 125_000
+DIRECT = Endpoint("192.0.2.1", 1)
+RELAY = Endpoint("192.0.2.9", 2, relay=bytes([9]) * 20)
+OTHER = Endpoint("192.0.2.8", 2, relay=bytes([8]) * 20)
+TWO = Endpoint("192.0.2.9", 2, relay=bytes([9]) * 20, via=Endpoint("192.0.2.7", 2, relay=bytes([7]) * 20))
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a path carries in all, and what one flow on it gets at most (loss holds single flows back)."""
+
+    rate: float
+    flow: float
+
+
+class World:
+    """An access line in front of several paths."""
+
+    def __init__(
+        self, access: float, lines: Mapping[Endpoint, Line], *, seed: int = 0, noise: float = 0.02
+    ) -> None:
+        self.access = access
+        self.lines = dict(lines)
+        self.noise = noise
+        self.random = Random(seed)
+        self._cache: dict[object, dict[Endpoint, float]] = {}
+
+    def rates(self, plan: Mapping[Endpoint, int]) -> dict[Endpoint, float]:
+        """Raise all flows together; each stops where its own bound, its path or the access line is full."""
+        key = tuple(sorted((str(path), count) for path, count in plan.items())), tuple(self.lines.items())
+        if key not in self._cache:
+            self._cache[key] = self._rates(plan)
+        return self._cache[key]
+
+    def _rates(self, plan: Mapping[Endpoint, int]) -> dict[Endpoint, float]:
+        flows = [path for path, count in plan.items() for _ in range(count)]
+        got = [0.0] * len(flows)
+        alive = {i for i, path in enumerate(flows) if path in self.lines}
+        while alive:
+            step = min(self.lines[flows[i]].flow - got[i] for i in alive)
+            step = min(step, (self.access - sum(got)) / len(alive))
+            for path in {flows[i] for i in alive}:
+                used = self._of(path, flows, got)
+                growing = sum(flows[i] == path for i in alive)
+                step = min(step, (self.lines[path].rate - used) / growing)
+            for i in alive:
+                got[i] += step
+            full = sum(got) >= self.access - 1e-6
+            filled = {
+                path
+                for path in plan
+                if path in self.lines and self._of(path, flows, got) >= self.lines[path].rate - 1e-6
+            }
+            alive = {
+                i for i in alive
+                if not full and flows[i] not in filled and got[i] < self.lines[flows[i]].flow - 1e-6
+            }  # fmt: skip
+        out: dict[Endpoint, float] = {}
+        for path, rate in zip(flows, got, strict=True):
+            out[path] = out.get(path, 0.0) + rate
+        return out
+
+    @staticmethod
+    def _of(path: Endpoint, flows: list[Endpoint], got: list[float]) -> float:
+        return sum(rate for flow, rate in zip(flows, got, strict=True) if flow == path)
+
+    def best(self, paths: list[Endpoint], lanes_max: int) -> float:
+        return max(sum(self.rates({path: lanes_max}).values()) for path in paths)
+
+    def run(self, planner: BulkPlanner, seconds: float, now: float = 0.0) -> tuple[float, float]:
+        """Return the time after ``seconds`` of transfer, and the rate over the last quarter."""
+        late, late_s = 0.0, 0.0
+        end = now + seconds
+        planner.start(64 * 2**20, now)
+        while now < end:
+            now += TICK_S
+            rates = self.rates(planner.plan)
+            if now > end - seconds / 4:
+                late += sum(rates.values()) * TICK_S
+                late_s += TICK_S
+            noisy = {
+                p: int(r * TICK_S * (1 + self.random.uniform(-self.noise, self.noise))) for p, r in rates.items()
+            }
+            planner.tick(noisy, True, now)
+        return now, late / late_s
+
+
+def planner_of(*paths: Endpoint, parameters: PathParameters | None = None) -> BulkPlanner:
+    table = PathTable(parameters)
+    table.offer(paths)
+    return BulkPlanner(table)
+
+
+def test_a_congested_exchange_is_left_for_the_relays() -> None:
+    lines = {DIRECT: Line(1.8 * MBIT, 1.8 * MBIT), TWO: Line(94 * MBIT, 94 * MBIT)}
+    planner = planner_of(DIRECT, TWO)
+    _, rate = World(96.5 * MBIT, lines).run(planner, 20)
+    assert rate >= 0.95 * 94 * MBIT
+    assert planner.plan.keys() == {TWO}
+
+
+def test_of_equal_paths_the_one_without_relays_stays() -> None:
+    lines = {DIRECT: Line(1000 * MBIT, 1000 * MBIT), RELAY: Line(1000 * MBIT, 1000 * MBIT)}
+    planner = planner_of(RELAY, DIRECT)
+    _, rate = World(96.5 * MBIT, lines).run(planner, 20)
+    assert rate == pytest.approx(96.5 * MBIT)
+    assert planner.plan == {DIRECT: 1}
+
+
+def test_lanes_grow_where_loss_holds_single_flows_back() -> None:
+    planner = planner_of(DIRECT)
+    _, rate = World(96.5 * MBIT, {DIRECT: Line(1000 * MBIT, 5.3 * MBIT)}).run(planner, 40)
+    assert planner.plan == {DIRECT: 16}
+    assert rate >= 0.85 * 96.5 * MBIT
+
+
+def test_a_second_flow_is_opened_beside_a_stuck_one() -> None:
+    world = World(96.5 * MBIT, {DIRECT: Line(96.5 * MBIT, 96.5 * MBIT)})
+    planner = planner_of(DIRECT)
+    now, _ = world.run(planner, 10)
+    assert planner.plan == {DIRECT: 1}
+    world.lines[DIRECT] = Line(96.5 * MBIT, 20 * MBIT)  # every flow sticks
+    _, rate = world.run(planner, 60, now)
+    assert rate >= 0.8 * 96.5 * MBIT
+
+
+def test_paths_that_share_nothing_add_up() -> None:
+    lines = {DIRECT: Line(30 * MBIT, 30 * MBIT), RELAY: Line(40 * MBIT, 40 * MBIT)}
+    planner = planner_of(DIRECT, RELAY)
+    _, rate = World(96.5 * MBIT, lines).run(planner, 20)
+    assert rate == pytest.approx(70 * MBIT, rel=0.02)
+    assert planner.plan.keys() == {DIRECT, RELAY}
+
+
+def test_a_path_that_breaks_is_left_at_once_and_tried_again_later() -> None:
+    world = World(96.5 * MBIT, {DIRECT: Line(90 * MBIT, 90 * MBIT), RELAY: Line(60 * MBIT, 60 * MBIT)})
+    planner = planner_of(DIRECT, RELAY)
+    now, _ = world.run(planner, 10)
+    gone = world.lines.pop(DIRECT)
+    planner.lost(DIRECT, now)
+    assert set(planner.plan) == {RELAY}
+    now, rate = world.run(planner, 5, now)
+    assert rate == pytest.approx(60 * MBIT)
+    world.lines[DIRECT] = gone
+    _, rate = world.run(planner, 60, now)
+    assert rate >= 0.95 * 90 * MBIT
+
+
+def test_what_was_learnt_is_used_at_once_and_no_race_is_run_again() -> None:
+    world = World(96.5 * MBIT, {DIRECT: Line(5 * MBIT, 5 * MBIT), RELAY: Line(90 * MBIT, 90 * MBIT)})
+    planner = planner_of(DIRECT, RELAY)
+    now, _ = world.run(planner, 20)
+    planner.stop()
+    planner.start(64 * 2**20, now + 5)
+    assert planner.plan == {RELAY: 1}
+
+
+def test_a_little_bulk_runs_no_race() -> None:
+    planner = planner_of(DIRECT, RELAY, TWO)
+    planner.start(64 * 1024, 0.0)
+    assert planner.plan == {DIRECT: 1}
+
+
+def test_without_backlog_nothing_is_concluded() -> None:
+    planner = planner_of(DIRECT, RELAY)
+    planner.start(64 * 2**20, 0.0)
+    before = dict(planner.plan)
+    for step in range(100):
+        planner.tick({DIRECT: 10, RELAY: 1}, False, step * TICK_S)
+    assert planner.plan == before
+
+
+LINES = st.builds(
+    lambda rate, part: Line(rate * MBIT, max(rate * part, 0.5) * MBIT),
+    st.floats(1, 300), st.sampled_from([1.0, 0.5, 0.1]),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    access=st.floats(10, 200),
+    lines=st.lists(LINES, min_size=2, max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_whatever_the_lines_are_little_is_left_lying(access: float, lines: list[Line], seed: int) -> None:
+    """Never much below what the best path alone, with all the lanes allowed, would carry."""
+    paths = [DIRECT, RELAY, TWO][: len(lines)]
+    world = World(access * MBIT, dict(zip(paths, lines, strict=True)), seed=seed)
+    planner = planner_of(*paths)
+    _, rate = world.run(planner, 240)
+    assert rate >= 0.8 * world.best(paths, planner.table.parameters.lanes_max)
+    assert 1 <= planner.lanes <= planner.table.parameters.lanes_max
+
+
+@settings(max_examples=50, deadline=None)
+@given(rates=st.lists(st.integers(0, 10**9), min_size=40, max_size=40), lost=st.integers(0, 39))
+def test_hostile_figures_never_empty_the_plan(rates: list[int], lost: int) -> None:
+    planner = planner_of(DIRECT, RELAY, TWO)
+    planner.start(64 * 2**20, 0.0)
+    for step, rate in enumerate(rates):
+        now = step * 1.5
+        if step == lost:
+            planner.lost(next(iter(planner.plan)), now)
+        planner.tick({DIRECT: rate, RELAY: rate // 3, TWO: rate // 7}, True, now)
+        planner.tick({}, True, now + 0.7)
+        assert 1 <= planner.lanes <= 16
+        assert set(planner.plan) <= {DIRECT, RELAY, TWO}
+
+
+def test_control_moves_after_three_better_samples_in_a_row() -> None:
+    table = PathTable()
+    table.offer([DIRECT, RELAY])
+    table.measured_rtt(DIRECT, 0.200, 0.0)
+    table.estimated_rtt(RELAY, 0.100, 0.0)
+    assert [table.better_control(DIRECT, 0.0) for _ in range(2)] == [None, None]
+    table.measured_rtt(DIRECT, 0.0, 0.0)  # 150 ms now
+    table.measured_rtt(DIRECT, 0.0, 0.0)
+    assert table.better_control(DIRECT, 0.0) is None  # 112 ms: not 25 % worse, so the count begins anew
+    for _ in range(20):
+        table.measured_rtt(DIRECT, 0.200, 0.0)
+    assert [table.better_control(DIRECT, 0.0) for _ in range(3)] == [None, None, RELAY]
+
+
+def test_control_does_not_move_to_what_is_unknown_old_or_failing() -> None:
+    table = PathTable()
+    table.offer([DIRECT, RELAY, OTHER])
+    table.measured_rtt(DIRECT, 0.200, 0.0)
+    table.estimated_rtt(RELAY, 0.010, 0.0)
+    table.failed(RELAY, 0.0)
+    assert all(table.better_control(DIRECT, 0.1) is None for _ in range(5))
+    table.estimated_rtt(RELAY, 0.010, 0.0)
+    table.measured_rtt(DIRECT, 0.200, 200.0)
+    assert all(table.better_control(DIRECT, 200.0) is None for _ in range(5))
+
+
+def test_dialling_order_is_ready_then_near_then_as_offered() -> None:
+    table = PathTable()
+    table.offer([DIRECT, RELAY, OTHER, TWO])
+    assert table.order(0.0) == [DIRECT, RELAY, OTHER, TWO]
+    table.estimated_rtt(OTHER, 0.05, 0.0)
+    table.estimated_rtt(TWO, 0.04, 0.0)
+    table.failed(DIRECT, 0.0)
+    assert table.order(0.0) == [TWO, OTHER, RELAY, DIRECT]
+    table.worked(DIRECT)
+    assert table.order(0.0) == [TWO, OTHER, DIRECT, RELAY]
+
+
+def test_paths_withdrawn_are_left_and_the_book_is_bounded() -> None:
+    planner = planner_of(DIRECT, RELAY)
+    planner.start(64 * 2**20, 0.0)
+    planner.table.offer([RELAY])
+    planner.tick({}, True, 1.0)
+    assert set(planner.plan) == {RELAY}
+    book = PathBook(peers_max=3)
+    first = book.table(b"a")
+    for name in (b"b", b"c"):
+        book.table(name)
+    assert book.table(b"a") is first
+    book.table(b"d")
+    assert book.table(b"a") is first  # b went, which was used longest ago
+    assert hops_of(TWO) == 2 and hops_of(RELAY) == 1 and hops_of(DIRECT) == 0

@@ -1,0 +1,140 @@
+"""Relays that lose, change, repeat or hold back what they carry, or die: the traffic goes another way."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.frame import Class
+from p2p.limits import NetworkLimits
+from p2p.service import Network, NetworkConfig
+from p2p.transport import Endpoint
+from relay.client import RelayClient, RelayClientOptions
+from state.primitives.address import format_address
+from tests.relay.daemon_process import DaemonProcess, identity_of
+from tests.relay.nodes import wait_until
+
+StartRelay = Callable[..., DaemonProcess]
+KIND = 7
+QUICK = RelayClientOptions(backoff_s_min=0.05, backoff_s_max=0.2)
+
+
+class Member:
+    """A network whose only ways are relays, as a node wires it."""
+
+    def __init__(self, name: str, relays: tuple[Endpoint, ...], bootstrap: tuple[str, ...] = ()) -> None:
+        self.identity = identity_of(name)
+        self.address = self.identity.address
+        self.client = RelayClient(lambda: self.identity, relays, QUICK)
+        limits = NetworkLimits(ping_interval_s=1)
+        self.network = Network(
+            NetworkConfig(bootstrap=bootstrap, limits=limits), self.identity, dialers={"relay": self.client},
+            acceptors=(self.client,),
+        )  # fmt: skip
+        self.network.on_paths(lambda _target, known: self.client.ways(known))
+        self.client.on_leaving(self.network.leave)
+        self.send, self.heard = trio.open_memory_channel[bytes](math.inf)
+        self.network.on_message(KIND, self._hear)
+
+    async def _hear(self, peer: bytes, body: bytes) -> None:
+        self.send.send_nowait(body)
+
+
+def known(member: Member, other: Member) -> tuple[Endpoint, ...]:
+    """Return where ``member`` has heard that ``other`` can be reached."""
+    record = member.network.record(other.address)
+    return () if record is None else record.endpoints
+
+
+@asynccontextmanager
+async def pair(first: DaemonProcess, second: DaemonProcess) -> AsyncIterator[tuple[Member, Member]]:
+    """Two homes that know both relays and talk through the first."""
+    relays = (first.endpoint, second.endpoint)
+    alice = Member("alice", relays)
+    bob = Member("bob", relays, (f"{format_address(alice.address)}@{first.endpoint}",))
+    with trio.fail_after(40):
+        async with trio.open_nursery() as nursery:
+            for member in (alice, bob):
+                nursery.start_soon(member.network.run)
+            await alice.client.wait_reserved(2)
+            await bob.network.wait_peers(1)
+            await wait_until(lambda: second.endpoint in known(bob, alice))
+            yield alice, bob
+            nursery.cancel_scope.cancel()
+
+
+async def count_on(member: Member, expected: int) -> None:
+    """Check that the messages 0, 1, ... come whole, once and in order."""
+    for number in range(expected):
+        assert await member.heard.receive() == b"vote %d" % number
+
+
+async def say(member: Member, to: Member, numbers: range) -> None:
+    for number in numbers:
+        assert member.network.send_now(to.address, Class.CONSENSUS, KIND, b"vote %d" % number)
+        await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["swallow", "flip", "replay"])
+async def test_what_a_relay_does_to_the_bytes_costs_no_message_and_is_held_against_it(
+    start_relay: StartRelay, tmp_path: Path, kind: str
+) -> None:
+    switch = tmp_path / "switch"
+    first = start_relay(name="relay", mischief=f"{kind}:{switch}")
+    second = start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
+        nursery.start_soon(count_on, alice, 40)
+        await say(bob, alice, range(20))
+        used = next(iter(bob.client.circuits)).endpoint
+        assert used.hops[-1] == first.endpoint
+        switch.touch()
+        await say(bob, alice, range(20, 40))
+    blamed = [m.client.judge.points(first.address, trio.current_time()) for m in (alice, bob)]
+    if kind != "swallow":
+        assert max(blamed) > 0
+    assert all(m.client.judge.points(second.address, trio.current_time()) == 0 for m in (alice, bob))
+
+
+async def test_kill_9_of_the_relay_in_use_costs_consensus_less_than_two_seconds_and_no_message(
+    start_relay: StartRelay,
+) -> None:
+    first, second = start_relay(name="relay"), start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
+        nursery.start_soon(count_on, alice, 40)
+        await say(bob, alice, range(20))
+        first.kill()
+        await say(bob, alice, range(20, 40))
+        await wait_until(lambda: any(c.endpoint.hops[-1] == second.endpoint for c in bob.client.circuits))
+
+
+async def test_a_relay_that_stands_still_is_left_by_its_circuits(start_relay: StartRelay) -> None:
+    first, second = start_relay(name="relay"), start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
+        nursery.start_soon(count_on, alice, 40)
+        await say(bob, alice, range(20))
+        first.process.send_signal(signal.SIGSTOP)
+        try:
+            await say(bob, alice, range(20, 40))
+            await wait_until(lambda: any(c.endpoint.hops[-1] == second.endpoint for c in bob.client.circuits))
+        finally:
+            first.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_relay_that_restarts_costs_no_message_and_ends_as_soon_as_all_have_moved(
+    start_relay: StartRelay,
+) -> None:
+    first = start_relay(name="relay", options={"drain_s_max": 30})
+    second = start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
+        nursery.start_soon(count_on, alice, 60)
+        await say(bob, alice, range(20))
+        nursery.start_soon(say, bob, alice, range(20, 60))
+        first.process.send_signal(signal.SIGTERM)
+        assert await trio.to_thread.run_sync(first.process.wait, 25) == 0
+        assert bob.network.counters["moves"] + alice.network.counters["moves"] > 0
