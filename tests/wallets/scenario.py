@@ -293,6 +293,8 @@ class Play:
             ("eth_getUncleByBlockHashAndIndex", [block["hash"], "0x0"]),
             ("eth_getStorageAt", [receipt["from"], "0x0", "latest"]), ("eth_accounts", []), ("eth_syncing", []),
             ("net_listening", []), ("web3_sha3", ["0x"]),
+            ("eth_config", []), ("txpool_status", []), ("txpool_inspect", []), ("txpool_content", []),
+            ("txpool_contentFrom", [receipt["from"]]),
         ]  # fmt: skip
         for method, params in asked:
             found = await self._ask("request", method=method, params=params)
