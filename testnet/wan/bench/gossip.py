@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from testnet.wan.agent import AgentSpec
-from testnet.wan.bench.measure import lateness_of, node_at, relays_at, say, verdict
+from testnet.wan.bench.measure import lab_name, lateness_of, node_at, relays_at, say, verdict
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, Agent, agents
 from testnet.wan.lab import Lab, load_plan
 
@@ -39,7 +39,7 @@ def run(*, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicas
     ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
     """
     figures: dict[str, float] = {}
-    with Lab(load_plan("committee"), "bench-gossip") as lab:
+    with Lab(load_plan("committee"), lab_name("gossip")) as lab:
         if blocks:
             figures |= _honest(lab, blocks, size_bytes, unicast)
         if faults:
