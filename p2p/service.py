@@ -682,6 +682,8 @@ class Network:
             await peer.run()
         finally:
             self._leave(peer)
+            if peer.closed_for == "connection_lost":
+                self._keep_for_later(peer)
             self.counters[f"closed_{peer.closed_for}"] += 1
             self._log("peer gone", peer=address.hex(), reason=peer.closed_for)
         return True
@@ -919,6 +921,12 @@ class Network:
             return False
         box.append((trio.current_time() + self.limits.outbox_s, cls, kind, body))
         return True
+
+    def _keep_for_later(self, peer: Peer) -> None:
+        """Keep what a lost peer was to hear of the consensus: it may be back in a moment, and know nothing."""
+        for cls, kind, body in peer.mux.undelivered():
+            if cls is Class.CONSENSUS and kind < RESERVED_KIND_MIN:
+                self._post(peer.address, cls, kind, body)
 
     def _flush(self, peer: Peer) -> None:
         now = trio.current_time()

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from state.primitives.errors import DekubeError
@@ -56,6 +57,12 @@ class Agent:
     def pid(self) -> int:
         """Its process: ``ip netns exec`` becomes the command that it runs."""
         return self._process.pid
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds that it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def wait_ready(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """Wait until it has started. Raises AgentFailed."""

@@ -51,7 +51,7 @@ EXEMPT = {
     "p2p.blobs:BlobStore.read": "reads a blob whose hash was checked when it came",
     "p2p.identity:Identity.load": OF_A_TARGET,
     "p2p.recordkeeping:RecordKeeper.load": OF_A_TARGET,
-    "p2p.recordkeeping:RecordKeeper._exchange": "peer records, each of them a target; tests/p2p/test_service.py",
+    "p2p.recordkeeping:RecordKeeper._exchange": "a list of peer records, which are targets",
     "rpc.link:Link._read_keys": OF_A_TARGET,
     "rpc.link:_decode_all": OF_A_TARGET,
     "rpc.methods:estimate": OF_A_TARGET,

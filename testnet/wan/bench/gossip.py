@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from testnet.wan.agent import AgentSpec
-from testnet.wan.bench.measure import lateness_of, node_at, relays_at, say, verdict
+from testnet.wan.bench.measure import lab_name, lateness_of, node_at, relays_at, say, verdict
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, Agent, agents
 from testnet.wan.lab import Lab, load_plan
 
@@ -35,10 +35,11 @@ def run(*, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicas
     ``quorum`` is the member with which two thirds of the committee have the block, the leader counted, ``last``
     the last one; ``unrelayed`` the same block as one message to each; ``cold`` the first block of new connections;
     ``censored`` with one relay that hands nothing on, ``all_censor`` with no other, ``killed`` with one that dies
-    midway. ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
+    midway. ``cpu`` is what all members and relays use from one block to the next: on few cores it bounds the rest.
+    ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
     """
     figures: dict[str, float] = {}
-    with Lab(load_plan("committee"), "bench-gossip") as lab:
+    with Lab(load_plan("committee"), lab_name("gossip")) as lab:
         if blocks:
             figures |= _honest(lab, blocks, size_bytes, unicast)
         if faults:
@@ -52,7 +53,9 @@ def _honest(lab: Lab, blocks: int, size_bytes: int, unicast: int) -> dict[str, f
     with _committee(lab) as nodes:
         say("blocks through relays ...")
         figures["block_to_last_cold_ms"] = _block(nodes, size_bytes, 1, "multicast")[1]
+        before_s = sum(node.cpu_s for node in nodes.values())
         warm = [_block(nodes, size_bytes, 2 + n, "multicast") for n in range(blocks)]
+        figures["block_cpu_s"] = (sum(node.cpu_s for node in nodes.values()) - before_s) / blocks
         figures["block_to_quorum_ms"] = median(quorum for quorum, _ in warm)
         figures["block_to_last_ms"] = median(last for _, last in warm)
         figures["block_to_last_best_ms"] = min(last for _, last in warm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ __all__ = [
     "can_emulate",
     "has_iperf",
     "iperf",
+    "lab_name",
     "lateness_of",
     "longest_gap_s",
     "node_at",
@@ -46,6 +48,11 @@ def can_emulate() -> bool:
         say(f"left out: {error}")
         return False
     return True
+
+
+def lab_name(bench: str) -> str:
+    """Return a name for the lab of a benchmark: of its own for each process, so that two may run at once."""
+    return f"{bench[:6]}-{os.getpid()}"
 
 
 def say(line: str) -> None:

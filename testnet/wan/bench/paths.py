@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from testnet.wan.agent import AgentSpec
-from testnet.wan.bench.measure import bulk_rate, lateness_of, node_at, relays_at, say, verdict
+from testnet.wan.bench.measure import bulk_rate, lab_name, lateness_of, node_at, relays_at, say, verdict
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, agents
 from testnet.wan.lab import Lab
 from testnet.wan.topology import Host, Shape, Topology, plan
@@ -67,7 +67,7 @@ def run(*, first: int = 0, count: int = len(ROUTES), seconds: int = 6, warm_s: i
     late: list[dict[str, float]] = []
     for route in ROUTES[first : first + count]:
         say(f"{route.name} ...")
-        with Lab(plan(topology_of(route)), "bench-paths") as lab:
+        with Lab(plan(topology_of(route)), lab_name("paths")) as lab:
             rates = {way: _rate(lab, route, way, seconds, warm_s) for way in ("direct", "relayed", "chosen")}
             late.append(lateness_of(lab))
         figures |= {f"{route.name}_{way}_mbit_per_s": round(rate, 2) for way, rate in rates.items()}

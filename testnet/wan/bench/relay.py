@@ -19,6 +19,7 @@ from testnet.wan.bench.measure import (
     can_emulate,
     has_iperf,
     iperf,
+    lab_name,
     lateness_of,
     longest_gap_s,
     relays_at,
@@ -55,7 +56,7 @@ def run(
 
 def _homes(seconds: int, warm_s: int) -> dict[str, float]:
     figures: dict[str, float] = {}
-    with Lab(load_plan("homes"), "bench-relay") as lab:
+    with Lab(load_plan("homes"), lab_name("relay")) as lab:
         at = str(lab.plan.address4("GB"))
         with lab.forwarded("GB", IPERF_PORT, "B"):
             for congestion in ("cubic", "bbr") if has_iperf() else ():

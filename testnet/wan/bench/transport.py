@@ -8,7 +8,7 @@ from typing import Final
 
 from node.bench import transport as loopback
 from testnet.wan.agent import AgentSpec
-from testnet.wan.bench.measure import can_emulate, lateness_of, node_at, percentile, say, verdict
+from testnet.wan.bench.measure import can_emulate, lab_name, lateness_of, node_at, percentile, say, verdict
 from testnet.wan.fleet import NODE_PORT, agents
 from testnet.wan.lab import Lab
 from testnet.wan.topology import parse_topology, plan
@@ -50,7 +50,7 @@ def run(
 def _votes_under_bulk(count: int) -> dict[str, float]:
     """Return how long votes take one way while bulk fills the same uplink, and how much bulk that is."""
     say("votes behind bulk on an uplink of 40 Mbit/s ...")
-    with Lab(plan(parse_topology(UPLINK)), "bench-transp") as lab:
+    with Lab(plan(parse_topology(UPLINK)), lab_name("transport")) as lab:
         specs = {name: AgentSpec(name, listen=f"0.0.0.0:{NODE_PORT}") for name in ("A", "B")}
         with agents(lab, specs) as nodes:
             sender, receiver = nodes["A"], nodes["B"]
