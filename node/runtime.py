@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from consensus.core import ConsensusParameters
-from p2p.identity import NodeCertificate
+from p2p.identity import account_and_signer
 from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters
@@ -43,16 +43,10 @@ def make_runtime(genesis: Genesis, *, check_invariants: bool = False, protocol_v
     parameters = read_parameters(TaskParameters, "tasks", genesis)
     return Runtime(
         genesis,
-        rules=(*rules(parameters), *carriage_rules(_certificate)),
+        rules=(*rules(parameters), *carriage_rules(account_and_signer)),
         hooks=hooks(parameters),
         invariants=INVARIANTS,
         holdings=HOLDINGS,
         check_invariants=check_invariants,
         versions=range(1, max(VERSION, protocol_version) + 1),
     )
-
-
-def _certificate(data: bytes, genesis_hash: bytes, now_ms: int) -> tuple[bytes, bytes]:
-    """Return the account and the signing key's address of a node certificate. Raises ProtocolError."""
-    certificate = NodeCertificate.decode(data)
-    return certificate.verify(genesis_hash=genesis_hash, now_ms=now_ms), certificate.signer

@@ -27,6 +27,7 @@ __all__ = [
     "NodeCertificate",
     "Purpose",
     "Role",
+    "account_and_signer",
     "node_keys",
     "prologue",
 ]
@@ -155,6 +156,15 @@ class NodeCertificate:
             return recover_address(self.signing_digest(), self.signature)
         except SignatureInvalid:
             raise CertificateInvalid("bad signature") from None
+
+
+def account_and_signer(data: bytes, genesis_hash: bytes, now_ms: int) -> tuple[bytes, bytes]:
+    """Return the account and the signing key's address of an encoded node certificate.
+
+    Raises DecodeError, CertificateInvalid.
+    """
+    certificate = NodeCertificate.decode(data)
+    return certificate.verify(genesis_hash=genesis_hash, now_ms=now_ms), certificate.signer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import Final
 from billing import escrow
 from state.primitives.receipts import EventType
 from state.transition import epochs, slashing, staking
-from tasks import case, registry
+from tasks import carriage, case, registry
 
 __all__ = ["EVENTS", "collect"]
 
-_MODULES: Final[tuple[ModuleType, ...]] = (staking, epochs, slashing, case, registry, escrow)
+_MODULES: Final[tuple[ModuleType, ...]] = (staking, epochs, slashing, carriage, case, registry, escrow)
 
 
 def collect(modules: tuple[ModuleType, ...]) -> Mapping[tuple[bytes, bytes], EventType]:

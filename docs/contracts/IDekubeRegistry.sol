@@ -17,6 +17,12 @@ interface IDekubeRegistry {
     /// @notice Take the sender's machine off the market; its bond returns after its duties.
     function retireNode() external;
 
+    /// @notice Acknowledge what a payer has signed for bytes that the sender, a registered relay, has
+    ///   carried.
+    /// @param receipt The payer's newest receipt of a channel: canonical CBOR.
+    /// @param certificate The payer's node certificate, which names the key that signed it: canonical CBOR.
+    function settleCarriage(bytes calldata receipt, bytes calldata certificate) external;
+
     /// @notice Return a machine's record; reverts with node_unknown.
     /// @param node Address of the machine.
     /// @return operator Account behind it.
@@ -37,6 +43,13 @@ interface IDekubeRegistry {
     /// @param node Address of the machine.
     /// @return registered Whether there is a record.
     function isRegistered(address node) external view returns (bool registered);
+
+    /// @notice A payer's receipt was brought; its due is paid out of the payer's later earnings.
+    /// @param relay The relay.
+    /// @param payer Who has signed the receipt.
+    /// @param size Bytes since the receipt before.
+    /// @param due What the payer owes the relay now, in 10^-18 DKB.
+    event CarriageAcknowledged(address indexed relay, address indexed payer, uint256 size, uint256 due);
 
     /// @notice A machine failed and gets no work for a while.
     /// @param node Address of the machine.

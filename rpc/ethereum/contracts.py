@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from billing.escrow import BILLING_ADDRESS, earnings_of, escrow_totals
+from p2p.identity import account_and_signer
 from rpc.table import Json
 from state.primitives.abi import SELECTOR_BYTES, AbiValue, Function, Parameter, encode_values
 from state.primitives.genesis import ChainParameters
@@ -16,6 +17,7 @@ from state.transition.rules import Rule
 from state.transition.runtime import BASE_RULES
 from state.transition.staking import STAKING_ADDRESS, load_stake, unbondings_of
 from state.view import Reader
+from tasks.carriage import carriage_rules
 from tasks.case import LEDGER_ADDRESS
 from tasks.parameters import TaskParameters
 from tasks.queries import find_node, find_task, quote
@@ -56,7 +58,8 @@ def parameters_of(numbers: tuple[tuple[str, int], ...]) -> Parameters:
 @lru_cache(maxsize=4)
 def rules_of(numbers: tuple[tuple[str, int], ...]) -> Mapping[int, Rule[Any]]:
     """Return the rules of the chain whose description has these ``numbers``, by kind."""
-    return {rule.kind: rule for rule in (*BASE_RULES, *rules(parameters_of(numbers).tasks))}
+    all_rules = (*BASE_RULES, *rules(parameters_of(numbers).tasks), *carriage_rules(account_and_signer))
+    return {rule.kind: rule for rule in all_rules}
 
 
 class View(NamedTuple):

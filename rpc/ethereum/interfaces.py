@@ -117,6 +117,23 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("registry", "isRegistered"): Text(
         "Tell whether a machine is registered.", {"registered": "Whether there is a record."}
     ),
+    ("registry", "settleCarriage"): Text(
+        "Acknowledge what a payer has signed for bytes that the sender, a registered relay, has carried.",
+        {
+            "receipt": "The payer's newest receipt of a channel: canonical CBOR.",
+            "certificate": "The payer's node certificate, which names the key that signed it: canonical CBOR.",
+        },
+        intent="Bring a receipt for carried bytes",
+    ),
+    ("registry", "CarriageAcknowledged"): Text(
+        "A payer's receipt was brought; its due is paid out of the payer's later earnings.",
+        {
+            "relay": "The relay.",
+            "payer": "Who has signed the receipt.",
+            "size": "Bytes since the receipt before.",
+            "due": f"What the payer owes the relay now, {_UNIT}.",
+        },
+    ),
     ("registry", "NodeRegistered"): Text("A machine was registered."),
     ("registry", "NodeUpdated"): Text("A machine renewed its record."),
     ("registry", "NodeRetired"): Text(

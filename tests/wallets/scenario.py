@@ -18,7 +18,7 @@ from state.primitives.hashing import keccak
 from tasks.lifecycle import Phase, Reason
 from testnet.plan import CHAIN_ID, COIN
 from tests.wallets.clients import NOT_MADE, REFUSALS, Client
-from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, work_of
+from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, carriage_of, work_of
 
 NOWHERE: Final = "0x" + "11" * 32
 WITH_RECEIPT: Final = "sends with receipt"
@@ -41,7 +41,8 @@ TYPED: Final[dict[str, Any]] = {
 ALWAYS_FAIL: Final = {"poke": "nothing_due"}
 """The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes."""
 STATE_REASONS: Final = {
-    "registerNode": "payment_missing", "updateNode": "node_unknown", "retireNode": "node_unknown",
+    "settleCarriage": "not_yours", "registerNode": "payment_missing", "updateNode": "node_unknown",
+    "retireNode": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "decode_error",
 }  # fmt: skip
@@ -309,6 +310,9 @@ class Play:
         for task in (self._task, self._other):
             await self._write(job.worker, "acceptTask", task, value=job.bond, event="TaskPhase")
         await self._write(job.worker, "updateNode", "0x" + job.profile.hex(), value=BOND, event="NodeUpdated")
+        await self._write(
+            job.worker, "settleCarriage", *await self._carriage(job.worker), event="CarriageAcknowledged"
+        )
         await self._write(job.requester, "topUpTask", self._task, value=TOP_UP, event="Locked")
         await self._write(job.staker, "unstake", str(STAKE), event="Unstaked")
         await self._settle()
@@ -391,7 +395,7 @@ class Play:
         if name not in STATE_REASONS:
             assert contract == "tasks", f"the scenario does not know {name}"
         reason = STATE_REASONS.get(name, "task_unknown")
-        args, value = self._arguments_of_stranger(item)
+        args, value = await self._arguments_of_stranger(item)
         given = {"sender": stranger.address, "contract": contract, "name": name, "args": args, "value": str(value)}
         said = await self._ask("reverts", **given)
         assert said is not None and said.startswith(reason), (name, said, reason)
@@ -399,7 +403,11 @@ class Play:
         if item["stateMutability"] != "view":
             await self._write_in_vain(stranger, name, *args, value=value, reason=reason)
 
-    def _arguments_of_stranger(self, item: Any) -> tuple[list[str], int]:
+    async def _carriage(self, relay: Account) -> list[str]:
+        said = await self._world.ask(self._node, "dekube_chainInfo")
+        return carriage_of(bytes.fromhex(said["genesis_hash"][2:]), relay, self._world.checker)
+
+    async def _arguments_of_stranger(self, item: Any) -> tuple[list[str], int]:
         """Return arguments that are what they should be and name nothing there is, and a value."""
         said = work_of(bytes.fromhex(NOWHERE[2:]), self._job.spec, self._world.checker.secret.address)
         known = {
@@ -407,6 +415,8 @@ class Play:
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01",
         }  # fmt: skip
+        if item["name"] == "settleCarriage":
+            return await self._carriage(self._job.worker), 0
         if item["name"] == "stake":
             return self._world.stake_arguments(self._job.requester), 1
         plain = {"bytes32": NOWHERE, "address": NOWHERE[:42]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -19,8 +20,10 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from billing.relay import GIB, RECEIPT_LIFE_MS, Receipt
 from node.config import dump_options
 from node.home import Home
+from p2p.identity import Identity
 from rpc.client import Client as NativeClient
 from rpc.client import ClientError
 from rpc.ethereum.contracts import rules_of
@@ -118,7 +121,8 @@ class Job(NamedTuple):
     @property
     def profile(self) -> bytes:
         price, score = self.spec.price.max_price_per_gpu_s, self.spec.requirements.score_min
-        return encode(profile_to_value(profile_of(self.worker, NodeRole.COMPUTE, price=price, score=score)))
+        roles = NodeRole.COMPUTE | NodeRole.RELAY
+        return encode(profile_to_value(profile_of(self.worker, roles, price=price, score=score)))
 
 
 def profile_of(who: Account, role: NodeRole, *, price: int, score: int) -> NodeProfile:
@@ -127,6 +131,18 @@ def profile_of(who: Account, role: NodeRole, *, price: int, score: int) -> NodeP
         operator=who.secret.address, roles=role, gpus=(), cores=8, memory_mib=16_384, pcie_lanes=0,
         price_per_gpu_s=price, score=score, slots=4, notice_ms=0, endpoints=(), version="wallet tests",
     )  # fmt: skip
+
+
+def carriage_of(genesis_hash: bytes, relay: Account, payer: Account) -> list[str]:
+    """Return what ``relay`` brings on chain: the receipt of ``payer`` for a GiB, and its node certificate."""
+    now_ms = time.time_ns() // 1_000_000
+    identity = Identity.create(payer.secret, genesis_hash=genesis_hash, now_ms=now_ms)
+    receipt = Receipt(
+        genesis_hash=genesis_hash, relay=relay.secret.address, payer=payer.secret.address,
+        channel=digest(b"wallet-tests", b"channel"), opened_ms=now_ms, sequence=1, size_bytes=GIB, price_per_gib=1,
+        not_after_ms=now_ms + RECEIPT_LIFE_MS,
+    ).signed_by(identity.signer)  # fmt: skip
+    return ["0x" + receipt.encode().hex(), "0x" + identity.certificate.encode().hex()]
 
 
 def job(number: int) -> Job:
