@@ -63,6 +63,11 @@ class PathParameters:
     """Between two rounds of trials when the last one found nothing better."""
     hold_s_max: float = 160.0
     lanes_max: int = 16
+    paced_patience_s: float = 30.0
+    """Where the kernel paces flows (BBR) one lane fills a line, and a second one only fills its queue, behind
+    which votes wait: more lanes are tried for the rare flow that sticks, and so late."""
+    steady_windows_max: int = 5
+    """Windows that are waited for the sum to stand still: what flows gain as they begin is no move's merit."""
 
     def __post_init__(self) -> None:
         assert 0 < self.drop_loss_percent < self.add_gain_percent < 100
@@ -252,14 +257,19 @@ class BulkPlanner:
     breaks. It is never empty while a path is ready.
     """
 
-    def __init__(self, table: PathTable) -> None:
+    def __init__(self, table: PathTable, *, is_paced: bool = False) -> None:
         self.table = table
+        self.is_paced = is_paced
+        """Whether single flows fill their line; see ``PathParameters.paced_patience_s``."""
         self.plan: dict[Path, int] = {}
         self._trial: _Trial | None = None
         self._window: _Window | None = None
         self._tried: set[_Name] = set()
         self._hold_until = 0.0
         self._hold_s = table.parameters.hold_s
+        self._busy_since: float | None = None
+        self._last_rate: float | None = None
+        self._unsteady = 0
 
     @property
     def lanes(self) -> int:
@@ -284,7 +294,7 @@ class BulkPlanner:
     def stop(self) -> None:
         """Forget the plan: nothing waits any more and the lanes are closed. What was learnt of paths stays."""
         self.plan = {}
-        self._trial = self._window = None
+        self._trial = self._window = self._busy_since = self._last_rate = None
 
     def lost(self, path: Path, now: float) -> None:
         """Take a path that broke out of the plan, at once."""
@@ -317,8 +327,10 @@ class BulkPlanner:
             return
         window = self._window
         if not is_backlogged:
-            self._window = None
+            self._window = self._busy_since = self._last_rate = None
             return
+        if self._busy_since is None:
+            self._busy_since = now
         if window is None:
             self._window = _Window(now + parameters.settle_s)
             return
@@ -352,8 +364,14 @@ class BulkPlanner:
                 self._hold_s = parameters.hold_s
         if len(rates) == 1:
             self.table.measured_rate(next(iter(rates)), total, now)
+        last, self._last_rate = self._last_rate, total
         if now < self._hold_until:
             return
+        if last is None or abs(total - last) * 200 > last * parameters.add_gain_percent:
+            self._unsteady += 1
+            if self._unsteady < parameters.steady_windows_max:
+                return
+        self._unsteady = 0
         found = self._next_move(rates, now)
         if found is None:
             self._tried.clear()
@@ -397,6 +415,8 @@ class BulkPlanner:
         if len(plan) < parameters.race_paths_max and room > 0:
             moves += [(("path", path), {**plan, path: plan[widest]}) for path in ready
                       if plan[widest] <= room]  # fmt: skip
+        if self.is_paced and now - (self._busy_since or now) < parameters.paced_patience_s:
+            room = 0
         for path in sorted(plan, key=lambda path: rates[path], reverse=True):
             if plan[path] <= room:
                 moves.append((("double", path), {**plan, path: 2 * plan[path]}))

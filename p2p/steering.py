@@ -19,7 +19,7 @@ from p2p.limits import NetworkLimits
 from p2p.link import Link, LinkLost
 from p2p.paths import BulkPlanner
 from p2p.peer import Peer
-from p2p.sockets import local_address
+from p2p.sockets import is_paced, local_address
 from p2p.transport import Endpoint
 from state.primitives.errors import ProtocolError
 
@@ -203,7 +203,7 @@ class Steering:
         table = self._dialling.table(peer.address)
         planner = self._planners.get(peer)
         if planner is None:
-            planner = self._planners[peer] = BulkPlanner(table)
+            planner = self._planners[peer] = BulkPlanner(table, is_paced=is_paced())
         planner.start(peer.mux.bulk_out.waiting_bytes, now)
         if not planner.plan:
             del self._planners[peer]
