@@ -192,6 +192,23 @@ def test_a_paced_line_is_not_tried_with_more_lanes_at_once_but_a_stuck_flow_is_s
     assert rate >= 0.8 * 96.5 * MBIT
 
 
+def test_a_paced_line_that_is_well_is_tried_with_more_lanes_once_and_again_when_it_fails() -> None:
+    table = PathTable()
+    table.offer([DIRECT])
+    planner = BulkPlanner(table, is_paced=True)
+    world = World(96.5 * MBIT, {DIRECT: Line(96.5 * MBIT, 96.5 * MBIT)})
+    planner.start(64 * 2**20, 0.0)
+    now, with_more = 0.0, 0
+    while now < 300:
+        now += TICK_S
+        planner.tick({DIRECT: int(96.5 * MBIT * TICK_S)}, True, now)
+        with_more += planner.lanes > 1
+    assert 0 < with_more * TICK_S <= 2
+    world.lines[DIRECT] = Line(96.5 * MBIT, 20 * MBIT)
+    _, rate = world.run(planner, 200, now)
+    assert rate >= 0.8 * 96.5 * MBIT
+
+
 def test_what_flows_gain_as_they_begin_is_no_merit_of_more_lanes() -> None:
     planner = planner_of(DIRECT)
     planner.start(64 * 2**20, 0.0)
