@@ -20,6 +20,7 @@ from state.primitives.hashing import digest
 
 __all__ = [
     "CONVERSATION_BYTES",
+    "GENERATION_MAX",
     "PAYLOAD_BYTES_MAX",
     "REKEY_RECORDS",
     "WORD_KIND_MAX",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 CONVERSATION_BYTES: Final = 16
+GENERATION_MAX: Final = 2**32 - 1
+"""Never taken from a peer: whatever it said, there is one more to answer with."""
 REKEY_RECORDS: Final = 2**20
 """Records sent under one key."""
 WORD_KIND_MIN: Final = 0xF0
@@ -109,7 +112,7 @@ class Hello:
             match found:
                 case [Class.CONSENSUS, Word.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
                     opening, conversation, generation, received = _HELLO.unpack(body)
-                    if opening <= max(Opening):
+                    if opening <= max(Opening) and generation < GENERATION_MAX:
                         return cls(Opening(opening), conversation, generation, received)
                 case _:
                     pass

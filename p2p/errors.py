@@ -9,6 +9,7 @@ __all__ = [
     "CertificateInvalid",
     "FrameInvalid",
     "HandshakeFailed",
+    "PeerBusy",
     "PeerUnreachable",
     "PieceForged",
     "PunchFailed",
@@ -99,6 +100,12 @@ class RequestRefused(RequestFailed):
     """The peer answered that it does not serve this request, or is too busy to."""
 
     code = "request_refused"
+
+
+class PeerBusy(RequestRefused):
+    """A request that would be answered at another time."""
+
+    code = "busy"
 
 
 class BlobUnavailable(DekubeError):

@@ -40,6 +40,8 @@ TOPICS_MAX: Final = 32
 """Topics that one peer may subscribe to."""
 PENDING_SENDERS_MAX: Final = 64
 """Peers remembered as having sent a message that is being validated."""
+BACKOFFS_MAX: Final = 4_096
+"""Peers of one topic, departed ones too, that are not to be meshed with for a while."""
 GRUDGES_MAX: Final = 1_024
 """Departed peers whose bad score is remembered, so that reconnecting does not wash it off."""
 
@@ -165,6 +167,13 @@ class _Topic:
     mesh: set[bytes] = field(default_factory=set)
     backoff: dict[bytes, float] = field(default_factory=dict)
 
+    def back_off(self, peer: bytes, until: float) -> None:
+        """Leave a peer alone; the oldest of many is forgotten."""
+        self.backoff.pop(peer, None)
+        self.backoff[peer] = until
+        if len(self.backoff) > BACKOFFS_MAX:
+            del self.backoff[next(iter(self.backoff))]
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -278,7 +287,7 @@ class Gossip:
             self._pending_bytes -= len(pending.payload)
             peer = self._peers.get(pending.first)
             if peer is not None:
-                peer.pending -= 1
+                peer.pending = max(peer.pending - 1, 0)  # it may have left and come back since
             if verdict is Verdict.ACCEPT:
                 if peer is not None:
                     peer.score = min(peer.score + 1.0, self.parameters.score_cap)
@@ -319,7 +328,7 @@ class Gossip:
                 mesh = self._topics.get(topic)
                 if mesh is not None:
                     mesh.mesh.discard(sender)
-                    mesh.backoff[sender] = now + max(1, min(backoff_s, 3_600))
+                    mesh.back_off(sender, now + max(1, min(backoff_s, 3_600)))
                 return []
             case [_Op.IDONTWANT, list(ids)]:
                 for identifier in self._ids(ids)[: self.parameters.unwanted_ids_max]:
@@ -529,7 +538,7 @@ class Gossip:
 
     def _prune(self, name: str, topic: _Topic, address: bytes, now: float) -> Send:
         topic.mesh.discard(address)
-        topic.backoff[address] = now + self.parameters.prune_backoff_s
+        topic.back_off(address, now + self.parameters.prune_backoff_s)
         return Send(address, encode([_Op.PRUNE, name, int(self.parameters.prune_backoff_s)]))
 
     def _forward(self, topic: str, messages: list[tuple[bytes, bytes]], targets: list[bytes]) -> list[Effect]:

@@ -33,6 +33,7 @@ __all__ = [
 MIB: Final = 1024 * 1024
 OUTSTANDING_MAX: Final = 4_096
 """Messages under way at once, however small."""
+WINDOW_BYTES_MAX: Final = 32 * MIB
 DONE_NUMBERS_MAX: Final = 1_024
 """Numbers in one frame that says what is done."""
 RECORD_BYTES_MAX: Final = 2 + MESSAGE_BYTES_MAX
@@ -59,7 +60,7 @@ class WindowLimits:
     """How much bulk one peer may have under way towards us."""
 
     first_bytes: int = MIB // 4
-    max_bytes: int = 32 * MIB
+    max_bytes: int = WINDOW_BYTES_MAX
 
 
 @dataclass(slots=True, eq=False)
@@ -84,15 +85,24 @@ class BulkOut:
         "_queue_bytes_max",
         "_undone",
         "_waiting",
+        "_window_bytes_max",
         "carried",
         "outstanding_bytes",
         "waiting_bytes",
         "window_bytes",
     )
 
-    def __init__(self, *, queue_bytes_max: int, message_bytes_max: int, window_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        queue_bytes_max: int,
+        message_bytes_max: int,
+        window_bytes: int,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
+    ) -> None:
         self._queue_bytes_max = queue_bytes_max
         self._message_bytes_max = message_bytes_max
+        self._window_bytes_max = window_bytes_max
         self._waiting: deque[_Outgoing] = deque()
         self._undone: OrderedDict[int, _Outgoing] = OrderedDict()
         """By number, the lowest first, whether it waits or is under way."""
@@ -180,8 +190,8 @@ class BulkOut:
                 raise FrameInvalid("a message done that had not been sent")
 
     def grant(self, window_bytes: int) -> None:
-        """Take the receiver's window."""
-        self.window_bytes = window_bytes
+        """Take the receiver's window; what is under way is kept here, so no more of it than both ends allow."""
+        self.window_bytes = min(window_bytes, self._window_bytes_max)
 
     def undone(self) -> list[tuple[int, bytes]]:
         """Return what is not done, whether it waits or is under way."""
@@ -290,6 +300,8 @@ class BulkIn:
             raise FrameInvalid(f"message of {total} bytes of class BULK")
         if number > self._floor + OUTSTANDING_MAX:
             raise FrameInvalid("bulk numbers that run ahead")
+        if len(self._to_tell) > OUTSTANDING_MAX:
+            raise FrameInvalid("more bulk than may be under way without a word of what is done")
         held = self._held.get(number)
         if held is not None:  # again, for its lane died; the other end noticed first
             if held != total:
@@ -358,7 +370,7 @@ class BulkIn:
 class Lane:
     """The core of one bulk connection: bulk in, bulk out, and nothing else."""
 
-    __slots__ = ("_incoming", "_outgoing", "channel", "is_draining", "sent_bytes")
+    __slots__ = ("_incoming", "_outgoing", "channel", "is_draining", "received_bytes", "sent_bytes")
 
     def __init__(self, channel: Channel, outgoing: BulkOut, incoming: BulkIn) -> None:
         self.channel = channel
@@ -368,6 +380,8 @@ class Lane:
         """Whether it finishes what it has and takes no more."""
         self.sent_bytes = 0
         """Bulk that has left on it."""
+        self.received_bytes = 0
+        """Bulk that has come on it, of messages that are not whole too."""
 
     @property
     def is_empty(self) -> bool:
@@ -406,6 +420,7 @@ class Lane:
                 if is_rekeyed:
                     raise FrameInvalid("a frame behind the one that ends a key")
                 if cls is Class.BULK:
+                    self.received_bytes += len(body)
                     message = self._incoming.take(self, kind, number, body)
                     if message is not None:
                         messages.append(message)

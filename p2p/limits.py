@@ -58,6 +58,8 @@ class NetworkLimits:
     """How long a lane that is given up may take to finish what it has under way."""
     lane_retry_s: float = 5.0
     """After a bulk connection could not be opened."""
+    lane_answers_per_s: float = 1.0
+    """How often lanes are opened because the peer asks for some."""
     receive_bytes_per_peer_max: int = 64 * MIB
     """Memory that messages on their way in from one peer may hold."""
     receive_bytes_max: int = 1024 * MIB

@@ -25,7 +25,15 @@ from p2p.multicast_wire import (
     encode_control,
     numbers_of,
 )
-from p2p.pieces import PIECE_BYTES_MIN, Assembly, Piece, decode_piece, encode_piece, open_message
+from p2p.pieces import (
+    PARITY_MESSAGE_BYTES_MAX,
+    PIECE_BYTES_MIN,
+    Assembly,
+    Piece,
+    decode_piece,
+    encode_piece,
+    open_message,
+)
 from state.primitives.errors import DecodeError
 
 __all__ = ["Receiving"]
@@ -147,10 +155,10 @@ class Receiving:
     def swap(self, sender: bytes, message: Swap, now: float) -> list[Effect]:
         """Take the list of those to whom marked pieces are handed on."""
         incoming = self._incoming.get((sender, message.root))
-        if incoming is None:
+        if incoming is None or sender not in self.trusted:  # a stranger names nobody to whom we then speak
             return []
         assembly = incoming.assembly
-        if not assembly.parity_count:
+        if not assembly.parity_count and assembly.shape.size_bytes <= PARITY_MESSAGE_BYTES_MAX:
             assembly.parity_root, assembly.parity_count = message.parity_root, message.parity_count
         incoming.swap = tuple(a for a in message.members if a not in (self._own, sender))
         effects = self._take_early(message.root, now)
@@ -227,7 +235,13 @@ class Receiving:
                 forged += 1
         if forged == len(checkable):
             self._counters["forged"] += 1
-            return None
+            if source not in self.trusted or any(incoming.sender == source for incoming in checkable):
+                return None
+            # The root does not hold the shape: who announced it to us perhaps named another one to the source, or
+            # has no part in the message at all. One of those who are trusted is not blamed on its word.
+            if (source, piece.root) not in self._finished:
+                self._keep_early(piece, peer, source, now)
+            return []
         return effects
 
     def _of_root(self, root: bytes) -> list[_Incoming]:
@@ -314,12 +328,16 @@ class Receiving:
         for key, (_, piece, peer) in list(self._early.items()):
             if key[1] != root or not any(i.assembly.knows(piece.number) for i in self._of_root(root)):
                 continue
-            self._forget_early(key)
+            is_placed = False
             for incoming in self._of_root(root):
                 try:
                     effects += self._take(incoming, piece, peer, now)
+                    is_placed = True
                 except PieceForged:
                     self._counters["forged"] += 1
+                    is_placed |= incoming.sender == key[0]
+            if is_placed:  # else somebody else announced the root, in a shape of his own
+                self._forget_early(key)
         return effects
 
     # -- time ------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ PUBLISH_S_MAX: Final = 5.0
 BLAME_POINTS: Final = 10.0
 RTT_UNKNOWN_S: Final = 0.1
 DELIVERIES_MAX: Final = 256
+DELIVERIES_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Of messages that wait for their handler."""
 
 
 class _Peers(Protocol):
@@ -89,6 +91,7 @@ class MulticastService:
         self._log = log
         self._endpoints: dict[bytes, Endpoint] = {}
         self._deliveries: deque[Deliver] = deque()
+        self._delivery_bytes = 0
         self._wake = trio.Event()
         self._arrived = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -229,8 +232,11 @@ class MulticastService:
                     if self._nursery is not None:
                         self._nursery.start_soon(self._publish, effect, self._endpoints.get(effect.relay))
                 case Deliver():
-                    if len(self._deliveries) < DELIVERIES_MAX:
+                    size = len(effect.body)
+                    has_room = self._delivery_bytes + size <= DELIVERIES_BYTES_MAX
+                    if len(self._deliveries) < DELIVERIES_MAX and has_room:
                         self._deliveries.append(effect)
+                        self._delivery_bytes += size
                         self._arrived.set()
                 case Blame(address):
                     network.penalise(address, BLAME_POINTS)
@@ -246,6 +252,7 @@ class MulticastService:
         while True:
             while self._deliveries:
                 message = self._deliveries.popleft()
+                self._delivery_bytes -= len(message.body)
                 await self._deliver(message.sender, message.kind, message.body)
                 await trio.lowlevel.checkpoint()
             self._arrived = trio.Event()

@@ -82,7 +82,8 @@ class MuxLimits:
     """Records sent and not yet acknowledged; then the sender waits."""
     reassembly_bytes_max: int = 32 * MIB
     """Announced size of all messages of which a part has come."""
-    partial_messages_max: int = 64
+    partial_messages_max: int = 128
+    """Above the requests and answers that two honest ends may have under way at once."""
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class Mux:
             queue_bytes_max=bulk.queue_bytes_max,
             message_bytes_max=bulk.message_bytes_max,
             window_bytes=self.limits.window.first_bytes,
+            window_bytes_max=self.limits.window.max_bytes,
         )
         self.bulk_in = BulkIn(account, message_bytes_max=bulk.message_bytes_max, limits=self.limits.window)
         self.may_begin_bulk = True
@@ -498,7 +500,8 @@ class Mux:
                 messages.append(Message(Class.CONSENSUS, word, body))
             case Word.ACK:
                 count = int.from_bytes(body, "big")
-                if count > self._acknowledged + len(self._retained) - len(self._again):
+                # Of what is still to be sent again, some may have come by the connection before.
+                if count > self._acknowledged + len(self._retained):
                     raise FrameInvalid("an acknowledgement of what was not sent")
                 self._forget_until(count)
             case Word.START:

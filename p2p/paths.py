@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from p2p.transport import Endpoint
@@ -63,6 +64,13 @@ class PathParameters:
     """Between two rounds of trials when the last one found nothing better."""
     hold_s_max: float = 160.0
     lanes_max: int = 16
+    paced_patience_s: float = 30.0
+    """Where the kernel paces flows (BBR) one lane fills a line, and a second one only fills its queue, behind
+    which votes wait: more lanes are tried for the rare flow that sticks, and so late ..."""
+    stuck_percent: int = 80
+    """... and again within ``rate_age_s`` only where a path carries less than this of what it once did."""
+    steady_windows_max: int = 5
+    """Windows that are waited for the sum to stand still: what flows gain as they begin is no move's merit."""
 
     def __post_init__(self) -> None:
         assert 0 < self.drop_loss_percent < self.add_gain_percent < 100
@@ -80,6 +88,10 @@ class _Known:
     rate: float | None = None
     """Bytes a second that it carried when it carried alone, as far as that was ever seen."""
     rate_at: float = 0.0
+    best_rate: float = 0.0
+    best_at: float = -inf
+    doubled_at: float = -inf
+    """When more lanes were last tried on it."""
     failures: int = 0
     next_at: float = 0.0
 
@@ -137,6 +149,21 @@ class PathTable:
         known = self._known.get(path)
         if known is not None and bytes_per_s >= 0:
             known.rate, known.rate_at = bytes_per_s, now
+            if bytes_per_s >= known.best_rate or now - known.best_at > self.parameters.rate_age_s:
+                known.best_rate, known.best_at = bytes_per_s, now
+
+    def doubled(self, path: Path, now: float) -> None:
+        """Note that more lanes are tried on a path."""
+        known = self._known.get(path)
+        if known is not None:
+            known.doubled_at = now
+
+    def may_be_stuck(self, path: Path, bytes_per_s: float, now: float) -> bool:
+        """Whether more lanes are worth a try on a path where one should be enough."""
+        known = self._known.get(path)
+        if known is None or now - known.doubled_at > self.parameters.rate_age_s:
+            return True
+        return bytes_per_s * 100 < known.best_rate * self.parameters.stuck_percent
 
     def failed(self, path: Path, now: float) -> None:
         """Note that a path could not be opened, or broke."""
@@ -252,14 +279,19 @@ class BulkPlanner:
     breaks. It is never empty while a path is ready.
     """
 
-    def __init__(self, table: PathTable) -> None:
+    def __init__(self, table: PathTable, *, is_paced: bool = False) -> None:
         self.table = table
+        self.is_paced = is_paced
+        """Whether single flows fill their line; see ``PathParameters.paced_patience_s``."""
         self.plan: dict[Path, int] = {}
         self._trial: _Trial | None = None
         self._window: _Window | None = None
         self._tried: set[_Name] = set()
         self._hold_until = 0.0
         self._hold_s = table.parameters.hold_s
+        self._busy_since: float | None = None
+        self._last_rate: float | None = None
+        self._unsteady = 0
 
     @property
     def lanes(self) -> int:
@@ -284,7 +316,7 @@ class BulkPlanner:
     def stop(self) -> None:
         """Forget the plan: nothing waits any more and the lanes are closed. What was learnt of paths stays."""
         self.plan = {}
-        self._trial = self._window = None
+        self._trial = self._window = self._busy_since = self._last_rate = None
 
     def lost(self, path: Path, now: float) -> None:
         """Take a path that broke out of the plan, at once."""
@@ -317,8 +349,10 @@ class BulkPlanner:
             return
         window = self._window
         if not is_backlogged:
-            self._window = None
+            self._window = self._busy_since = self._last_rate = None
             return
+        if self._busy_since is None:
+            self._busy_since = now
         if window is None:
             self._window = _Window(now + parameters.settle_s)
             return
@@ -350,10 +384,18 @@ class BulkPlanner:
                 undone = _INVERSE[trial.name[0]], trial.name[1]
                 self._tried = {undone}  # what was just found good need not be doubted at once
                 self._hold_s = parameters.hold_s
+                if trial.name[0] == "double":
+                    self.table.doubled(trial.name[1], -inf)  # still more may bring more
         if len(rates) == 1:
             self.table.measured_rate(next(iter(rates)), total, now)
+        last, self._last_rate = self._last_rate, total
         if now < self._hold_until:
             return
+        if last is None or abs(total - last) * 200 > last * parameters.add_gain_percent:
+            self._unsteady += 1
+            if self._unsteady < parameters.steady_windows_max:
+                return
+        self._unsteady = 0
         found = self._next_move(rates, now)
         if found is None:
             self._tried.clear()
@@ -361,6 +403,8 @@ class BulkPlanner:
             self._hold_s = min(2 * self._hold_s, parameters.hold_s_max)
             return
         name, plan = found
+        if name[0] == "double":
+            self.table.doubled(name[1], now)
         self._trial = _Trial(name, dict(self.plan), total * (100 + self._gain_percent(name, rates)) / 100)
         self._change(plan, now)
 
@@ -397,8 +441,10 @@ class BulkPlanner:
         if len(plan) < parameters.race_paths_max and room > 0:
             moves += [(("path", path), {**plan, path: plan[widest]}) for path in ready
                       if plan[widest] <= room]  # fmt: skip
+        if self.is_paced and now - (self._busy_since or now) < parameters.paced_patience_s:
+            room = 0
         for path in sorted(plan, key=lambda path: rates[path], reverse=True):
-            if plan[path] <= room:
+            if plan[path] <= room and (not self.is_paced or self.table.may_be_stuck(path, rates[path], now)):
                 moves.append((("double", path), {**plan, path: 2 * plan[path]}))
         return next((move for move in moves if move[0] not in self._tried), None)
 

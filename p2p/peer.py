@@ -10,9 +10,10 @@ from typing import Final
 
 import trio
 
-from p2p.channel import Hello, Opening, Word, conversation_of
+from p2p.channel import GENERATION_MAX, Hello, Opening, Word, conversation_of
 from p2p.errors import (
     FrameInvalid,
+    PeerBusy,
     PeerUnreachable,
     RecordDamaged,
     RequestFailed,
@@ -139,7 +140,8 @@ class Peer:
         self.mux = Mux(link.channel, account=self.account)
         self.conversation = conversation_of(session)
         self.generation = 0
-        """How often the conversation has moved to another connection."""
+        """How often the conversation has moved to another connection, attempts that failed included."""
+        self._attempted = 0
         self.control: Link | None = link
         self.last = link
         """The connection that carries it now or did so last."""
@@ -315,8 +317,12 @@ class Peer:
         return self._own_address if link.is_outbound else self.address
 
     def resuming(self) -> Hello:
-        """Return the hello of a connection that shall carry the conversation from now on."""
-        return Hello(Opening.RESUME, self.conversation, self.generation + 1, self.mux.received)
+        """Return the hello of a connection that shall carry the conversation from now on.
+
+        Each attempt counts: the peer may have gone along with one whose answer was lost.
+        """
+        self._attempted = min(max(self._attempted, self.generation) + 1, GENERATION_MAX)
+        return Hello(Opening.RESUME, self.conversation, self._attempted, self.mux.received)
 
     def attach(self, link: Link, hello: Hello) -> None:
         """Go on over ``link``; see ``may_move``. Raises FrameInvalid."""
@@ -449,7 +455,9 @@ class Peer:
                     elif Mux.is_bye(message):
                         self.close("peer_left")
                     else:
+                        started = time.thread_time()
                         self._take(message)
+                        took_s += time.thread_time() - started
                     if message.number:
                         self._release(message.number)
                 if self.mux.has_output:  # pongs and credit
@@ -509,7 +517,7 @@ class Peer:
     def close_lane(self, link: Link) -> None:
         """Give a lane up as soon as what it has under way is done; what is not done soon goes elsewhere."""
         lane = self.lanes.get(link)
-        if lane is not None and not lane.is_draining and self._nursery is not None:
+        if lane is not None and not lane.is_draining and self._nursery is not None and self.closed_for is None:
             lane.is_draining = True
             link.is_broken = False
             self._nursery.start_soon(self._drain, link, lane)
@@ -592,18 +600,21 @@ class Peer:
             await trio.sleep(self._limits.idle_timeout_s if link.rtt_s is not None else self._limits.probe_s)
 
     async def _read_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
-        data = b""
+        data, received_bytes = b"", 0
         try:
             while True:
                 messages, pongs = lane.receive(data)
+                if lane.received_bytes != received_bytes:
+                    received_bytes, link.used_at = lane.received_bytes, trio.current_time()
                 for token in pongs:
                     link.rtt_s = _rtt(link.rtt_s, token)
                 for message in messages:
-                    link.used_at = trio.current_time()
+                    if self.closed_for is not None:  # while the last one was dealt with
+                        raise LinkLost
                     handler = self._owner.handlers.get(message.kind)
                     if handler is not None:
                         await handler(self.address, message.body)
-                    elif message.kind >= RESERVED_KIND_MIN:
+                    elif message.kind == KIND_RESPONSE:  # nothing else of the network's own is ever bulk
                         self._take(message)
                     self._release(message.number)
                 if lane.channel.has_words:
@@ -611,7 +622,10 @@ class Peer:
                 if self.mux.has_output:
                     self._wake.set()
                 data = await link.receive(_LANE_READ_BYTES)
-        except (LinkLost, RecordDamaged):
+        except LinkLost:
+            scope.cancel()
+        except RecordDamaged:
+            link.suspect()
             scope.cancel()
         except ProtocolError as error:
             self.close(error.code)
@@ -642,7 +656,7 @@ class Peer:
         if found is None:
             self._refuse(number, "unknown_method")
         elif self._serving >= self._limits.requests_served_per_peer_max:
-            self._refuse(number, "busy")
+            self._refuse(number, PeerBusy.code)
         else:
             self._serving += 1
             nursery.start_soon(self._serve, number, found, limit_bytes, body)
@@ -661,7 +675,7 @@ class Peer:
         except DekubeError as error:
             self._refuse(number, error.code)
         except trio.TooSlowError:
-            self._refuse(number, "busy")
+            self._refuse(number, PeerBusy.code)
         finally:
             self._serving -= 1
 

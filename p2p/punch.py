@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import PunchFailed, RequestRefused
+from p2p.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefused
 from p2p.identity import Identity
 from p2p.limits import RateLimiter
 from p2p.peer import PeerInfo, RequestHandler
@@ -224,6 +224,15 @@ class _Port:
         self._held.clear()
 
 
+@dataclass(slots=True)
+class _Ready:
+    """An attempt of another end."""
+
+    port: _Port
+    theirs: Observed
+    tries: int = 0
+
+
 class Puncher:
     """The scheme ``punch``: dials peers that are connected already by way of a relay, and answers when they dial.
 
@@ -238,7 +247,7 @@ class Puncher:
         self._network: _Network | None = None
         self._acceptance: Acceptance | None = None
         self._nursery: trio.Nursery | None = None
-        self._ready: dict[tuple[bytes, bytes], tuple[_Port, Observed]] = {}
+        self._ready: dict[tuple[bytes, bytes], _Ready] = {}
         """Attempts of others, by who asked and its number, that wait for the word to dial."""
         self._answering = 0
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
@@ -337,7 +346,7 @@ class Puncher:
             port.close()
 
     async def _say_go(self, target: bytes, attempt: bytes) -> None:
-        with suppress(RequestRefused):
+        with suppress(RequestFailed, PeerUnreachable):  # it may have heard the word all the same
             await self._ask(target, Word(attempt))
 
     async def _ask(self, target: bytes, word: Word) -> bytes:
@@ -400,7 +409,7 @@ class Puncher:
         except BaseException:
             self._answering -= 1
             raise
-        self._ready[peer, attempt] = port, theirs
+        self._ready[peer, attempt] = _Ready(port, theirs)
         self._nursery.start_soon(self._forget, peer, attempt)
         return own.encode()
 
@@ -409,17 +418,21 @@ class Puncher:
         await trio.sleep(2 * options.tries * options.try_s + options.request_s_max)
         found = self._ready.pop((peer, attempt), None)
         if found is not None:
-            found[0].close()
+            found.port.close()
             self._answering -= 1
 
     def _go(self, peer: bytes, attempt: bytes) -> bytes:
         found = self._ready.get((peer, attempt))
         if found is None or self._nursery is None:
             raise RequestRefused("no such attempt")
-        self._nursery.start_soon(self._answer, peer, attempt, *found)
+        if found.tries >= self._options.tries:
+            raise RequestRefused("asked too often")  # every word makes this node knock at somebody's door
+        found.tries += 1
+        self._nursery.start_soon(self._answer, peer, attempt, found)
         return b""
 
-    async def _answer(self, peer: bytes, attempt: bytes, port: _Port, theirs: Observed) -> None:
+    async def _answer(self, peer: bytes, attempt: bytes, ready: _Ready) -> None:
+        port, theirs = ready.port, ready.theirs
         stream = await _dial_until(port, theirs, trio.current_time() + self._options.try_s)
         if stream is None:
             return
@@ -458,8 +471,7 @@ async def _dial_until(port: _Port, theirs: Observed, deadline: float) -> trio.So
             nursery.cancel_scope.cancel()
 
         async def listen() -> None:
-            sock = await port.bound()
-            with sock:
+            with suppress(OSError, DecodeError), await port.bound() as sock:  # else dialling alone must do
                 sock.listen(1)
                 while True:
                     arrived, name = await sock.accept()
@@ -470,15 +482,18 @@ async def _dial_until(port: _Port, theirs: Observed, deadline: float) -> trio.So
 
         async def connect() -> None:
             while True:
-                sock = await port.bound()
+                sock = None
                 try:
+                    sock = await port.bound()
                     await sock.connect((str(theirs.host), theirs.port))
                 except OSError:  # refused by a NAT that had no mapping yet
-                    sock.close()
+                    if sock is not None:
+                        sock.close()
                     await trio.sleep(_REDIAL_S)
                     continue
                 except BaseException:
-                    sock.close()
+                    if sock is not None:
+                        sock.close()
                     raise
                 if result is None:
                     won(sock)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from p2p.errors import FrameInvalid
+from p2p.errors import RecordDamaged
 from p2p.noise import MESSAGE_BYTES_MAX, TAG_BYTES, CipherState
 
 __all__ = ["RECORD_PLAINTEXT_BYTES_MAX", "RecordReader", "seal", "seal_into"]
@@ -53,7 +53,10 @@ class RecordReader:
         self._buffer, self._view, self._at = data, memoryview(data), 0
 
     def next_plaintext(self) -> bytes | None:
-        """Return the next whole plaintext, or None. Raises FrameInvalid; then the stream is of no use."""
+        """Return the next whole plaintext, or None. Raises RecordDamaged; then the stream is of no use.
+
+        The length travels in clear: whoever carries the stream can make any of it, so it proves nothing.
+        """
         if self._split:
             return self._next_split()
         buffer, at = self._buffer, self._at
@@ -61,7 +64,7 @@ class RecordReader:
             return None
         end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
         if end - at - 2 < TAG_BYTES:
-            raise FrameInvalid("a record shorter than its tag")
+            raise RecordDamaged("a record shorter than its tag")
         if end > len(buffer):
             return None
         self._at = end
@@ -72,7 +75,7 @@ class RecordReader:
             if size is None:
                 size = 2 + (self._split[0] << 8 | self._split[1])
                 if size - 2 < TAG_BYTES:
-                    raise FrameInvalid("a record shorter than its tag")
+                    raise RecordDamaged("a record shorter than its tag")
             lacking = size - len(self._split)
             if lacking > 0:
                 found = self._buffer[self._at : self._at + lacking]
@@ -86,7 +89,7 @@ class RecordReader:
     def receive(self, data: bytes) -> Iterator[bytes]:
         """Yield the plaintext of each record that ``data`` completes.
 
-        Raises FrameInvalid; then the stream cannot be used any more. The generator must be run to its end.
+        Raises RecordDamaged; then the stream cannot be used any more. The generator must be run to its end.
         """
         self.feed(data)
         while (plaintext := self.next_plaintext()) is not None:

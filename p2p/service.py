@@ -151,6 +151,7 @@ class Network:
         limits = self.limits
         self._ip_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)
         self._accept_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
+        self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
         self._nursery: trio.Nursery | None = None
         self._dialling = Dialling(
             limits=limits, dialers=self._dialers, book=book, counters=self.counters, shake=self._shake_out,
@@ -374,6 +375,8 @@ class Network:
     def set_persistent(self, addresses: Iterable[bytes]) -> None:
         """Say to whom connections shall always be kept (the committee); they have reserved places."""
         self._persistent = frozenset(addresses) - {self.identity.address}
+        for address in self._persistent:
+            self._bans.pop(address, None)  # whoever is elected is heard, whatever came before
         self._manage.set()
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
@@ -433,7 +436,9 @@ class Network:
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""
         assert self._nursery is not None
-        if self._half_open >= self.limits.half_open_max:
+        if self._half_open >= self.limits.half_open_max or not self._circuit_rate.allows(
+            None, trio.current_time()
+        ):
             self.counters["accepts_refused"] += 1
             self._nursery.start_soon(trio.aclose_forcefully, stream)
             return
@@ -602,7 +607,8 @@ class Network:
         return None
 
     async def _take_lane(self, peer: Peer | None, hello: Hello, link: Link, ip: str | None) -> None:
-        if peer is None or not peer.may_add_lane(hello, link) or self._lanes_in >= self.limits.lanes_in_sum_max:
+        is_full = self._lanes_in >= self.limits.lanes_in_sum_max and link.session.address not in self._persistent
+        if peer is None or not peer.may_add_lane(hello, link) or is_full:
             self.counters["lanes_refused"] += 1
             return
         # It belongs to a peer that has its place already, and has limits of its own.
@@ -935,10 +941,8 @@ class Network:
                 peer.queue(cls, kind, body)
 
 
-_FAULTS: Final = frozenset(
-    {"frame_invalid", "decode_error", "protocol_error", "signature_invalid", "receive_memory"}
-)
-"""Reasons to end a connection that speak against the peer."""
+_FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
+"""Reasons to end a connection that speak against the peer. A want of memory does not: others may have made it."""
 
 
 def _site_of(remote: str) -> str:

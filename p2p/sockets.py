@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import cache
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -116,6 +117,20 @@ def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning
         except OSError:
             pass
     return SocketTuning(congestion, is_tuned)
+
+
+@cache
+def is_paced() -> bool:
+    """Whether the kernel grants BBR here: then one flow fills a line without help."""
+    name = getattr(socket, "TCP_CONGESTION", None)
+    if name is None:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, name, CONGESTION)
+        except OSError:
+            return False
+    return True
 
 
 class TcpDialer:

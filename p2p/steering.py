@@ -15,11 +15,11 @@ import trio
 from p2p.channel import Hello, Opening
 from p2p.dialling import Dialling
 from p2p.errors import HandshakeFailed
-from p2p.limits import NetworkLimits
+from p2p.limits import NetworkLimits, RateLimiter
 from p2p.link import Link, LinkLost
 from p2p.paths import BulkPlanner
 from p2p.peer import Peer
-from p2p.sockets import local_address
+from p2p.sockets import is_paced, local_address
 from p2p.transport import Endpoint
 from state.primitives.errors import ProtocolError
 
@@ -47,6 +47,7 @@ class Steering:
         self._own_hosts = own_hosts
         self._nursery: trio.Nursery | None = None
         self._planners: dict[Peer, BulkPlanner] = {}
+        self._answers = RateLimiter(per_s=limits.lane_answers_per_s, burst=2)
         self._opening: Counter[tuple[Peer, Endpoint]] = Counter()
 
     async def run(self) -> None:
@@ -203,7 +204,7 @@ class Steering:
         table = self._dialling.table(peer.address)
         planner = self._planners.get(peer)
         if planner is None:
-            planner = self._planners[peer] = BulkPlanner(table)
+            planner = self._planners[peer] = BulkPlanner(table, is_paced=is_paced())
         planner.start(peer.mux.bulk_out.waiting_bytes, now)
         if not planner.plan:
             del self._planners[peer]
@@ -218,6 +219,8 @@ class Steering:
     def answer_lanes(self, peer: Peer, count: int) -> None:
         """Open lanes for a peer that cannot reach us, on the path that its control connection has."""
         if self._nursery is None or len(peer.lanes) + peer.lanes_opening >= count:
+            return
+        if not self._answers.allows(peer.address, trio.current_time()):
             return
         path = peer.last.endpoint or self._dialling.table(peer.address).best_bulk(trio.current_time())
         if path is not None:

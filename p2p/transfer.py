@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import trio
 
 from p2p.blobs import MANIFEST_BYTES_MAX, PIECE_BYTES, BlobStore, Manifest, PieceInvalid, check_size
-from p2p.errors import BlobUnavailable, PeerUnreachable, RequestFailed, RequestRefused
+from p2p.errors import BlobUnavailable, PeerBusy, PeerUnreachable, RequestFailed, RequestRefused
 from p2p.limits import NetworkLimits
 from p2p.peer import RequestHandler
 from state.primitives.errors import DecodeError, DekubeError, StoreError
@@ -27,7 +27,7 @@ __all__ = ["METHOD_MANIFEST", "METHOD_PIECE", "BlobTransfer"]
 
 METHOD_MANIFEST: Final = "blob manifest"
 METHOD_PIECE: Final = "blob piece"
-_BUSY: Final = "busy"
+_BUSY: Final = PeerBusy.code
 _BUSY_WAIT_S: Final = 0.25
 _IDLE_S: Final = 2.0
 """A peer that has asked for nothing for so long is not being served."""
@@ -126,7 +126,7 @@ class BlobTransfer:
         if len(body) != HASH_BYTES + _INDEX_BYTES:
             raise DecodeError("not a piece's name")
         if self._serving >= self._limits.blob_serves_max or not self._has_turn(peer):
-            raise RequestRefused(_BUSY)
+            raise PeerBusy("as many are served as may be")  # its code is what the other end hears
         name, index = body[:HASH_BYTES], int.from_bytes(body[HASH_BYTES:], "big")
         self._serving += 1
         try:

@@ -28,7 +28,15 @@ from p2p.multicast_wire import (
     decode_control,
     encode_control,
 )
-from p2p.pieces import Piece, Shape, cut_message, cut_parity, encode_piece, seal_message
+from p2p.pieces import (
+    PARITY_MESSAGE_BYTES_MAX,
+    Piece,
+    Shape,
+    cut_message,
+    cut_parity,
+    encode_piece,
+    seal_message,
+)
 from state.primitives.errors import DecodeError
 from tests.p2p.multicast_world import World, address
 
@@ -273,6 +281,58 @@ def test_who_announces_the_root_of_another_later_is_blamed_once() -> None:
     effects = core.control(MALLORY, encode_control(stolen._replace(key=b"l" * 32)), 0.2)
     assert effects == [Tell(MALLORY, encode_control(Done(stolen.root)))]
     assert not delivered([*core.peer_piece(ALICE, pieces[0], 0.3)])
+
+
+def test_who_announces_the_root_of_another_in_another_shape_harms_nobody() -> None:
+    """The root does not say how the message is cut, so true pieces do not fit what a liar announced."""
+    body = bytes(range(250)) * 12
+    announce, pieces, _ = announced(body)
+    stolen = decode_control(announce)
+    assert isinstance(stolen, Announce)
+    lie = encode_control(stolen._replace(shape=Shape(stolen.shape.size_bytes, 2048)))
+    core = core_of(ALICE, CAROL)
+    core.control(MALLORY, lie, 0.0)
+    effects = [*core.relay_piece(BOB, ALICE, pieces[0], 0.1), *core.peer_piece(CAROL, pieces[1], 0.1)]
+    core.control(address(67), lie, 0.1)
+    assert not effects
+    core.control(CAROL, lie, 0.2)  # one of the committee who does the same
+    assert not [e for e in core.peer_piece(ALICE, pieces[0], 0.2) if isinstance(e, Blame)]
+    heard = [*core.control(ALICE, announce, 0.3), *core.peer_piece(ALICE, pieces[2], 0.3)]
+    heard += core.peer_piece(ALICE, pieces[1], 0.4)
+    assert [(d.sender, d.body) for d in delivered([*heard])] == [(ALICE, body)]
+    assert not [e for e in heard if isinstance(e, Blame)]
+
+
+def test_a_relay_is_heard_whatever_strangers_announce() -> None:
+    announce, pieces, _ = announced(bytes(3000))
+    stolen = decode_control(announce)
+    assert isinstance(stolen, Announce)
+    core = core_of(ALICE)
+    core.control(MALLORY, encode_control(stolen._replace(shape=Shape(stolen.shape.size_bytes, 2048))), 0.0)
+    for piece in pieces:
+        core.relay_piece(BOB, ALICE, piece, 0.1)
+    assert [d.body for d in delivered([*core.control(ALICE, announce, 0.2)])] == [bytes(3000)]
+
+
+def test_a_stranger_names_nobody_to_whom_a_receiver_speaks() -> None:
+    announce, pieces, _ = announced(bytes(3000))
+    root = decode_control(announce).root
+    named = tuple(address(number) for number in range(100, 200))
+    core = core_of(BOB)
+    core.control(ALICE, announce, 0.0)
+    core.control(ALICE, encode_control(Swap(root, b"", 0, named)), 0.0)
+    effects = [effect for piece in pieces for effect in core.peer_piece(ALICE, piece, 0.1)]
+    assert len(delivered([*effects])) == 1
+    assert {e.address for e in effects if isinstance(e, Tell)} == {ALICE}
+
+
+def test_parity_of_a_message_that_would_take_long_to_rebuild_is_not_taken() -> None:
+    size = PARITY_MESSAGE_BYTES_MAX + 1
+    core = core_of(ALICE)
+    core.control(ALICE, encode_control(Announce(bytes(32), KEY, KIND, Shape(size, 64 * 1024))), 0.0)
+    core.control(ALICE, encode_control(Swap(bytes(32), b"p" * 32, 32, (BOB,))), 0.0)
+    [incoming] = core._receiving._incoming.values()
+    assert not incoming.assembly.parity_count and incoming.swap == (BOB,)
 
 
 def test_parity_that_belongs_to_other_data_is_its_senders_fault_however_often_pieces_come() -> None:

@@ -204,7 +204,7 @@ HOSTILE = {
         frame(1, 1, 1, (5).to_bytes(4, "big") + b"x"),
         frame(1, 1, 1, (5).to_bytes(4, "big") + b"x"),
     ],
-    "too many begun": [frame(3, 1, n + 1, (5).to_bytes(4, "big") + b"x") for n in range(65)],
+    "too many begun": [frame(3, 1, n + 1, (5).to_bytes(4, "big") + b"x") for n in range(129)],
     "too much begun": [frame(3, 1, n + 1, (9 * MIB - 1).to_bytes(4, "big") + b"x") for n in range(4)],
     "bulk done that was never sent": [frame(0, 0xF8, 0, (1).to_bytes(4, "big"))],
     "a done that names nothing": [frame(0, 0xF8, 0, b"")],

@@ -125,7 +125,7 @@ def test_of_equal_paths_the_one_without_relays_stays() -> None:
 
 def test_lanes_grow_where_loss_holds_single_flows_back() -> None:
     planner = planner_of(DIRECT)
-    _, rate = World(96.5 * MBIT, {DIRECT: Line(1000 * MBIT, 5.3 * MBIT)}).run(planner, 40)
+    _, rate = World(96.5 * MBIT, {DIRECT: Line(1000 * MBIT, 5.3 * MBIT)}).run(planner, 25)
     assert planner.plan == {DIRECT: 16}
     assert rate >= 0.85 * 96.5 * MBIT
 
@@ -163,7 +163,7 @@ def test_a_path_that_breaks_is_left_at_once_and_tried_again_later() -> None:
 
 
 def test_what_was_learnt_is_used_at_once_and_no_race_is_run_again() -> None:
-    world = World(96.5 * MBIT, {DIRECT: Line(5 * MBIT, 5 * MBIT), RELAY: Line(90 * MBIT, 90 * MBIT)})
+    world = World(96.5 * MBIT, {DIRECT: Line(2 * MBIT, 2 * MBIT), RELAY: Line(90 * MBIT, 90 * MBIT)})
     planner = planner_of(DIRECT, RELAY)
     now, _ = world.run(planner, 20)
     planner.stop()
@@ -174,6 +174,49 @@ def test_what_was_learnt_is_used_at_once_and_no_race_is_run_again() -> None:
 def test_a_little_bulk_runs_no_race() -> None:
     planner = planner_of(DIRECT, RELAY, TWO)
     planner.start(64 * 1024, 0.0)
+    assert planner.plan == {DIRECT: 1}
+
+
+def test_a_paced_line_is_not_tried_with_more_lanes_at_once_but_a_stuck_flow_is_still_found() -> None:
+    table = PathTable()
+    table.offer([DIRECT])
+    planner = BulkPlanner(table, is_paced=True)
+    world = World(96.5 * MBIT, {DIRECT: Line(96.5 * MBIT, 20 * MBIT)})
+    planner.start(64 * 2**20, 0.0)
+    now = 0.0
+    while now < table.parameters.paced_patience_s:
+        now += TICK_S
+        planner.tick({DIRECT: int(20 * MBIT * TICK_S)}, True, now)
+        assert planner.plan == {DIRECT: 1}
+    _, rate = world.run(planner, 60, now)
+    assert rate >= 0.8 * 96.5 * MBIT
+
+
+def test_a_paced_line_that_is_well_is_tried_with_more_lanes_once_and_again_when_it_fails() -> None:
+    table = PathTable()
+    table.offer([DIRECT])
+    planner = BulkPlanner(table, is_paced=True)
+    world = World(96.5 * MBIT, {DIRECT: Line(96.5 * MBIT, 96.5 * MBIT)})
+    planner.start(64 * 2**20, 0.0)
+    now, with_more = 0.0, 0
+    while now < 300:
+        now += TICK_S
+        planner.tick({DIRECT: int(96.5 * MBIT * TICK_S)}, True, now)
+        with_more += planner.lanes > 1
+    assert 0 < with_more * TICK_S <= 2
+    world.lines[DIRECT] = Line(96.5 * MBIT, 20 * MBIT)
+    _, rate = world.run(planner, 200, now)
+    assert rate >= 0.8 * 96.5 * MBIT
+
+
+def test_what_flows_gain_as_they_begin_is_no_merit_of_more_lanes() -> None:
+    planner = planner_of(DIRECT)
+    planner.start(64 * 2**20, 0.0)
+    now, rate = 0.0, 1.0 * MBIT
+    while now < 20:
+        now += TICK_S
+        rate = min(rate * 1.5, 40 * MBIT)  # a slow start, whatever the plan
+        planner.tick({DIRECT: int(rate * TICK_S)}, True, now)
     assert planner.plan == {DIRECT: 1}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -11,11 +12,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import NODE_PORT, Agent, relay_of
-from testnet.wan.lab import Lab, check_machine
+from testnet.wan.lab import Lab, check_machine, destroy, labs
 
 __all__ = [
     "LATE_PERCENT_MAX",
@@ -36,6 +38,7 @@ __all__ = [
 LATE_PERCENT_MAX: Final = 1.0
 """Part of the packets more than 2 ms late above which a run is marked: its figures say little then."""
 IPERF_PORT: Final = 5_201
+_LAB_OF_PROCESS: Final = re.compile(r"(?:gossip|paths|relay|transp)-([0-9]+)")
 _NS: Final = 1_000_000_000
 SETTLED_PART: Final = 0.8
 
@@ -51,7 +54,14 @@ def can_emulate() -> bool:
 
 
 def lab_name(bench: str) -> str:
-    """Return a name for the lab of a benchmark: of its own for each process, so that two may run at once."""
+    """Return a name for the lab of a benchmark: of its own for each process, so that two may run at once.
+
+    Labs of benchmarks that were killed are taken down.
+    """
+    for name in labs():
+        left = _LAB_OF_PROCESS.fullmatch(name)
+        if left is not None and not Path(f"/proc/{left[1]}").exists():
+            destroy(name)
     return f"{bench[:6]}-{os.getpid()}"
 
 

@@ -123,7 +123,8 @@ def draw(figures: Mapping[str, float]) -> str:
         x += step
         ended[group] = x
     for number, group in enumerate(groups):
-        middle = (begun[group] + ended[group]) / 2
+        half = 3.4 * len(group)
+        middle = min(max((begun[group] + ended[group]) / 2, half), WIDTH - 8 - half)
         at = HEIGHT - BOTTOM + 24
         parts.append(
             f'<line x1="{begun[group] + 4:.1f}" x2="{ended[group] - 4:.1f}" y1="{at}" y2="{at}" stroke="#999"/>'

@@ -1,0 +1,393 @@
+"""Peers that are authentic and mean harm: what they say costs them their place, and the node nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from p2p.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of
+from p2p.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
+from p2p.frame import Class, frame, header
+from p2p.gossip import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
+from p2p.lanes import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, WindowLimits
+from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.mux import Mux, MuxLimits
+from p2p.punch import PUNCHED, Observed, PunchOptions
+from p2p.record import RecordReader
+from p2p.service import Network, NetworkConfig
+from p2p.transport import Endpoint
+from state.primitives.codec import Value, encode
+from tests.p2p.helpers import NOW_MS, identity, sessions
+from tests.p2p.test_moves import FIRST, Roads, connect, member, until
+from tests.p2p.test_punch import ALICE, observer, pair
+from tests.p2p.test_service import BLOCK, VOTE, A, B, C, Inbox, drained, running
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def roads() -> Roads:
+    return Roads()
+
+
+def bulk(kind: int, number: int, body: bytes, left: int = 0) -> bytes:
+    """Return a fragment of bulk."""
+    return header(Class.BULK, kind, number, 4 + len(body)) + left.to_bytes(4, "big") + body
+
+
+# -- moves -------------------------------------------------------------------------------------------------------
+
+
+def test_a_generation_that_has_no_successor_is_refused() -> None:
+    assert Hello.decode(Hello(Opening.RESUME, bytes(16), GENERATION_MAX - 1).encode()).generation
+    Hello(Opening.RESUME, bytes(16), GENERATION_MAX).encode()
+    with pytest.raises(FrameInvalid):
+        Hello.decode(Hello(Opening.RESUME, bytes(16), GENERATION_MAX).encode())
+
+
+async def test_a_peer_that_counts_moves_up_to_the_end_does_not_end_the_node(
+    roads: Roads, autojump_clock: object
+) -> None:
+    alice, bob = member(0, roads), member(1, roads)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        await trio.sleep(1)
+        name = next(iter(alice._peers.values())).conversation
+        for generation in (GENERATION_MAX, GENERATION_MAX - 1):
+            stream, _ = await connect(alice, bob.identity, Hello(Opening.RESUME, name, generation, 0))
+            await trio.sleep(0.5)
+            await trio.aclose_forcefully(stream)
+            await trio.sleep(15)
+        await until(lambda: alice.is_connected(B))
+        assert await alice.request(B, "peers", b"")
+
+
+async def test_a_move_whose_answer_was_lost_can_be_tried_again(roads: Roads, autojump_clock: object) -> None:
+    """Bob cannot dial Alice, so it is hers alone to come back."""
+    alice, bob = member(0, roads), member(1, roads)
+    inbox = Inbox(bob)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        await trio.sleep(1)
+        [peer] = alice._peers.values()
+        # He takes the move over, she never hears so; his end gives her old connection up.
+        stream, _ = await connect(bob, alice.identity, peer.resuming())
+        await trio.sleep(0.01)
+        await trio.aclose_forcefully(stream)
+        await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+        with trio.fail_after(3):
+            assert await inbox.receive.receive() == (A, b"vote")
+        assert alice.peers()[0].age_s > 0.9 and alice.peers()[0].is_attached
+
+
+def test_what_still_came_by_the_old_connection_may_be_acknowledged_on_the_new_one() -> None:
+    one, other = sessions()
+    sender, receiver = Mux(Channel(one)), Mux(Channel(other))
+    for number in range(8):
+        assert sender.queue(Class.BLOCK, 1, bytes((number,)) * 60_000)
+    records = []
+    while (record := sender.next_record()) is not None:
+        records.append(record)
+    got = [message for record in records[:2] for message in receiver.receive(record)]
+    said = receiver.received  # its hello; what follows was under way already
+    got += [message for record in records[2:] for message in receiver.receive(record)]
+    one, other = sessions()
+    sender.attach(Channel(one), said)
+    receiver.attach(Channel(other), sender.received)
+    receiver.ping(bytes(8))  # says how much has come
+    word = receiver.next_record()
+    assert word is not None
+    sender.receive(word)
+    assert sender.queue(Class.BLOCK, 1, b"the last")
+    while (record := sender.next_record()) is not None:
+        got += receiver.receive(record)
+    assert [m.body[:1] for m in got if m.kind == 1] == [*(bytes((n,)) for n in range(8)), b"t"]
+
+
+# -- records and bulk --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_length_that_the_line_changed_does_not_speak_against_the_peer(cut: int) -> None:
+    """The length of a record travels in clear, so a relay can make any of it."""
+    one, other = sessions()
+    record = bytearray(Channel(one).seal(frame(0, 1, 0, b"vote")))
+    record[:2] = (3).to_bytes(2, "big")
+    reader = RecordReader(other.receive)
+    with pytest.raises(RecordDamaged):
+        for at in range(0, len(record), cut):
+            reader.feed(bytes(record[at : at + cut]))
+            while reader.next_plaintext() is not None:
+                pass
+
+
+def test_a_receiver_cannot_make_its_sender_keep_more_than_a_window() -> None:
+    sender = Mux(Channel(sessions()[0]))
+    sender.bulk_out.grant(2**32 - 1)
+    lane, kept = object(), 0
+    for _ in range(100):
+        if not sender.queue(Class.BULK, 1, bytes(4 * MIB)):
+            break
+        kept += 1
+        while sender.bulk_out.take(lane, [], 65_000):
+            pass
+    assert kept * 4 * MIB <= MuxLimits().window.max_bytes + 20 * MIB
+
+
+def test_bulk_of_one_who_hears_nothing_is_bounded() -> None:
+    """What is done is told in records of the conversation, and those wait for who acknowledges nothing."""
+    account = ReceiveMemory(64 * MIB).open(64 * MIB, lambda: None)
+    bulk_in = BulkIn(account, message_bytes_max=MIB, limits=WindowLimits())
+    lane = object()
+    with pytest.raises(FrameInvalid):
+        for number in range(1, 10 * OUTSTANDING_MAX):
+            assert bulk_in.take(lane, 1, number, memoryview(bytes(4))) is not None
+            bulk_in.release(number, 0.0, 0.0)
+    assert number <= OUTSTANDING_MAX + 2
+
+
+async def test_a_request_that_came_by_lane_before_its_peer_left_does_not_end_the_node(
+    roads: Roads, autojump_clock: object
+) -> None:
+    alice = member(0, roads)
+    began = trio.Event()
+
+    async def slow(peer: bytes, body: bytes) -> None:
+        began.set()
+        await trio.sleep(0.5)
+
+    alice.on_message(BLOCK, slow)
+    async with running(alice):
+        control, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+        await alice.wait_peers(1)
+        name = conversation_of(channel.session)
+        lane_stream, lane = await connect(alice, identity(1), Hello(Opening.LANE, name))
+        ask = encode([1, "peers", 100_000, b""])
+        await lane_stream.send_all(lane.seal(bulk(BLOCK, 1, b"slow") + bulk(0xE0, 2, ask)))
+        await began.wait()
+        channel.say(Word.BYE)
+        await control.send_all(channel.seal())
+        await trio.sleep(5)
+        assert alice.peers() == [] and alice.memory.used_bytes == 0
+        await connect(alice, identity(2), Hello(Opening.NEW))
+        await alice.wait_peers(1)
+
+
+async def test_a_message_that_arrives_slowly_keeps_its_lane(roads: Roads, autojump_clock: object) -> None:
+    alice = member(0, roads)
+    inbox = Inbox(alice, BLOCK)
+    async with running(alice):
+        control, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+        await alice.wait_peers(1)
+        name = conversation_of(channel.session)
+        stream, lane = await connect(alice, identity(1), Hello(Opening.LANE, name))
+        parts = 30
+        for number in range(parts):  # three times as long as an idle lane lives
+            left = (parts - 1 - number) * 1_000
+            await stream.send_all(lane.seal(bulk(BLOCK, 1, bytes(1_000), left)))
+            channel.say(Word.PING, bytes(8))
+            await control.send_all(channel.seal())
+            await trio.sleep(6 * alice.limits.lane_idle_s / parts)
+        with trio.fail_after(1):
+            assert await inbox.receive.receive() == (B, bytes(parts * 1_000))
+
+
+def test_a_lane_counts_what_comes_in_pieces() -> None:
+    one, other = sessions()
+    mux = Mux(Channel(other))
+    lane = Lane(Channel(other), BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1), mux.bulk_in)
+    channel = Channel(one)
+    lane.receive(channel.seal())
+    assert not lane.received_bytes
+    lane.receive(channel.seal(bulk(1, 1, bytes(10), 5)))
+    assert lane.received_bytes
+
+
+# -- places ------------------------------------------------------------------------------------------------------
+
+
+async def test_lanes_of_strangers_leave_room_for_those_of_the_committee(
+    roads: Roads, autojump_clock: object
+) -> None:
+    alice = member(0, roads, lanes_in_sum_max=2)
+    alice.set_persistent([B])
+    async with running(alice):
+        for number, is_taken in ((2, True), (1, True)):
+            _, channel = await connect(alice, identity(number), Hello(Opening.NEW))
+            await until(lambda: alice.is_connected(identity(number).address))  # noqa: B023
+            name = conversation_of(channel.session)
+            lanes = [(await connect(alice, identity(number), Hello(Opening.LANE, name)))[0] for _ in range(3)]
+            await trio.sleep(0.5)
+            info = next(i for i in alice.peers() if i.address == identity(number).address)
+            assert info.lanes == (2 if number == 2 else 3) and is_taken
+            assert len(lanes) == 3
+
+
+async def test_who_is_elected_is_banned_no_more(roads: Roads, autojump_clock: object) -> None:
+    alice, bob = member(0, roads), member(1, roads)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        alice.ban(B, "bad_score")
+        await trio.sleep(5)
+        assert not alice.is_connected(B)
+        alice.set_persistent([B])
+        with trio.fail_after(10):
+            await until(lambda: alice.is_connected(B))
+
+
+async def test_a_peer_cannot_make_a_node_dial_without_end(roads: Roads, autojump_clock: object) -> None:
+    """Asking for lanes costs one small frame, opening them sixteen handshakes."""
+    alice = member(0, roads)
+    roads.networks[B] = member(1, roads)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, roads.networks[B]):
+        await alice.wait_peers(1)
+        await trio.sleep(1)
+        [peer] = roads.networks[B]._peers.values()
+        roads.closed.add("first")
+        before = alice.counters["dials"]
+        for _ in range(1_000):
+            peer.ask_for_lanes(16)
+            await trio.sleep(0.005)
+        assert alice.counters["dials"] - before <= 16 * 7
+
+
+# -- punching ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_leaves_in_the_middle_of_punching_harms_nobody() -> None:
+    async with trio.open_nursery() as nursery:
+        observers = [await observer(nursery), await observer(nursery)]
+        alice, _, _, bobs = await pair(nursery, observers)
+        alice._options = PunchOptions(try_s=0.1)
+
+        async def answer_and_leave(peer: bytes, body: bytes) -> bytes:
+            if body[1:2] == b"\x01":
+                return Observed.of("127.0.0.1", 9).encode()
+            raise PeerUnreachable("it went")
+
+        bobs.handler = answer_and_leave
+        with pytest.raises(PunchFailed):
+            await alice.dial(PUNCHED, bobs.me)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_may_say_go_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word makes the node knock at an address that the peer chose."""
+    dialled = []
+
+    async def count(port: object, theirs: object, deadline: float) -> None:
+        dialled.append(theirs)
+        await trio.sleep_until(deadline)
+
+    monkeypatch.setattr("p2p.punch._dial_until", count)
+    async with trio.open_nursery() as nursery:
+        observers = [await observer(nursery), await observer(nursery)]
+        _, bob, _, bobs = await pair(nursery, observers)
+        assert bobs.handler is not None
+        await bobs.handler(ALICE, encode([1, bytes(16), Observed.of("127.0.0.1", 9).encode()]))
+        refused = 0
+        for _ in range(50):
+            try:
+                await bobs.handler(ALICE, encode([2, bytes(16)]))
+            except Exception:
+                refused += 1
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(dialled) <= bob._options.tries and refused >= 50 - bob._options.tries
+        nursery.cancel_scope.cancel()
+
+
+# -- blobs -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_source_that_is_busy_is_asked_again(roads: Roads, tmp_path: Path, autojump_clock: object) -> None:
+    """Who serves as many as it can says so, and whoever came too late gets the blob a little later."""
+    content = b"blob" * 700_000
+
+    def network(number: int) -> Network:
+        made = Network(
+            NetworkConfig(
+                limits=NetworkLimits(blob_peers_served_max=1, blob_turn_s=0.5),
+                blob_dir=tmp_path / str(number),
+            ),
+            identity(number),
+            dialers={"relay": roads},
+            now_ms=lambda: NOW_MS,
+            random=Random(number),
+        )
+        roads.networks[made.identity.address] = made
+        return made
+
+    alice, bob, carol = map(network, range(3))
+    for other in (bob, carol):
+        other.add_endpoint(A, Endpoint("first", 1, A))
+    got: list[bytes] = []
+
+    async def fetch(who: Network, name: bytes) -> None:
+        got.append((await who.fetch_blob(name, [A])).read_bytes())
+
+    async with running(alice, bob, carol):
+        assert alice.blobs is not None
+        name = alice.blobs.add(content)
+        with trio.fail_after(100):
+            async with trio.open_nursery() as nursery:
+                for who in (bob, carol):
+                    nursery.start_soon(fetch, who, name)
+    assert got == [content, content]
+
+
+# -- gossip ------------------------------------------------------------------------------------------------------
+
+
+def test_those_who_come_refuse_and_go_fill_no_memory() -> None:
+    gossip = Gossip(random=Random(1), now=0.0)
+    gossip.subscribe("tx", 1024)
+    refusal = encode([5, "tx", 3_600])
+    for number in range(2 * BACKOFFS_MAX):
+        peer = number.to_bytes(20, "big")
+        gossip.peer_joined(peer, outbound=False)
+        gossip.receive(peer, refusal, 0.0)
+        gossip.peer_left(peer)
+    assert len(gossip._topics["tx"].backoff) <= BACKOFFS_MAX
+
+
+def test_who_leaves_and_comes_back_may_have_no_more_waiting() -> None:
+    gossip = Gossip(random=Random(1), now=0.0, parameters=GossipParameters(pending_of_peer_max=10))
+    gossip.subscribe("tx", 1024)
+    peer, number = bytes(20), 0
+    waiting: list[bytes] = []
+    for _ in range(5):
+        gossip.peer_joined(peer, outbound=False)
+        gossip.verdict([(name, Verdict.IGNORE) for name in waiting])
+        payloads = [(number + at).to_bytes(4, "big") for at in range(100)]
+        number += len(payloads)
+        effects = gossip.receive(peer, encode([1, "tx", list[Value](payloads)]), 0.0)
+        waiting = [effect.message_id for effect in effects if isinstance(effect, Deliver)]
+        assert len(waiting) <= 10
+        gossip.peer_left(peer)
+
+
+async def test_whoever_must_go_because_others_fill_the_memory_is_not_banned(
+    roads: Roads, autojump_clock: object
+) -> None:
+    alice = member(0, roads, receive_bytes_max=8 * MIB)
+    async with running(alice):
+        for _ in range(8):
+            stream, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+            await until(lambda: alice.is_connected(B))
+            begun = header(Class.BLOCK, BLOCK, 1, 5) + (5 * MIB).to_bytes(4, "big") + b"x"
+            await stream.send_all(channel.seal(begun))
+            crowd, other = await connect(alice, identity(2), Hello(Opening.NEW))
+            await until(lambda: alice.is_connected(C))
+            begun = header(Class.BLOCK, BLOCK, 1, 5) + (4 * MIB).to_bytes(4, "big") + b"x"
+            await crowd.send_all(other.seal(begun))
+            await drained(stream)
+            await trio.aclose_forcefully(crowd)
+        assert alice.counters["closed_receive_memory"] >= 8
+        assert not alice.counters["bans"]
