@@ -551,7 +551,6 @@ class Peer:
         link.make_bulk()
         lane = Lane(link.channel, self.mux.bulk_out, self.mux.bulk_in)
         self.lanes[link] = lane
-        self._lane_failed_at = -math.inf
         self.mux.may_begin_bulk = False
         try:
             async with trio.open_nursery() as nursery:
@@ -608,6 +607,7 @@ class Peer:
                     received_bytes, link.used_at = lane.received_bytes, trio.current_time()
                 for token in pongs:
                     link.rtt_s = _rtt(link.rtt_s, token)
+                    self._lane_failed_at = -math.inf  # the peer has taken it; before, it may refuse it yet
                 for message in messages:
                     if self.closed_for is not None:  # while the last one was dealt with
                         raise LinkLost
