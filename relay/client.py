@@ -114,8 +114,8 @@ class RelayClientOptions:
     """How long after the last circuit through it a relay counts as in use."""
     choose_s: float = 30
     """How often the choice of relays is thought over."""
-    price_per_gib_max: int = 2**96 - 1
-    """Relays that ask for more are not dialled through."""
+    price_per_gib_max: int = 10**18
+    """Relays that ask for more are not dialled through, and are not signed for. By default one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class RelayClient:
             self._blame(first, Fault.LIED)
             raise
         except RelayRefused as error:
-            if error.refusal is Refusal.RELAY_FULL:
+            if error.refusal is Refusal.RELAY_FULL and len(hops) == 1:  # else it may be another's word
                 self._blame(first, Fault.REFUSED)
             raise
         return self._track(stream, endpoint, target)
@@ -395,6 +395,9 @@ class RelayClient:
     def terms(self, link: _Link, terms: Terms) -> None:
         """Take a relay's terms; its channel begins."""
         tally = self._tallies.setdefault(link.relay, Tally(link.relay))
+        if tally.channel == link.channel.channel:
+            link.fail(RelayProtocolError("other terms on the same channel"))
+            return
         tally.tariff = Tariff(terms.price_per_gib, terms.free_bytes, terms.free_ms, terms.unpaid_bytes_max)
         tally.opened(link.channel.channel, _wall_ms(), _now_ms())
 
@@ -425,7 +428,9 @@ class RelayClient:
 
     def _pay(self, link: _Link) -> None:
         tally = self._tallies.get(link.relay)
-        if tally is not None and link.error is None and link.opened.is_set():
+        if tally is None or tally.tariff is None or tally.tariff.price_per_gib > self._options.price_per_gib_max:
+            return
+        if link.error is None and link.opened.is_set() and tally.channel == link.channel.channel:
             receipt = tally.due(self._make_identity(), _now_ms(), _wall_ms())
             if receipt is not None:
                 link.post(Pay(receipt.encode()))

@@ -18,7 +18,7 @@ from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 
-__all__ = ["Session", "TransactionRefused", "send", "session_options"]
+__all__ = ["Session", "TransactionRefused", "fee_of", "send", "session_options"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 WAIT_MS: Final = 30_000
@@ -80,6 +80,19 @@ def session_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
+def _gas_of(quote: dict[str, Any], kind: int) -> int:
+    gas: int | None = next((entry["gas"] for entry in quote["kinds"] if entry["kind"] == kind), None)
+    if gas is None:
+        raise ConfigError(f"this chain does not know kind {kind:#x}")
+    return gas
+
+
+def fee_of(client: Client, kind: int) -> int:
+    """Return what a transaction of this kind may cost now at most."""
+    quote = client.call("dekube_quote")
+    return _gas_of(quote, kind) * int(quote["max_fee_per_gas"])
+
+
 def send(client: Client, key: SecretKey, kind: int, payload: list[Value]) -> dict[str, Any]:
     """Sign, send, and wait until final; return the receipt as the gateway shows it.
 
@@ -87,9 +100,7 @@ def send(client: Client, key: SecretKey, kind: int, payload: list[Value]) -> dic
     """
     info = client.call("dekube_chainInfo")
     quote = client.call("dekube_quote")
-    gas = next((entry["gas"] for entry in quote["kinds"] if entry["kind"] == kind), None)
-    if gas is None:
-        raise ConfigError(f"this chain does not know kind {kind:#x}")
+    gas = _gas_of(quote, kind)
     nonce = client.call("dekube_getNonce", "0x" + key.address.hex())["pending_nonce"]
     raw = sign_transaction(
         key,

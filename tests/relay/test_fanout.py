@@ -201,7 +201,7 @@ def test_a_slow_subscriber_is_passed_over_alone() -> None:
 
 
 def test_a_publisher_has_an_allowance_that_coming_back_does_not_renew() -> None:
-    hub = ready_hub(FanoutLimits(copied_bytes_per_s=1_000, copied_bytes_burst=40))
+    hub = ready_hub(FanoutLimits(copied_bytes_per_s=1_000, copied_bytes_burst=40, copy_bytes_min=1))
     assert hub.say(1, Publish(0, 10)) == (2, 3)
     assert hub.say(1, Publish(0, 10)) == (2, 3)
     assert hub.say(1, Publish(0, 10)) is None
@@ -210,6 +210,17 @@ def test_a_publisher_has_an_allowance_that_coming_back_does_not_renew() -> None:
     hub.say(9, Group(0, (BOB, CAROL)))
     assert hub.say(9, Publish(0, 10)) is None
     assert hub.say(9, Publish(0, 10), now_ms=20) == (2, 3)
+
+
+def test_small_pieces_and_large_groups_cost_their_publisher_what_they_cost_the_relay() -> None:
+    hub = ready_hub(FanoutLimits(copied_bytes_per_s=1, copied_bytes_burst=40, copy_bytes_min=10))
+    assert [hub.say(1, Publish(0, 1)) for _ in range(3)] == [(2, 3), (2, 3), None]
+    hub = Hub(ALICE, BOB, limits=FanoutLimits(messages_per_s=1, messages_burst=8, members_per_message=2))
+    hub.say(1, Group(0, (BOB, CAROL, b"x" * 20, b"y" * 20)))
+    hub.say(1, Publish(0, 10))
+    hub.say(1, Publish(0, 10))
+    with pytest.raises(RelayProtocolError):
+        hub.say(1, Publish(0, 10))
 
 
 def test_the_newest_connection_of_an_address_is_its_subscriber() -> None:
