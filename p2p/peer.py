@@ -303,15 +303,19 @@ class Peer:
 
     def may_move(self, hello: Hello, link: Link) -> bool:
         """Whether the conversation may go on over ``link``, whose proved peer said ``hello``."""
-        ours, theirs = self.session.certificate, link.session.certificate
         if self.closed_for is not None or hello.conversation != self.conversation or self._nursery is None:
             return False
-        if (ours.sequence, ours.static_key) != (theirs.sequence, theirs.static_key):
+        if not self._is_same(link):
             return False
         if hello.generation != self.generation or not self.generation:
             return hello.generation > self.generation
         # Both ends moved at once: both must keep the same one, that of the lower address.
         return self._initiator_of(link) < self._initiator_of(self.last)
+
+    def _is_same(self, link: Link) -> bool:
+        """Whether the node at the other end is this one, under the certificate that we know or a later one."""
+        ours, theirs = self.session.certificate, link.session.certificate
+        return ours.static_key == theirs.static_key and ours.sequence <= theirs.sequence
 
     def _initiator_of(self, link: Link) -> bytes:
         return self._own_address if link.is_outbound else self.address
@@ -536,12 +540,11 @@ class Peer:
 
     def may_add_lane(self, hello: Hello, link: Link) -> bool:
         """Whether ``link`` may be a lane of this conversation; see ``may_move``."""
-        ours, theirs = self.session.certificate, link.session.certificate
         return (
             self.closed_for is None
             and self._nursery is not None
             and hello.conversation == self.conversation
-            and (ours.sequence, ours.static_key) == (theirs.sequence, theirs.static_key)
+            and self._is_same(link)
             and len(self.lanes) < self._limits.lanes_max
         )
 

@@ -414,3 +414,19 @@ async def test_bulk_for_a_peer_that_takes_no_lanes_goes_the_one_way_there_is(
             with trio.fail_after(20):
                 assert len((await inbox.receive.receive())[1]) == 200_000
         assert alice.counters["dials"] < 60
+
+
+async def test_a_conversation_goes_on_under_a_renewed_certificate(roads: Roads, autojump_clock: object) -> None:
+    alice, bob = member(0, roads), member(1, roads)
+    inbox = Inbox(bob, BLOCK)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        await trio.sleep(1)
+        bob.renew(identity(1, sequence=NOW_MS + 1))
+        assert await alice.move(B, FIRST)
+        for _ in range(10):
+            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+        for _ in range(10):
+            assert len((await inbox.receive.receive())[1]) == 200_000
+        assert alice.peers()[0].lanes == 1 and alice.peers()[0].age_s > 0.9
