@@ -585,7 +585,8 @@ class RelayClient:
                 endpoint = Endpoint.parse(text)
             except DecodeError:
                 continue
-            if endpoint.relay is not None and len(self._relays) < self._options.links_max:
+            is_known = any(known.relay == endpoint.relay for known in self._relays)
+            if endpoint.relay is not None and not is_known and len(self._relays) < self._options.links_max:
                 self.offer((endpoint,))
 
     def _announce(self, endpoint: Endpoint, reachable: tuple[Endpoint, ...]) -> None:
@@ -760,8 +761,22 @@ class RelayClient:
             if self._nursery is not None:
                 self._nursery.start_soon(trio.aclose_forcefully, circuit)
 
+    def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
+        """Take a round trip to a relay."""
+        if self._speaks_for_its_relay(endpoint):
+            self.judge.measured(endpoint.relay or b"", rtt_s, trio.current_time())
+
+    def _speaks_for_its_relay(self, endpoint: Endpoint) -> bool:
+        """Tell whether what happens at this place is the doing of the relay that it names.
+
+        A peer's record may name a good relay at a host of the peer's own, which answers nothing, or slowly.
+        """
+        return endpoint in self._relays or all(known.relay != endpoint.relay for known in self._relays)
+
     def _blame(self, endpoint: Endpoint, fault: Fault, *, about: bytes = b"") -> None:
         relay = endpoint.relay or b""
+        if not self._speaks_for_its_relay(endpoint):
+            return
         now = trio.current_time()
         was_left = self.judge.is_left(relay, now)
         self.judge.blame(relay, fault, now, about=about)
@@ -912,7 +927,7 @@ class _Link:
             return False
         self.channel = ControlChannel(handshake.session)
         self._heard = trio.current_time()
-        self._client.judge.measured(self.relay, connected_s, self._heard)
+        self._client.measured(self.endpoint, connected_s)
         return True
 
     async def _read(self) -> None:
@@ -950,7 +965,7 @@ class _Link:
             case Pong(number):
                 if self._pinged is not None and self._pinged[0] == number:
                     now = trio.current_time()
-                    self._client.judge.measured(self.relay, now - self._pinged[1], now)
+                    self._client.measured(self.endpoint, now - self._pinged[1])
                     self._pinged = None
             case Terms():
                 self._client.terms(self, message)

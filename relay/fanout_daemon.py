@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from p2p.handshake import Session
 from relay.errors import RelayProtocolError
 from relay.fanout import Copy, FanoutChannel, FanoutCore, FanoutLimits, FanoutMessage, Handed, Pong
 
 __all__ = ["FanoutServer"]
+
+ANSWERS_BYTES_MAX: Final = 64 * 1024
+"""Unsent bytes of a client beyond which its pings are not answered."""
 
 
 class FanoutServer:
@@ -77,7 +81,9 @@ class FanoutServer:
                     receiver.transport.writelines((receiver.channel.seal(handed), piece))
                     self._backlog_bytes += len(piece)
             case Pong() as pong:
-                line.transport.write(line.channel.seal(pong))
+                # Who does not read gets no more answers: they would pile up here for as long as it asks.
+                if line.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:
+                    line.transport.write(line.channel.seal(pong))
             case None:
                 pass
 

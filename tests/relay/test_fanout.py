@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import trio
@@ -39,6 +40,7 @@ from relay.fanout import (
     decode_fanout,
     encode_fanout,
 )
+from relay.fanout_daemon import ANSWERS_BYTES_MAX, FanoutServer
 from relay.publisher import FanoutClient, FanoutOptions
 from state.primitives.errors import DecodeError
 from tests.relay.daemon_process import DaemonProcess, identity_of
@@ -391,3 +393,38 @@ async def test_a_handshake_for_another_purpose_opens_nothing(shared_relay: Daemo
         answer = await stream.receive_some()
         with pytest.raises(HandshakeFailed):
             handshake.receive(bytes(answer))
+
+
+class Unread:
+    """A transport whose other side reads nothing."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def set_protocol(self, _protocol: object) -> None: ...
+
+    def set_write_buffer_limits(self, *, high: int) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def write(self, data: bytes) -> None:
+        self.waiting += len(data)
+
+
+def test_pings_of_who_does_not_read_the_answers_cost_the_relay_no_memory() -> None:
+    ours, theirs = sessions()
+    server = FanoutServer(
+        FanoutLimits(messages_burst=10**6), is_reserved=lambda _: True, is_served=lambda _: True,
+        now_ms=lambda: 0, drop=lambda *_: None, gone=lambda _: None,
+    )  # fmt: skip
+    transport = Unread()
+    server.open(1, cast(asyncio.Transport, transport), theirs)
+    channel = FanoutChannel(ours)
+    (line,) = server._lines.values()
+    for number in range(5_000):
+        line.data_received(channel.seal(Ping(number)))
+    assert transport.waiting < ANSWERS_BYTES_MAX + 100
