@@ -407,7 +407,7 @@ class RelayClient:
             self._count(running)
         tally = self._tallies.get(link.relay)
         if tally is not None and not tally.claimed(size_bytes):
-            self._blame(link.endpoint, Fault.LIED)
+            self._blame(link.endpoint, Fault.OVERCHARGED)
         self._pay(link)
 
     def _count(self, running: _Running) -> None:

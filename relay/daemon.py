@@ -702,7 +702,7 @@ class _Opening(asyncio.Protocol):
         if session is not None:
             self._finish()
             if self._purpose is Purpose.RELAY_FANOUT:
-                self._daemon.fanout.open(self.number, self.transport, session)
+                self._daemon.fanout.open(self.number, self.transport, session, self.host)
             else:
                 self._daemon.control_opened(self, ControlChannel(session))
 

@@ -61,6 +61,7 @@ class FanoutLimits:
     """What fan-out may cost a relay."""
 
     connections_max: int = 4_096
+    connections_per_host_max: int = 64
     messages_per_s: int = 2_000
     messages_burst: int = 8_000
     copied_bytes_per_s: int = 64 * 1024 * 1024

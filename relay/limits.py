@@ -124,6 +124,8 @@ class HostUse:
     half_open: int = 0
     reservations: int = 0
     circuits: int = 0
+    fanouts: int = 0
+    """Of the connections, those for fan-out."""
     pending: int = 0
     """Of the circuits, those that wait for an end."""
 

@@ -41,6 +41,7 @@ from relay.fanout import (
     encode_fanout,
 )
 from relay.fanout_daemon import ANSWERS_BYTES_MAX, FanoutServer
+from relay.limits import HostTable, HostUse, RelayLimits
 from relay.publisher import FanoutClient, FanoutOptions
 from state.primitives.errors import DecodeError
 from tests.relay.daemon_process import DaemonProcess, identity_of
@@ -86,6 +87,16 @@ def test_messages_come_back_as_they_were(message: FanoutMessage) -> None:
 def test_messages_beyond_their_bounds_are_refused(message: FanoutMessage) -> None:
     with pytest.raises(DecodeError):
         decode_fanout(encode_fanout(message))
+
+
+def session_of(name: str) -> Session:
+    """Return a relay's side of a connection of ``name``."""
+    now_ms = time.time_ns() // 1_000_000
+    client = Handshake(identity_of(name), Purpose.RELAY_FANOUT, is_initiator=True, now_ms=now_ms)
+    relay = Handshake(identity_of("relay"), Purpose.RELAY_FANOUT, is_initiator=False, now_ms=now_ms)
+    relay.receive(client.receive(relay.receive(client.start())))
+    assert relay.session is not None
+    return relay.session
 
 
 def sessions() -> tuple[Session, Session]:
@@ -415,14 +426,37 @@ class Unread:
         self.waiting += len(data)
 
 
+def fan_out_server(limits: FanoutLimits, dropped: list[str]) -> FanoutServer:
+    return FanoutServer(
+        limits, is_reserved=lambda _: True, is_served=lambda _: True, now_ms=lambda: 0,
+        drop=lambda _transport, reason, _who: dropped.append(reason), gone=lambda _: None,
+    )  # fmt: skip
+
+
+def stranger() -> HostUse:
+    host = HostTable(RelayLimits(trusted_networks=())).use("192.0.2.1", 0)
+    assert host is not None
+    return host
+
+
+def test_one_host_cannot_take_all_the_connections() -> None:
+    dropped: list[str] = []
+    server = fan_out_server(FanoutLimits(connections_per_host_max=2), dropped)
+    host = stranger()
+    opened = [session_of(name) for name in ("one", "other", "third")]
+    for number, session in enumerate(opened):
+        server.open(number, cast(asyncio.Transport, Unread()), session, host)
+    assert dropped == ["fanout_host"] and server.core.connections == 2
+    for line in list(server._lines.values()):
+        server.closed(line)
+    assert host.fanouts == 1, "the one that was dropped is yet to be closed"
+
+
 def test_pings_of_who_does_not_read_the_answers_cost_the_relay_no_memory() -> None:
     ours, theirs = sessions()
-    server = FanoutServer(
-        FanoutLimits(messages_burst=10**6), is_reserved=lambda _: True, is_served=lambda _: True,
-        now_ms=lambda: 0, drop=lambda *_: None, gone=lambda _: None,
-    )  # fmt: skip
+    server = fan_out_server(FanoutLimits(messages_burst=10**6), [])
     transport = Unread()
-    server.open(1, cast(asyncio.Transport, transport), theirs)
+    server.open(1, cast(asyncio.Transport, transport), theirs, stranger())
     channel = FanoutChannel(ours)
     (line,) = server._lines.values()
     for number in range(5_000):

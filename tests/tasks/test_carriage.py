@@ -138,6 +138,13 @@ def test_what_its_payer_did_not_sign_for_this_chain_and_time_is_refused(
     assert due(world) == 0
 
 
+def test_a_certificate_that_is_none_is_refused() -> None:
+    world = Market()
+    for data in (b"", b"certificate", NODE.certificate.encode() + b"\0"):
+        assert world.send(RELAY, SETTLE_CARRIAGE, [receipt().encode(), data]) == "decode_error"
+    assert due(world) == 0
+
+
 def test_only_the_relay_itself_and_only_while_it_is_registered() -> None:
     world = Market()
     assert world.settle(receipt(), sender=OTHER_RELAY) == "not_yours"
