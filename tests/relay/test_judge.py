@@ -79,4 +79,4 @@ def test_what_the_other_end_can_make_a_relay_claim_does_not_drive_its_clients_aw
     judge = RelayJudge()
     for second in range(500):
         judge.blame(R, Fault.OVERCHARGED, second)
-    assert 0 < judge.points(R, 500) and not judge.is_left(R, 500)
+    assert judge.points(R, 500) > 0 and not judge.is_left(R, 500)
