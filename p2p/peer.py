@@ -50,7 +50,9 @@ _LANE_WRITE_RECORDS: Final = 2
 _LANE_READ_BYTES: Final = 128 * 1024
 """A lane takes short turns: a vote that comes by the control connection waits for one of each lane."""
 _DAMAGED_MAX: Final = 3
-"""Damaged records after which the peer, not its lines, is to blame."""
+"""Damaged records after which the peer, not its lines, is to blame; ..."""
+_DAMAGED_S: Final = 60.0
+"""... unless so much time without any has passed between them."""
 
 RequestHandler = Callable[[bytes, bytes], Awaitable[bytes]]
 
@@ -87,7 +89,7 @@ class PeerInfo:
     lanes: int = 0
     """Bulk connections beside the one for everything else."""
     moves: int = 0
-    """How often the conversation has gone on over another connection."""
+    """How often the conversation was to go on over another connection."""
     is_attached: bool = True
     """Whether a connection carries the conversation now."""
 
@@ -169,6 +171,7 @@ class Peer:
         """Until then bulk waits for a lane."""
         self._lane_failed_at = -math.inf
         self._damaged = 0
+        self._damaged_at = -math.inf
         self._asked: dict[int, _Asked] = {}
         self._next_id = 0
         self._serving = 0
@@ -363,8 +366,12 @@ class Peer:
 
     def _fail(self, link: Link, error: ProtocolError) -> None:
         """End the connection, or the peer where that is what the error speaks against."""
+        now = trio.current_time()
+        if now - self._damaged_at > _DAMAGED_S:
+            self._damaged = 0
         if isinstance(error, RecordDamaged) and self._damaged < _DAMAGED_MAX and self._has_heard:
             self._damaged += 1
+            self._damaged_at = now
             link.suspect()
             self._lose(link)
         else:
