@@ -17,11 +17,24 @@ from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
 
-__all__ = ["GIB", "PRICE_LIMIT", "RECEIPT_BYTES_MAX", "RECEIPT_LIFE_MS", "Receipt", "carriage_price"]
+__all__ = [
+    "CHANNEL_LIFE_MS",
+    "CLOCK_SKEW_MS_MAX",
+    "GIB",
+    "PRICE_LIMIT",
+    "RECEIPT_BYTES_MAX",
+    "RECEIPT_LIFE_MS",
+    "Receipt",
+    "carriage_price",
+]
 
 GIB: Final = 2**30
 RECEIPT_BYTES_MAX: Final = 320
 RECEIPT_LIFE_MS: Final = 7 * 24 * 3_600_000
+CHANNEL_LIFE_MS: Final = 30 * 24 * 3_600_000
+"""Receipts of a channel count no longer than so long after it was opened."""
+CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
+"""How far the clocks of payer, relay and chain may differ."""
 PRICE_LIMIT: Final = 2**96
 BYTES_LIMIT: Final = 2**63
 TIME_LIMIT_MS: Final = 2**53
@@ -108,8 +121,11 @@ class Receipt:
         """
         if (self.genesis_hash, self.relay, self.payer) != (genesis_hash, relay, payer):
             raise ReceiptInvalid("for another chain, relay or payer")
-        if self.not_after_ms <= now_ms:
-            raise ReceiptInvalid("expired")
+        if not now_ms < self.not_after_ms <= now_ms + RECEIPT_LIFE_MS + CLOCK_SKEW_MS_MAX:
+            raise ReceiptInvalid("expired, or good for too long")
+        # A channel from the future would be the newest of its pair for ever, and no later one could be settled.
+        if not now_ms - CHANNEL_LIFE_MS < self.opened_ms <= now_ms + CLOCK_SKEW_MS_MAX:
+            raise ReceiptInvalid("of a channel too old, or opened in the future")
         if self.payer == self.relay:
             raise ReceiptInvalid("a relay owes itself nothing")
         try:

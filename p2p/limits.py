@@ -92,6 +92,8 @@ class NetworkLimits:
     records_per_peer_per_s: float = 5.0
     records_per_peer_burst: float = 200.0
     exchange_interval_s: float = 60.0
+    exchange_again_s: float = 4.0
+    """After its first answer a new peer is asked once more."""
     feeler_interval_s: float = 120.0
     """Between looks at whether an address that we were only told of answers, once there are peers enough."""
     exchange_records_max: int = 50

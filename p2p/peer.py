@@ -50,7 +50,9 @@ _LANE_WRITE_RECORDS: Final = 2
 _LANE_READ_BYTES: Final = 128 * 1024
 """A lane takes short turns: a vote that comes by the control connection waits for one of each lane."""
 _DAMAGED_MAX: Final = 3
-"""Damaged records after which the peer, not its lines, is to blame."""
+"""Damaged records after which the peer, not its lines, is to blame; ..."""
+_DAMAGED_S: Final = 60.0
+"""... unless so much time without any has passed between them."""
 
 RequestHandler = Callable[[bytes, bytes], Awaitable[bytes]]
 
@@ -87,7 +89,7 @@ class PeerInfo:
     lanes: int = 0
     """Bulk connections beside the one for everything else."""
     moves: int = 0
-    """How often the conversation has gone on over another connection."""
+    """How often the conversation was to go on over another connection."""
     is_attached: bool = True
     """Whether a connection carries the conversation now."""
 
@@ -169,6 +171,7 @@ class Peer:
         """Until then bulk waits for a lane."""
         self._lane_failed_at = -math.inf
         self._damaged = 0
+        self._damaged_at = -math.inf
         self._asked: dict[int, _Asked] = {}
         self._next_id = 0
         self._serving = 0
@@ -303,15 +306,19 @@ class Peer:
 
     def may_move(self, hello: Hello, link: Link) -> bool:
         """Whether the conversation may go on over ``link``, whose proved peer said ``hello``."""
-        ours, theirs = self.session.certificate, link.session.certificate
         if self.closed_for is not None or hello.conversation != self.conversation or self._nursery is None:
             return False
-        if (ours.sequence, ours.static_key) != (theirs.sequence, theirs.static_key):
+        if not self._is_same(link):
             return False
         if hello.generation != self.generation or not self.generation:
             return hello.generation > self.generation
         # Both ends moved at once: both must keep the same one, that of the lower address.
         return self._initiator_of(link) < self._initiator_of(self.last)
+
+    def _is_same(self, link: Link) -> bool:
+        """Whether the node at the other end is this one, under the certificate that we know or a later one."""
+        ours, theirs = self.session.certificate, link.session.certificate
+        return ours.static_key == theirs.static_key and ours.sequence <= theirs.sequence
 
     def _initiator_of(self, link: Link) -> bytes:
         return self._own_address if link.is_outbound else self.address
@@ -359,8 +366,12 @@ class Peer:
 
     def _fail(self, link: Link, error: ProtocolError) -> None:
         """End the connection, or the peer where that is what the error speaks against."""
+        now = trio.current_time()
+        if now - self._damaged_at > _DAMAGED_S:
+            self._damaged = 0
         if isinstance(error, RecordDamaged) and self._damaged < _DAMAGED_MAX and self._has_heard:
             self._damaged += 1
+            self._damaged_at = now
             link.suspect()
             self._lose(link)
         else:
@@ -536,12 +547,11 @@ class Peer:
 
     def may_add_lane(self, hello: Hello, link: Link) -> bool:
         """Whether ``link`` may be a lane of this conversation; see ``may_move``."""
-        ours, theirs = self.session.certificate, link.session.certificate
         return (
             self.closed_for is None
             and self._nursery is not None
             and hello.conversation == self.conversation
-            and (ours.sequence, ours.static_key) == (theirs.sequence, theirs.static_key)
+            and self._is_same(link)
             and len(self.lanes) < self._limits.lanes_max
         )
 
@@ -551,7 +561,6 @@ class Peer:
         link.make_bulk()
         lane = Lane(link.channel, self.mux.bulk_out, self.mux.bulk_in)
         self.lanes[link] = lane
-        self._lane_failed_at = -math.inf
         self.mux.may_begin_bulk = False
         try:
             async with trio.open_nursery() as nursery:
@@ -608,6 +617,7 @@ class Peer:
                     received_bytes, link.used_at = lane.received_bytes, trio.current_time()
                 for token in pongs:
                     link.rtt_s = _rtt(link.rtt_s, token)
+                    self._lane_failed_at = -math.inf  # the peer has taken it; before, it may refuse it yet
                 for message in messages:
                     if self.closed_for is not None:  # while the last one was dealt with
                         raise LinkLost

@@ -53,7 +53,8 @@ OBSERVED_BYTES_MAX: Final = 64
 _MESSAGE_BYTES_MAX: Final = 128
 _ATTEMPT_BYTES: Final = 16
 _ANY: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 - whichever leads to the peer
-_REDIAL_S: Final = 0.02
+_REDIAL_S: Final = 0.1
+"""Often enough to meet the peer, too seldom to trouble whoever was named in its place."""
 
 
 @dataclass(frozen=True, slots=True)

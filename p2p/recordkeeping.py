@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -109,13 +110,14 @@ class RecordKeeper:
 
     async def run(self, peers: Callable[[], Collection[Peer]], changed: Callable[[], trio.Event]) -> None:
         """Ask peers for others, sign our own record again in time, keep the book on disk; until cancelled."""
-        asked: set[Peer] = set()
+        again_at: dict[Peer, float] = {}
         signed_at = saved_at = asked_at = trio.current_time()
         while True:
-            asked &= set(peers())
+            again_at = {peer: at for peer, at in again_at.items() if peer in peers()}
             for peer in list(peers()):
-                if peer not in asked:
-                    asked.add(peer)
+                # Twice: what it says between its first answer and our meeting in the mesh would pass us by.
+                if again_at.setdefault(peer, 0.0) <= trio.current_time():
+                    again_at[peer] = inf if again_at[peer] else trio.current_time() + self._limits.exchange_again_s
                     await self._exchange(peer)
             now = trio.current_time()
             if peers() and now - asked_at >= self._limits.exchange_interval_s:
@@ -128,7 +130,8 @@ class RecordKeeper:
                 saved_at = now
                 self.book.expire(self._now_ms())
                 await self.save()
-            with trio.move_on_after(min(_SAVE_INTERVAL_S, _RECORD_INTERVAL_S) / 4):
+            look_at = now + min(_SAVE_INTERVAL_S, _RECORD_INTERVAL_S) / 4
+            with trio.move_on_at(min([look_at, *again_at.values()])):
                 await changed().wait()
 
     async def _exchange(self, peer: Peer) -> None:

@@ -81,6 +81,8 @@ class Onward:
     circuit: int
     following: Endpoint
     route: bytes
+    is_trusted: bool = False
+    """Whether who asks comes from a network that this relay trusts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +400,9 @@ class RelayCore:
         self, control: _Control, request: int, address: bytes, parked: bytes, now_ms: int
     ) -> list[Effect]:
         target = self._reserved.get(address)
-        refusal = self._why_not(control, control.client, target, now_ms)
+        if self._is_too_fast(control, now_ms):
+            return [self._refused(control, request, Refusal.TOO_FAST)]
+        refusal = self._why_not(control, control.client, target)
         if refusal is None and (target is None or _expiry(target) <= now_ms):
             refusal = Refusal.NO_RESERVATION
         if refusal is not None:
@@ -407,17 +411,19 @@ class RelayCore:
         return effects
 
     def _extend(self, control: _Control, request: int, data: bytes, parked: bytes, now_ms: int) -> list[Effect]:
+        if self._is_too_fast(control, now_ms):  # before two signatures are checked
+            return [self._refused(control, request, Refusal.TOO_FAST)]
         try:
             verified = self._check_route(data)
             following = verified.next_of(self._address, control.client.address)
         except (RelayProtocolError, DecodeError):
             return [self._refused(control, request, Refusal.BAD_ROUTE)]
-        if not self._routes.note(verified, now_ms):
+        if not self._routes.note(verified, control.host, now_ms):
             return [self._refused(control, request, Refusal.BAD_ROUTE)]
         address = verified.route.target
         target = self._reserved.get(address) if following is None else None
         payer = self._clients.get(verified.dialler) or _Client(verified.dialler)
-        refusal = self._why_not(control, payer, target, now_ms)
+        refusal = self._why_not(control, payer, target)
         if refusal is None and following is None and (target is None or _expiry(target) <= now_ms):
             refusal = Refusal.NO_RESERVATION
         if refusal is not None:
@@ -425,7 +431,7 @@ class RelayCore:
         self._clients[payer.address] = payer
         effects, circuit = self._pend(control, payer, target, address, request, parked, now_ms)
         if following is not None:
-            effects.append(Onward(circuit.number, following, data))
+            effects.append(Onward(circuit.number, following, data, control.host.is_trusted))
         return effects
 
     def _pend(
@@ -442,6 +448,7 @@ class RelayCore:
         self._pending[circuit.number] = circuit
         control.offers.add(circuit.number)
         control.host.circuits += 1
+        control.host.pending += 1
         for client in circuit.clients():
             client.pending += 1
         effects: list[Effect] = []
@@ -487,17 +494,17 @@ class RelayCore:
         del self._parked[token], self._held[connection]
         return connection
 
-    def _why_not(self, control: _Control, payer: _Client, target: _Control | None, now_ms: int) -> Refusal | None:
+    def _is_too_fast(self, control: _Control, now_ms: int) -> bool:
+        return not control.host.is_trusted and not control.host.connects.take(now_ms)
+
+    def _why_not(self, control: _Control, payer: _Client, target: _Control | None) -> Refusal | None:
         limits = self._limits
         if self._drain_until_ms is not None:
             return Refusal.RESTARTING
         is_dialler = payer is control.client
         if not control.host.is_trusted:
-            if is_dialler and not control.host.connects.take(now_ms):
-                return Refusal.TOO_FAST
-            if control.host.circuits >= (
-                limits.circuits_per_host_max if is_dialler else limits.circuits_per_relay_max
-            ):
+            circuits_max = limits.circuits_per_host_max if is_dialler else limits.circuits_per_relay_max
+            if control.host.circuits >= circuits_max or control.host.pending >= limits.pending_per_host_max:
                 return Refusal.HOST_LIMIT
         if not self._may_dial(payer.address):
             return Refusal.UNPAID
@@ -525,6 +532,7 @@ class RelayCore:
             if end is not None:
                 self._waiting.pop(end, None)
         circuit.host.circuits -= 1
+        circuit.host.pending -= 1
         circuit.dialler.offers.discard(circuit.number)
         if circuit.target is not None:
             circuit.target.offers.discard(circuit.number)

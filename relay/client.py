@@ -114,8 +114,8 @@ class RelayClientOptions:
     """How long after the last circuit through it a relay counts as in use."""
     choose_s: float = 30
     """How often the choice of relays is thought over."""
-    price_per_gib_max: int = 2**96 - 1
-    """Relays that ask for more are not dialled through."""
+    price_per_gib_max: int = 10**18
+    """Relays that ask for more are not dialled through, and are not signed for. By default one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class RelayClient:
             self._blame(first, Fault.LIED)
             raise
         except RelayRefused as error:
-            if error.refusal is Refusal.RELAY_FULL:
+            if error.refusal is Refusal.RELAY_FULL and len(hops) == 1:  # else it may be another's word
                 self._blame(first, Fault.REFUSED)
             raise
         return self._track(stream, endpoint, target)
@@ -395,6 +395,9 @@ class RelayClient:
     def terms(self, link: _Link, terms: Terms) -> None:
         """Take a relay's terms; its channel begins."""
         tally = self._tallies.setdefault(link.relay, Tally(link.relay))
+        if tally.channel == link.channel.channel:
+            link.fail(RelayProtocolError("other terms on the same channel"))
+            return
         tally.tariff = Tariff(terms.price_per_gib, terms.free_bytes, terms.free_ms, terms.unpaid_bytes_max)
         tally.opened(link.channel.channel, _wall_ms(), _now_ms())
 
@@ -404,7 +407,7 @@ class RelayClient:
             self._count(running)
         tally = self._tallies.get(link.relay)
         if tally is not None and not tally.claimed(size_bytes):
-            self._blame(link.endpoint, Fault.LIED)
+            self._blame(link.endpoint, Fault.OVERCHARGED)
         self._pay(link)
 
     def _count(self, running: _Running) -> None:
@@ -425,7 +428,9 @@ class RelayClient:
 
     def _pay(self, link: _Link) -> None:
         tally = self._tallies.get(link.relay)
-        if tally is not None and link.error is None and link.opened.is_set():
+        if tally is None or tally.tariff is None or tally.tariff.price_per_gib > self._options.price_per_gib_max:
+            return
+        if link.error is None and link.opened.is_set() and tally.channel == link.channel.channel:
             receipt = tally.due(self._make_identity(), _now_ms(), _wall_ms())
             if receipt is not None:
                 link.post(Pay(receipt.encode()))
@@ -580,7 +585,8 @@ class RelayClient:
                 endpoint = Endpoint.parse(text)
             except DecodeError:
                 continue
-            if endpoint.relay is not None and len(self._relays) < self._options.links_max:
+            is_known = any(known.relay == endpoint.relay for known in self._relays)
+            if endpoint.relay is not None and not is_known and len(self._relays) < self._options.links_max:
                 self.offer((endpoint,))
 
     def _announce(self, endpoint: Endpoint, reachable: tuple[Endpoint, ...]) -> None:
@@ -755,8 +761,22 @@ class RelayClient:
             if self._nursery is not None:
                 self._nursery.start_soon(trio.aclose_forcefully, circuit)
 
+    def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
+        """Take a round trip to a relay."""
+        if self._speaks_for_its_relay(endpoint):
+            self.judge.measured(endpoint.relay or b"", rtt_s, trio.current_time())
+
+    def _speaks_for_its_relay(self, endpoint: Endpoint) -> bool:
+        """Tell whether what happens at this place is the doing of the relay that it names.
+
+        A peer's record may name a good relay at a host of the peer's own, which answers nothing, or slowly.
+        """
+        return endpoint in self._relays or all(known.relay != endpoint.relay for known in self._relays)
+
     def _blame(self, endpoint: Endpoint, fault: Fault, *, about: bytes = b"") -> None:
         relay = endpoint.relay or b""
+        if not self._speaks_for_its_relay(endpoint):
+            return
         now = trio.current_time()
         was_left = self.judge.is_left(relay, now)
         self.judge.blame(relay, fault, now, about=about)
@@ -907,7 +927,7 @@ class _Link:
             return False
         self.channel = ControlChannel(handshake.session)
         self._heard = trio.current_time()
-        self._client.judge.measured(self.relay, connected_s, self._heard)
+        self._client.measured(self.endpoint, connected_s)
         return True
 
     async def _read(self) -> None:
@@ -945,7 +965,7 @@ class _Link:
             case Pong(number):
                 if self._pinged is not None and self._pinged[0] == number:
                     now = trio.current_time()
-                    self._client.judge.measured(self.relay, now - self._pinged[1], now)
+                    self._client.measured(self.endpoint, now - self._pinged[1])
                     self._pinged = None
             case Terms():
                 self._client.terms(self, message)

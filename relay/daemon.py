@@ -37,7 +37,7 @@ from relay.fanout import FANOUT_PREAMBLE, FanoutLimits
 from relay.fanout_daemon import FanoutServer
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits, paces
 from relay.links import LINK_STATE_S, LinkState
-from relay.metering import Cashier, FreeTier, Tariff
+from relay.metering import CHANNEL_AGE_MS_MAX, Cashier, FreeTier, Tariff
 from relay.onward import OnwardConnection, OnwardLinks
 from relay.protocol import (
     ALTERNATIVES_MAX,
@@ -289,10 +289,16 @@ class RelayDaemon:
 
     # What the links to other relays need and report.
 
-    def may_reach(self, ip: str) -> bool:
-        """Say whether a client may make this relay connect to ``ip``: to the world, and to what it trusts."""
+    def may_reach(self, ip: str, *, is_trusted: bool) -> bool:
+        """Say whether a client, trusted or not, may make this relay connect to ``ip``.
+
+        Anybody to the world; to what is trusted only who is trusted, or strangers could probe local services.
+        """
         host = self.hosts.use(ip, self.now_ms())
-        return host is not None and (host.is_trusted or ip_address(ip.partition("%")[0]).is_global)
+        if host is None:
+            return False
+        address = ip_address(ip.partition("%")[0])
+        return (address.is_global and not address.is_multicast) or (host.is_trusted and is_trusted)
 
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
         """Count a connection that this relay opened; None: too many."""
@@ -400,7 +406,8 @@ class RelayDaemon:
     def _take_receipt(self, control: _Control, data: bytes) -> None:
         channel = control.channel
         receipt = self.cashier.take(
-            channel.address, channel.certificate, channel.channel, data, now_ms=_wall_ms()
+            channel.address, channel.certificate, channel.channel, data, opened_ms=control.opened_ms,
+            now_ms=_wall_ms(),
         )  # fmt: skip
         if receipt is not None:
             self.receipts_total += 1
@@ -417,7 +424,9 @@ class RelayDaemon:
     def _save_receipts(self) -> None:
         if self._store is None or not self._unsaved or (self._saving is not None and not self._saving.done()):
             return
-        unsaved, self._unsaved = list(self._unsaved.values()), {}
+        # Words of those for whom nothing was carried would cost a file each, and a fee to find them worthless.
+        unsaved = [kept for kept in self._unsaved.values() if self.cashier.has_carried(kept.receipt.payer)]
+        self._unsaved = {}
         store = self._store
 
         def save() -> None:
@@ -467,8 +476,8 @@ class RelayDaemon:
                     opening = self._waiting[connection]
                     assert isinstance(opening, _Opening)
                     opening.hold()
-                case Onward(circuit, following, route):
-                    self.links.carry(circuit, following, route)
+                case Onward(circuit, following, route, is_trusted):
+                    self.links.carry(circuit, following, route, is_trusted=is_trusted)
                 case Join():
                     self._join(effect)
 
@@ -537,7 +546,11 @@ class RelayDaemon:
                 circuit.abort()
         self._ticks += 1
         if self._ticks % SLOW_TICKS == 0:
+            too_old_ms = _wall_ms() - CHANNEL_AGE_MS_MAX
             for control in list(self._controls.values()) if len(self.cashier) else ():
+                if control.opened_ms < too_old_ms:
+                    self.drop(control.transport, "channel_age", control.channel.address.hex())
+                    continue
                 claim = self.cashier.claim(control.channel.address, control.channel.channel)
                 if claim is not None:
                     control.send(Charged(claim))
@@ -689,7 +702,7 @@ class _Opening(asyncio.Protocol):
         if session is not None:
             self._finish()
             if self._purpose is Purpose.RELAY_FANOUT:
-                self._daemon.fanout.open(self.number, self.transport, session)
+                self._daemon.fanout.open(self.number, self.transport, session, self.host)
             else:
                 self._daemon.control_opened(self, ControlChannel(session))
 
@@ -741,7 +754,7 @@ class _Opening(asyncio.Protocol):
 class _Control(asyncio.Protocol):
     """A client's control connection after its handshake."""
 
-    __slots__ = ("_daemon", "channel", "number", "transport")
+    __slots__ = ("_daemon", "channel", "number", "opened_ms", "transport")
 
     def __init__(
         self,
@@ -754,6 +767,7 @@ class _Control(asyncio.Protocol):
         self.number = number
         self.transport = transport
         self.channel = channel
+        self.opened_ms = _wall_ms()
 
     def send(self, message: Message) -> None:
         self.transport.write(self.channel.seal(message))

@@ -61,11 +61,16 @@ class FanoutLimits:
     """What fan-out may cost a relay."""
 
     connections_max: int = 4_096
+    connections_per_host_max: int = 64
     messages_per_s: int = 2_000
     messages_burst: int = 8_000
     copied_bytes_per_s: int = 64 * 1024 * 1024
     """What one publisher may have handed on, every copy counted."""
     copied_bytes_burst: int = 1024 * 1024 * 1024
+    copy_bytes_min: int = 4 * 1024
+    """What a copy counts at least, for a small piece costs the relay as much work as one of this size."""
+    members_per_message: int = 16
+    """A piece for a group counts as one message more for each so many members."""
     backlog_bytes_max: int = 8 * 1024 * 1024
     """Unsent bytes of one subscriber beyond which it is passed over: it gets the rest from others."""
     backlog_bytes_sum_max: int = 256 * 1024 * 1024
@@ -325,7 +330,10 @@ class FanoutCore:
             case Group(group, members):
                 client.groups[group] = members
             case Publish(group, size_bytes):
-                return self._copy(client, client.groups.get(group, ()), size_bytes, now_ms)
+                members = client.groups.get(group, ())
+                if not client.messages.take(len(members) // self.limits.members_per_message, now_ms):
+                    raise RelayProtocolError("more pieces to more members than a client may send")
+                return self._copy(client, members, size_bytes, now_ms)
             case Ping(number):
                 return Pong(number)
             case _:
@@ -350,7 +358,8 @@ class FanoutCore:
             else:
                 found.append(connection)
         copied = size_bytes * len(found)
-        if copied and not self._allowance(publisher.address, now_ms).take(copied, now_ms):
+        cost = max(size_bytes, self.limits.copy_bytes_min) * len(found)
+        if cost and not self._allowance(publisher.address, now_ms).take(cost, now_ms):
             self.counters["refused_quota"] += 1
             return None
         self.counters["pieces_out"] += len(found)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from p2p.handshake import Session
 from relay.errors import RelayProtocolError
 from relay.fanout import Copy, FanoutChannel, FanoutCore, FanoutLimits, FanoutMessage, Handed, Pong
+from relay.limits import HostUse
 
 __all__ = ["FanoutServer"]
+
+ANSWERS_BYTES_MAX: Final = 64 * 1024
+"""Unsent bytes of a client beyond which its pings are not answered."""
 
 
 class FanoutServer:
@@ -36,10 +41,14 @@ class FanoutServer:
         self._backlog_bytes = 0
         """Unsent bytes of all connections, as of the last tick and what was written since."""
 
-    def open(self, number: int, transport: asyncio.Transport, session: Session) -> None:
+    def open(self, number: int, transport: asyncio.Transport, session: Session, host: HostUse) -> None:
         """Take over a connection whose handshake is finished."""
-        line = _Line(self, number, transport, FanoutChannel(session))
+        line = _Line(self, number, transport, FanoutChannel(session), host)
         transport.set_protocol(line)
+        host.fanouts += 1
+        if host.fanouts > self.core.limits.connections_per_host_max and not host.is_trusted:
+            self._drop(transport, "fanout_host", session.address.hex())
+            return
         try:
             old = self.core.opened(number, session.address, self._now_ms())
         except RelayProtocolError as error:
@@ -77,7 +86,9 @@ class FanoutServer:
                     receiver.transport.writelines((receiver.channel.seal(handed), piece))
                     self._backlog_bytes += len(piece)
             case Pong() as pong:
-                line.transport.write(line.channel.seal(pong))
+                # Who does not read gets no more answers: they would pile up here for as long as it asks.
+                if line.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:
+                    line.transport.write(line.channel.seal(pong))
             case None:
                 pass
 
@@ -86,6 +97,7 @@ class FanoutServer:
         if self._lines.get(line.number) is line:
             del self._lines[line.number]
             self.core.closed(line.number)
+        line.host.fanouts -= 1
         self._gone(line.transport)
 
     def broke(self, line: _Line, error: RelayProtocolError) -> None:
@@ -96,15 +108,21 @@ class FanoutServer:
 class _Line(asyncio.Protocol):
     """One connection after its handshake."""
 
-    __slots__ = ("_server", "channel", "number", "transport")
+    __slots__ = ("_server", "channel", "host", "number", "transport")
 
     def __init__(
-        self, server: FanoutServer, number: int, transport: asyncio.Transport, channel: FanoutChannel
+        self,
+        server: FanoutServer,
+        number: int,
+        transport: asyncio.Transport,
+        channel: FanoutChannel,
+        host: HostUse,
     ) -> None:
         self._server = server
         self.number = number
         self.transport = transport
         self.channel = channel
+        self.host = host
 
     def data_received(self, data: bytes) -> None:
         try:

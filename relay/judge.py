@@ -39,6 +39,8 @@ class Fault(Enum):
     """A circuit took bytes and brought none."""
     BROKEN = "broken"
     """What came through a circuit was not what the other end sent."""
+    OVERCHARGED = "overcharged"
+    """It claims to have carried far more than was counted here; who sends what is never read can cause that."""
     DELAYED = "delayed"
     """Round trips have grown far above what they were."""
     LOST = "lost"
@@ -50,10 +52,10 @@ class Fault(Enum):
 
 
 POINTS: Final[Mapping[Fault, float]] = {
-    Fault.LIED: 100, Fault.STALLED: 20, Fault.BROKEN: 20, Fault.DELAYED: 25, Fault.LOST: 15, Fault.UNREACHED: 15,
-    Fault.REFUSED: 5,
+    Fault.LIED: 100, Fault.STALLED: 20, Fault.BROKEN: 20, Fault.OVERCHARGED: 25, Fault.DELAYED: 25, Fault.LOST: 15,
+    Fault.UNREACHED: 15, Fault.REFUSED: 5,
 }  # fmt: skip
-_ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN})
+_ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED})
 
 
 @dataclass(slots=True)

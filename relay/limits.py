@@ -50,6 +50,8 @@ class RelayLimits:
     pending_max: int = 1_024
     """Circuits that wait for one of their ends."""
     pending_per_client_max: int = 16
+    pending_per_host_max: int = 128
+    """Of those, the ones that one host asked for, for itself or as a relay for its clients."""
     pending_ms_max: int = 10_000
     circuits_max: int = 4_096
     circuits_per_client_max: int = 64
@@ -122,6 +124,10 @@ class HostUse:
     half_open: int = 0
     reservations: int = 0
     circuits: int = 0
+    fanouts: int = 0
+    """Of the connections, those for fan-out."""
+    pending: int = 0
+    """Of the circuits, those that wait for an end."""
 
     def is_idle(self, now_ms: int) -> bool:
         """Tell whether the host may be forgotten."""

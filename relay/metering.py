@@ -7,16 +7,16 @@ asks for nothing (price 0) keeps no accounts.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from billing.errors import ReceiptInvalid
-from billing.relay import RECEIPT_LIFE_MS, Receipt
+from billing.relay import CLOCK_SKEW_MS_MAX, RECEIPT_LIFE_MS, Receipt
 from p2p.identity import Identity, NodeCertificate
 from relay.errors import RelayProtocolError
 from state.primitives.errors import DecodeError
 
-__all__ = ["CLAIM_PERCENT", "PAY_BYTES", "PAY_MS", "Cashier", "FreeTier", "Tally", "Tariff"]
+__all__ = ["CHANNEL_AGE_MS_MAX", "CLAIM_PERCENT", "PAY_BYTES", "PAY_MS", "Cashier", "FreeTier", "Tally", "Tariff"]
 
 PAY_BYTES: Final = 16 * 2**20
 """A payer signs anew after so many bytes, ..."""
@@ -26,8 +26,10 @@ CLAIM_PERCENT: Final = 2
 CLAIM_BYTES: Final = 16 * 2**20
 """How far a payer follows a relay that has counted more: what was under way when circuits broke, say."""
 ACCOUNTS_MAX: Final = 65_536
-CHANNELS_MAX: Final = 4
-"""Channels of one payer whose last receipt is remembered."""
+CHANNEL_AGE_MS_MAX: Final = 7 * 24 * 3_600_000
+"""A channel that is paid on is given up after so long: its payer's certificate and the chain's patience end."""
+SETTLE_MS: Final = 24 * 3_600_000
+"""How long at least the certificate of a payer has to be good for, to leave time to settle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class FreeTier:
 class _Account:
     charged: int = 0
     paid: int = 0
-    channels: OrderedDict[bytes, Receipt] = field(default_factory=OrderedDict)
+    last: Receipt | None = None
+    """The newest receipt of the newest channel: none of an older one can be settled after it."""
     told: int | None = None
     """Of what ``charged`` the payer was last told on its present channel."""
 
@@ -106,6 +109,11 @@ class Cashier:
         account = self._accounts.get(payer)
         return 0 if account is None else account.unpaid
 
+    def has_carried(self, payer: bytes) -> bool:
+        """Tell whether anything was carried for ``payer`` that is not free."""
+        account = self._accounts.get(payer)
+        return account is not None and account.charged > 0
+
     @property
     def unpaid_bytes(self) -> int:
         """What all payers together owe, those who have paid ahead apart."""
@@ -129,39 +137,60 @@ class Cashier:
         if account.told is not None and account.charged - account.told < PAY_BYTES:
             return None
         account.told = account.charged
-        last = account.channels.get(channel)
-        return account.unpaid + (0 if last is None else last.size_bytes)
+        last = account.last
+        return account.unpaid + (last.size_bytes if last is not None and last.channel == channel else 0)
 
     def take(
-        self, payer: bytes, certificate: NodeCertificate, channel: bytes, data: bytes, *, now_ms: int
+        self,
+        payer: bytes,
+        certificate: NodeCertificate,
+        channel: bytes,
+        data: bytes,
+        *,
+        opened_ms: int,
+        now_ms: int,
     ) -> Receipt | None:
-        """Take a receipt that came over ``channel``; None: it says no more than the one before.
+        """Take a receipt that came over ``channel``, opened at ``opened_ms``; None: it says nothing that counts.
 
-        Raises RelayProtocolError for one that is not this payer's valid word for this channel at this price.
+        Raises RelayProtocolError for one that is not this payer's valid word for this channel at this price, or
+        that could not be settled: too short-lived, or of another channel than the payer's newest.
         """
         try:
             receipt = Receipt.decode(data)
             if receipt.channel != channel or receipt.price_per_gib != self.tariff.price_per_gib:
                 raise ReceiptInvalid("for another channel or price")
+            if abs(receipt.opened_ms - opened_ms) > CLOCK_SKEW_MS_MAX:
+                raise ReceiptInvalid("of a channel opened at another time")
+            if (
+                receipt.not_after_ms < now_ms + RECEIPT_LIFE_MS - 2 * CLOCK_SKEW_MS_MAX
+                or certificate.not_after_ms < now_ms + SETTLE_MS
+            ):
+                raise ReceiptInvalid("good for too short a time")
             receipt.check(
                 genesis_hash=self._genesis_hash, relay=self._relay, payer=payer, signer=certificate.signer,
                 now_ms=now_ms,
             )  # fmt: skip
         except (DecodeError, ReceiptInvalid) as error:
             raise RelayProtocolError(str(error)) from None
-        account = self._accounts.setdefault(payer, _Account())
-        last = account.channels.get(channel)
-        if last is not None and (
-            receipt.sequence <= last.sequence
-            or receipt.size_bytes <= last.size_bytes
-            or receipt.opened_ms != last.opened_ms
-        ):
-            return None
-        account.paid += receipt.size_bytes - (0 if last is None else last.size_bytes)
-        account.channels[channel] = receipt
-        account.channels.move_to_end(channel)
-        while len(account.channels) > CHANNELS_MAX:
-            account.channels.popitem(last=False)
+        account = self._accounts.get(payer)
+        if not receipt.amount or (account is None and len(self._accounts) >= ACCOUNTS_MAX):
+            return None  # worth nothing, or from one for whom nothing was carried and who would displace a debtor
+        if account is None:
+            account = self._accounts[payer] = _Account()
+        last = account.last
+        known_bytes = 0
+        if last is not None and last.channel == channel:
+            if receipt.opened_ms != last.opened_ms:
+                raise RelayProtocolError("a channel opened at two times")
+            if receipt.sequence <= last.sequence or receipt.size_bytes <= last.size_bytes:
+                return None
+            known_bytes = last.size_bytes
+        elif last is not None and receipt.opened_ms <= last.opened_ms:
+            raise RelayProtocolError("a channel older than one that was paid on")
+        # Nobody is carried far ahead of its account: where the account was forgotten, old bytes would count twice.
+        paid = account.paid + receipt.size_bytes - known_bytes
+        account.paid = min(paid, account.charged + self.tariff.unpaid_bytes_max)
+        account.last = receipt
         return receipt
 
 
@@ -182,6 +211,11 @@ class Tally:
         self._signed = 0
         self._signed_at_ms = 0
         self._is_pressed = False
+
+    @property
+    def channel(self) -> bytes:
+        """The channel that is paid on now."""
+        return self._channel
 
     def opened(self, channel: bytes, opened_ms: int, now_ms: int) -> None:
         """Begin a channel; what was not signed on the one before is signed on this one."""

@@ -22,7 +22,7 @@ from p2p.identity import Identity, Purpose
 from p2p.sockets import tune
 from p2p.transport import Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
-from relay.limits import HostUse, RelayLimits
+from relay.limits import Bucket, HostUse, RelayLimits
 from relay.links import Link
 from relay.protocol import (
     CONTROL_PREAMBLE,
@@ -50,6 +50,9 @@ PING_S: Final = 10
 SILENT_S: Final = 25
 FAILED_S: Final = 5
 """A relay that was not reached is not tried again before."""
+CARRIES_PER_S: Final = 8
+CARRIES_BURST: Final = 40
+"""Circuits asked of one relay: its bounds for any client hold for this one, and who breaks them is dropped."""
 RATE_DECAY_PERCENT: Final = 98
 """What is left each second of the highest rate seen."""
 
@@ -65,8 +68,8 @@ class Daemon(Protocol):
         """Return what this relay proves itself with."""
         ...
 
-    def may_reach(self, ip: str) -> bool:
-        """Say whether a client may make this relay connect to ``ip``."""
+    def may_reach(self, ip: str, *, is_trusted: bool) -> bool:
+        """Say whether a client, trusted or not, may make this relay connect to ``ip``."""
         ...
 
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
@@ -112,9 +115,12 @@ class OnwardLinks:
         """Stay connected to these, used or not."""
         self._kept = frozenset(endpoints)
 
-    def carry(self, circuit: int, following: Endpoint, route: bytes) -> None:
-        """Carry a circuit on to the relay ``following``; the daemon is told what came of it."""
-        self._spawn(self._carry(circuit, following, route))
+    def carry(self, circuit: int, following: Endpoint, route: bytes, *, is_trusted: bool) -> None:
+        """Carry a circuit on to the relay ``following``; the daemon is told what came of it.
+
+        ``is_trusted`` says whether who asks may name hosts that are not public.
+        """
+        self._spawn(self._carry(circuit, following, route, is_trusted=is_trusted))
 
     def measured(self) -> dict[bytes, Link]:
         """Return what is known of the way to each relay that is connected now."""
@@ -161,15 +167,17 @@ class OnwardLinks:
     async def _try(self, endpoint: Endpoint) -> None:
         try:
             async with asyncio.timeout(self._daemon.limits.handshake_ms_max / 1000):
-                await self._link(endpoint)
+                await self._link(endpoint, is_trusted=True)  # the operator named it
         except (RelayUnreachable, RelayRefused, TimeoutError):
             self._failed[endpoint] = self._loop.time() + FAILED_S
 
-    async def _carry(self, circuit: int, following: Endpoint, route: bytes) -> None:
+    async def _carry(self, circuit: int, following: Endpoint, route: bytes, *, is_trusted: bool) -> None:
         connection: OnwardConnection | None = None
         try:
             async with asyncio.timeout(self._daemon.limits.pending_ms_max / 1000):
-                link = await self._link(following)
+                link = await self._link(following, is_trusted=is_trusted)
+                if not link.carries.take(int(self._loop.time() * 1000)):
+                    raise RelayRefused(Refusal.TOO_FAST)
                 connection = await self._extend(link, route)
         except RelayRefused as error:
             self._daemon.onward_failed(circuit, error.refusal)
@@ -230,7 +238,7 @@ class OnwardLinks:
         connection.transport.write(DATA_PREAMBLE + token)
         return connection
 
-    async def _link(self, endpoint: Endpoint) -> _Link:
+    async def _link(self, endpoint: Endpoint, *, is_trusted: bool) -> _Link:
         """Return the open link to a relay. Raises RelayUnreachable, RelayRefused."""
         link = self._links.get(endpoint)
         if link is None:
@@ -240,19 +248,20 @@ class OnwardLinks:
             if len(self._links) >= self._daemon.limits.relays_max:
                 raise RelayRefused(Refusal.RELAY_FULL)
             link = self._links[endpoint] = _Link(self._daemon, endpoint, self._forget)
-            self._spawn(self._open(link))
+            self._spawn(self._open(link, is_trusted=is_trusted))
         await asyncio.shield(link.opened)
         if link.is_leaving:
             raise RelayRefused(Refusal.RESTARTING)
         link.used_at = self._loop.time()
         return link
 
-    async def _open(self, link: _Link) -> None:
+    async def _open(self, link: _Link, *, is_trusted: bool) -> None:
         endpoint = link.endpoint
         try:
             async with asyncio.timeout(self._daemon.limits.handshake_ms_max / 1000):
                 found = await self._loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-                link.ip = next((str(item[4][0]) for item in found if self._daemon.may_reach(str(item[4][0]))), "")
+                ips = [str(item[4][0]) for item in found]
+                link.ip = next((ip for ip in ips if self._daemon.may_reach(ip, is_trusted=is_trusted)), "")
                 if not link.ip:
                     raise RelayUnreachable("an address that clients may not have connected to")
                 await self._loop.create_connection(lambda: link, link.ip, endpoint.port)
@@ -282,6 +291,7 @@ class _Link(asyncio.Protocol):
         self.used_at = asyncio.get_running_loop().time()
         self.parked: list[OnwardConnection] = []
         self.parking = 0
+        self.carries = Bucket(CARRIES_PER_S, CARRIES_BURST, int(self.used_at * 1000))
         self._daemon = daemon
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +18,10 @@ __all__ = ["ReceiptStore", "StoredReceipt"]
 
 _FILE_BYTES_MAX: Final = RECEIPT_BYTES_MAX + CERTIFICATE_BYTES_MAX + 16
 _SUFFIX: Final = ".receipt"
+RECEIPTS_MAX: Final = 65_536
+"""Files; strangers fill them, so beyond it only channels that are known already are kept."""
+ROOM_INTERVAL_S: Final = 3_600.0
+"""A full directory is searched for expired receipts no oftener."""
 
 log = structlog.get_logger("relay")
 
@@ -45,16 +50,26 @@ class StoredReceipt(NamedTuple):
 class ReceiptStore:
     """A directory with one file for each channel; written whole, so a crash leaves the old or the new one."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, receipts_max: int = RECEIPTS_MAX) -> None:
         self._directory = directory
+        self._receipts_max = receipts_max
+        self._count: int | None = None
+        self._made_room_at = -ROOM_INTERVAL_S
 
     def save(self, receipts: list[StoredReceipt]) -> None:
         """Put these in place of earlier ones of their channels, durably. Raises OSError."""
         if not receipts:
             return
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._count is None or self._count >= self._receipts_max:
+            self._make_room()
         for stored in receipts:
             path = self._path(stored.receipt)
+            if not path.exists():
+                if self._count is not None and self._count >= self._receipts_max:
+                    log.error("too many receipts; settle them", payer=stored.receipt.payer.hex())
+                    continue
+                self._count = (self._count or 0) + 1
             temporary = path.with_suffix(".new")
             with open(temporary, "wb") as file:
                 file.write(stored.encode())
@@ -66,6 +81,19 @@ class ReceiptStore:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def _make_room(self) -> None:
+        """Count the files, and where there are too many remove those that nobody can settle any more."""
+        self._count = sum(1 for _ in self._directory.glob(f"*{_SUFFIX}"))
+        now = time.monotonic()
+        if self._count < self._receipts_max or now - self._made_room_at < ROOM_INTERVAL_S:
+            return
+        self._made_room_at = now
+        wall_ms = time.time_ns() // 1_000_000
+        for stored in self.load():
+            if stored.receipt.not_after_ms <= wall_ms:
+                self.remove(stored.receipt)
+                self._count -= 1
 
     def load(self) -> list[StoredReceipt]:
         """Return all receipts, by payer and then the age of their channels; a damaged file is skipped."""

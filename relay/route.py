@@ -7,7 +7,7 @@ circle. Each relay finds itself in the list, asks the next one, and the last ann
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ from p2p.errors import CertificateInvalid
 from p2p.identity import Identity, NodeCertificate
 from p2p.transport import ENDPOINT_CHARACTERS_MAX, Endpoint
 from relay.errors import RelayProtocolError
+from relay.limits import HostUse
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
@@ -30,7 +31,9 @@ ROUTE_LIFE_MS: Final = 60_000
 CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
 """How far the clocks of a dialler and a relay may differ."""
 NONCE_BYTES: Final = 16
-SEEN_MAX: Final = 65_536
+SEEN_MAX: Final = 131_072
+SEEN_PER_NETWORK_MAX: Final = 8_192
+"""Of those, the ones that hosts of one network asked for: what one may fill is not the memory of all."""
 
 _KIND: Final = b"relay route"
 
@@ -125,24 +128,32 @@ class VerifiedRoute(NamedTuple):
 
 
 class SeenRoutes:
-    """The routes that were used already, so that none serves twice; bounded."""
+    """The routes that were used already, so that none serves twice; bounded for each asking network and in sum."""
 
-    def __init__(self, seen_max: int = SEEN_MAX) -> None:
-        self._seen: OrderedDict[bytes, int] = OrderedDict()
+    def __init__(self, seen_max: int = SEEN_MAX, per_network_max: int = SEEN_PER_NETWORK_MAX) -> None:
+        self._seen: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._seen_max = seen_max
+        self._per_network_max = per_network_max
+        self._of_network: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def note(self, verified: VerifiedRoute, now_ms: int) -> bool:
-        """Note a route; False where it was seen before, or where too many are remembered to know."""
+    def note(self, verified: VerifiedRoute, host: HostUse, now_ms: int) -> bool:
+        """Note a route that ``host`` asks for; False where it was seen, or too many are remembered to know."""
         name = verified.dialler + verified.route.nonce
         if name in self._seen:
             return False
-        while self._seen and next(iter(self._seen.values())) <= now_ms:
-            self._seen.popitem(last=False)
-        if len(self._seen) >= self._seen_max:
+        while self._seen and next(iter(self._seen.values()))[0] <= now_ms:
+            _, (_, network) = self._seen.popitem(last=False)
+            self._of_network[network] -= 1
+            if not self._of_network[network]:
+                del self._of_network[network]
+        if len(self._seen) >= self._seen_max or (
+            not host.is_trusted and self._of_network[host.network] >= self._per_network_max
+        ):
             return False
         # As long as any clock of a relay may still take it.
-        self._seen[name] = now_ms + ROUTE_LIFE_MS + 2 * CLOCK_SKEW_MS_MAX
+        self._seen[name] = now_ms + ROUTE_LIFE_MS + 2 * CLOCK_SKEW_MS_MAX, host.network
+        self._of_network[host.network] += 1
         return True

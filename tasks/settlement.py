@@ -108,7 +108,7 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
             _draw(case, [(Pool.VERIFICATION, NOBODY)], address, budget_part, Purpose.VERIFIER_FEE, window.number)
             _draw(case, [(Pool.PRICE, NOBODY)], address, part - budget_part, Purpose.VERIFIER_FEE, window.number)
     held = share(pay, parameters.hold_bps)
-    carried = share_pay(pay - held, dues_of(case.state, window.worker))
+    carried = share_pay(pay - held, dues_of(case.state, window.worker, case.now))
     for relay, part in carried:
         vault.pay(Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
         pay_dues(case.state, window.worker, relay, part)

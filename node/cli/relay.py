@@ -106,12 +106,14 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
 @relay.command()
 @home_option
 @click.option("--rpc", "url", default="", metavar="URL", help="Gateway to send to; without it, only look.")
+@click.option("--all", "is_all", is_flag=True, help="Send also what is worth less than its fee.")
 @json_option
-def settle(home: Home, url: str, as_json: bool) -> None:
+def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
     """Bring the receipts of the relay's payers on chain, where they are paid out of what those earn.
 
-    Each costs a transaction's fee. A receipt that was settled is removed; the next one of its channel says what
-    came since. May run beside the relay, for example daily; receipts are valid for a week.
+    Each costs a transaction's fee; one that is worth less waits. A receipt that was settled is removed; the next
+    one of its channel says what came since. May run beside the relay, best daily: receipts are valid for a week,
+    but only as long as the certificates of their payers.
     """
     from node.relay import RECEIPTS
     from relay.receipts import ReceiptStore
@@ -121,11 +123,17 @@ def settle(home: Home, url: str, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     client = Client(url) if url else None
     key = _account(home)
+    fee = 0
+    if client is not None and not is_all:
+        quote = client.quote()
+        fee = sum(item.gas for item in quote.kinds if item.kind == SETTLE_CARRIAGE) * quote.max_fee_per_gas
     for receipt, certificate in store.load():
         state = "waits"
         if receipt.not_after_ms <= time.time_ns() // 1_000_000:
             store.remove(receipt)
             state = "expired"
+        elif receipt.amount < fee:
+            state = "worth less than its fee"
         elif client is not None:
             try:
                 client.send(key, SETTLE_CARRIAGE, [receipt.encode(), certificate])

@@ -21,7 +21,7 @@ from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from state.primitives.codec import Value, encode
 from tests.p2p.helpers import NOW_MS, identity, sessions
-from tests.p2p.test_moves import FIRST, Roads, connect, member, until
+from tests.p2p.test_moves import FIRST, SECOND, Roads, connect, member, until
 from tests.p2p.test_punch import ALICE, observer, pair
 from tests.p2p.test_service import BLOCK, VOTE, A, B, C, Inbox, drained, running
 
@@ -391,3 +391,42 @@ async def test_whoever_must_go_because_others_fill_the_memory_is_not_banned(
             await trio.aclose_forcefully(crowd)
         assert alice.counters["closed_receive_memory"] >= 8
         assert not alice.counters["bans"]
+
+
+async def test_bulk_for_a_peer_that_takes_no_lanes_goes_the_one_way_there_is(
+    roads: Roads, autojump_clock: object
+) -> None:
+    """Its places may be taken by others: then each lane is opened, greeted and closed again."""
+    alice, bob = member(0, roads), member(1, roads, lanes_in_sum_max=0)
+    inbox = Inbox(bob, BLOCK)
+    alice.add_endpoint(B, FIRST)
+    alice.add_endpoint(B, SECOND)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        for _ in range(20):
+            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+        with trio.fail_after(20):
+            for _ in range(20):
+                assert len((await inbox.receive.receive())[1]) == 200_000
+        assert alice.counters["dials"] < 30
+        for _ in range(5):
+            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+            with trio.fail_after(20):
+                assert len((await inbox.receive.receive())[1]) == 200_000
+        assert alice.counters["dials"] < 60
+
+
+async def test_a_conversation_goes_on_under_a_renewed_certificate(roads: Roads, autojump_clock: object) -> None:
+    alice, bob = member(0, roads), member(1, roads)
+    inbox = Inbox(bob, BLOCK)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        await trio.sleep(1)
+        bob.renew(identity(1, sequence=NOW_MS + 1))
+        assert await alice.move(B, FIRST)
+        for _ in range(10):
+            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+        for _ in range(10):
+            assert len((await inbox.receive.receive())[1]) == 200_000
+        assert alice.peers()[0].lanes == 1 and alice.peers()[0].age_s > 0.9

@@ -39,7 +39,7 @@ from relay.protocol import (
     Reserved,
     Restarting,
 )
-from relay.route import Route, VerifiedRoute
+from relay.route import Route, SeenRoutes, VerifiedRoute
 from state.primitives.errors import ConfigError
 from tests.relay.daemon_process import identity_of
 
@@ -393,6 +393,40 @@ def test_a_bucket_gives_its_rate_and_no_more() -> None:
     assert sum(bucket.take(ms) for ms in range(100, 10_101)) == 100
     assert not bucket.is_full(10_101)
     assert bucket.is_full(20_000)
+
+
+def test_one_host_that_calls_itself_a_relay_cannot_take_all_the_waiting_circuits() -> None:
+    relay = Relay(replace(LIMITS, pending_per_host_max=3))
+    relay.join(1, BEFORE, "198.51.100.7")
+    relay.join(2, BOB)
+    relay.say(2, Reserve(1, 60))
+    answers = [relay.say(1, Extend(n, bytes((103, 101, 50 + n, 2, n)))) for n in range(4)]
+    assert relay.core.pending == 3
+    assert refusal_of(answers[3]) is Refusal.HOST_LIMIT
+    relay.join(3, ALICE)
+    relay.offer(3, BOB)
+    assert relay.core.pending == 4, "others are served"
+
+
+def test_who_asks_too_often_does_not_even_have_its_signatures_checked() -> None:
+    relay = Relay(replace(LIMITS, connects_per_host_burst=2))
+    relay.join(1, BEFORE, "198.51.100.7")
+    answers = [refusal_of(relay.say(1, Extend(n, b"nonsense"))) for n in range(3)]
+    assert answers == [Refusal.BAD_ROUTE, Refusal.BAD_ROUTE, Refusal.TOO_FAST]
+
+
+def test_one_network_cannot_fill_the_memory_of_routes() -> None:
+    hosts = HostTable(LIMITS)
+    near, same, far = (hosts.use(ip, 0) for ip in ("192.0.2.1", "192.0.2.2", "198.51.100.7"))
+    assert near is not None and same is not None and far is not None
+    seen = SeenRoutes(4, 2)
+    routes = [check_route(bytes((103, 101, 1, 2, nonce))) for nonce in range(6)]
+    assert [seen.note(routes[0], near, 0), seen.note(routes[1], same, 0), seen.note(routes[2], near, 0)] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert seen.note(routes[3], far, 0)
+    assert not seen.note(routes[0], far, 0), "seen is seen, whoever brings it"
+    assert seen.note(routes[4], near, 10**9) and len(seen) == 1
 
 
 class RelayMachine(RuleBasedStateMachine):

@@ -15,6 +15,7 @@ from p2p.identity import Purpose, Role
 from p2p.transport import Endpoint
 from relay.client import RelayClient, RelayClientOptions
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
+from relay.judge import Fault
 from relay.protocol import (
     ControlChannel,
     Incoming,
@@ -294,3 +295,21 @@ async def test_no_more_relays_are_joined_than_allowed() -> None:
     async with running(alice):
         with pytest.raises(RelayUnreachable, match="as many relays"):
             await alice.client.dial(Endpoint("127.0.0.1", 9, RELAY), BOB)
+
+
+async def test_a_good_relay_is_not_blamed_for_a_place_that_only_bears_its_name() -> None:
+    good, decoy = Endpoint("127.0.0.1", 1, RELAY), Endpoint("127.0.0.1", 2, RELAY)
+    client = RelayClient(lambda: identity_of("alice"), [good])
+    for fault in Fault:
+        client._blame(decoy, fault)
+    client.measured(decoy, 9.0)
+    assert client.judge.points(RELAY, trio.current_time()) == 0 and client.judge.rtt_s(RELAY) is None
+    client._offer_texts([str(decoy)])
+    client._blame(decoy, Fault.LOST)
+    assert client.judge.points(RELAY, trio.current_time()) == 0, "nor is it taken from a relay that is full"
+    client.measured(good, 1.0)
+    client._blame(good, Fault.LOST)
+    assert client.judge.points(RELAY, trio.current_time()) > 0 and client.judge.rtt_s(RELAY) == 1.0
+    other = Endpoint("127.0.0.1", 2, BOB)
+    client._blame(other, Fault.LOST)
+    assert client.judge.points(BOB, trio.current_time()) > 0, "one that nobody else names"

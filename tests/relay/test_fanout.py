@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import trio
@@ -39,6 +40,8 @@ from relay.fanout import (
     decode_fanout,
     encode_fanout,
 )
+from relay.fanout_daemon import ANSWERS_BYTES_MAX, FanoutServer
+from relay.limits import HostTable, HostUse, RelayLimits
 from relay.publisher import FanoutClient, FanoutOptions
 from state.primitives.errors import DecodeError
 from tests.relay.daemon_process import DaemonProcess, identity_of
@@ -84,6 +87,16 @@ def test_messages_come_back_as_they_were(message: FanoutMessage) -> None:
 def test_messages_beyond_their_bounds_are_refused(message: FanoutMessage) -> None:
     with pytest.raises(DecodeError):
         decode_fanout(encode_fanout(message))
+
+
+def session_of(name: str) -> Session:
+    """Return a relay's side of a connection of ``name``."""
+    now_ms = time.time_ns() // 1_000_000
+    client = Handshake(identity_of(name), Purpose.RELAY_FANOUT, is_initiator=True, now_ms=now_ms)
+    relay = Handshake(identity_of("relay"), Purpose.RELAY_FANOUT, is_initiator=False, now_ms=now_ms)
+    relay.receive(client.receive(relay.receive(client.start())))
+    assert relay.session is not None
+    return relay.session
 
 
 def sessions() -> tuple[Session, Session]:
@@ -201,7 +214,7 @@ def test_a_slow_subscriber_is_passed_over_alone() -> None:
 
 
 def test_a_publisher_has_an_allowance_that_coming_back_does_not_renew() -> None:
-    hub = ready_hub(FanoutLimits(copied_bytes_per_s=1_000, copied_bytes_burst=40))
+    hub = ready_hub(FanoutLimits(copied_bytes_per_s=1_000, copied_bytes_burst=40, copy_bytes_min=1))
     assert hub.say(1, Publish(0, 10)) == (2, 3)
     assert hub.say(1, Publish(0, 10)) == (2, 3)
     assert hub.say(1, Publish(0, 10)) is None
@@ -210,6 +223,17 @@ def test_a_publisher_has_an_allowance_that_coming_back_does_not_renew() -> None:
     hub.say(9, Group(0, (BOB, CAROL)))
     assert hub.say(9, Publish(0, 10)) is None
     assert hub.say(9, Publish(0, 10), now_ms=20) == (2, 3)
+
+
+def test_small_pieces_and_large_groups_cost_their_publisher_what_they_cost_the_relay() -> None:
+    hub = ready_hub(FanoutLimits(copied_bytes_per_s=1, copied_bytes_burst=40, copy_bytes_min=10))
+    assert [hub.say(1, Publish(0, 1)) for _ in range(3)] == [(2, 3), (2, 3), None]
+    hub = Hub(ALICE, BOB, limits=FanoutLimits(messages_per_s=1, messages_burst=8, members_per_message=2))
+    hub.say(1, Group(0, (BOB, CAROL, b"x" * 20, b"y" * 20)))
+    hub.say(1, Publish(0, 10))
+    hub.say(1, Publish(0, 10))
+    with pytest.raises(RelayProtocolError):
+        hub.say(1, Publish(0, 10))
 
 
 def test_the_newest_connection_of_an_address_is_its_subscriber() -> None:
@@ -380,3 +404,61 @@ async def test_a_handshake_for_another_purpose_opens_nothing(shared_relay: Daemo
         answer = await stream.receive_some()
         with pytest.raises(HandshakeFailed):
             handshake.receive(bytes(answer))
+
+
+class Unread:
+    """A transport whose other side reads nothing."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    def set_protocol(self, _protocol: object) -> None: ...
+
+    def set_write_buffer_limits(self, *, high: int) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def write(self, data: bytes) -> None:
+        self.waiting += len(data)
+
+
+def fan_out_server(limits: FanoutLimits, dropped: list[str]) -> FanoutServer:
+    return FanoutServer(
+        limits, is_reserved=lambda _: True, is_served=lambda _: True, now_ms=lambda: 0,
+        drop=lambda _transport, reason, _who: dropped.append(reason), gone=lambda _: None,
+    )  # fmt: skip
+
+
+def stranger() -> HostUse:
+    host = HostTable(RelayLimits(trusted_networks=())).use("192.0.2.1", 0)
+    assert host is not None
+    return host
+
+
+def test_one_host_cannot_take_all_the_connections() -> None:
+    dropped: list[str] = []
+    server = fan_out_server(FanoutLimits(connections_per_host_max=2), dropped)
+    host = stranger()
+    opened = [session_of(name) for name in ("one", "other", "third")]
+    for number, session in enumerate(opened):
+        server.open(number, cast(asyncio.Transport, Unread()), session, host)
+    assert dropped == ["fanout_host"] and server.core.connections == 2
+    for line in list(server._lines.values()):
+        server.closed(line)
+    assert host.fanouts == 1, "the one that was dropped is yet to be closed"
+
+
+def test_pings_of_who_does_not_read_the_answers_cost_the_relay_no_memory() -> None:
+    ours, theirs = sessions()
+    server = fan_out_server(FanoutLimits(messages_burst=10**6), [])
+    transport = Unread()
+    server.open(1, cast(asyncio.Transport, transport), theirs, stranger())
+    channel = FanoutChannel(ours)
+    (line,) = server._lines.values()
+    for number in range(5_000):
+        line.data_received(channel.seal(Ping(number)))
+    assert transport.waiting < ANSWERS_BYTES_MAX + 100

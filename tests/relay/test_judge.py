@@ -73,3 +73,10 @@ def test_points_are_never_negative_and_memory_is_bounded(
     for n in range(2_000):
         judge.blame(n.to_bytes(4, "big"), Fault.LOST, 1e6)
     assert len(judge._records) <= 1_024
+
+
+def test_what_the_other_end_can_make_a_relay_claim_does_not_drive_its_clients_away() -> None:
+    judge = RelayJudge()
+    for second in range(500):
+        judge.blame(R, Fault.OVERCHARGED, second)
+    assert judge.points(R, 500) > 0 and not judge.is_left(R, 500)

@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing.relay import GIB, Receipt, carriage_price
+from billing.relay import CLOCK_SKEW_MS_MAX, GIB, RECEIPT_LIFE_MS, Receipt, carriage_price
+from p2p.identity import NodeCertificate
 from relay.errors import RelayProtocolError
-from relay.metering import CLAIM_BYTES, CLAIM_PERCENT, PAY_BYTES, PAY_MS, Cashier, FreeTier, Tally, Tariff
+from relay.metering import (
+    CLAIM_BYTES,
+    CLAIM_PERCENT,
+    PAY_BYTES,
+    PAY_MS,
+    SETTLE_MS,
+    Cashier,
+    FreeTier,
+    Tally,
+    Tariff,
+)
 from relay.receipts import ReceiptStore, StoredReceipt
 from tests.relay.daemon_process import GENESIS_HASH, account_of, identity_of
 
@@ -35,7 +46,9 @@ def tally(tariff: Tariff = TARIFF, channel: bytes = CHANNEL) -> Tally:
 
 
 def give(till: Cashier, receipt: Receipt, channel: bytes = CHANNEL) -> Receipt | None:
-    return till.take(ALICE.address, ALICE.certificate, channel, receipt.encode(), now_ms=NOW_MS)
+    return till.take(
+        ALICE.address, ALICE.certificate, channel, receipt.encode(), opened_ms=NOW_MS, now_ms=NOW_MS
+    )  # fmt: skip
 
 
 def test_what_a_circuit_may_carry_for_nothing_ends_with_its_bytes_or_its_time() -> None:
@@ -91,7 +104,15 @@ def test_a_relay_that_asks_for_nothing_keeps_no_accounts() -> None:
 
 def a_receipt() -> Receipt:
     return Receipt(
-        GENESIS_HASH, RELAY, ALICE.address, CHANNEL, NOW_MS, 1, PAY_BYTES, TARIFF.price_per_gib, NOW_MS + 1
+        GENESIS_HASH,
+        RELAY,
+        ALICE.address,
+        CHANNEL,
+        NOW_MS,
+        1,
+        PAY_BYTES,
+        TARIFF.price_per_gib,
+        NOW_MS + RECEIPT_LIFE_MS,
     ).signed_by(ALICE.signer)
 
 
@@ -105,6 +126,12 @@ def a_receipt() -> Receipt:
         replace(a_receipt(), channel=OTHER).signed_by(ALICE.signer),
         replace(a_receipt(), price_per_gib=1).signed_by(ALICE.signer),
         replace(a_receipt(), not_after_ms=NOW_MS).signed_by(ALICE.signer),
+        replace(a_receipt(), not_after_ms=NOW_MS + RECEIPT_LIFE_MS - 2 * CLOCK_SKEW_MS_MAX - 1).signed_by(
+            ALICE.signer
+        ),
+        replace(a_receipt(), not_after_ms=2**53 - 1).signed_by(ALICE.signer),
+        replace(a_receipt(), opened_ms=2**53 - 1).signed_by(ALICE.signer),
+        replace(a_receipt(), opened_ms=NOW_MS - CLOCK_SKEW_MS_MAX - 1).signed_by(ALICE.signer),
         a_receipt().signed_by(MALLORY.signer),
         replace(a_receipt(), signature=bytes(65)),
     ],
@@ -116,7 +143,7 @@ def test_what_is_not_this_payers_word_to_this_relay_is_refused(wrong: Receipt) -
         give(till, wrong)
     assert till.unpaid(ALICE.address) == PAY_BYTES
     with pytest.raises(RelayProtocolError):
-        till.take(ALICE.address, ALICE.certificate, CHANNEL, b"nonsense", now_ms=NOW_MS)
+        till.take(ALICE.address, ALICE.certificate, CHANNEL, b"nonsense", opened_ms=NOW_MS, now_ms=NOW_MS)
 
 
 def test_what_was_not_signed_on_a_channel_that_broke_is_signed_on_the_next() -> None:
@@ -228,3 +255,76 @@ def test_receipts_survive_a_restart_and_a_damaged_one_costs_itself_only(tmp_path
     store.remove(newer)
     assert [stored.receipt for stored in store.load()] == [other]
     assert ReceiptStore(tmp_path / "none").load() == []
+
+
+def test_only_the_newest_channel_is_paid_on_for_the_chain_settles_no_older_one() -> None:
+    till = cashier()
+    till.charge(ALICE.address, 8 * PAY_BYTES)
+    older = a_receipt()
+    newer = replace(older, channel=OTHER, opened_ms=NOW_MS + 1).signed_by(ALICE.signer)
+    assert give(till, older) == older
+    assert give(till, newer, OTHER) == newer
+    owed = till.unpaid(ALICE.address)
+    for late in (
+        replace(older, sequence=2, size_bytes=4 * PAY_BYTES),
+        replace(older, channel=b"x" * 32, opened_ms=NOW_MS + 1),
+        replace(newer, opened_ms=NOW_MS + 2, sequence=2, size_bytes=4 * PAY_BYTES),
+    ):
+        with pytest.raises(RelayProtocolError):
+            give(till, late.signed_by(ALICE.signer), late.channel)
+    assert till.unpaid(ALICE.address) == owed
+
+
+def test_bytes_that_were_counted_on_a_forgotten_account_do_not_carry_its_payer_far() -> None:
+    till = cashier()
+    till.charge(ALICE.address, 1)
+    ahead = replace(a_receipt(), size_bytes=2**40).signed_by(ALICE.signer)
+    assert give(till, ahead) == ahead
+    assert till.unpaid(ALICE.address) == -TARIFF.unpaid_bytes_max
+
+
+def test_receipts_for_nothing_are_not_kept() -> None:
+    till = cashier()
+    assert give(till, a_receipt()) is not None
+    assert not till.has_carried(ALICE.address), "nothing was carried for it: no file is written"
+    till.charge(ALICE.address, PAY_BYTES)
+    assert give(till, replace(a_receipt(), size_bytes=0).signed_by(ALICE.signer)) is None
+    free = cashier(Tariff())
+    free.charge(ALICE.address, PAY_BYTES)
+    assert give(free, replace(a_receipt(), price_per_gib=0).signed_by(ALICE.signer)) is None and len(free) == 0
+
+
+def test_a_receipt_whose_certificate_ends_before_it_can_be_settled_is_refused() -> None:
+    till = cashier()
+    till.charge(ALICE.address, PAY_BYTES)
+    short = replace(ALICE.certificate, not_after_ms=NOW_MS + SETTLE_MS - 1)
+    assert isinstance(short, NodeCertificate)
+    with pytest.raises(RelayProtocolError):
+        till.take(ALICE.address, short, CHANNEL, a_receipt().encode(), opened_ms=NOW_MS, now_ms=NOW_MS)
+    assert till.unpaid(ALICE.address) == PAY_BYTES
+
+
+def test_a_full_directory_keeps_the_channels_it_knows_and_makes_room_where_receipts_have_expired(
+    tmp_path: Path,
+) -> None:
+    certificate = ALICE.certificate.encode()
+
+    def stored(channel: bytes, sequence: int, not_after_ms: int) -> StoredReceipt:
+        word = replace(
+            a_receipt(), channel=channel, opened_ms=NOW_MS + channel[0], sequence=sequence,
+            not_after_ms=not_after_ms,
+        )  # fmt: skip
+        return StoredReceipt(word, certificate)
+
+    late = 2**53 - 1
+    store = ReceiptStore(tmp_path, 2)
+    first, second, third = (stored(bytes((n,)) * 32, 1, late) for n in (1, 2, 3))
+    store.save([first, second, third])
+    assert store.load() == [first, second]
+    newer = stored(b"\1" * 32, 2, late)
+    store.save([newer, third])
+    assert store.load() == [newer, second]
+    gone = stored(b"\2" * 32, 2, 1)
+    store.save([gone])
+    ReceiptStore(tmp_path, 2).save([third])
+    assert store.load() == [newer, third]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from p2p.transport import Endpoint
+from relay.daemon import RelayDaemon, RelayOptions
 from relay.errors import Refusal, RelayRefused
 from relay.protocol import Extend, Offered, Refused
 from relay.route import Route
@@ -197,3 +199,15 @@ async def test_what_relays_say_of_their_links_is_learnt(start_relay: StartRelay)
         assert estimate is not None and 0 < estimate[0] < 5
     state = alice.client.link_states[first.address]
     assert [address for address, _ in state.links] == [last.address]
+
+
+def test_strangers_are_connected_to_the_world_and_to_nothing_of_the_relays_own() -> None:
+    async def look() -> dict[str, tuple[bool, bool]]:
+        daemon = RelayDaemon(RelayOptions(), lambda: identity_of("relay"))
+        ips = ("127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "224.0.0.1", "8.8.8.8")
+        return {ip: (daemon.may_reach(ip, is_trusted=False), daemon.may_reach(ip, is_trusted=True)) for ip in ips}
+
+    may = asyncio.run(look())
+    assert may.pop("8.8.8.8") == (True, True)
+    assert may.pop("127.0.0.1") == may.pop("::1") == (False, True)
+    assert set(may.values()) == {(False, False)}

@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,10 @@ import pytest
 import trio
 
 from relay.client import RelayClientOptions
-from relay.errors import Refusal, RelayRefused
+from relay.errors import Refusal, RelayRefused, RelayUnreachable
 from relay.judge import Fault
 from relay.limits import RelayLimits, paces
-from relay.protocol import Connect, Refused, Reserve
+from relay.protocol import Connect, Refused, Reserve, Terms
 from relay.receipts import ReceiptStore
 from relay.stream import CircuitStream
 from tests.relay.daemon_process import DaemonProcess, account_of
@@ -225,3 +226,25 @@ async def test_a_client_whose_request_is_refused_hears_how_full_the_relay_is(sha
         client = await RawClient.connect(shared_relay, "asker")
         await client.say(Connect(7, account_of("nobody").address))
         assert await client.hear() == Refused(7, Refusal.NO_RESERVATION, 0, 0, ())
+
+
+async def test_nothing_is_signed_at_a_price_above_what_the_node_pays_and_terms_do_not_change_on_the_way(
+    start_relay: StartRelay,
+) -> None:
+    daemon = start_relay(tariff=PRICED)
+    options = RelayClientOptions(price_per_gib_max=PRICED["price_per_gib"] - 1)
+    alice, bob = Node("alice", options=options), Node("bob", daemon.endpoint)
+    async with running(alice, bob):
+        await bob.client.wait_reserved()
+        with suppress(RelayUnreachable):
+            await alice.client.dial(daemon.endpoint, bob.address)  # its terms may not have come yet
+        await wait_until(lambda: daemon.address in alice.client._tallies)
+        link, owed = alice.client._links[daemon.endpoint], alice.client._tallies[daemon.address]
+        owed.size_bytes += 2**30
+        alice.client._pay(link)
+        assert owed.due(alice.client._make_identity(), 0, 0) is not None, "it would have been time to sign"
+        with pytest.raises(RelayUnreachable):
+            await alice.client.dial(daemon.endpoint, bob.address)
+        alice.client.terms(link, Terms(1, 0, 0, 0))
+        assert link.fault is Fault.LIED and owed.tariff is not None
+        assert owed.tariff.price_per_gib == PRICED["price_per_gib"]

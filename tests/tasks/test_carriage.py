@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from billing.escrow import Purpose, bill_lines, earnings_of
 from billing.prices import ROLE_WEIGHTS, Role
-from billing.relay import GIB, RECEIPT_LIFE_MS, Receipt
+from billing.relay import CHANNEL_LIFE_MS, CLOCK_SKEW_MS_MAX, GIB, RECEIPT_LIFE_MS, Receipt
 from p2p.identity import Identity, NodeCertificate
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
-from tasks.carriage import RELAYS_PER_PAYER_MAX, SETTLE_CARRIAGE, carriage_rules, dues_of, share_pay
+from tasks.carriage import DUE_LIFE_MS, RELAYS_PER_PAYER_MAX, SETTLE_CARRIAGE, carriage_rules, dues_of, share_pay
 from tasks.lifecycle import Phase
 from tasks.registry import NodeProfile, NodeRole
 from tasks.transitions import REGISTER_NODE, RETIRE_NODE, node_payload
@@ -77,16 +77,18 @@ def receipt(
     relay: bytes = RELAY,
     channel: bytes = b"c",
     opened_ms: int = START_MS,
+    not_after_ms: int = START_MS + RECEIPT_LIFE_MS,
+    who: Identity = NODE,
 ) -> Receipt:
     unsigned = Receipt(
         GENESIS_HASH, relay, WORKER.address, channel * 32, opened_ms, sequence, size_bytes, PRICE,
-        START_MS + RECEIPT_LIFE_MS,
+        not_after_ms,
     )  # fmt: skip
-    return unsigned.signed_by(NODE.signer)
+    return unsigned.signed_by(who.signer)
 
 
 def due(world: World, relay: bytes = RELAY) -> int:
-    return dues_of(world.state, WORKER.address).get(relay, 0)
+    return dues_of(world.state, WORKER.address, world.time_ms).get(relay, 0)
 
 
 def test_a_receipt_counts_once_and_a_later_one_for_what_it_adds() -> None:
@@ -120,6 +122,10 @@ def test_a_new_channel_adds_and_an_older_one_is_over() -> None:
         (replace(receipt(), genesis_hash=b"h" * 32).signed_by(NODE.signer), NODE, "receipt_invalid"),
         (replace(receipt(), not_after_ms=START_MS).signed_by(NODE.signer), NODE, "receipt_invalid"),
         (replace(receipt(), payer=b"x" * 20).signed_by(NODE.signer), NODE, "receipt_invalid"),
+        (receipt(not_after_ms=2**53 - 1), NODE, "receipt_invalid"),
+        (receipt(opened_ms=2**53 - 1), NODE, "receipt_invalid"),
+        (receipt(opened_ms=START_MS + CLOCK_SKEW_MS_MAX + 1), NODE, "receipt_invalid"),
+        (receipt(opened_ms=START_MS - CHANNEL_LIFE_MS), NODE, "receipt_invalid"),
         (receipt(), identity(genesis_hash=b"h" * 32), "certificate_invalid"),
         (receipt(), replace(NODE, certificate=replace(NODE.certificate, sequence=9)), "receipt_invalid"),
     ],
@@ -129,6 +135,13 @@ def test_what_its_payer_did_not_sign_for_this_chain_and_time_is_refused(
 ) -> None:
     world = Market()
     assert world.settle(wrong, who=who) == code
+    assert due(world) == 0
+
+
+def test_a_certificate_that_is_none_is_refused() -> None:
+    world = Market()
+    for data in (b"", b"certificate", NODE.certificate.encode() + b"\0"):
+        assert world.send(RELAY, SETTLE_CARRIAGE, [receipt().encode(), data]) == "decode_error"
     assert due(world) == 0
 
 
@@ -177,7 +190,7 @@ def test_the_bill_shows_what_carrying_cost() -> None:
     lines = [line for line in bill_lines(world.state, task) if line.purpose == Purpose.CARRIAGE]
     assert sum(line.amount for line in lines) == promised
     assert {line.party for line in lines} == {RELAY}
-    assert due(world) == 0 and dues_of(world.state, WORKER.address) == {}
+    assert due(world) == 0 and dues_of(world.state, WORKER.address, world.time_ms) == {}
 
 
 @given(
@@ -227,3 +240,56 @@ def test_whatever_is_sent_the_due_is_what_the_newest_receipts_of_settled_channel
 
 def size_amount(size: int) -> int:
     return size * PRICE // GIB
+
+
+def later(world: World, relay: bytes, *, channel: bytes = b"l") -> tuple[Receipt, Identity]:
+    """Return a receipt of a channel opened now, and who signed it, certified now."""
+    who = Identity.create(
+        WORKER, genesis_hash=GENESIS_HASH, now_ms=world.time_ms, node_secret=digest(b"test node", b"later")
+    )
+    now_ms = world.time_ms
+    word = receipt(
+        relay=relay, channel=channel, opened_ms=now_ms, not_after_ms=now_ms + RECEIPT_LIFE_MS, who=who
+    )  # fmt: skip
+    return word, who
+
+
+def test_a_payer_that_has_known_many_relays_can_owe_new_ones_once_the_old_are_over() -> None:
+    world = Market()
+    for n in range(RELAYS_PER_PAYER_MAX + 1):
+        world.enter(b"t" * 19 + bytes((n,)), NodeRole.RELAY)
+    for n in range(RELAYS_PER_PAYER_MAX):
+        assert world.settle(receipt(relay=b"t" * 19 + bytes((n,)))) is None
+    new = b"t" * 19 + bytes((RELAYS_PER_PAYER_MAX,))
+    world.time_ms += DUE_LIFE_MS - 1
+    word, who = later(world, new)
+    assert world.settle(word, who=who) == "receipt_invalid"
+    world.time_ms += 1
+    word, who = later(world, new)
+    assert world.settle(word, who=who) is None
+    assert due(world, new) == PRICE
+    first = receipt(2 * GIB, sequence=2, relay=b"t" * 20, not_after_ms=world.time_ms + 1, who=who)
+    forgotten = replace(first, relay=b"t" * 19 + b"\x00").signed_by(who.signer)
+    assert world.settle(forgotten, who=who) == "receipt_invalid", "what was forgotten cannot come again"
+
+
+def test_what_is_due_lapses_and_a_later_word_begins_anew() -> None:
+    world = Market()
+    assert world.settle(receipt(1000 * GIB)) is None
+    world.time_ms += DUE_LIFE_MS - 1
+    assert due(world) == 1000 * PRICE
+    world.time_ms += 1
+    assert due(world) == 0
+    word, who = later(world, RELAY)
+    assert world.settle(word, who=who) is None
+    assert due(world) == PRICE
+
+
+def test_a_huge_promise_to_a_relay_of_ones_own_takes_an_equal_part_and_no_more() -> None:
+    pay = 85 * DKB
+    assert share_pay(pay, {RELAY: DKB, OTHER_RELAY: 2**125}) == [(OTHER_RELAY, 4 * DKB), (RELAY, DKB)]
+    assert share_pay(pay, {RELAY: 3 * DKB, OTHER_RELAY: 2**125}) == [
+        (OTHER_RELAY, 5 * DKB // 2),
+        (RELAY, 5 * DKB // 2),
+    ]
+    assert share_pay(17, {RELAY: 1, OTHER_RELAY: 2**125}) == [(OTHER_RELAY, 1)]
