@@ -491,6 +491,7 @@ class RelayDaemon:
             self.now_ms(),
             on_end_closed=self.gone,
             on_closed=self._on_circuit_closed,
+            on_look=self._look,
         )
         self._circuits[join.circuit] = circuit
         self._payers[join.circuit] = join.dialler_address, FreeTier(self.options.tariff, self.now_ms())
@@ -503,6 +504,12 @@ class RelayDaemon:
                 opening.transport.write(bytes((JOINED,)))
         circuit.start(dialler.early, target.early)
         log.debug("circuit joined", circuit=join.circuit, dialler=join.dialler_address, target=join.target_address)
+
+    def _look(self, circuit: Circuit) -> None:
+        """Count what has passed, and hold the circuit where its payer owes too much."""
+        if circuit.number in self._payers:
+            self._count_bytes(circuit)
+            self._collect(circuit, self.now_ms())
 
     def _on_circuit_closed(self, circuit: Circuit) -> None:
         self._count_bytes(circuit)
@@ -835,6 +842,7 @@ class _Collector:
 
     def collect(self) -> Iterable[Metric]:
         daemon, core = self._daemon, self._daemon.core
+        carried = daemon.count_bytes()  # first: what is unpaid follows from it
         for name, text, value in (
             ("reservations", "Clients that can be reached through this relay", core.reservations),
             ("circuits", "Circuits that run", core.circuits),
@@ -852,7 +860,7 @@ class _Collector:
         ):
             yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
         yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
-        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=daemon.count_bytes())
+        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
         yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=daemon.receipts_total)
         fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
         for what, count in sorted(daemon.fanout.core.counters.items()):

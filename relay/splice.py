@@ -19,6 +19,8 @@ _SO_MAX_PACING_RATE: Final = 47
 _PACE_MAX: Final = 2**31 - 1
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """A host that vanished is noticed after 40 s in which nothing moved."""
+LOOK_BYTES: Final = 4 * 1024 * 1024
+"""So much of one direction passes between two looks at whether it is paid, however fast the line."""
 _TCP_LIVE: Final = frozenset({1, 4, 5})
 """States of a TCP connection whose other side may still send: established, or only this side has ended."""
 
@@ -43,13 +45,14 @@ def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
 class _Half(asyncio.Protocol):
     """What arrives from one end goes to ``sink``, the transport of the other."""
 
-    __slots__ = ("circuit", "ended", "is_full", "received", "sink", "source")
+    __slots__ = ("circuit", "ended", "is_full", "look_at", "received", "sink", "source")
 
     def __init__(self, circuit: Circuit, source: asyncio.Transport, sink: asyncio.Transport) -> None:
         self.circuit = circuit
         self.source = source
         self.sink = sink
         self.received = 0
+        self.look_at = LOOK_BYTES
         self.is_full = False
         """Whether this end takes no more for now."""
         self.ended = False
@@ -58,6 +61,9 @@ class _Half(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
         self.sink.write(data)
+        if self.received >= self.look_at:
+            self.look_at = self.received + LOOK_BYTES
+            self.circuit.on_look(self.circuit)
 
     def eof_received(self) -> bool:
         self.ended = True
@@ -91,12 +97,13 @@ class _Half(asyncio.Protocol):
 class Circuit:
     """Both directions of one circuit.
 
-    ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed.
+    ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed; ``on_look``
+    after every ``LOOK_BYTES`` of either direction.
     """
 
     __slots__ = (
         "_is_held", "_limits", "_lost", "_moved_at_ms", "_moved_bytes", "_on_closed", "_on_end_closed", "backward",
-        "forward", "held_since_ms", "lingers_since_ms", "number", "started_ms",
+        "forward", "held_since_ms", "lingers_since_ms", "number", "on_look", "started_ms",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +116,7 @@ class Circuit:
         *,
         on_end_closed: Callable[[asyncio.Transport], None],
         on_closed: Callable[[Circuit], None],
+        on_look: Callable[[Circuit], None],
     ) -> None:
         self.number = number
         self.started_ms = now_ms
@@ -118,6 +126,7 @@ class Circuit:
         self._limits = limits
         self._on_end_closed = on_end_closed
         self._on_closed = on_closed
+        self.on_look = on_look
         self._lost = 0
         self._moved_at_ms = now_ms
         self._moved_bytes = 0
