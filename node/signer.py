@@ -51,6 +51,7 @@ from node.logs import configure_logs
 from p2p.errors import FrameInvalid, HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.identity import Identity, Purpose
+from p2p.link import shake_hands
 from p2p.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
 from p2p.sockets import tune
 from state.primitives.address import format_address, parse_address
@@ -287,16 +288,7 @@ async def _secured(
         identity, Purpose.SIGNER, is_initiator=is_initiator, now_ms=time.time_ns() // 1_000_000, expected=expected
     )
     try:
-        out = handshake.start()
-        while True:
-            if out:
-                await stream.send_all(out)
-            if handshake.session is not None:
-                return SealedStream(stream, handshake.session)
-            data = await stream.receive_some(RECEIVE_BYTES)
-            if not data:
-                raise HandshakeFailed("closed during the handshake")
-            out = handshake.receive(bytes(data))
+        return SealedStream(stream, await shake_hands(stream, handshake))
     except BaseException as error:
         await trio.aclose_forcefully(stream)
         if isinstance(error, trio.BrokenResourceError | trio.ClosedResourceError):

@@ -8,14 +8,32 @@ import trio
 
 from p2p.channel import Channel, Hello
 from p2p.errors import HandshakeFailed
-from p2p.handshake import Session
+from p2p.handshake import Handshake, Session
 from p2p.sockets import TcpInfo, tcp_info, tune
 from p2p.transport import Endpoint
 
-__all__ = ["Link", "LinkLost"]
+__all__ = ["Link", "LinkLost", "shake_hands"]
 
 _READ_BYTES: Final = 256 * 1024
+_HANDSHAKE_READ_BYTES: Final = 4_096
 _BYE_S: Final = 0.2
+
+
+async def shake_hands(stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"") -> Session:
+    """Complete a handshake on a stream; ``preamble`` goes before its first word.
+
+    Raises HandshakeFailed and its kinds; what the stream raises passes. The stream stays the caller's to close.
+    """
+    out = preamble + handshake.start()
+    while True:
+        if out:
+            await stream.send_all(out)
+        if handshake.session is not None:
+            return handshake.session
+        data = await stream.receive_some(_HANDSHAKE_READ_BYTES)
+        if not data:
+            raise HandshakeFailed("closed during the handshake")
+        out = handshake.receive(bytes(data))
 
 
 class LinkLost(Exception):

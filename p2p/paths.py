@@ -42,8 +42,8 @@ class PathParameters:
     """By how much another control path must be better, ..."""
     switch_samples: int = 3
     """... and in how many samples in a row, before control moves."""
-    estimate_age_s: float = 90.0
-    """Older estimates of a round trip that was not measured on the path itself are forgotten."""
+    rtt_age_s: float = 90.0
+    """Round trips measured longer ago are forgotten."""
     rate_age_s: float = 600.0
     """How long the rate that a path once reached is believed."""
     backoff_s_min: float = 0.5
@@ -84,7 +84,6 @@ class _Known:
     rank: int
     rtt_s: float | None = None
     rtt_at: float = 0.0
-    is_rtt_measured: bool = False
     rate: float | None = None
     """Bytes a second that it carried when it carried alone, as far as that was ever seen."""
     rate_at: float = 0.0
@@ -129,20 +128,11 @@ class PathTable:
         known = self._known.get(path)
         if known is None or rtt_s < 0:
             return
-        if known.rtt_s is None or not known.is_rtt_measured:
+        if known.rtt_s is None:
             known.rtt_s = rtt_s
         else:
             known.rtt_s += _EWMA * (rtt_s - known.rtt_s)
-        known.rtt_at, known.is_rtt_measured = now, True
-
-    def estimated_rtt(self, path: Path, rtt_s: float, now: float) -> None:
-        """Note what a path's parts add up to; a measurement on the path itself counts more while it is young."""
-        known = self._known.get(path)
-        if known is None or rtt_s < 0:
-            return
-        if known.is_rtt_measured and now - known.rtt_at < self.parameters.estimate_age_s:
-            return
-        known.rtt_s, known.rtt_at, known.is_rtt_measured = rtt_s, now, False
+        known.rtt_at = now
 
     def measured_rate(self, path: Path, bytes_per_s: float, now: float) -> None:
         """Note what a path carried while it alone was filled."""
@@ -186,7 +176,7 @@ class PathTable:
     def rtt_s(self, path: Path, now: float) -> float | None:
         """Return the round trip of a path, where something young enough is known of it."""
         known = self._known.get(path)
-        if known is None or known.rtt_s is None or now - known.rtt_at > self.parameters.estimate_age_s:
+        if known is None or known.rtt_s is None or now - known.rtt_at > self.parameters.rtt_age_s:
             return None
         return known.rtt_s
 

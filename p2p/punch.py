@@ -166,6 +166,8 @@ class _Network(Protocol):
 
     def peers(self) -> list[PeerInfo]: ...
 
+    def peer(self, address: bytes) -> PeerInfo | None: ...
+
     async def move(self, address: bytes, endpoint: Endpoint) -> bool: ...
 
     def on_paths(self, maker: Callable[[bytes, tuple[Endpoint, ...]], Iterable[Endpoint]]) -> None: ...
@@ -288,15 +290,11 @@ class Puncher:
 
     def _ways(self, target: bytes, known: tuple[Endpoint, ...]) -> Iterable[Endpoint]:
         """Offer the punched path to a peer that is connected, and only through a relay or punched already."""
-        info = self._info(target)
+        info = self._network.peer(target) if self._network is not None else None
         if info is None or any(not endpoint.hops for endpoint in known):
             return ()
         is_there = info.remote == str(PUNCHED)
         return (PUNCHED,) if is_there or (info.is_attached and self.can_try) else ()
-
-    def _info(self, target: bytes) -> PeerInfo | None:
-        assert self._network is not None
-        return next((info for info in self._network.peers() if info.address == target), None)
 
     async def _upgrade(self, network: _Network) -> None:
         """Try one attempt with each peer whose turn it is, one after the other."""
@@ -316,8 +314,9 @@ class Puncher:
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
         """Return a direct stream to ``target``, which must be connected already. Raises PunchFailed, OSError."""
-        info = None if self._network is None or target is None else self._info(target)
-        if target is None or info is None or not info.is_attached:
+        network = self._network
+        info = None if network is None or target is None else network.peer(target)
+        if network is None or target is None or info is None or not info.is_attached:
             raise PunchFailed("nobody to agree with")
         self.attempts += 1
         options = self._options
@@ -329,7 +328,7 @@ class Puncher:
             for _ in range(options.tries):
                 began = trio.current_time()
                 # The peer dials when the word reaches it: half a round trip after it left.
-                info = self._info(target)
+                info = network.peer(target)
                 half_s = 0.0 if info is None or info.rtt_ms is None else info.rtt_ms / 2_000
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._say_go, target, attempt)

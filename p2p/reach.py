@@ -102,6 +102,8 @@ class _Network(Protocol):
 
     def peers(self) -> list[PeerInfo]: ...
 
+    def peer(self, address: bytes) -> PeerInfo | None: ...
+
     async def request(
         self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
     ) -> bytes: ...
@@ -212,7 +214,8 @@ class Reach:
             case _:
                 raise DecodeError("not an endpoint")
         assert self._network is not None
-        remote = next((info.remote for info in self._network.peers() if info.address == peer), "")
+        info = self._network.peer(peer)
+        remote = "" if info is None else info.remote
         try:
             is_own = endpoint.relay is None and ip_address(endpoint.host) == ip_address(remote.partition("%")[0])
         except ValueError:

@@ -22,13 +22,13 @@ from p2p.addrbook import ANCHORS_MAX, AddressBook
 from p2p.blobs import BlobStore
 from p2p.channel import Hello, Opening, Word
 from p2p.dialling import Dialling, PathMaker, Way, parse_bootstrap
-from p2p.errors import HandshakeFailed, PeerUnreachable
+from p2p.errors import PeerUnreachable
 from p2p.frame import Class
 from p2p.gossip import Deliver, Disconnect, Effect, Gossip, GossipParameters, Send, Verdict
 from p2p.handshake import Handshake, Session
 from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits, RateLimiter, ReceiveMemory
-from p2p.link import Link, LinkLost
+from p2p.link import Link, LinkLost, shake_hands
 from p2p.multicast_service import MulticastService
 from p2p.peer import (
     KIND_GOSSIP,
@@ -59,7 +59,6 @@ __all__ = [
 TOPIC_RECORD: Final = "record"
 _MANAGE_INTERVAL_S: Final = 0.25
 _SIMULTANEOUS_S: Final = 5.0
-_HANDSHAKE_READ_BYTES: Final = 4_096
 
 MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
 Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
@@ -317,24 +316,28 @@ class Network:
 
     def peers(self) -> list[PeerInfo]:
         """Return the connections."""
-        now = trio.current_time()
-        return [
-            PeerInfo(
-                address=peer.address,
-                roles=peer.session.certificate.roles,
-                is_outbound=peer.is_outbound,
-                remote=peer.remote,
-                rtt_ms=None if peer.rtt_s is None else peer.rtt_s * 1_000,
-                score=self._gossip.score(peer.address),
-                age_s=now - peer.since,
-                bytes_in=peer.bytes_in,
-                bytes_out=peer.bytes_out,
-                lanes=len(peer.lanes),
-                moves=peer.generation,
-                is_attached=peer.is_attached,
-            )
-            for peer in self._peers.values()
-        ]
+        return [self._info(peer) for peer in self._peers.values()]
+
+    def peer(self, address: bytes) -> PeerInfo | None:
+        """Return the connection to an address, where there is one."""
+        peer = self._peers.get(address)
+        return None if peer is None else self._info(peer)
+
+    def _info(self, peer: Peer) -> PeerInfo:
+        return PeerInfo(
+            address=peer.address,
+            roles=peer.session.certificate.roles,
+            is_outbound=peer.is_outbound,
+            remote=peer.remote,
+            rtt_ms=None if peer.rtt_s is None else peer.rtt_s * 1_000,
+            score=self._gossip.score(peer.address),
+            age_s=trio.current_time() - peer.since,
+            bytes_in=peer.bytes_in,
+            bytes_out=peer.bytes_out,
+            lanes=len(peer.lanes),
+            moves=peer.generation,
+            is_attached=peer.is_attached,
+        )
 
     def lane_stats(self, address: bytes) -> list[LaneStats]:
         """Return what is known of each connection of a peer, the control connection first."""
@@ -634,16 +637,7 @@ class Network:
         )
         try:
             with trio.fail_after(self.limits.handshake_timeout_s):
-                out = handshake.start()
-                while True:
-                    if out:
-                        await stream.send_all(out)
-                    if handshake.session is not None:
-                        return handshake.session
-                    data = await stream.receive_some(_HANDSHAKE_READ_BYTES)
-                    if not data:
-                        raise HandshakeFailed("closed during the handshake")
-                    out = handshake.receive(bytes(data))
+                return await shake_hands(stream, handshake)
         except ProtocolError as error:
             self.counters[error.code] += 1
         except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):

@@ -32,6 +32,10 @@ _SYSCTLS: Final = (
 )
 
 
+CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
+"""What dialling a host within a time may raise. ValueError: a name that cannot be encoded."""
+
+
 class SocketTuning(NamedTuple):
     """What the kernel granted."""
 

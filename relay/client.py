@@ -24,7 +24,8 @@ import trio
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
-from p2p.sockets import tune
+from p2p.link import shake_hands
+from p2p.sockets import CONNECT_ERRORS, tune
 from p2p.transport import Acceptance, Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.judge import Fault, RelayJudge
@@ -77,9 +78,6 @@ STALLED_S: Final = 12.0
 """A circuit that ended after so long without an answer to what was sent has stalled."""
 PROBES_MAX: Final = 8
 """Relays whose round trip is measured before some are chosen."""
-
-CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
-"""ValueError: a host name that cannot be encoded."""
 
 log = structlog.get_logger("relay")
 
@@ -914,18 +912,11 @@ class _Link:
                     now_ms=_wall_ms(),
                     expected=self.relay,
                 )
-                await stream.send_all(CONTROL_PREAMBLE + handshake.start())
-                while handshake.session is None:
-                    data = await stream.receive_some(RECEIVE_BYTES)
-                    if not data:
-                        raise RelayUnreachable("closed during the handshake")
-                    answer = handshake.receive(bytes(data))
-                    if answer:
-                        await stream.send_all(answer)
-        except (*CONNECT_ERRORS, HandshakeFailed, RelayUnreachable) as error:
+                session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
+        except (*CONNECT_ERRORS, HandshakeFailed) as error:
             self.fail(error if str(error) else RelayUnreachable("too slow to answer"), Fault.UNREACHED)
             return False
-        self.channel = ControlChannel(handshake.session)
+        self.channel = ControlChannel(session)
         self._heard = trio.current_time()
         self._client.measured(self.endpoint, connected_s)
         return True

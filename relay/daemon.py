@@ -283,10 +283,6 @@ class RelayDaemon:
         """All connections of clients."""
         return len(self._connections)
 
-    def circuit_bytes(self) -> dict[int, tuple[int, int]]:
-        """Return what each running circuit has carried: from the dialler, from the target."""
-        return {c.number: (c.bytes_forward, c.bytes_backward) for c in self._circuits.values()}
-
     # What the links to other relays need and report.
 
     def may_reach(self, ip: str, *, is_trusted: bool) -> bool:

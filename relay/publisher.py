@@ -18,7 +18,8 @@ import trio
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
-from p2p.sockets import tune
+from p2p.link import shake_hands
+from p2p.sockets import CONNECT_ERRORS, tune
 from p2p.transport import Endpoint
 from relay.errors import RelayProtocolError, RelayUnreachable
 from relay.fanout import (
@@ -40,9 +41,6 @@ from relay.fanout import (
 __all__ = ["FanoutClient", "FanoutOptions"]
 
 RECEIVE_BYTES: Final = 256 * 1024
-CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
-"""ValueError: a host name that cannot be encoded."""
-
 log = structlog.get_logger("relay")
 
 
@@ -273,18 +271,11 @@ class _Line:
                     now_ms=time.time_ns() // 1_000_000,
                     expected=self.relay,
                 )
-                await stream.send_all(FANOUT_PREAMBLE + handshake.start())
-                while handshake.session is None:
-                    data = await stream.receive_some(RECEIVE_BYTES)
-                    if not data:
-                        raise RelayUnreachable("closed during the handshake")
-                    answer = handshake.receive(bytes(data))
-                    if answer:
-                        await stream.send_all(answer)
-        except (*CONNECT_ERRORS, HandshakeFailed, RelayUnreachable) as error:
+                session = await shake_hands(stream, handshake, preamble=FANOUT_PREAMBLE)
+        except (*CONNECT_ERRORS, HandshakeFailed) as error:
             self._fail(error if str(error) else RelayUnreachable("too slow to answer"))
             return False
-        self.channel = FanoutChannel(handshake.session)
+        self.channel = FanoutChannel(session)
         self._heard = self._used = trio.current_time()
         return True
 

@@ -16,7 +16,7 @@ from state.transition.slashing import SlashRecord
 from state.transition.staking import StakeRecord
 from state.view import Overlay, Reader
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
-from tasks import records, registry
+from tasks import carriage, records, registry
 from tasks.proofs import Finding, WindowProof
 from tasks.records import HistoryEntry, Opened, Seat, TaskRecord, WindowRecord
 from tasks.registry import NodeProfile, NodeRecord, NodeStatus
@@ -158,5 +158,10 @@ def state_records(
             lambda state: _earn(state, WHO, Role(1), 5),
             lambda state: earnings_of(state, WHO),
             ("billing.escrow:earnings_of",),
+        ),
+        "carriage": StateRecord(
+            lambda state: carriage._save(state, WHO, WHO, carriage._Record(b"c" * 32, 1, 2, 3, 4, 5, 6)),
+            lambda state: carriage._load(state, WHO, WHO),
+            ("tasks.carriage:_record", "tasks.carriage:_load"),
         ),
     }

@@ -36,7 +36,6 @@ EXEMPT = {
     # Records of the state
     "tasks.case:Case.load": OF_A_TARGET,
     "billing.escrow:Vault.load": OF_A_TARGET,
-    "tasks.carriage:_load": OF_A_TARGET,
     # Callers of targets
     "consensus.guard_log:VoteDirectory.load_guard": OF_A_TARGET,
     "consensus.replica:root_of": OF_A_TARGET,

@@ -270,7 +270,7 @@ def test_control_moves_after_three_better_samples_in_a_row() -> None:
     table = PathTable()
     table.offer([DIRECT, RELAY])
     table.measured_rtt(DIRECT, 0.200, 0.0)
-    table.estimated_rtt(RELAY, 0.100, 0.0)
+    table.measured_rtt(RELAY, 0.100, 0.0)
     assert [table.better_control(DIRECT, 0.0) for _ in range(2)] == [None, None]
     table.measured_rtt(DIRECT, 0.0, 0.0)  # 150 ms now
     table.measured_rtt(DIRECT, 0.0, 0.0)
@@ -284,10 +284,10 @@ def test_control_does_not_move_to_what_is_unknown_old_or_failing() -> None:
     table = PathTable()
     table.offer([DIRECT, RELAY, OTHER])
     table.measured_rtt(DIRECT, 0.200, 0.0)
-    table.estimated_rtt(RELAY, 0.010, 0.0)
+    table.measured_rtt(RELAY, 0.010, 0.0)
     table.failed(RELAY, 0.0)
     assert all(table.better_control(DIRECT, 0.1) is None for _ in range(5))
-    table.estimated_rtt(RELAY, 0.010, 0.0)
+    table.measured_rtt(RELAY, 0.010, 0.0)
     table.measured_rtt(DIRECT, 0.200, 200.0)
     assert all(table.better_control(DIRECT, 200.0) is None for _ in range(5))
 
@@ -296,8 +296,8 @@ def test_dialling_order_is_ready_then_near_then_as_offered() -> None:
     table = PathTable()
     table.offer([DIRECT, RELAY, OTHER, TWO])
     assert table.order(0.0) == [DIRECT, RELAY, OTHER, TWO]
-    table.estimated_rtt(OTHER, 0.05, 0.0)
-    table.estimated_rtt(TWO, 0.04, 0.0)
+    table.measured_rtt(OTHER, 0.05, 0.0)
+    table.measured_rtt(TWO, 0.04, 0.0)
     table.failed(DIRECT, 0.0)
     assert table.order(0.0) == [TWO, OTHER, RELAY, DIRECT]
     table.worked(DIRECT)

@@ -64,6 +64,9 @@ class Wire:
             if name != self.me
         ]
 
+    def peer(self, address: bytes) -> PeerInfo | None:
+        return next((info for info in self.peers() if info.address == address), None)
+
     async def move(self, address: bytes, endpoint: Endpoint) -> bool:
         assert endpoint == PUNCHED
         self.moved.append(address)

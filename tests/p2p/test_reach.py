@@ -43,6 +43,9 @@ class Fake:
     def peers(self) -> list[PeerInfo]:
         return self._peers
 
+    def peer(self, address: bytes) -> PeerInfo | None:
+        return next((info for info in self._peers if info.address == address), None)
+
     def on_request(self, method: str, handler: object) -> None:
         assert method == METHOD_DIAL_BACK
 
