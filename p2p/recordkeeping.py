@@ -27,6 +27,9 @@ METHOD_PEERS: Final = "peers"
 _BOOK_BYTES_MAX: Final = 4 * 1024 * 1024
 _SAVE_INTERVAL_S: Final = 60.0
 _RECORD_INTERVAL_S: Final = 1_800.0
+_OUTDONE_INTERVAL_S: Final = 60.0
+"""How often we sign again because others know a later record of ours: our clock was set back, or a twin runs."""
+_SEQUENCE_MAX: Final = 2**62
 
 
 class RecordKeeper:
@@ -53,6 +56,8 @@ class RecordKeeper:
         self.book = book
         self.own: PeerRecord | None = None
         """Our own record, once it has been signed."""
+        self._told = -1
+        """The highest sequence under which others know us; a run of ours before this one may have told it."""
         self._path = path
         self._identity = identity
         self._limits = limits
@@ -75,7 +80,9 @@ class RecordKeeper:
     def sign(self) -> None:
         """Sign our record as it now is, and tell it."""
         endpoints = tuple(dict.fromkeys(e for group in self._endpoints.values() for e in group))
-        self.own = sign_record(self._identity(), endpoints, now_ms=self._now_ms())
+        # Two in one millisecond, or after the clock was set back, still follow one upon the other.
+        self.own = sign_record(self._identity(), endpoints, now_ms=self._now_ms(), above=self._told)
+        self._told = self.own.sequence
         self._publish(self.own.data)
 
     def verify(self, data: bytes) -> PeerRecord:
@@ -94,6 +101,7 @@ class RecordKeeper:
 
     def _note(self, record: PeerRecord, source: bytes) -> bool:
         if record.address == self._identity().address:
+            self._told = max(self._told, min(record.sequence, _SEQUENCE_MAX))
             return False
         is_news = self.book.add(record, source=source)
         if is_news:
@@ -123,14 +131,15 @@ class RecordKeeper:
             if peers() and now - asked_at >= self._limits.exchange_interval_s:
                 asked_at = now
                 await self._exchange(self._random.choice(list(peers())))
-            if now - signed_at >= _RECORD_INTERVAL_S:
+            is_outdone = self.own is not None and self.own.sequence < self._told
+            if now - signed_at >= (_OUTDONE_INTERVAL_S if is_outdone else _RECORD_INTERVAL_S):
                 signed_at = now
                 self.sign()
             if now - saved_at >= _SAVE_INTERVAL_S:
                 saved_at = now
                 self.book.expire(self._now_ms())
                 await self.save()
-            look_at = now + min(_SAVE_INTERVAL_S, _RECORD_INTERVAL_S) / 4
+            look_at = now + min(_SAVE_INTERVAL_S, _OUTDONE_INTERVAL_S) / 4
             with trio.move_on_at(min([look_at, *again_at.values()])):
                 await changed().wait()
 

@@ -44,24 +44,27 @@ class PeerRecord:
         return (self.certificate.sequence, self.sequence) > (other.certificate.sequence, other.sequence)
 
 
-def sign_record(identity: Identity, endpoints: tuple[Endpoint, ...], *, now_ms: int) -> PeerRecord:
-    """Return the record of this node for the next 24 hours; its sequence is the time.
+def sign_record(
+    identity: Identity, endpoints: tuple[Endpoint, ...], *, now_ms: int, above: int = -1
+) -> PeerRecord:
+    """Return the record of this node for the next 24 hours; its sequence is the time, and more than ``above``.
 
     Of ``endpoints`` the first are kept, as many as ENDPOINTS_MAX and RECORD_BYTES_MAX allow; paths of several
     relays are their dialler's own business and left out.
     """
+    sequence = max(now_ms, above + 1)
     expiry_ms = min(now_ms + RECORD_LIFE_MS, identity.certificate.not_after_ms)
     kept = tuple(endpoint for endpoint in endpoints if endpoint.via is None)[:ENDPOINTS_MAX]
     while True:
         signed: list[Value] = [
             identity.certificate.to_value(),
-            now_ms,
+            sequence,
             expiry_ms,
             [str(endpoint) for endpoint in kept],
         ]
         data = encode([*signed, identity.signer.sign(digest(_KIND, encode(signed)))])
         if len(data) <= RECORD_BYTES_MAX:
-            return PeerRecord(identity.address, identity.certificate, now_ms, expiry_ms, kept, data)
+            return PeerRecord(identity.address, identity.certificate, sequence, expiry_ms, kept, data)
         kept = kept[:-1]
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -7,7 +8,10 @@ from hypothesis import strategies as st
 
 from p2p.addrbook import BUCKET_ENTRIES_MAX, BUCKETS, AddressBook, group_of
 from p2p.errors import RecordInvalid
+from p2p.gossip import Verdict
 from p2p.identity import NO_ROLES
+from p2p.limits import NetworkLimits
+from p2p.recordkeeping import RecordKeeper
 from p2p.records import RECORD_BYTES_MAX, RECORD_LIFE_MS, PeerRecord, sign_record, verify_record
 from p2p.transport import Endpoint
 from state.primitives.codec import decode, encode
@@ -176,3 +180,37 @@ def test_anchors_are_kept_over_a_restart_and_are_few() -> None:
     assert untried == set(names[2:])  # of the anchors we know
     again.failed(names[2])
     assert again.untried(Random(1), exclude=names[3:]) is None
+
+
+def keeper(number: int, now_ms: Callable[[], int], told: list[bytes]) -> RecordKeeper:
+    return RecordKeeper(
+        AddressBook(key=bytes([number]) * 32, genesis_hash=GENESIS),
+        path=None,
+        identity=lambda: identity(number),
+        limits=NetworkLimits(),
+        random=Random(number),
+        now_ms=now_ms,
+        publish=told.append,
+        blame=lambda address: None,
+        on_news=lambda: None,
+        log=lambda *args, **kwargs: None,
+    )
+
+
+async def test_what_is_told_within_one_millisecond_or_by_an_earlier_clock_is_still_news() -> None:
+    told: list[bytes] = []
+    one, other = keeper(1, lambda: NOW_MS, told), keeper(2, lambda: NOW_MS, [])
+    for endpoints in ((HOME,), (HOME, RELAYED), (RELAYED,)):
+        assert one.advertise("relay", endpoints)
+        one.sign()
+        assert await other.validate(account(1).address, told[-1]) is Verdict.ACCEPT
+        known = other.book.get(account(1).address)
+        assert known is not None and known.endpoints == endpoints
+    told_later: list[bytes] = []
+    again = keeper(1, lambda: NOW_MS - 60_000, told_later)  # restarted, the clock set back by a minute
+    again.advertise("relay", (HOME,))
+    again.sign()
+    assert await other.validate(account(1).address, told_later[-1]) is Verdict.IGNORE
+    await again.validate(account(2).address, told[-1])  # an echo of what we said before
+    again.sign()
+    assert await other.validate(account(1).address, told_later[-1]) is Verdict.ACCEPT
