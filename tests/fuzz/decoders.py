@@ -266,6 +266,7 @@ from testnet.wan.topology import document_of, parse_topology, plan
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
+from tests.fuzz import compact
 from tests.fuzz.state_records import state_records
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
 from tests.state.primitives.test_abi import STAKE as STAKE_CALL
@@ -907,6 +908,13 @@ def _targets() -> Iterator[tuple[str, Target]]:
             )),
         ),
         (DecodeError, InvalidTransaction),
+    )  # fmt: skip
+    yield "compact proposal", Target(
+        compact.check_bulk, compact.BULK,
+        ("node.compact:decode_bulk", "node.compact:match_ids", "node.compact:short_ids"),
+    )  # fmt: skip
+    yield "compact word", Target(
+        compact.check_word, compact.WORDS, ("node.compact:decode_word", "node.compact:numbers_of"),
     )  # fmt: skip
     yield "batch", Target(
         canonical(decode_batch, encode_batch), (encode_batch(PAYLOADS), encode_batch([RAW])),
