@@ -26,7 +26,21 @@ from p2p.transport import Endpoint
 from rpc.errors import RpcError
 from rpc.openrpc import describe
 from rpc.render import ADDRESS_OUT, HASH_OUT, hexed
-from rpc.schema import ADDRESS, HASH, NUMBER, STRING, Param, ParamType, array, choice, natural, nullable, obj, text
+from rpc.schema import (
+    ADDRESS,
+    BOOLEAN,
+    HASH,
+    NUMBER,
+    STRING,
+    Param,
+    ParamType,
+    array,
+    choice,
+    natural,
+    nullable,
+    obj,
+    text,
+)
 from rpc.table import Json, Method, bind
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError, ProtocolError
@@ -141,6 +155,17 @@ async def _validator(node: Node) -> Json:
     }
 
 
+async def _drain(node: Node, on: bool, stop: bool) -> Json:
+    if on != node.drain.is_on:
+        _log.warning("draining begins" if on else "draining ends")
+    node.drain.switch(on=on, stops_when_empty=stop)
+    return node.drain.describe(node.load())
+
+
+async def _get_drain(node: Node) -> Json:
+    return node.drain.describe(node.load())
+
+
 async def _stop(node: Node) -> Json:
     _log.warning("told to stop")
     node.stop()
@@ -163,6 +188,12 @@ def _read_peer(value: Any) -> tuple[bytes, Endpoint]:
 _PEER: Final = ParamType({"type": "string", "maxLength": 512}, _read_peer)
 _ADDRESS: Final = Param("address", ADDRESS, "The peer.")
 _BOOLEAN: Final = {"type": "boolean"}
+_DRAIN: Final = obj(
+    {
+        "draining": _BOOLEAN, "stops_when_empty": _BOOLEAN, "empty": _BOOLEAN, "offered": _BOOLEAN,
+        "tasks": NUMBER, "checks": NUMBER, "running": NUMBER, "transactions": NUMBER, "serving": _BOOLEAN,
+    }
+)  # fmt: skip
 
 
 def _method(name: str, summary: str, handle: Any, result: dict[str, Any], *params: Param) -> Method:
@@ -234,6 +265,14 @@ TABLE: Final[Mapping[str, Method]] = {
                 }
             ),
         ),
+        _method(
+            "admin_drain",
+            "Take no new work and no requests, finish what runs; ask again to see how far it is",
+            _drain, _DRAIN,
+            Param("on", BOOLEAN, "false: go back to work.", required=False, default=True),
+            Param("stop", BOOLEAN, "End the node when it is empty.", required=False, default=False),
+        ),
+        _method("admin_getDrain", "What is under way, and whether the node drains", _get_drain, _DRAIN),
         _method("admin_stop", "End the node in order", _stop, obj({})),
         _method("rpc.discover", "This document", _discover, {"type": "object"}),
     )

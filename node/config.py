@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from node.uploads import UploadOptions
 from rpc.limits import is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -218,6 +219,7 @@ class NodeOptions:
     signer: SignerOptions = field(default_factory=SignerOptions)
     p2p: NetworkOptions = field(default_factory=NetworkOptions)
     rpc: RpcOptions = field(default_factory=RpcOptions)
+    uploads: UploadOptions = field(default_factory=UploadOptions)
     admin: AdminOptions = field(default_factory=AdminOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     mempool: MempoolOptions = field(default_factory=MempoolOptions)
@@ -382,6 +384,12 @@ def _check(options: NodeOptions) -> None:
     for listen in (options.p2p.listen, options.rpc.listen, options.metrics.listen):
         if listen:
             parse_host_port(listen)
+    uploads = options.uploads
+    for name in UploadOptions.__slots__:
+        if getattr(uploads, name) < 0:
+            raise ConfigError(f"uploads.{name}: 0 or more expected")
+    if uploads.enabled and uploads.bytes_kept_max > options.p2p.blob_store_bytes_max:
+        raise ConfigError("uploads.bytes_kept_max: more than p2p.blob_store_bytes_max")
     if options.admin.listen and not is_loopback(parse_host_port(options.admin.listen)[0]):
         raise ConfigError(f"admin.listen: {options.admin.listen!r} is not of the loopback interface")
     for peer in (*options.p2p.bootstrap, *options.p2p.relays):

@@ -48,7 +48,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.queries import Action, CheckDuty, WorkDuty, verification_duties, work_duties
-from tasks.records import WindowRecord, load_spec, load_task, load_window
+from tasks.records import WindowRecord, by_duty_key, by_verifier_key, load_spec, load_task, load_window
 from tasks.registry import NodeProfile, NodeStatus, load_node, profile_to_value
 from tasks.spec import JobSpec
 from tasks.transitions import (
@@ -56,6 +56,7 @@ from tasks.transitions import (
     GIVE_UP_TASK,
     OPEN_WINDOW,
     REGISTER_NODE,
+    RETIRE_NODE,
     REVEAL_VERDICT,
     SEAL_VERDICT,
     START_TASK,
@@ -73,6 +74,8 @@ RETRY_S: Final = 5.0
 FETCH_TIMEOUT_S: Final = 60.0
 FETCH_TRIES_MAX: Final = 3
 RECORD_LIMIT_BYTES: Final = 256 * 1024
+COUNT_MAX: Final = 1_000
+"""Tasks and verdicts are counted up to here."""
 DATASETS_HELD_MAX: Final = 2
 """Data sets kept decoded in memory."""
 MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
@@ -112,6 +115,10 @@ class Duties:
             home.jobs,
         )
         self._promises = home.jobs.parent / "promises"
+        self._left = home.jobs.parent / "drained"
+        """Stands while the entry in the registry is retired because the node drains, and not because its owner
+        wants out."""
+        self.is_draining: Callable[[], bool] = lambda: False
         self._running: set[Hashable] = set()
         self._rests: dict[Hashable, float] = {}
         self._known_tasks: set[bytes] = set()
@@ -135,6 +142,19 @@ class Duties:
             for task, s in self._executor.status.items()
         ]
 
+    def under_way(self) -> tuple[int, int, int]:
+        """Return tasks of which something may still be asked, verdicts that are owed, and duties that run now."""
+        state = self._ledger.store
+        tasks, checks = by_duty_key(self.address), by_verifier_key(self.address)
+        owed = len(state.scan(checks, checks + b"\xff" * (HASH_BYTES + 5), COUNT_MAX))
+        return len(state.scan(tasks, tasks + b"\xff" * (HASH_BYTES + 1), COUNT_MAX)), owed, len(self._running)
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the registry offers this machine to tasks."""
+        node = load_node(self._ledger.store, self.address)
+        return node is not None and node.status is NodeStatus.ACTIVE
+
     async def run(self) -> None:
         """Do what is asked until cancelled."""
         if not {"compute", "verify"} & set(self._options.roles):
@@ -151,7 +171,12 @@ class Duties:
                 height = (await self._ledger.wait_head(height)).height
                 if not self._is_synced():
                     continue
-                if profile is not None:
+                if self.is_draining():
+                    if self.is_offered:
+                        self._start(nursery, "register", self._leave_market)
+                elif self._left.exists():
+                    self._start(nursery, "register", self._return_to_market)
+                elif profile is not None:
                     self._start(nursery, "register", self._register, profile)
                 self._look(nursery)
 
@@ -212,6 +237,19 @@ class Duties:
         if not same or seen_ms > self._parameters.registration_valid_ms // 2:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
             _log.info("registration renewed")
+
+    async def _leave_market(self) -> None:
+        """Have no more work assigned to this machine, without taking back its bond."""
+        _write(self._left, b"")
+        await self._wallet.send(RETIRE_NODE, [])
+        _log.info("off the market until draining ends")
+
+    async def _return_to_market(self) -> None:
+        node = load_node(self._ledger.store, self.address)
+        if node is not None and node.status is NodeStatus.RETIRING:
+            await self._wallet.send(UPDATE_NODE, node_payload(node.profile, 0))
+            _log.info("back on the market")
+        self._left.unlink(missing_ok=True)
 
     # The worker
 

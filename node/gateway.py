@@ -12,9 +12,10 @@ import trio
 
 from node.children import Child
 from node.config import LogOptions, RpcOptions, parse_host_port
+from node.drain import Drain
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 
-__all__ = ["keep_gateway"]
+__all__ = ["Gateway", "keep_gateway"]
 
 _log = structlog.get_logger("gateway")
 
@@ -25,11 +26,21 @@ DELAY_S_MAX: Final = 30.0
 STOP_GRACE_S: Final = 5.0
 
 
-async def keep_gateway(options: RpcOptions, node_socket: Path, log: LogOptions) -> None:
-    """Run the gateway until cancelled.
+class Gateway:
+    """The gateway as the node keeps it."""
+
+    is_running = False
+
+
+async def keep_gateway(
+    options: RpcOptions, node_socket: Path, log: LogOptions, drain: Drain | None = None,
+    gateway: Gateway | None = None,
+) -> None:  # fmt: skip
+    """Run the gateway until cancelled, but not while ``drain`` is on; ``gateway`` is told whether it runs.
 
     It holds no state, so its death loses connections and nothing else: the node goes on and starts another.
     """
+    drain, gateway = drain or Drain(), gateway or Gateway()
     host, port = parse_host_port(options.listen)
     document = options_to_json(
         GatewayOptions(
@@ -44,6 +55,7 @@ async def keep_gateway(options: RpcOptions, node_socket: Path, log: LogOptions) 
     )
     delay_s = DELAY_S_MIN
     while True:
+        await drain.wait(on=False)
         started = trio.current_time()
         status: int | str
         try:
@@ -51,16 +63,37 @@ async def keep_gateway(options: RpcOptions, node_socket: Path, log: LogOptions) 
         except OSError as error:  # too many processes or files: no reason to end the node
             status = f"not started: {error}"
         else:
+            gateway.is_running = True
             try:
-                status = await child.wait()
+                status = await _wait_end(child, drain)
             finally:
-                await child.stop(STOP_GRACE_S)
+                await child.stop(STOP_GRACE_S)  # it takes no more connections and finishes its requests
+                gateway.is_running = False
+            if drain.is_on:
+                _log.info("the rpc gateway has ended until draining does")
+                continue
         ran_s = trio.current_time() - started
         delay_s = DELAY_S_MIN if ran_s > STEADY_S else min(2 * delay_s, DELAY_S_MAX)
         _log.error(
             "the rpc gateway ended and is started again", status=status, ran_s=round(ran_s), delay_s=delay_s
         )
         await trio.sleep(delay_s)
+
+
+async def _wait_end(child: Child, drain: Drain) -> int | str:
+    """Wait until the gateway has ended, or is to end because the node drains; return its status."""
+    status: int | str = "told to"
+
+    async def wait(scope: trio.CancelScope) -> None:
+        nonlocal status
+        status = await child.wait()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, nursery.cancel_scope)
+        await drain.wait(on=True)
+        nursery.cancel_scope.cancel()
+    return status
 
 
 def _start(document: str) -> Child:

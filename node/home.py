@@ -82,6 +82,11 @@ class Home:
         return self.root / "data" / "blobs"
 
     @property
+    def uploads(self) -> Path:
+        """What requesters without a node have left in the blobs, and were charged for it."""
+        return self.root / "data" / "uploads"
+
+    @property
     def peers(self) -> Path:
         """What the address book keeps over a restart."""
         return self.root / "data" / "peers"

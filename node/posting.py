@@ -1,4 +1,4 @@
-"""Posting a task from this machine: the job with its data set in the node's blob store, and its life in words."""
+"""Posting a task from this machine: the job with its data set in a node's blob store, and its life in words."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from node.home import Home
 from rpc.client import Client, TaskUpdate
-from rpc.client.control import ControlUnavailable
+from rpc.client.blobs import Progress, blob_of_file
 from state.primitives.address import format_address
+from state.primitives.keys import SecretKey
 from tasks import spec as specs
 from tasks.datasets import make_dataset
 from tasks.recipes import digits_spec
@@ -26,20 +26,26 @@ class Job(NamedTuple):
 
 
 def make_digits_job(
-    client: Client, home: Home, *, seed: bytes, max_price_per_gpu_s: int, gpu_ms_per_step_max: int, **sizes: Any
-) -> Job:
-    """Put the digits data set into the node's blob store and return the job that trains a classifier on it.
+    client: Client, *, control: Path | None, key: SecretKey | None, seed: bytes, max_price_per_gpu_s: int,
+    gpu_ms_per_step_max: int, progress: Progress | None = None, **sizes: Any,
+) -> Job:  # fmt: skip
+    """Put the digits data set where workers find it and return the job that trains a classifier on it.
 
-    ``sizes`` are those of ``tasks.recipes.digits_spec``. Raises UnsupportedJob for what the engine cannot train,
-    ConfigError without the extra ``datasets``, ControlUnavailable when the node does not run.
+    That is the blob store of the node at ``control``, or of the gateway's node, signed for by ``key``; with neither
+    it goes nowhere, for a job that is only priced. ``sizes`` are those of ``tasks.recipes.digits_spec``.
+
+    Raises UnsupportedJob for what the engine cannot train, ConfigError without the extra ``datasets``,
+    ControlUnavailable when the node does not run, ClientError when no gateway takes it.
     """
     dataset = make_dataset("digits")
-    if not home.control.exists():
-        raise ControlUnavailable(f"no node runs in {home.root}; the data set goes into its blob store")
-    with tempfile.NamedTemporaryFile(dir=home.root / "run", suffix=".dataset") as file:
+    with tempfile.NamedTemporaryFile(suffix=".dataset") as file:
         file.write(dataset.encode())
         file.flush()
-        blob = client.upload(Path(file.name), control=home.control)
+        path = Path(file.name)
+        if control is None and key is None:
+            blob = blob_of_file(path).blob_id
+        else:
+            blob = client.upload(path, control=control, key=key, progress=progress)
     price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
     return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
 

@@ -23,12 +23,14 @@ import trio
 
 from node.admin import Admin, serve_admin
 from node.agreement import Agreement
+from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
 from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
+from node.drain import Drain, Load
 from node.duties import Duties
 from node.evidence import EvidenceService
-from node.gateway import keep_gateway
+from node.gateway import Gateway, keep_gateway
 from node.home import Home, load_key, node_secret, read_passphrase
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
@@ -59,6 +61,7 @@ from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.keys import SecretKey
 from state.transition.evidence import EVIDENCE_LIMIT_BYTES
+from state.view.accounts import load_account
 
 __all__ = ["Node", "PartFailed", "run_node"]
 
@@ -101,6 +104,8 @@ class Node:
         self.chain_hash = genesis_hash(genesis)
         self.metrics = NodeMetrics()
         self.stages = Stages()
+        self.drain = Drain()
+        self.gateway = Gateway()
         self._relays_looked_at = -RELAYS_LOOK_BLOCKS
         self._stop = trio.Event()
 
@@ -186,8 +191,12 @@ class Node:
                 secret=self.account.secret,
                 is_synced=self.agreement.is_synced,
             )
+            self.duties.is_draining = lambda: self.drain.is_on
             self.view = LiveNode(self)
-            backend = Backend(make_view(self), self.home.socket)
+            blobs = GatewayBlobs(
+                self.network, store, self.options.uploads, self.home.uploads, self.account.address
+            )
+            backend = Backend(make_view(self), self.home.socket, blobs=blobs)
             admin = Admin(self)
             control = ControlServer(self.home.control, self._verbs(admin))
             self.metrics.watch(self)
@@ -209,6 +218,8 @@ class Node:
                 nursery.start_soon(self._part, "transaction gossip", gossip.run, name="transaction gossip")
                 nursery.start_soon(self._part, "duties", self.duties.run)
                 nursery.start_soon(self._part, "certificate", self._renew_certificate)
+                nursery.start_soon(self._part, "drain", self._stop_when_empty)
+                nursery.start_soon(self._part, "blobs", blobs.run)
                 if self.options.rpc.listen:
                     nursery.start_soon(
                         self._part,
@@ -217,6 +228,8 @@ class Node:
                         self.options.rpc,
                         self.home.socket,
                         self.options.log,
+                        self.drain,
+                        self.gateway,
                     )
                 if self.options.admin.listen:
                     await self._start(
@@ -318,6 +331,29 @@ class Node:
             self._identity = self._make_identity()
             self.network.renew(self._identity)
 
+    def load(self) -> Load:
+        """Return what is under way."""
+        tasks, checks, running = self.duties.under_way()
+        address = self.account.address
+        return Load(
+            is_offered=self.duties.is_offered,
+            tasks=tasks,
+            checks=checks,
+            running=running,
+            transactions=max(0, self.ledger.pending_nonce(address) - load_account(self.store, address).nonce),
+            is_serving=self.gateway.is_running,
+        )
+
+    async def _stop_when_empty(self) -> None:
+        height = -1
+        while True:
+            await self.drain.wait(on=True)
+            height = (await self.ledger.wait_head(height)).height
+            if self.drain.stops_when_empty and self.load().is_empty:
+                _log.info("drained: nothing is under way")
+                self.stop()
+                return
+
     def _write_ready(self) -> None:
         host, port = self.network.bound[0] if self.network.bound else ("", 0)
         document = {
@@ -380,6 +416,7 @@ class Node:
             "mempool": len(self.ledger.mempool),
             "relays": len(self.relays.reservations),
             "jobs": self.duties.jobs(),
+            "draining": self.drain.is_on,
             "roles": list(self.options.roles),
             "version": version("dekube-node"),
         }

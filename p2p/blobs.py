@@ -13,12 +13,20 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from p2p.errors import BlobUnavailable
-from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, ProtocolError, StoreError
-from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.manifests import (
+    BLOB_PIECES_MAX,
+    MANIFEST_BYTES_MAX,
+    PIECE_BYTES,
+    Manifest,
+    blob_id,
+    manifest_of,
+    piece_hash,
+    pieces_of,
+)
 
 __all__ = [
     "BLOB_PIECES_MAX",
@@ -32,11 +40,6 @@ __all__ = [
     "manifest_of",
 ]
 
-PIECE_BYTES: Final = 1024 * 1024
-BLOB_PIECES_MAX: Final = 32_768
-"""32 GiB of content under a manifest of 1 MiB."""
-MANIFEST_BYTES_MAX: Final = BLOB_PIECES_MAX * HASH_BYTES + 32
-
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
 _MANIFEST: Final = "manifest"
 _DATA: Final = "data"
@@ -48,61 +51,6 @@ class PieceInvalid(ProtocolError):
     """A piece or manifest that does not hash to what it was asked for as."""
 
     code = "piece_invalid"
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a blob consists of."""
-
-    size_bytes: int
-    hashes: tuple[bytes, ...]
-
-    @property
-    def blob_id(self) -> bytes:
-        """The name of the blob."""
-        return blob_id(self.encode())
-
-    def encode(self) -> bytes:
-        """Return the canonical bytes."""
-        return encode([self.size_bytes, PIECE_BYTES, b"".join(self.hashes)])
-
-    @classmethod
-    def decode(cls, data: bytes) -> Manifest:
-        """Return the manifest of its canonical bytes. Raises DecodeError."""
-        match decode(data, limit_bytes=MANIFEST_BYTES_MAX):
-            case [int(size), int(piece_bytes), bytes(joined)] if (
-                piece_bytes == PIECE_BYTES
-                and 0 <= size <= BLOB_PIECES_MAX * PIECE_BYTES
-                and len(joined) == (size + PIECE_BYTES - 1) // PIECE_BYTES * HASH_BYTES
-            ):
-                hashes = (joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES))
-                return cls(size, tuple(hashes))
-            case _:
-                raise DecodeError("not a manifest")
-
-    def piece_bytes(self, index: int) -> int:
-        """Return the size of one piece; all but the last are whole."""
-        return min(PIECE_BYTES, self.size_bytes - index * PIECE_BYTES)
-
-    def is_piece(self, index: int, data: bytes) -> bool:
-        """Whether ``data`` is the piece of that number."""
-        return len(data) == self.piece_bytes(index) and _piece_hash(data) == self.hashes[index]
-
-
-def blob_id(manifest: bytes) -> bytes:
-    """Return the name of the blob with these manifest bytes."""
-    return digest(b"blob", manifest)
-
-
-def manifest_of(source: BinaryIO) -> Manifest:
-    """Return the manifest of everything that can be read from ``source``."""
-    size, hashes = 0, []
-    for piece in _pieces(source):
-        size += len(piece)
-        hashes.append(_piece_hash(piece))
-        if len(hashes) > BLOB_PIECES_MAX:
-            raise BlobUnavailable(f"a blob has at most {BLOB_PIECES_MAX * PIECE_BYTES} bytes")
-    return Manifest(size, tuple(hashes))
 
 
 @dataclass(slots=True)
@@ -181,7 +129,7 @@ class BlobStore:
     def add(self, content: bytes) -> bytes:
         """Store ``content`` and return its name. Raises BlobUnavailable when it exceeds the budget."""
         pieces = [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
-        manifest = Manifest(len(content), tuple(_piece_hash(piece) for piece in pieces))
+        manifest = Manifest(len(content), tuple(piece_hash(piece) for piece in pieces))
         return self._add(manifest, iter(pieces))
 
     def add_file(self, path: Path) -> bytes:
@@ -189,7 +137,7 @@ class BlobStore:
         with path.open("rb") as source:
             manifest = manifest_of(source)
             source.seek(0)
-            return self._add(manifest, _pieces(source))
+            return self._add(manifest, pieces_of(source))
 
     def begin(self, data: bytes, *, name: bytes, limit_bytes: int | None = None) -> Manifest:
         """Make room for the blob ``name`` whose manifest a peer sent; what is already here is kept.
@@ -287,6 +235,13 @@ class BlobStore:
         with self._lock:
             self._remove(name)
 
+    def discard(self, name: bytes) -> None:
+        """Delete a blob unless it is in use or pinned."""
+        with self._lock:
+            blob = self._blobs.get(name)
+            if blob is not None and not blob.users and name not in self._pinned:
+                self._remove(name)
+
     def hold(self, name: bytes) -> None:
         """Keep a begun blob from eviction until ``release``."""
         with self._lock:
@@ -297,7 +252,7 @@ class BlobStore:
         """End a ``hold``."""
         with self._lock:
             if name in self._blobs:
-                self._blobs[name].users -= 1
+                self._blobs[name].users = max(0, self._blobs[name].users - 1)
 
     def _add(self, manifest: Manifest, pieces: Iterator[bytes]) -> bytes:
         name = manifest.blob_id
@@ -380,15 +335,6 @@ def check_size(manifest: Manifest, limit_bytes: int | None) -> None:
     """Raise BlobUnavailable for a blob of more than ``limit_bytes``: its name came from a stranger."""
     if limit_bytes is not None and manifest.size_bytes > limit_bytes:
         raise BlobUnavailable(f"{manifest.size_bytes} bytes, limit {limit_bytes}")
-
-
-def _piece_hash(data: bytes) -> bytes:
-    return digest(b"blob piece", data)
-
-
-def _pieces(source: BinaryIO) -> Iterator[bytes]:
-    while piece := source.read(PIECE_BYTES):
-        yield piece
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 import trio
@@ -80,6 +80,13 @@ class BackendOptions:
     """Most of the loop's time that all gateways may take together."""
 
 
+class Answers(Protocol):
+    """Requests that another part of the node answers."""
+
+    inline: dict[str, Callable[[list[Any]], Value]]
+    threaded: dict[str, Callable[[list[Any]], Value]]
+
+
 class _Share:
     """Counts the loop time that gateways took, and says how long they must sleep for it."""
 
@@ -136,7 +143,10 @@ class Backend:
     ``path`` lies in a directory that only the node's user may enter; the socket itself has mode 0600.
     """
 
-    def __init__(self, view: NodeView, path: Path, options: BackendOptions | None = None) -> None:
+    def __init__(
+        self, view: NodeView, path: Path, options: BackendOptions | None = None, *, blobs: Answers | None = None
+    ) -> None:
+        """``blobs`` answers what is asked about blobs; without it the gateways have none."""
         self.options = options or BackendOptions()
         self._view = view
         self._path = path
@@ -179,6 +189,9 @@ class Backend:
             "simulate": self._simulate,
             "submit_fork": self._submit_fork,
         }
+        if blobs is not None:
+            self._inline.update(blobs.inline)
+            self._threaded.update(blobs.threaded)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; tells ``task_status`` when gateways may connect. Raises ConfigError."""

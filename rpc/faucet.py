@@ -196,6 +196,7 @@ class Faucet:
         self._now_ms = now_ms
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._owned = 0
         self._registry = CollectorRegistry()
         self._given = Counter("dekube_faucet_grants", "Coins given.", registry=self._registry)
         self._refused = Counter("dekube_faucet_refused", "Requests refused.", ("reason",), registry=self._registry)
@@ -216,6 +217,8 @@ class Faucet:
             "chain_id": self.chain.chain_id,
             "address": format_address(self.address),
             "amount": str(options.amount),
+            "balance": str(self._owned),
+            "granted": self._book.count(),
             "limits_per_day": {
                 "address": options.per_address,
                 "caller": options.per_caller,
@@ -266,6 +269,7 @@ class Faucet:
             with suppress(DekubeError):
                 owned = await self._client.balance(self.address)
                 is_low = owned < self.options.alarm
+                self._owned = owned
                 self._balance.set(owned / 10**18)
                 self._low.set(is_low)
                 if is_low and not was_low:

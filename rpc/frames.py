@@ -30,7 +30,8 @@ __all__ = [
     "read_request",
 ]
 
-REQUEST_LIMIT_BYTES: Final = 256 * 1024
+REQUEST_LIMIT_BYTES: Final = 1024 * 1024 + 64 * 1024
+"""Room for a piece of a blob."""
 ANSWER_LIMIT_BYTES: Final = 48 * 1024 * 1024
 """Room for the largest block with its receipts."""
 IDENTIFIER_MAX: Final = 2**53

@@ -23,6 +23,7 @@ import structlog
 import uvicorn
 import uvloop
 
+from rpc.blobs import BlobOptions
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions, Doors, make_protocols
 from rpc.limits import is_loopback
@@ -63,6 +64,7 @@ class GatewayOptions:
     doors: DoorOptions = field(default_factory=DoorOptions)
     session: SessionOptions = field(default_factory=SessionOptions)
     link: LinkOptions = field(default_factory=LinkOptions)
+    blobs: BlobOptions = field(default_factory=BlobOptions)
 
 
 def options_to_json(options: GatewayOptions) -> str:
@@ -133,6 +135,7 @@ async def serve(options: GatewayOptions) -> None:
             options.ready_disk_mib_min,
         ),
         loop.time,
+        blobs=options.blobs,
     )
     http, websocket = make_protocols(doors, application)
     server = uvicorn.Server(

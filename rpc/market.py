@@ -24,6 +24,7 @@ from rpc.schema import (
     choice,
     data,
     make_cursor,
+    natural,
     nullable,
     obj,
     ref,
@@ -52,6 +53,8 @@ from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
 
 __all__ = ["MARKET_COMPONENTS", "MARKET_METHODS"]
 
+NUMBER_MAX: Final = 2**32 - 1
+"""Last number that a change or a window of a task can have."""
 _TIME_BYTES: Final = 8
 _NONE: Final = bytes(HASH_BYTES)
 
@@ -287,13 +290,14 @@ def _history(entry: HistoryEntry) -> Json:
 
 
 def _numbered(cursor: bytes | None) -> int:
-    return 0 if cursor is None else int.from_bytes(cursor[:8], "big")
+    # A cursor comes from outside: one that nobody made names what is not there.
+    return 0 if cursor is None else min(int.from_bytes(cursor[:8], "big"), NUMBER_MAX)
 
 
-async def get_task_history(node: Node, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
+async def get_task_history(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
     """Answer ``dekube_getTaskHistory``."""
     height, after = _cursor(node, cursor, b"history" + task)
-    start = _numbered(after)
+    start = first if after is None else _numbered(after)
     found = await node.query(height, _known_history, task, start, limit + 1)
     more = (start + limit).to_bytes(8, "big") if len(found) > limit else None
     return {
@@ -367,10 +371,10 @@ def _window(record: WindowRecord) -> Json:
     }
 
 
-async def get_task_windows(node: Node, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
+async def get_task_windows(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
     """Answer ``dekube_getTaskWindows``."""
     height, after = _cursor(node, cursor, b"windows" + task)
-    start = _numbered(after)
+    start = first if after is None else _numbered(after)
     found = await node.query(height, _windows, task, start, limit + 1)
     more = (start + limit).to_bytes(8, "big") if len(found) > limit else None
     return {
@@ -491,6 +495,9 @@ async def quote_task(node: Node, spec: bytes) -> Json:
 
 _CURSOR: Final = Param("cursor", CURSOR, "`next` of the page before.", required=False)
 _LIMIT: Final = Param("limit", LIMIT, "Items of a page.", required=False, default=LIMIT_DEFAULT)
+_FIRST: Final = Param(
+    "first", natural(0, NUMBER_MAX), "Number to begin with, where no cursor says.", required=False, default=0
+)
 _TASK_ID: Final = Param("task", HASH, "The task's id.")
 _ADDRESS: Final = Param("address", ADDRESS, "The node's or account's address.")
 _NEXT: Final = nullable(STRING)
@@ -717,7 +724,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         "Every change of a task's phase: when, why, by whom",
         get_task_history,
         obj({"at": AT, "items": array(ref("TaskChange"), maximum=100), "next": _NEXT}),
-        (_TASK_ID, _CURSOR, _LIMIT),
+        (_TASK_ID, _CURSOR, _LIMIT, _FIRST),
         cost=5,
         group="tasks",
     ),
@@ -726,7 +733,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         "Proofs of work of a task, who checked them and what they found",
         get_task_windows,
         obj({"at": AT, "items": array(ref("Window"), maximum=100), "next": _NEXT}),
-        (_TASK_ID, _CURSOR, _LIMIT),
+        (_TASK_ID, _CURSOR, _LIMIT, _FIRST),
         cost=10,
         group="tasks",
     ),

@@ -16,6 +16,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
+from rpc.blobs import PREFIX as BLOBS
+from rpc.blobs import BlobDoor, BlobOptions
 from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, SEND_DEADLINE_S
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions, as_rpc_error
 from rpc.doors import Doors
@@ -77,6 +79,7 @@ class Application:
         options: WebOptions,
         clock: Callable[[], float],
         pages: Iterable[APIRouter] = (),
+        blobs: BlobOptions | None = None,
     ) -> None:
         self._link = link
         self._hub = hub
@@ -85,6 +88,7 @@ class Application:
         self._options = options
         self.metrics = Metrics(link, doors)
         self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe, absent)
+        self._blobs = BlobDoor(link, blobs or BlobOptions(), clock, self.metrics.observe)
         self._rest = rest_api(self, pages)
         self._origin_any = "*" in options.cors
         self._origins = frozenset(options.cors)
@@ -116,6 +120,9 @@ class Application:
             await self._post(scope, receive, send, origin, length)
         elif scope["method"] == "OPTIONS":
             await self._preflight(send, origin)
+        elif scope["path"] == BLOBS or scope["path"].startswith(BLOBS + "/"):
+            answer = _with_headers(send, self._cors_headers(origin))
+            await self._blobs(scope, receive, answer, _caller_of(scope))
         else:
             await self._rest(scope, receive, _with_headers(send, self._cors_headers(origin)))
 
@@ -159,8 +166,8 @@ class Application:
     async def _preflight(self, send: Send, origin: bytes) -> None:
         headers = [
             *self._cors_headers(origin),
-            (b"access-control-allow-methods", b"POST, GET, OPTIONS"),
-            (b"access-control-allow-headers", b"content-type"),
+            (b"access-control-allow-methods", b"POST, GET, PUT, OPTIONS"),
+            (b"access-control-allow-headers", b"content-type, authorization, range"),
             (b"access-control-max-age", b"86400"),
         ]
         await send({"type": "http.response.start", "status": 204, "headers": headers})

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import trio
 
-from node.cli.output import json_option, show, show_rows
+from node.cli.output import json_option, show, show_amount, show_rows
+from node.control import ask_node
 from node.home import Home
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DekubeError
 from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, write_home
 from testnet.demonstration import run_demonstration
-from testnet.faucet import FAUCET_COINS, FaucetProcess, faucet_key
+from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
 from testnet.plan import Placement, derive_key, make_plan, member_names
 from testnet.wan.cli import wan
 
@@ -28,6 +31,11 @@ BASE_PORT: Final = 26600
 SIGNALLED: Final = 128
 RUNNING: Final = "\nRunning. Ctrl-C ends it; from another terminal: dekube testnet list | kill | stop | restart"
 COLUMNS: Final = ("name", "role", "state", "pid", "address", "rpc")
+STATUS_COLUMNS: Final = (
+    "name", "role", "state", "height", "peers", "mempool", "jobs", "draining", "owns", "grants", "rpc",
+)  # fmt: skip
+ANSWER_S: Final = 5
+ANSWER_LIMIT_BYTES: Final = 65_536
 
 _folder = click.option(
     "--dir", "folder", default=DEFAULT_FOLDER, show_default=True, type=click.Path(path_type=Path),
@@ -80,10 +88,10 @@ def up(
             parameters=_numbers(parameters), founders=founders,
             allocations=((faucet_key(seed).address, FAUCET_COINS),),
         )  # fmt: skip
-        cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent)
+        guests = [make_faucet(root, plan, seed)] if has_faucet else []
+        cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent, guests=guests)
         click.echo(f"Starting {validators} validators, a relay and {workers} workers in {root} ...")
-        faucet = FaucetProcess(cluster, seed) if has_faucet else None
-        status = trio.run(_Up(cluster, faucet).run, demonstrate and workers > 0, exit_when_settled)
+        status = trio.run(_Up(cluster).run, demonstrate and workers > 0, exit_when_settled)
     click.echo("The network has ended; nothing of it runs on.")
     raise click.exceptions.Exit(status)
 
@@ -91,9 +99,8 @@ def up(
 class _Up:
     """One run of a network under the signals of this process."""
 
-    def __init__(self, cluster: Cluster, faucet: FaucetProcess | None) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._faucet = faucet
         self._work = trio.CancelScope()
         self._is_done = self._is_ending = False
         self._status = 0
@@ -107,8 +114,6 @@ class _Up:
                     async with trio.open_nursery() as members:
                         await members.start(self._cluster.run)
                         members.start_soon(self._stop_on_down)
-                        if self._faucet is not None:
-                            await members.start(self._faucet.run)
                         await self._do(demonstrate)
                         if not exit_when_settled:
                             click.echo(RUNNING)
@@ -119,8 +124,9 @@ class _Up:
 
     async def _do(self, demonstrate: bool) -> None:
         _print_members(self._cluster)
-        if self._faucet is not None:
-            click.echo(f"Coins: dekube wallet faucet NAME --from {self._faucet.url}")
+        for status in self._cluster.status():
+            if status.role == FAUCET:
+                click.echo(f"Coins: dekube wallet faucet NAME --from {status.rpc}")
         if demonstrate:
             await run_demonstration(self._cluster.home("validator-0"), self._cluster.plan.requester, self._say)
         self._is_done = True
@@ -180,6 +186,39 @@ def list_(folder: Path, as_json: bool) -> None:
 @testnet.command()
 @_folder
 @json_option
+def status(folder: Path, as_json: bool) -> None:
+    """Show how each member is doing: its height, its peers, what it runs, what the faucet has left."""
+    rows = []
+    for row in ask(folder.absolute(), "list"):
+        shown = {name: row[name] for name in ("name", "role", "state", "rpc")}
+        rows.append(shown | (_told(row) if row["state"] == "running" else {}))
+    show_rows(rows, STATUS_COLUMNS, as_json=as_json, title="Members")
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a member says of itself; nothing where it does not answer."""
+    try:
+        if row["role"] == FAUCET:
+            with urllib.request.urlopen(row["rpc"], timeout=ANSWER_S) as answer:  # noqa: S310  our own process
+                about = json.loads(answer.read(ANSWER_LIMIT_BYTES))
+            return {"owns": show_amount(int(about["balance"])), "grants": about["granted"]}
+        if not row["rpc"]:
+            return {}  # a relay has metrics alone
+        state = ask_node(Home(Path(row["home"])).control, "status", timeout_s=ANSWER_S)
+        return {
+            "height": state["height"],
+            "peers": state["peers"],
+            "mempool": state["mempool"],
+            "jobs": len(state["jobs"]),
+            "draining": state["draining"],
+        }
+    except (OSError, ValueError, KeyError, TypeError, DekubeError):
+        return {}
+
+
+@testnet.command()
+@_folder
+@json_option
 def down(folder: Path, as_json: bool) -> None:
     """End the whole network; return when nothing of it runs."""
     root = folder.absolute()
@@ -198,20 +237,22 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
     """Write homes for members that are hosts of their own, named like the members (containers)."""
     root = folder.absolute()
     names = member_names(validators, workers)
-    if all(Home(root / name).config.exists() for name in names):
+    faucet = root / FAUCET
+    if all(Home(root / name).config.exists() for name in names) and (faucet / "key.json").exists():
         click.echo(f"{root}: laid out already; nothing was changed.")
         return
     placements = {name: Placement(name, "0.0.0.0", 26656, 8545, 9100) for name in names}  # noqa: S104
     plan = make_plan(
         validators=validators, workers=workers, seed=seed, time_ms=_known_time_ms(root, names) or _now_ms(),
-        placements=placements,
+        placements=placements, allocations=((faucet_key(seed).address, FAUCET_COINS),),
     )  # fmt: skip
     for member in plan.members:
         write_home(root / member.name, member, plan)
+    write_faucet(faucet, seed, plan.passphrase)
     if owner is not None:
-        for path in (p for name in names for p in (root / name, *(root / name).rglob("*"))):
+        for path in (p for name in (*names, FAUCET) for p in (root / name, *(root / name).rglob("*"))):
             os.chown(path, owner, owner)
-    click.echo(f"Wrote {len(names)} homes to {root}.")
+    click.echo(f"Wrote {len(names)} homes and a faucet to {root}.")
 
 
 @testnet.command()

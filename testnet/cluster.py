@@ -32,7 +32,7 @@ from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
 
-__all__ = ["Cluster", "MemberStatus", "TestnetError", "ask", "hold_folder", "lay_out"]
+__all__ = ["Cluster", "MemberStatus", "Program", "TestnetError", "ask", "hold_folder", "lay_out"]
 
 PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
@@ -46,9 +46,38 @@ SCRYPT_N_TESTNET: Final = 1 << 12
 """Keys of a test network derive from its public seed: the work factor protects nothing, but costs each start."""
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One process of a network; its folder, named like it, has its ``log`` and its ``run/ready.json``."""
+
+    name: str
+    role: str
+    address: bytes
+    bind: str
+    ports: tuple[int, ...]
+    url: str
+    """Where people and wallets reach it; empty where they do not."""
+    arguments: tuple[str, ...]
+    """Of ``dekube``."""
+
+
+def program_of(member: Member, home: Path) -> Program:
+    """Return the program that ``member`` is."""
+    at = member.placement
+    return Program(
+        name=member.name,
+        role=member.role,
+        address=member.account.address,
+        bind=at.bind,
+        ports=(at.p2p_port, at.rpc_port, at.metrics_port),
+        url=f"http://{at.host}:{at.rpc_port}" if member.options is not None else "",
+        arguments=("relay" if member.options is None else "node", "run", "--home", str(home)),
+    )
+
+
 @dataclass(slots=True)
 class _Running:
-    member: Member
+    program: Program
     child: Child | None = None
     started: int = 0
     last_exit: int | None = None
@@ -203,15 +232,17 @@ class Cluster:
 
     def __init__(
         self, root: Path, plan: Plan, *, report: Callable[[str], None] = lambda _line: None,
-        absent: Collection[str] = (),
+        absent: Collection[str] = (), guests: Collection[Program] = (),
     ) -> None:  # fmt: skip
-        """``absent`` members are not started until told to ``restart``."""
+        """``absent`` members are not started until told to ``restart``, ``guests`` when all members are ready."""
         self.root = root
         self.plan = plan
         self._report = report
+        programs = [*(program_of(member, root / member.name) for member in plan.members), *guests]
         self._running = {
-            member.name: _Running(member, wanted=member.name not in absent) for member in plan.members
+            program.name: _Running(program, wanted=program.name not in absent) for program in programs
         }
+        self._guests = [program.name for program in guests]
         for name in absent:
             self._member(name)
         self._down = trio.Event()
@@ -228,9 +259,13 @@ class Cluster:
                 self._nursery = nursery
                 await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._verbs()).run)
                 present = [name for name, running in self._running.items() if running.wanted]
-                for name in present:
-                    self._start(name)
-                await self.wait_ready(present)
+                for names in (
+                    [name for name in present if name not in self._guests],
+                    [name for name in present if name in self._guests],
+                ):
+                    for name in names:
+                        self._start(name)
+                    await self.wait_ready(names)
                 task_status.started()
                 await self._down.wait()
                 nursery.cancel_scope.cancel()
@@ -308,10 +343,9 @@ class Cluster:
         home = self.home(name)
         home.ready.unlink(missing_ok=True)
         home.root.mkdir(parents=True, exist_ok=True)
-        verb = ["relay", "run"] if running.member.options is None else ["node", "run"]
         with (home.root / "log").open("ab") as log:
             running.child = Child(
-                [sys.executable, "-m", "node", *verb, "--home", str(home.root)], log=log.fileno(), cwd=home.root
+                [sys.executable, "-m", "node", *running.program.arguments], log=log.fileno(), cwd=home.root
             )
         running.wanted = True
         running.started += 1
@@ -321,7 +355,7 @@ class Cluster:
     async def _watch(self, running: _Running, child: Child) -> None:
         running.last_exit = await child.wait()
         if running.child is child and running.wanted and not self._down.is_set():
-            self._report(f"{running.member.name} ended unexpectedly with status {running.last_exit}")
+            self._report(f"{running.program.name} ended unexpectedly with status {running.last_exit}")
 
     async def _stop_all(self) -> None:
         with trio.CancelScope(shield=True):
@@ -344,20 +378,20 @@ class Cluster:
 
     def _probe_ports(self) -> None:
         for running in self._running.values():
-            at = running.member.placement
-            for port in (at.p2p_port, at.rpc_port, at.metrics_port):
+            bind = running.program.bind
+            for port in running.program.ports:
                 with socket.socket() as probe:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     try:
-                        probe.bind((at.bind, port))
+                        probe.bind((bind, port))
                     except OSError as error:
                         raise TestnetError(
-                            f"port {port} of {at.bind} cannot be used ({error.strerror}); choose --base-port"
+                            f"port {port} of {bind} cannot be used ({error.strerror}); choose --base-port"
                         ) from None
 
     def _is_ready(self, running: _Running) -> bool:
         try:
-            ready = json.loads(self.home(running.member.name).ready.read_text())
+            ready = json.loads(self.home(running.program.name).ready.read_text())
         except (OSError, ValueError):
             return False
         return running.child is not None and ready.get("pid") == running.child.pid
@@ -370,7 +404,7 @@ class Cluster:
             return "(no log)"
 
     def _status(self, running: _Running) -> MemberStatus:
-        member = running.member
+        program = running.program
         code = running.child.returncode if running.child is not None else None
         if running.child is not None and code is None:
             state = "running" if self._is_ready(running) else "starting"
@@ -381,15 +415,13 @@ class Cluster:
         else:
             state = "killed" if code == -signal.SIGKILL else "stopped"
         return MemberStatus(
-            name=member.name,
-            role=member.role,
-            address=format_address(member.account.address),
+            name=program.name,
+            role=program.role,
+            address=format_address(program.address),
             pid=running.child.pid if running.child is not None and code is None else None,
             state=state,
-            rpc=f"http://{member.placement.host}:{member.placement.rpc_port}"
-            if member.options is not None
-            else "",
-            home=str(self.root / member.name),
+            rpc=program.url,
+            home=str(self.root / program.name),
         )
 
     def _verbs(self) -> dict[str, Verb]:

@@ -42,7 +42,8 @@ def _demonstrate(home: Home, requester: SecretKey, say: Callable[[str], None]) -
         seed = digest(b"demonstration", requester.address + client.head().at.height.to_bytes(8))
         job = make_digits_job(
             client,
-            home,
+            control=home.control,
+            key=None,
             seed=seed,
             max_price_per_gpu_s=MAX_PRICE_PER_GPU_S,
             gpu_ms_per_step_max=GPU_MS_PER_STEP_MAX,

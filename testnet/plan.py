@@ -15,6 +15,7 @@ from node.config import (
     RegistryOptions,
     RpcOptions,
 )
+from node.uploads import UploadOptions
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -168,6 +169,7 @@ def _options(role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, o
         ),
         rpc=RpcOptions(listen=f"{at.bind}:{at.rpc_port}", hosts=(at.host,)),
         metrics=MetricsOptions(listen=f"{at.bind}:{at.metrics_port}"),
+        uploads=UploadOptions(enabled=not is_worker),
         executor=ExecutorOptions(),
         registry=RegistryOptions(stake=1_000 * COIN if is_worker else 0),
         processes=ProcessOptions(signature_workers=0 if is_worker else 1),

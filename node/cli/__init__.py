@@ -33,6 +33,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "faucet": ("node.cli.faucet:faucet", "Give coins of a test network to whoever asks."),
     "tx": ("node.cli.transactions:tx", "Stake, withdraw the stake, rotate a validator's keys."),
     "task": ("node.cli.tasks:task", "Post a task, follow it, fetch its result and its bill."),
+    "blob": ("node.cli.blobs:blob", "Put data sets where workers find them, get bulk data."),
     "worker": ("node.cli.workers:worker", "Register this machine, list the machines of the market."),
     "light": ("node.cli.light:light", "Check accounts and transactions without trusting a gateway."),
     "contracts": ("node.cli.contracts:contracts", "Write the system contracts for Solidity, ABI, ERC-7730."),

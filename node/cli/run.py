@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import click
 
 from node.cli.guard import guard
 from node.cli.options import home_option
+from node.cli.output import json_option, show, show_fields
+from node.control import ControlUnavailable, ask_node
 from node.home import Home
 
 __all__ = ["node"]
+
+DRAIN_LOOK_S: Final = 1.0
 
 
 @click.group()
@@ -47,3 +54,43 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
         accepts_empty_guard=accept_empty_guard,
         checkpoint=checkpoint,
     )
+
+
+@node.command()
+@home_option
+@click.option("--stop", is_flag=True, help="End the node when it is empty.")
+@click.option("--end", "ends", is_flag=True, help="Go back to work.")
+@click.option(
+    "--wait", "waits", is_flag=True, help="Return when the node is empty (with --stop: when it has ended)."
+)
+@json_option
+def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> None:
+    """Take no new work, finish what runs, and say when the node in --home is empty: before an upgrade, say.
+
+    The machine leaves the market, its gateway closes; what was promised on chain is still done. A validator goes
+    on voting until it is stopped. Asked again it says how far it is; the next start of the node ends it.
+
+    \b
+    Examples:
+      dekube node drain --stop --wait
+      dekube node drain --end
+    """
+    if ends and (stop or waits):
+        raise click.UsageError("--end goes back to work: neither --stop nor --wait goes with it")
+    asked = False
+    while True:
+        try:
+            params = {"on": not ends, "stop": stop}
+            state = ask_node(home.control, "admin", timeout_s=10, method="admin_drain", params=params)
+        except ControlUnavailable:
+            if not (asked and stop):
+                raise
+            state = {"empty": True, "ended": True}  # while this waited
+        asked = True
+        if not waits or "ended" in state or (state["empty"] and not stop):
+            break
+        time.sleep(DRAIN_LOOK_S)
+    if as_json:
+        show(state)
+        return
+    show_fields(state, as_json=False, title="Draining" if not ends else "At work")

@@ -47,6 +47,13 @@ class Session:
         """Return a client of the gateways."""
         return Client(*self.gateways())
 
+    def control(self) -> Path | None:
+        """Return the control socket of the node in the home; None where --rpc names other gateways, or none runs.
+
+        Bulk data then goes over the gateway.
+        """
+        return self.home.control if not self.urls and self.home.control.exists() else None
+
     def key(self, name: str | None = None) -> SecretKey:
         """Return the key that signs: ``name`` or --key, else the account of the home's node, else the only one."""
         name = name or self.key_name

@@ -81,6 +81,8 @@ def _health(state: dict[str, Any]) -> str:
         return f"begins with the state of block {state_sync['target']:,}: {state_sync['stage']}{pieces}"
     if state["syncing"]:
         return f"catching up: {state['height']:,} of {state['highest']:,} blocks{_pace(state['sync'])}"
+    if state.get("draining"):
+        return "drains: takes no new work (dekube node drain)"
     if not state["peers"]:
         return "alone: no peer is connected (p2p.bootstrap, p2p.relays)"
     if not is_following(state):

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
+from node.cli.blobs import download_folder, show_progress
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
 from node.cli.options import AMOUNT
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
@@ -128,8 +129,8 @@ def _recipe_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
-def _job(client: Client, session: Session, recipe: _Recipe) -> bytes:
-    """Return the canonical bytes of the job; a built-in data set goes to the node's blob store."""
+def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | None = None) -> bytes:
+    """Return the canonical bytes of the job; with a ``key`` a built-in data set goes to where workers find it."""
     if recipe.spec_file is not None:
         return read_spec(recipe.spec_file)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
@@ -144,7 +145,9 @@ def _job(client: Client, session: Session, recipe: _Recipe) -> bytes:
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     job = make_digits_job(
         client,
-        session.home,
+        control=None if key is None else session.control(),
+        key=key,
+        progress=show_progress("Uploading the data set"),
         seed=seed,
         max_price_per_gpu_s=recipe.max_price,
         gpu_ms_per_step_max=recipe.gpu_ms_per_step,
@@ -212,7 +215,8 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
     """Post a task: lock its price and let the chain find a worker.
 
     Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
-    The data set goes to the blob store of the node in --home; workers fetch it from there.
+    The data set goes to the blob store of the node in --home; with --rpc, or without a node there, to that of a
+    gateway that takes uploads, signed for by the key. Workers fetch it from there.
 
     \b
     Examples:
@@ -222,7 +226,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
     """
     key = session.key()
     with session.client() as client:
-        raw = _job(client, session, recipe)
+        raw = _job(client, session, recipe, key)
         _say(f"Locking {show_amount(client.quote_task(raw).total)} and waiting until the task is final ...")
         made = client.create_task(key, raw)
         answer = {
@@ -511,7 +515,8 @@ def _show_sums(totals: EscrowTotals) -> None:
 def result(session: Session, task_id: bytes, out: Path | None, window: int | None, as_json: bool) -> None:
     """Fetch the trained state, check it against the proof on chain, and test it on data it has not seen.
 
-    The node in --home fetches it from the worker, through relays where it must.
+    The node in --home fetches it from the worker, through relays where it must; with --rpc, or without a node
+    there, the gateway's node does. What has come is kept for the next try when this is interrupted.
 
     \b
     Example:
@@ -522,7 +527,13 @@ def result(session: Session, task_id: bytes, out: Path | None, window: int | Non
     _say("Fetching the state from its worker ...")
     with session.client() as client:
         _record(client, task_id)
-        found = client.result(task_id, control=session.home.control, window=window)
+        found = client.result(
+            task_id,
+            control=session.control(),
+            window=window,
+            progress=show_progress("Fetching"),
+            folder=download_folder(),
+        )
     plan = found.spec.plan()
     if out is not None:
         write_file(out, encode_state(found.state, plan, out.suffix))

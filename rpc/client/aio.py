@@ -13,18 +13,20 @@ import anyio.to_thread
 import httpx
 
 from rpc.client.api import Api
+from rpc.client.blobs import BlobApi
 from rpc.client.core import (
-    ANSWER_LIMIT_BYTES,
     ClientOptions,
     Core,
     Dial,
     Effect,
+    Fetch,
     Flow,
     Found,
     Hear,
     Now,
     Pause,
     Post,
+    Reply,
     Stream,
     Tell,
     Work,
@@ -41,7 +43,7 @@ READ_BYTES: Final = 65536
 _BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class AsyncClient(Api, TaskApi):
+class AsyncClient(Api, TaskApi, BlobApi):
     """Speaks to the gateways at ``urls`` (http or https), the first that answers; many tasks may share it.
 
     Close iterators that are left early (``contextlib.aclosing``): each holds a connection.
@@ -103,6 +105,8 @@ class AsyncClient(Api, TaskApi):
             match effect:
                 case Post():
                     return await self._post(effect), None
+                case Fetch():
+                    return await self._fetch(effect), None
                 case Pause(seconds):
                     await anyio.sleep(seconds)
                 case Now():
@@ -122,23 +126,27 @@ class AsyncClient(Api, TaskApi):
         return None, None
 
     async def _post(self, post: Post) -> bytes:
-        url = post.url
-        place = urlsplit(url).netloc
-        headers = {"content-type": "application/json"}
+        headers = (("content-type", "application/json"),)
+        reply = await self._fetch(Fetch("POST", post.url, post.timeout_s, post.body, headers))
+        if reply.status != 200 and not post.any_status:
+            raise GatewayUnreachable(f"{urlsplit(post.url).netloc}: HTTP status {reply.status}")
+        return reply.body
+
+    async def _fetch(self, fetch: Fetch) -> Reply:
+        place = urlsplit(fetch.url).netloc
         data = bytearray()
         try:
             async with self._http.stream(
-                "POST", url, content=post.body, headers=headers, timeout=post.timeout_s
+                fetch.method, fetch.url, content=fetch.body, headers=list(fetch.headers), timeout=fetch.timeout_s
             ) as response:
-                if response.status_code != 200 and not post.any_status:
-                    raise GatewayUnreachable(f"{place}: HTTP status {response.status_code}")
                 async for part in response.aiter_bytes():
                     data += part
-                    if len(data) > ANSWER_LIMIT_BYTES:
+                    if len(data) > fetch.limit_bytes:
                         raise GatewayUnreachable(f"{place}: an answer without end")
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                return Reply(response.status_code, headers, bytes(data))
         except httpx.HTTPError as error:
             raise GatewayUnreachable(f"{place}: {error or type(error).__name__}") from None
-        return bytes(data)
 
 
 class _Socket:

@@ -25,12 +25,14 @@ __all__ = [
     "Core",
     "Dial",
     "Effect",
+    "Fetch",
     "Flow",
     "Found",
     "Hear",
     "Now",
     "Pause",
     "Post",
+    "Reply",
     "Stream",
     "Tell",
     "Work",
@@ -93,6 +95,25 @@ class Post(NamedTuple):
     any_status: bool = False
 
 
+class Fetch(NamedTuple):
+    """Send a request of HTTP; its Reply comes back whatever its status, or GatewayUnreachable is raised."""
+
+    method: str
+    url: str
+    timeout_s: float
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    limit_bytes: int = ANSWER_LIMIT_BYTES
+
+
+class Reply(NamedTuple):
+    """What came of a Fetch; the names of headers in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class Pause(NamedTuple):
     """Wait."""
 
@@ -134,7 +155,7 @@ class Found(NamedTuple, Generic[_T]):
     item: _T
 
 
-Effect = Post | Pause | Now | Work | Dial | Tell | Hear
+Effect = Post | Fetch | Pause | Now | Work | Dial | Tell | Hear
 Flow = Generator[Effect, Any, _T]
 Stream = Generator[Effect | Found[_T], Any, None]
 
@@ -195,6 +216,11 @@ class Core:
         self._at = 0
         self.height = 0
         """The newest height that any answer was of."""
+
+    @property
+    def gateways(self) -> int:
+        """How many there are."""
+        return len(self._urls)
 
     @property
     def url(self) -> str:

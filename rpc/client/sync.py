@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from rpc.client.api import Api
+from rpc.client.blobs import BlobApi
 from rpc.client.core import (
-    ANSWER_LIMIT_BYTES,
     ClientOptions,
     Core,
     Dial,
     Effect,
+    Fetch,
     Flow,
     Found,
     Hear,
     Now,
     Pause,
     Post,
+    Reply,
     Stream,
     Tell,
     Work,
@@ -40,7 +42,7 @@ _T = TypeVar("_T")
 READ_BYTES: Final = 65536
 
 
-class Client(Api, TaskApi):
+class Client(Api, TaskApi, BlobApi):
     """Speaks to the gateways at ``urls`` (http or https), the first that answers. One thread at a time."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:
@@ -98,6 +100,8 @@ class Client(Api, TaskApi):
             match effect:
                 case Post():
                     return self._post(effect), None
+                case Fetch():
+                    return self._fetch(effect), None
                 case Pause(seconds):
                     time.sleep(seconds)
                 case Now():
@@ -117,34 +121,49 @@ class Client(Api, TaskApi):
         return None, None
 
     def _post(self, post: Post) -> bytes:
-        url = post.url
-        if url != self._connected_to:
+        headers = (("content-type", "application/json"),)
+        reply = self._fetch(Fetch("POST", post.url, post.timeout_s, post.body, headers))
+        if reply.status != 200 and not post.any_status:
+            self.close()
+            raise GatewayUnreachable(f"{_place(post.url)}: HTTP status {reply.status}")
+        return reply.body
+
+    def _fetch(self, fetch: Fetch) -> Reply:
+        place = _origin(fetch.url)
+        if place != self._connected_to:
             self.close()
         for attempt in (1, 2):
             is_fresh = self._connection is None
             try:
-                return self._send(post)
+                return self._send(fetch, place)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 # A kept connection may have been closed meanwhile; only then nothing was done yet.
                 was_closed = isinstance(error, http.client.RemoteDisconnected | BrokenPipeError)
                 if is_fresh or attempt == 2 or not was_closed:
-                    raise GatewayUnreachable(f"{_place(url)}: {error}") from None
+                    raise GatewayUnreachable(f"{_place(fetch.url)}: {error}") from None
         raise AssertionError("unreachable")
 
-    def _send(self, post: Post) -> bytes:
-        url, parts = post.url, urlsplit(post.url)
+    def _send(self, fetch: Fetch, place: str) -> Reply:
+        parts = urlsplit(fetch.url)
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(str(parts.hostname), parts.port, timeout=post.timeout_s)
-            self._connected_to = url
-        self._connection.request("POST", parts.path, post.body, {"content-type": "application/json"})
+            self._connection = kind(str(parts.hostname), parts.port, timeout=fetch.timeout_s)
+            self._connected_to = place
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        self._connection.request(fetch.method, target, fetch.body or None, dict(fetch.headers))
         response = self._connection.getresponse()
-        data = response.read(ANSWER_LIMIT_BYTES + 1)
-        if (response.status != 200 and not post.any_status) or len(data) > ANSWER_LIMIT_BYTES:
+        data = response.read(fetch.limit_bytes + 1)
+        if len(data) > fetch.limit_bytes:
             self.close()
-            raise GatewayUnreachable(f"{_place(url)}: HTTP status {response.status}")
-        return data
+            raise GatewayUnreachable(f"{_place(fetch.url)}: an answer without end")
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Reply(response.status, headers, data)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _place(url: str) -> str:

@@ -8,17 +8,19 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpc.client.api import each, one, send
+from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
-from rpc.client.core import Core, Flow, Found, Stream, Work, gather, hexed, through
-from rpc.client.errors import AnswerMalformed, NoResult, ResultMismatch, TaskEnded
+from rpc.client.core import Call, Core, Flow, Found, Stream, Work, gather, hexed, through
+from rpc.client.errors import AnswerMalformed, ClientError, NoResult, ResultMismatch, TaskEnded
 from rpc.client.shapes import (
     Bill,
     BillLine,
     EscrowTotals,
     Machine,
+    News,
     Receipt,
     Task,
     TaskChange,
@@ -28,7 +30,7 @@ from rpc.client.shapes import (
     read_shape,
 )
 from rpc.client.shells import FlowMethod, StreamMethod
-from state.primitives.errors import DekubeError
+from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate"]
 
 FETCH_TIMEOUT_S: Final = 600.0
+PAGE: Final = 100
+"""Items of a page, the most that a gateway gives."""
 
 
 @dataclass(frozen=True)
@@ -185,21 +189,39 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
     Raises TaskEnded when it has not within ``timeout_s``, ClientError for a task that is not there.
     """
     seen, phases = 0, dict[int, str]()
+    looked = -1
+    """The height up to which all is known."""
 
     def look() -> Generator[Any, Any, bool]:
-        nonlocal seen
-        changes = yield from gather(_task_changes(core, task))
-        windows = yield from gather(_task_windows(core, task))
-        record = yield from _task(core, task)
-        if record is None:
-            raise AnswerMalformed("a task with a history that is not there")
+        nonlocal seen, looked
+        name = hexed(task)
+        # What is final stays as it is: the windows from the first one on that is not are asked for.
+        settled = next((n for n in range(len(phases)) if phases.get(n) != "final"), len(phases))
+        parts = (("dekube_getTaskHistory", seen), ("dekube_getTaskWindows", settled))
+        calls = [Call(method, {"task": name, "first": first, "limit": PAGE}) for method, first in parts]
+        answers = yield from core.batch([*calls, Call("dekube_getTask", {"task": name})])
+        found, heights = [], []
+        for (method, _), answer in zip(parts, answers, strict=False):
+            items, height = yield from _whole(core, method, name, answer)
+            found.append(items)
+            heights.append(height)
+        match answers[-1]:
+            case ClientError() as error:
+                raise error
+            case {"task": dict() as record}:
+                shown = read_shape(Task, record)
+            case _:
+                raise AnswerMalformed("a task with a history that is not there")
+        changes = tuple(read_shape(TaskChange, item) for item in found[0])
+        windows = tuple(read_shape(Window, item) for item in found[1])
         fresh = tuple(window for window in windows if phases.get(window.number) != window.phase)
-        if changes[seen:] or fresh:
-            yield Found(TaskUpdate(record, tuple(changes[seen:]), fresh))
-        seen = len(changes)
+        if changes or fresh:
+            yield Found(TaskUpdate(shown, changes, fresh))
+        seen += len(changes)
+        looked = min(heights)
         phases.update({window.number: window.phase for window in fresh})
-        # The record may be of a later block than the history: that is looked at again.
-        return record.has_ended and record.history <= seen
+        # The record may be of a later block than the rest: that is looked at again.
+        return shown.has_ended and shown.history <= seen and shown.changed_height <= looked
 
     # Blocks from here on are told; what they change of the task before it is looked at is not missed.
     start = yield from core.call("dekube_head")
@@ -212,9 +234,10 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
     if ended:
         return
 
-    def handle(_news: Any) -> Generator[Any, Any, bool]:
+    def handle(news: News) -> Generator[Any, Any, bool]:
         nonlocal ended
-        ended = yield from look()
+        if news.at.height > looked:
+            ended = yield from look()
         return ended
 
     told = core.news("tasks", task=task, from_height=height + 1, timeout_s=timeout_s)
@@ -223,14 +246,38 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
         raise TaskEnded(f"task {hexed(task)} has not ended in {timeout_s or 0:.0f} s")
 
 
-# Bulk data: through a node of this machine, which speaks to those that have it
+def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[Any], int]]:
+    """Return all items of the list whose first page is ``answer``, and the height that it is of."""
+    items: list[Any] = []
+    while True:
+        match answer:
+            case ClientError() as error:
+                raise error
+            case {"at": {"height": int(height)}, "items": list() as page, "next": (str() | None) as cursor}:
+                items += page
+            case _:
+                raise AnswerMalformed(f"{method}: not a page")
+        if cursor is None:
+            return items, height
+        answer = yield from core.call(method, task=task, cursor=cursor, limit=PAGE)
 
 
-def _put_file(core: Core, file: Path, *, control: Path) -> Flow[bytes]:
-    """Put a file into the blob store of the node at ``control``; return its content address.
+# Bulk data: through a node of this machine where there is one, else through the gateway
 
-    Workers fetch it from there. Raises ControlUnavailable when the node does not run.
+
+def _put_file(
+    core: Core, file: Path, *, control: Path | None = None, key: SecretKey | None = None,
+    progress: Progress | None = None,
+) -> Flow[bytes]:  # fmt: skip
+    """Put a file where workers fetch it from; return its content address.
+
+    Into the blob store of the node at ``control``, or of a gateway that takes uploads, signed for by ``key``.
+    Raises ControlUnavailable when the node does not run; for a gateway as ``rpc.client.blobs.upload``.
     """
+    if control is None:
+        if key is None:
+            raise ConfigError("an upload needs a node of this machine, or a key that signs for it at a gateway")
+        return (yield from upload(core, file, key, progress=progress))
     answer = yield Work(partial(ask_node, control, "add_blob", path=str(file.absolute())))
     match answer:
         case {"blob": str(blob)}:
@@ -239,8 +286,41 @@ def _put_file(core: Core, file: Path, *, control: Path) -> Flow[bytes]:
             raise AnswerMalformed("what the node answers is not a blob's address")
 
 
-def _fetch(control: Path, blob: bytes, sources: list[bytes]) -> Flow[bytes]:
-    data: bytes = yield Work(partial(_fetch_blocking, control, blob, sources))
+class _Places(NamedTuple):
+    """Where bulk data of a task comes from."""
+
+    task: bytes
+    control: Path | None
+    sources: list[bytes]
+    folder: Path
+    progress: Progress | None
+
+
+def _fetch(
+    core: Core, places: _Places, blob: bytes, limit_bytes: int, *, window: int | None = None
+) -> Flow[bytes]:
+    """Return the content of a blob. Raises NoResult where nobody has it."""
+    if places.control is not None:
+        data: bytes = yield Work(partial(_fetch_blocking, places.control, blob, places.sources))
+        return data
+    file = places.folder / blob.hex()
+    try:
+        yield from download(
+            core, blob, file, task=places.task, window=window, progress=places.progress, limit_bytes=limit_bytes
+        )
+    except ClientError as error:
+        raise NoResult(f"blob {hexed(blob)}: {error}") from None
+    data = yield Work(partial(_take, file))
+    return data
+
+
+def _take(file: Path) -> bytes:
+    """Return what is in a file, and remove it."""
+    try:
+        data = file.read_bytes()
+        file.unlink()
+    except OSError as error:
+        raise NoResult(f"{file}: {error.strerror}") from None
     return data
 
 
@@ -261,11 +341,15 @@ def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
             raise NoResult(f"blob {hexed(blob)}: {error.strerror}") from None
 
 
-def _result(core: Core, task: bytes, *, control: Path, window: int | None = None) -> Flow[TaskResult]:
+def _result(
+    core: Core, task: bytes, *, control: Path | None = None, window: int | None = None,
+    progress: Progress | None = None, folder: Path | None = None,
+) -> Flow[TaskResult]:  # fmt: skip
     """Return the trained state after the last final window of a task, or another, checked against its proof.
 
-    The node at ``control`` fetches it from the worker, through relays where it must. Raises NoResult,
-    ResultMismatch, ControlUnavailable.
+    The node at ``control`` fetches it from the worker, through relays where it must; without one the gateway's
+    node does, and what has come is kept in ``folder`` until it is whole, to go on from after an interruption.
+    Raises NoResult, ResultMismatch, ControlUnavailable, GatewayUnreachable.
     """
     record = yield from _task(core, task)
     if record is None:
@@ -277,33 +361,56 @@ def _result(core: Core, task: bytes, *, control: Path, window: int | None = None
             "no window of this task is final yet" if window is None else f"window {window} is not final"
         )
     found = final[-1]
-    machines = yield from gather(each(core, Machine, "dekube_getNodes"))
-    sources = [found.worker, *(m.address for m in machines if m.address != found.worker)]
-    data = yield from _fetch(control, found.proof.output_blob, sources)
-    spec, state = yield Work(partial(_check_state, record, found, data))
+    sources: list[bytes] = []
+    if control is not None:
+        machines = yield from gather(each(core, Machine, "dekube_getNodes"))
+        sources = [found.worker, *(m.address for m in machines if m.address != found.worker)]
+    spec = yield Work(partial(_spec_of, record))
+    made = None
+    if control is None and folder is None:
+        made = yield Work(partial(tempfile.TemporaryDirectory, prefix="dekube-"))
+        folder = Path(made.name)
     try:
-        dataset: bytes | None = yield from _fetch(control, spec.dataset.blob, sources)
-    except NoResult:
-        dataset = None
+        places = _Places(task, control, sources, folder or Path(), progress)
+        blob, limit_bytes = found.proof.output_blob, spec.plan().state_limit_bytes
+        data = yield from _fetch(core, places, blob, limit_bytes, window=found.number)
+        state = yield Work(partial(_check_state, spec, found, data))
+        try:
+            dataset: bytes | None = yield from _fetch(core, places, spec.dataset.blob, _dataset_limit())
+        except NoResult:
+            dataset = None
+    finally:
+        if made is not None:
+            made.cleanup()
     return TaskResult(task, found, spec, state, data, dataset)
 
 
-def _check_state(task: Task, window: Window, data: bytes) -> tuple[JobSpec, TrainingState]:
-    from tasks.engine.state import TrainingState
+def _dataset_limit() -> int:
+    from tasks.datasets import DATASET_BYTES_MAX
+
+    return DATASET_BYTES_MAX
+
+
+def _spec_of(task: Task) -> JobSpec:
     from tasks.spec import decode_spec
 
     match task.document:
         case {"spec": {"raw": str(raw)}} if raw.startswith("0x"):
-            spec = decode_spec(bytes.fromhex(raw[2:]))
+            return decode_spec(bytes.fromhex(raw[2:]))
         case _:
             raise AnswerMalformed("a task without its job")
+
+
+def _check_state(spec: JobSpec, window: Window, data: bytes) -> TrainingState:
+    from tasks.engine.state import TrainingState
+
     plan = spec.plan()
     state = TrainingState.decode(data, plan)
     if (root := state.root(plan)) != window.proof.state_root_out:
         raise ResultMismatch(
             f"the state's root is {hexed(root)}, the proof says {hexed(window.proof.state_root_out)}"
         )
-    return spec, state
+    return state
 
 
 class TaskApi:

@@ -1124,7 +1124,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )
     yield "manifest", Target(
         canonical(Manifest.decode, Manifest.encode), (Manifest(2**20 + 1, (b"a" * 32, b"b" * 32)).encode(),),
-        ("p2p.blobs:Manifest.decode",),
+        ("state.primitives.manifests:Manifest.decode",),
     )  # fmt: skip
     # Relay
     multicast = (

@@ -17,6 +17,7 @@ import trio
 
 from node.admin import DOCUMENT, TABLE, Admin, serve_admin
 from node.config import LogOptions, load_options
+from node.drain import Drain, Load
 from node.logs import configure_logs
 from node.mempool import Mempool, MempoolOptions
 from rpc.surface import SURFACE
@@ -40,6 +41,8 @@ class Owned:
         self.ledger = SimpleNamespace(
             mempool=Mempool(MempoolOptions(), lambda _address: Account(0, 10**30)), on_pool_changed=self._changed
         )
+        self.drain = Drain()
+        self.under_way = Load(is_offered=True, tasks=1, checks=0, running=1, transactions=0, is_serving=True)
         self.stopped = trio.Event()
         self.stop = self.stopped.set
         self.admin = Admin(cast(Any, self))
@@ -49,6 +52,9 @@ class Owned:
 
     async def status(self) -> Any:
         return {"height": 7}
+
+    def load(self) -> Load:
+        return self.under_way
 
     async def call(self, name: str, *params: Any) -> Any:
         result = await self.admin.call(name, list(params))
@@ -114,6 +120,24 @@ async def test_the_mempool_is_emptied(tmp_path: Path) -> None:
         assert (node.ledger.mempool.pending_count, node.ledger.mempool.queued_count) == (0, 2)
         assert await node.call("admin_clearMempool") == {"dropped": 2}
         assert (len(node.ledger.mempool), node.ledger.mempool.size_bytes, node.changes) == (0, 0, 3)
+
+
+async def test_draining_is_begun_looked_at_and_ended() -> None:
+    async with owned() as node:
+        assert not (await node.call("admin_getDrain"))["draining"]
+        begun = await node.call("admin_drain")
+        assert (begun["draining"], begun["empty"], begun["tasks"], begun["stops_when_empty"]) == (
+            True,
+            False,
+            1,
+            False,
+        )
+        assert node.drain.is_on
+        node.under_way = Load(is_offered=False, tasks=0, checks=0, running=0, transactions=0, is_serving=False)
+        assert (await node.call("admin_getDrain"))["empty"]
+        assert (await node.call("admin_drain", True, True))["stops_when_empty"]
+        ended = await node.call("admin_drain", False)
+        assert (ended["draining"], ended["empty"], ended["stops_when_empty"]) == (False, False, False)
 
 
 async def test_the_log_level_changes_for_loggers_in_use(capsys: pytest.CaptureFixture[str]) -> None:

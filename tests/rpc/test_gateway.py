@@ -390,7 +390,7 @@ async def test_doors_limits_hosts_and_origins(tmp_path: Path) -> None:
         assert "access-control-allow-origin" not in other.headers
         preflight = await it.http.options(it.url, headers={"origin": "https://wallet.example"})
         assert preflight.status_code == 204
-        assert preflight.headers["access-control-allow-headers"] == "content-type"
+        assert preflight.headers["access-control-allow-headers"] == "content-type, authorization, range"
 
         # A flood from one address is told when to come back, and served again then.
         limited = None

@@ -21,6 +21,7 @@ BASE_IMAGE = "dekube-test-base:bookworm"
 IMAGE = "dekube-node:test"
 SETTLED_TIMEOUT_S = 600
 RPC_PORT = 18545
+FAUCET_PORT = 18600
 
 
 class Engine:
@@ -34,6 +35,7 @@ class Engine:
             "COMPOSE_PROJECT_NAME": "dekubetest",
             "DEKUBE_IMAGE": IMAGE,
             "RPC_PORT": str(RPC_PORT),
+            "FAUCET_PORT": str(FAUCET_PORT),
         }
         plugins = root / "config" / "cli-plugins"
         plugins.mkdir(parents=True)
@@ -134,6 +136,7 @@ def test_the_network_settles_a_task_as_containers(engine: Engine) -> None:
                 assert row["Health"] == "healthy", f"{name}: {row}"
         assert engine.docker("compose", "exec", "validator-1", "id", "-u").strip() == "10001"
         check_rpc_is_published()
+        check_the_faucet_has_coins()
         check_a_member_returns_after_a_kill(engine)
     finally:
         engine.docker("compose", "down", "--volumes", "--timeout", "20", check=False)
@@ -142,6 +145,16 @@ def test_the_network_settles_a_task_as_containers(engine: Engine) -> None:
 def check_rpc_is_published() -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{RPC_PORT}/healthz", timeout=10) as answer:
         assert answer.status == 200
+
+
+def check_the_faucet_has_coins() -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{FAUCET_PORT}/", timeout=10) as answer:
+            if int(json.loads(answer.read())["balance"]):
+                return
+        assert time.monotonic() < deadline
+        time.sleep(1)
 
 
 def check_a_member_returns_after_a_kill(engine: Engine) -> None:

@@ -36,7 +36,7 @@ class Life:
                 return {"from_height": params["from_height"]}
             case "dekube_getTaskHistory":
                 shown = steps - 1 if self.late_history and self.height == 4 else steps
-                start = int(params.get("cursor") or 0)
+                start = int(params.get("cursor") or params["first"])
                 items = [change_json(n, PHASES[n], ADDRESS) for n in range(shown)][start : start + 2]
                 return {
                     "at": at(self.height),
@@ -45,7 +45,8 @@ class Life:
                 }
             case "dekube_getTaskWindows":
                 phase = {1: None, 2: "proved"}.get(self.height, "final")
-                return {"items": [window_json(0, phase)] if phase else [], "next": None}
+                found = [window_json(0, phase)] if phase and params["first"] == 0 else []
+                return {"at": at(self.height), "items": found, "next": None}
             case "dekube_getTask":
                 self.tell()
                 return {"at": at(self.height), "task": task_json(PHASES[steps - 1], steps, int(self.height > 2))}
@@ -69,6 +70,70 @@ def test_each_change_is_found_once_until_the_end(late_history: bool) -> None:
     assert windows in (["proved", "final"], ["final"])
     assert updates[-1].task.phase == "settled"
     assert updates[-1].task.has_ended
+
+
+class LongLife:
+    """A gateway to a long task: a window is proved, and the one before final, in each block."""
+
+    def __init__(self, windows: int) -> None:
+        self.windows = windows
+        self.height = 1
+        self.world = World(self.answer)
+        self.told = 0
+        """Items of lists that were handed out."""
+
+    def answer(self, method: str, params: Any) -> Any:
+        steps, ended = min(self.height, self.windows + 1), self.height > self.windows
+        match method:
+            case "dial":
+                self.world.all[0].said.clear()
+                return None
+            case "dekube_head":
+                return {"at": at(self.height)}
+            case "dekube_subscribe":
+                self.tell()
+                return {"from_height": params["from_height"]}
+            case "dekube_getTaskHistory":
+                items = [change_json(n, "settled" if ended else "running", ADDRESS) for n in range(steps)]
+                return self.page(items, params)
+            case "dekube_getTaskWindows":
+                items = [window_json(n, "final" if n < steps - 1 else "proved") for n in range(steps - 1 + 1)]
+                return self.page(items[: self.windows], params)
+            case "dekube_getTask":
+                shown = task_json("settled" if ended else "running", steps, steps - 1)
+                answer = {"at": at(self.height), "task": shown}
+                if not ended:
+                    self.tell()
+                return answer
+            case _:
+                raise AssertionError(method)
+
+    def page(self, items: list[Any], params: Any) -> Any:
+        start = int(params.get("cursor") or params["first"])
+        found, following = items[start : start + params["limit"]], start + params["limit"]
+        self.told += len(found)
+        return {"at": at(self.height), "items": found, "next": str(following) if following < len(items) else None}
+
+    def tell(self) -> None:
+        self.height += 1
+        result = {"at": at(self.height), "items": []}
+        self.world.all[0].said.append({"method": "dekube_subscription", "params": {"result": result}})
+
+
+def test_following_asks_for_what_is_new_alone() -> None:
+    life = LongLife(windows=400)
+    updates = life.world.take(_follow(life.world.core, TASK))
+    assert updates[-1].task.phase == "settled"
+    assert [change.number for update in updates for change in update.changes] == list(range(401))
+    phases: dict[int, list[str]] = {}
+    for update in updates:
+        for window in update.windows:
+            phases.setdefault(window.number, []).append(window.phase)
+    assert all(seen in (["proved", "final"], ["final"]) for seen in phases.values())
+    assert sorted(phases) == list(range(400))
+    # Three questions a block; of each list what came since, and what is not final yet.
+    assert len(life.world.all[0].asked) < 3.1 * life.height + 5
+    assert life.told < 4 * life.height
 
 
 def test_a_task_that_does_not_end_in_time_is_told() -> None:

@@ -1,0 +1,99 @@
+"""``dekube blob``: bulk data in and out of the network, over a gateway or the node of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from node.cli.output import json_option, show_fields
+from node.cli.session import Session, session_options
+from rpc.client.blobs import Progress
+from rpc.client.core import hexed
+from state.primitives.hashing import HASH_BYTES
+
+__all__ = ["blob", "download_folder", "show_progress"]
+
+_MIB: Final = 1024 * 1024
+_CLEAR: Final = "\r\x1b[K"
+
+
+def show_progress(label: str) -> Progress | None:
+    """Return what shows how far something is on a terminal; None where standard error is none."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(done: int, every: int) -> None:
+        if done >= every:
+            click.echo(_CLEAR, nl=False, err=True)
+        else:
+            share = f"{100 * done // every} % of {every / _MIB:.1f} MiB"
+            click.echo(f"{_CLEAR}{label}: {share}", nl=False, err=True)
+
+    return tell
+
+
+def download_folder() -> Path:
+    """Return where unfinished downloads of this user are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "dekube" / "blobs"
+
+
+class _Name(click.ParamType[bytes]):
+    name = "blob"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        digits = str(value).strip().removeprefix("0x").lower()
+        if len(digits) != 2 * HASH_BYTES or any(digit not in "0123456789abcdef" for digit in digits):
+            self.fail(f"{value!r} is not a blob's name: 0x and 64 hex digits", param, ctx)
+        return bytes.fromhex(digits)
+
+
+NAME: Final = _Name()
+
+
+@click.group()
+def blob() -> None:
+    """Put a data set where workers find it, and get bulk data of the network.
+
+    \b
+    Examples:
+      dekube blob put train.dataset --rpc https://gateway.example --key me
+      dekube blob get 0x1234... --out train.dataset --rpc https://gateway.example
+    """
+
+
+@blob.command()
+@session_options
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@json_option
+def put(session: Session, file: Path, as_json: bool) -> None:
+    """Put FILE into the blob store of the node in --home, or of a gateway that takes uploads.
+
+    A gateway (--rpc) wants the signature of an account that could pay for a task, and keeps the blob for a day, or
+    as long as a task of that account names it. What it has already is not sent again.
+    """
+    control = session.control()
+    key = None if control is not None else session.key()
+    with session.client() as client:
+        name = client.upload(file, control=control, key=key, progress=show_progress("Uploading"))
+    show_fields({"blob": hexed(name), "bytes": file.stat().st_size}, as_json=as_json)
+
+
+@blob.command()
+@session_options
+@click.argument("name", type=NAME, metavar="BLOB")
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@click.option("--task", type=NAME, metavar="TASK", help="A task that names it, if the gateway has to look for it.")
+@click.option("--window", type=click.IntRange(0), help="The window of its work that names it.")
+@json_option
+def get(session: Session, name: bytes, out: Path, task: bytes | None, window: int | None, as_json: bool) -> None:
+    """Get BLOB over the gateway into a file; every piece is checked, and it goes on where it was cut off."""
+    with session.client() as client:
+        size = client.download(name, out, task=task, window=window, progress=show_progress("Fetching"))
+    show_fields({"file": str(out), "bytes": size}, as_json=as_json)

@@ -1,0 +1,368 @@
+"""Bulk data over a gateway: uploads signed by the account that pays, downloads that are checked piece by piece.
+
+The gateway is not believed: a manifest must have the name that was asked for, and each piece the hash that the
+manifest says. Both directions go on where they were cut off, at another gateway if need be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from rpc.client.core import Core, Fetch, Flow, Now, Pause, Reply, Work, hexed
+from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
+from rpc.client.shapes import ChainInfo, Head, read_shape
+from rpc.client.shells import FlowMethod
+from rpc.grants import grant_digest, make_grant
+from state.primitives.errors import DecodeError, DekubeError, StoreError
+from state.primitives.keys import SecretKey
+from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id, manifest_of
+
+__all__ = ["BlobApi", "Progress", "blob_of_file", "download", "upload"]
+
+Progress = Callable[[int, int], None]
+"""Told the bytes that are done, and all."""
+
+PIECES_AT_ONCE_MAX: Final = 8
+FAST_S: Final = 2.0
+"""A download that took less asks for twice as much the next time."""
+WAIT_S_MAX: Final = 900.0
+"""How long a gateway may take to fetch a blob from the network without any news."""
+LOOK_S: Final = 1.0
+GRANT_BLOCKS: Final = 600
+ERROR_LIMIT_BYTES: Final = 65_536
+PAUSE_S_MAX: Final = 10.0
+
+
+def blob_of_file(file: Path) -> Manifest:
+    """Return the manifest of a file: its ``blob_id`` is the file's name for the network. Raises StoreError."""
+    try:
+        with file.open("rb") as source:
+            return manifest_of(source)
+    except OSError as error:
+        raise StoreError(f"{file}: {error.strerror}") from None
+
+
+# Requests
+
+
+def _ask(core: Core, method: str, path: str, **options: Any) -> Flow[Reply]:
+    """Return the answer of the first gateway that has one below 300.
+
+    A refusal is another gateway's to overrule, once each; one that is busy or silent is asked again. Raises
+    ClientError, GatewayUnreachable.
+    """
+    refusals = 0
+    for attempt in range(1, core.options.rounds * core.gateways + 1):
+        url = core.url
+        error: DekubeError
+        wait_s = core.options.pause_s * attempt
+        try:
+            reply: Reply = yield _fetch(core, method, url, path, **options)
+            if reply.status < 300:
+                return reply
+            error = _refusal(reply)
+            if reply.status in (429, 503):
+                wait_s = max(wait_s, _seconds(reply))
+            else:
+                refusals += 1
+        except GatewayUnreachable as failed:
+            error = failed
+        core.turn(url)
+        if refusals >= core.gateways or attempt == core.options.rounds * core.gateways:
+            raise error
+        if attempt % core.gateways == 0:
+            yield Pause(wait_s)
+    raise AssertionError("at least one try")
+
+
+def _fetch(
+    core: Core, method: str, url: str, path: str, *, body: bytes = b"",
+    headers: tuple[tuple[str, str], ...] = (), limit_bytes: int = ERROR_LIMIT_BYTES,
+) -> Fetch:  # fmt: skip
+    where = url.rstrip("/") + "/blobs" + path
+    return Fetch(method, where, core.options.timeout_s, body, headers, max(limit_bytes, ERROR_LIMIT_BYTES))
+
+
+def _refusal(reply: Reply) -> DekubeError:
+    try:
+        document = orjson.loads(reply.body)
+    except ValueError:
+        document = None
+    match document:
+        case {"error": dict() as fields}:
+            return ClientError(fields)
+        case _:
+            return GatewayUnreachable(f"HTTP status {reply.status}")
+
+
+def _seconds(reply: Reply) -> float:
+    text = reply.headers.get("retry-after", "")
+    return min(float(text), PAUSE_S_MAX) if text.isascii() and text.isdigit() and len(text) < 6 else LOOK_S
+
+
+# Out of the network
+
+
+def download(
+    core: Core, blob: bytes, file: Path, *, task: bytes | None = None, window: int | None = None,
+    progress: Progress | None = None, limit_bytes: int | None = None,
+) -> Flow[int]:  # fmt: skip
+    """Fetch a blob into ``file`` and return its size; what ``file``.part holds of it already is not fetched again.
+
+    Where the gateway does not have it, ``task`` (and the ``window`` of its work) says where in the network it is.
+    Raises ClientError where nobody has it, AnswerMalformed where all send something else, StoreError.
+    """
+    manifest = yield from _manifest(core, blob, task, window, progress, limit_bytes)
+    part = file.with_name(file.name + ".part")
+    missing = yield Work(partial(_prepare, part, manifest))
+    tell = progress or (lambda _done, _all: None)
+    done = manifest.size_bytes - sum(map(manifest.piece_bytes, missing))
+    tell(done, manifest.size_bytes)
+    at_once, forged = 1, 0
+    news = yield Now()
+    query = _query(task, window)
+    while missing:
+        run = _run(missing, at_once)
+        first, end = run[0] * PIECE_BYTES, run[-1] * PIECE_BYTES + manifest.piece_bytes(run[-1])
+        began = yield Now()
+        headers = (("range", f"bytes={first}-{end - 1}"),)
+        url = core.url
+        reply = yield from _ask(core, "GET", f"/{blob.hex()}{query}", headers=headers, limit_bytes=end - first)
+        if reply.status == 202:  # it was dropped there meanwhile, and is fetched again
+            if began - news > WAIT_S_MAX:
+                raise _absent()
+            yield Pause(_seconds(reply))
+            continue
+        good = [
+            (number, data)
+            for number in run
+            if manifest.is_piece(number, data := reply.body[number * PIECE_BYTES - first :][:PIECE_BYTES])
+        ]
+        if good:
+            yield Work(partial(_write, part, good))
+            found = {number for number, _ in good}
+            missing = [number for number in missing if number not in found]
+            done += sum(len(data) for _, data in good)
+            tell(done, manifest.size_bytes)
+            news = began
+        if len(good) < len(run):
+            forged += 1
+            core.turn(url)
+            if forged >= core.options.rounds * core.gateways:
+                raise AnswerMalformed(f"what the gateways send is not the blob {hexed(blob)}")
+        took_s = (yield Now()) - began
+        at_once = min(2 * at_once, PIECES_AT_ONCE_MAX) if took_s < FAST_S else max(1, at_once // 2)
+    yield Work(partial(_finish, part, file))
+    return manifest.size_bytes
+
+
+def _manifest(
+    core: Core, blob: bytes, task: bytes | None, window: int | None, progress: Progress | None,
+    limit_bytes: int | None,
+) -> Flow[Manifest]:  # fmt: skip
+    """Return the manifest of a blob as soon as a gateway has all of it."""
+    forged, news = 0, (-1, -1)
+    since = yield Now()
+    while True:
+        url = core.url
+        reply = yield from _ask(
+            core, "GET", f"/{blob.hex()}/manifest{_query(task, window)}", limit_bytes=MANIFEST_BYTES_MAX
+        )
+        if reply.status == 202:
+            told = _told(reply)
+            if told != news:
+                news, since = told, (yield Now())
+                if progress is not None and told[1] > 0:
+                    progress(0, told[1] * PIECE_BYTES)
+            elif (yield Now()) - since > WAIT_S_MAX:
+                raise _absent()
+            yield Pause(_seconds(reply))
+            continue
+        if blob_id(reply.body) == blob:
+            try:
+                manifest = Manifest.decode(reply.body)
+            except DecodeError as error:
+                raise AnswerMalformed(f"blob {hexed(blob)}: {error}") from None
+            if limit_bytes is not None and manifest.size_bytes > limit_bytes:
+                raise AnswerMalformed(f"blob {hexed(blob)}: {manifest.size_bytes} bytes, limit {limit_bytes}")
+            return manifest
+        forged += 1
+        core.turn(url)
+        if forged >= core.gateways:
+            raise AnswerMalformed(f"what the gateways send is not the manifest of {hexed(blob)}")
+
+
+def _absent() -> ClientError:
+    return ClientError({"message": "the blob does not come", "data": {"reason": "blob_unavailable"}})
+
+
+def _told(reply: Reply) -> tuple[int, int]:
+    """Return the pieces that the gateway's node has fetched, and all."""
+    try:
+        document = orjson.loads(reply.body)
+    except ValueError:
+        document = None
+    match document:
+        case {"pieces_done": int(done), "pieces": int(every)} if 0 <= done <= every < 2**32:
+            return done, every
+        case _:
+            raise AnswerMalformed("not the state of a blob")
+
+
+def _query(task: bytes | None, window: int | None) -> str:
+    if task is None:
+        return ""
+    return f"?task={hexed(task)}" + (f"&window={window}" if window is not None else "")
+
+
+def _run(missing: Sequence[int], count: int) -> list[int]:
+    """Return the first pieces of ``missing`` that lie side by side."""
+    run = [missing[0]]
+    for number in missing[1:count]:
+        if number != run[-1] + 1:
+            break
+        run.append(number)
+    return run
+
+
+def _prepare(part: Path, manifest: Manifest) -> list[int]:
+    """Make room for a blob in ``part``; return the pieces that are not there yet."""
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            missing = [
+                number
+                for number in range(len(manifest.hashes))
+                if not manifest.is_piece(number, file.read(manifest.piece_bytes(number)))
+            ]
+            file.truncate(manifest.size_bytes)
+    except OSError as error:
+        raise StoreError(f"{part}: {error.strerror}") from None
+    return missing
+
+
+def _write(part: Path, pieces: list[tuple[int, bytes]]) -> None:
+    try:
+        with part.open("r+b") as file:
+            for number, data in pieces:
+                file.seek(number * PIECE_BYTES)
+                file.write(data)
+    except OSError as error:
+        raise StoreError(f"{part}: {error.strerror}") from None
+
+
+def _finish(part: Path, file: Path) -> None:
+    try:
+        part.replace(file)
+    except OSError as error:
+        raise StoreError(f"{file}: {error.strerror}") from None
+
+
+# Into the network
+
+
+def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None = None) -> Flow[bytes]:
+    """Leave a file with a gateway's node, signed for by ``key``; return its name. Workers fetch it from there.
+
+    What the node has already is not sent again. Raises ClientError where no gateway takes it (``uploads_off``,
+    ``account_quota``, ``balance_too_low``, ...), GatewayUnreachable, StoreError.
+    """
+    manifest: Manifest = yield Work(partial(blob_of_file, file))
+    name = manifest.blob_id
+    chain = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+    tries = core.options.rounds * core.gateways
+    pieces = _Sent(manifest, progress or (lambda _done, _all: None))
+    before: list[int] = []
+    while True:
+        head = read_shape(Head, (yield from core.call("dekube_head")))
+        until = head.at.height + GRANT_BLOCKS
+        grant = make_grant(until, key.sign(grant_digest(chain.genesis_hash, name, until)))
+        reply = yield from _ask(
+            core, "POST", "", body=manifest.encode(), headers=(("authorization", grant),), limit_bytes=2**20
+        )
+        missing = _missing(reply, len(manifest.hashes))
+        if not missing:
+            pieces.tell(manifest.size_bytes)
+            return name
+        failed: DekubeError | None = None
+        if missing == before:
+            failed = AnswerMalformed("a gateway that lacks what it has taken")
+        before, url = missing, core.url
+        for number in missing if failed is None else ():
+            pieces.tell(manifest.size_bytes - sum(manifest.piece_bytes(n) for n in missing if n >= number))
+            data: bytes = yield Work(partial(_read, file, manifest, number))
+            try:
+                # To the node that knows of the upload, and no other.
+                reply = yield _fetch(core, "PUT", url, f"/{name.hex()}/{number}", body=data)
+            except GatewayUnreachable as error:
+                failed = error
+                break
+            if reply.status >= 300:
+                failed = _refusal(reply)
+                break
+        if failed is not None:
+            tries -= 1
+            if tries <= 0:
+                raise failed
+            core.turn(url)
+            yield Pause(_seconds(reply) if reply.status in (429, 503) else core.options.pause_s)
+
+
+class _Sent:
+    """How far an upload is; never told to go back."""
+
+    def __init__(self, manifest: Manifest, progress: Progress) -> None:
+        self._size_bytes = manifest.size_bytes
+        self._progress = progress
+        self._told = -1
+
+    def tell(self, done: int) -> None:
+        if done > self._told:
+            self._told = done
+            self._progress(done, self._size_bytes)
+
+
+def _missing(reply: Reply, pieces: int) -> list[int]:
+    """Return the pieces that a gateway lacks."""
+    try:
+        document = orjson.loads(reply.body)
+    except ValueError:
+        document = None
+    match document:
+        case {"missing": list() as ranges} if len(ranges) <= pieces:
+            pass
+        case _:
+            raise AnswerMalformed("not the state of an upload")
+    missing: list[int] = []
+    for item in ranges:
+        match item:
+            case [int(first), int(count)] if first >= 0 and 0 < count <= pieces - first:
+                missing += range(first, first + count)
+            case _:
+                raise AnswerMalformed("not the state of an upload")
+    return sorted(set(missing))
+
+
+def _read(file: Path, manifest: Manifest, number: int) -> bytes:
+    try:
+        with file.open("rb") as source:
+            source.seek(number * PIECE_BYTES)
+            data = source.read(PIECE_BYTES)
+    except OSError as error:
+        raise StoreError(f"{file}: {error.strerror}") from None
+    if not manifest.is_piece(number, data):
+        raise StoreError(f"{file}: it changes while it is sent")
+    return data
+
+
+class BlobApi:
+    """The methods about bulk data of both clients."""
+
+    download = FlowMethod(download)
