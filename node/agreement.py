@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from random import Random
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -18,6 +19,7 @@ from consensus.service import BuildRequest, ConsensusService, VotingKey
 from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
+from node.compact_service import CompactBlocks
 from node.config import NodeOptions, parse_vote_key
 from node.forks import kept, to_keep
 from node.home import Home
@@ -48,6 +50,14 @@ KIND_CONSENSUS: Final = 0x01
 KIND_CONSENSUS_BULK: Final = 0x02
 BODIES_MAX: Final = 16
 """Blocks whose checked transactions are kept between check and execution."""
+VIEWS_AHEAD_MAX: Final = 64
+VIEWS_BEHIND_MAX: Final = 8
+"""A compact proposal of a view so near is rebuilt; on others nothing is spent."""
+YOUNG_S: Final = 0.15
+"""Transactions that came within this time go with a compact proposal: gossip may not have brought them to all."""
+YOUNG_MAX: Final = 1_024
+POOL_NOTES_MAX: Final = 64
+POOL_NOTE_S: Final = 0.01
 LAG_BLOCKS_MAX: Final = 2
 """A node further behind than this is syncing."""
 BLAMES_LOGGED_PER_S: Final = 0.2
@@ -158,8 +168,20 @@ class Agreement:
             on_equivocation=evidence.found,
             on_fork=evidence.found_fork,
         )
+        self._pool = _PoolPort(ledger)
+        self._port.compact = CompactBlocks(
+            network,
+            self._pool,
+            own=network.identity.address,
+            kind=KIND_CONSENSUS_BULK,
+            leads=self._leads,
+            deliver=self.service.receive,
+            blame=self._port.blame,
+            in_thread=lambda function: trio.to_thread.run_sync(stages.call, "decode", function),
+            random=Random(),
+        )
         network.on_message(KIND_CONSENSUS, self._receive)
-        network.on_message(KIND_CONSENSUS_BULK, self._receive)
+        network.on_message(KIND_CONSENSUS_BULK, self._receive_bulk)
         network.on_peer(self._on_peer)
         self._seat_committee(number)
         ledger.add_listener(self._on_commit)
@@ -174,6 +196,8 @@ class Agreement:
             async with trio.open_nursery() as nursery:
                 for signer in self._signers:
                     await nursery.start(signer.run)
+                if self._port.compact is not None:
+                    nursery.start_soon(self._port.compact.run)
                 await self.service.run(task_status)
         finally:
             for directory in self._directories:
@@ -209,7 +233,7 @@ class Agreement:
         seats = dict.fromkeys(
             seat.address for committee in (sitting, following) if committee is not None for seat in committee.seats
         )
-        self._port.seats = tuple(seats)
+        self._port.seat(tuple(seats))
         self._network.set_persistent(seats)
 
     def sync_progress(self) -> sync.Progress:
@@ -228,7 +252,19 @@ class Agreement:
     async def _receive(self, peer: bytes, body: bytes) -> None:
         self.service.receive(peer, body)
 
+    async def _receive_bulk(self, peer: bytes, body: bytes) -> None:
+        if self._port.compact is None or self._port.compact.came(peer, body):
+            self.service.receive(peer, body)
+
+    def _leads(self, address: bytes, epoch: int, view: int) -> bool:
+        """Tell whether a view is near and, as far as this node knows, that address leads it."""
+        status, committee = self.service.status(), self.committee
+        if epoch != status.epoch or not -VIEWS_BEHIND_MAX <= view - status.view < VIEWS_AHEAD_MAX:
+            return False
+        return committee.seats[committee.leader(view)].address == address
+
     def _pool_changed(self) -> None:
+        self._pool.note(trio.current_time())
         has_transactions = self._ledger.mempool.pending_count > 0
         if has_transactions != self._had_transactions:
             self._had_transactions = has_transactions
@@ -281,14 +317,60 @@ def _root(ledger: NodeLedger, number: int) -> tuple[Root, tuple[Certificate, ...
     return root, (*certificates, *kept(ledger.store, number, root.view))
 
 
+class _PoolPort:
+    """The mempool, as compact proposals need it."""
+
+    def __init__(self, ledger: NodeLedger) -> None:
+        self._ledger = ledger
+        self._arrivals = 0
+        self._notes: deque[tuple[float, int]] = deque(maxlen=POOL_NOTES_MAX)
+        """When the pool changed, and how many transactions had come before."""
+
+    def note(self, now: float) -> None:
+        """Take notice of a change of the pool."""
+        before, self._arrivals = self._arrivals, self._ledger.mempool.news(0, 0)[0]
+        if self._arrivals != before and (not self._notes or now >= self._notes[-1][0] + POOL_NOTE_S):
+            self._notes.append((now, before))
+
+    def hashes(self) -> Sequence[bytes]:
+        """Return the hashes of all transactions that wait."""
+        return self._ledger.mempool.news(0, len(self._ledger.mempool))[1]
+
+    def young(self) -> frozenset[bytes]:
+        """Return the hashes of those that came within ``YOUNG_S``."""
+        since_s = trio.current_time() - YOUNG_S
+        for at_s, before in self._notes:
+            if at_s >= since_s:
+                return frozenset(self._ledger.mempool.news(before, YOUNG_MAX)[1])
+        return frozenset()
+
+    def raw_of(self, transaction_hash: bytes) -> bytes | None:
+        """Return a transaction's bytes; from any thread."""
+        checked = self._ledger.mempool.get(transaction_hash)
+        return None if checked is None else checked.transaction.raw
+
+    def hash_of(self, raw: bytes) -> bytes | None:
+        """Return the hash of a transaction that waits or was lately in a block; from any thread."""
+        checked = self._ledger.find(raw)
+        return None if checked is None else checked.transaction.hash
+
+
 class _NetworkPort:
     """Consensus messages to peers: votes before everything, blocks before all but votes."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
+        self.compact: CompactBlocks | None = None
+        """What brings proposals to others; without it they travel whole."""
         self.seats: tuple[bytes, ...] = ()
         """Who is told everything: those who vote now or in the next epoch."""
         self._blames = RateLimiter(per_s=BLAMES_LOGGED_PER_S, burst=BLAMES_LOGGED_BURST)
+
+    def seat(self, seats: tuple[bytes, ...]) -> None:
+        """Say who sits now or in the next epoch."""
+        self.seats = seats
+        if self.compact is not None:
+            self.compact.seats = seats
 
     async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
         """Send to one address."""
@@ -299,7 +381,9 @@ class _NetworkPort:
         """Send to every other seat and to every connected follower, blocks to the seats first."""
         cls, kind = _lane(is_bulk)
         followers = [peer.address for peer in self._network.peers()]
-        if is_bulk:
+        if is_bulk and self.compact is not None:
+            self.compact.send(data, self.seats, followers)
+        elif is_bulk:
             self._network.multicast(self.seats, cls, kind, data, followers=followers)
         else:
             self._network.broadcast(dict.fromkeys((*self.seats, *followers)), cls, kind, data)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.compact import Have, Some, WantSome, WantWhole, bits_of
+from node.compact import Have, Some, WantSome, WantWhole, Word, bits_of
 from node.compact_exchange import (
     TICK_S,
     CompactParameters,
@@ -147,7 +147,8 @@ def test_everybody_is_served_in_time_and_uploads_are_bounded_whatever_members_sa
         for _ in range(random.randrange(4)):
             member = random.choice(MEMBERS)
             numbers = random.sample(range(len(RAWS)), random.choice([1, 10, 40, 100, 400]))
-            word = random.choice([Have(ROOT), WantWhole(ROOT), WantSome(ROOT, bits_of(numbers))])
+            words: list[Word] = [Have(ROOT), WantWhole(ROOT), WantSome(ROOT, bits_of(numbers))]
+            word = random.choice(words)
             if isinstance(word, Have):
                 have.add(member)
             for effect in core.word(member, word, now):
