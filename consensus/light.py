@@ -539,6 +539,9 @@ class LightClient:
                 raise CommitteeUnknown(last.epoch)
             self._check_certificate(last, last_hash, certificate, committee)
             self._check_time(last, now_ms)
+        else:  # what was sent beside it was not checked, and must not stand as what made it final
+            ours = self._records.get(last.epoch)
+            certificate = None if ours is None else ours.certificate
         for header in headers:
             self._check_version(header)
         proven = tuple(map(Proven, headers, hashes))

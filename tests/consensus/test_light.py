@@ -379,6 +379,17 @@ def test_headers_are_proven_by_a_boundary_block_without_any_certificate() -> Non
         light.verify_headers(CHAIN.path(2, 7), None, NOW_MS)
 
 
+def test_what_is_sent_beside_a_path_to_a_known_boundary_is_not_kept_as_its_proof() -> None:
+    """Or whoever sends junk there first hides who signed both sides of a later fork."""
+    light = client(5)
+    real = CHAIN.certificates[20]
+    junk = real._replace(signatures=bytes(len(real.signatures)))
+    assert proven(light.verify_headers(CHAIN.path(18, 20), junk, NOW_MS))
+    fork = forked(light.verify_headers(OTHER.path(19, 19), OTHER.certificates[19], NOW_MS))
+    assert fork.certificates == (CHAIN.record(4).certificate, OTHER.certificates[19])
+    assert fork.suspects
+
+
 def test_certificates_of_earlier_epochs_count_once_their_committee_is_shown() -> None:
     first = client(5)
     light = LightClient(first.trusted, OPTIONS, boundaries=first.boundaries)
