@@ -450,9 +450,10 @@ def test_the_endpoint_has_two_spellings() -> None:
 def test_what_a_person_must_look_at_has_an_exit_status_of_its_own() -> None:
     class Halted(ConfigError):
         code = "consensus_halted"
-        reason = "doppelganger"
+        reason = ""
 
-    assert exit_status(Halted("")) == EXIT_LOOK_FIRST
-    Halted.reason = "state_divergence"
+    for Halted.reason in ("doppelganger", "safety", "state_divergence"):
+        assert exit_status(Halted("")) == EXIT_LOOK_FIRST
+    Halted.reason = "storage"
     assert exit_status(Halted("")) == EXIT_FAILED
     assert exit_status(SignerUnavailable("")) == EXIT_FAILED
