@@ -94,9 +94,16 @@ class Hello:
     opening: Opening
     conversation: bytes = bytes(CONVERSATION_BYTES)
     generation: int = 0
-    """How often the conversation has moved, this time included: of two moves at once the later one counts."""
+    """How often the conversation has moved, this time included: of two moves at once the later one counts.
+
+    Of a lane: by which way it comes, where its other end has asked for it (``p2p.ways``); else 0."""
     received: int = 0
     """Records of the conversation that the sender has."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it opens a lane that its other end has asked for."""
+        return self.opening is Opening.LANE and self.generation > 0
 
     def encode(self) -> bytes:
         """Return the whole plaintext of the record."""

@@ -16,7 +16,7 @@ from p2p.identity import Purpose
 from p2p.limits import NetworkLimits
 from p2p.link import Link
 from p2p.paths import PathBook, PathTable
-from p2p.transport import Dialer, Endpoint
+from p2p.transport import Dialer, Endpoint, Estimator
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 
@@ -116,14 +116,20 @@ class Dialling:
     def table(self, address: bytes) -> PathTable:
         """Return the paths to an address, as they are known now."""
         table = self.paths.table(address)
-        table.offer(self._known(self.ways.get(address) or Way(address)))
+        known = self._known(self.ways.get(address) or Way(address))
+        table.offer(known)
+        for endpoint in known:
+            dialer = self._dialers[endpoint.scheme]
+            if isinstance(dialer, Estimator):
+                table.guessed_rtt(endpoint, dialer.estimate(endpoint))
         return table
 
     def endpoints_of(self, way: Way) -> list[Endpoint]:
         """Return where to try, the best first; direct endpoints before relays where nothing was measured."""
         if way.target is None:
             return self._known(way)
-        return self.table(way.target).order(trio.current_time())
+        ordered = self.table(way.target).order(trio.current_time())
+        return [path for path in ordered if isinstance(path, Endpoint)]
 
     def _known(self, way: Way) -> list[Endpoint]:
         record = None if way.target is None else self._book.get(way.target)

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
-from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MIN, Channel, Word
+from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MIN, Channel, Word, conversation_of
 from p2p.errors import FrameInvalid, QueueOverflow
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frames, header
-from p2p.limits import Account
+from p2p.limits import Account, Charge
 from p2p.noise import MESSAGE_BYTES_MAX
 
 __all__ = [
     "DONE_NUMBERS_MAX",
+    "LANE_NAME_BYTES",
     "OUTSTANDING_MAX",
     "RECORD_BYTES_MAX",
     "BulkIn",
@@ -37,6 +38,8 @@ WINDOW_BYTES_MAX: Final = 32 * MIB
 DONE_NUMBERS_MAX: Final = 1_024
 """Numbers in one frame that says what is done."""
 RECORD_BYTES_MAX: Final = 2 + MESSAGE_BYTES_MAX
+LANE_NAME_BYTES: Final = 8
+"""What both ends call a lane: a hash of its handshake, which nobody else knows."""
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
@@ -219,16 +222,19 @@ class _Incoming:
     """A message on its way in on one lane."""
 
     kind: int
+    size: int
     left: int
+    charge: Charge
     body: bytearray = field(default_factory=bytearray)
     """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
 
 
 class BulkIn:
-    """The receiving half. ``account`` is charged from a message's first fragment until its release."""
+    """The receiving half. ``account`` is charged for what has come of a message until its release."""
 
     __slots__ = (
         "_account",
+        "_charges",
         "_epoch_at",
         "_epoch_bytes",
         "_finished",
@@ -252,6 +258,8 @@ class BulkIn:
         self._partials: dict[object, dict[int, _Incoming]] = {}
         self._held: dict[int, int] = {}
         """Sizes of messages begun and not released."""
+        self._charges: dict[int, Charge] = {}
+        """Of those that have wholly come."""
         self.held_bytes = 0
         """Announced size of what has begun to arrive and is not released."""
         self._floor = 0
@@ -271,7 +279,9 @@ class BulkIn:
         if len(body) < _LEFT.size or not number:
             raise FrameInvalid("malformed bulk")
         if number <= self._floor or number in self._finished:
-            self._partials.get(lane, {}).pop(number, None)
+            stale = self._partials.get(lane, {}).pop(number, None)
+            if stale is not None:
+                stale.charge.give_back()
             return None  # it came by another lane meanwhile
         left = int.from_bytes(body[: _LEFT.size], "big")
         size = len(body) - _LEFT.size
@@ -279,20 +289,23 @@ class BulkIn:
         partial = partials.get(number)
         if partial is None:
             self._begin(number, size + left)
+            charge = Charge(self._account, size + left)
             if not left:
-                self._finish(number)
+                charge.cover(size)
+                self._finish(number, charge)
                 return Message(Class.BULK, kind, bytes(body[_LEFT.size :]), number)
             if partials:
                 raise FrameInvalid("two bulk messages at once on one lane")
-            partial = partials[number] = _Incoming(kind, size + left)
+            partial = partials[number] = _Incoming(kind, size + left, size + left, charge)
         if kind != partial.kind or partial.left - size != left or not size:
             raise FrameInvalid("a fragment that does not continue its message")
+        partial.charge.cover(partial.size - left)
         partial.left = left
         partial.body += body[_LEFT.size :]
         if left:
             return None
         del partials[number]
-        self._finish(number)
+        self._finish(number, partial.charge)
         return Message(Class.BULK, kind, bytes(partial.body), number)
 
     def _begin(self, number: int, total: int) -> None:
@@ -309,11 +322,11 @@ class BulkIn:
             return
         if self.held_bytes and self.held_bytes + total > self._grant_max:
             raise FrameInvalid("more bulk than the window allows")
-        self._account.take(total)
         self._held[number] = total
         self.held_bytes += total
 
-    def _finish(self, number: int) -> None:
+    def _finish(self, number: int, charge: Charge) -> None:
+        self._charges[number] = charge
         self._finished.add(number)
         while self._floor + 1 in self._finished:
             self._floor += 1
@@ -321,7 +334,8 @@ class BulkIn:
 
     def lane_lost(self, lane: object) -> None:
         """Forget what had begun to arrive on a lane; it comes again on another."""
-        for number in self._partials.pop(lane, {}):
+        for number, partial in self._partials.pop(lane, {}).items():
+            partial.charge.give_back()
             is_elsewhere = any(number in others for others in self._partials.values())
             if number > self._floor and number not in self._finished and not is_elsewhere:
                 self._drop(number)
@@ -329,7 +343,9 @@ class BulkIn:
     def _drop(self, number: int) -> int:
         size = self._held.pop(number)
         self.held_bytes -= size
-        self._account.give(size)
+        charge = self._charges.pop(number, None)
+        if charge is not None:
+            charge.give_back()
         return size
 
     def release(self, number: int, now: float, rtt_s: float) -> None:
@@ -370,42 +386,92 @@ class BulkIn:
 class Lane:
     """The core of one bulk connection: bulk in, bulk out, and nothing else."""
 
-    __slots__ = ("_incoming", "_outgoing", "channel", "is_draining", "received_bytes", "sent_bytes")
+    __slots__ = (
+        "_incoming",
+        "_outgoing",
+        "arrived_records",
+        "channel",
+        "is_busy",
+        "is_doubtful",
+        "is_draining",
+        "is_ours",
+        "is_spare",
+        "moved",
+        "name",
+        "received_bytes",
+        "received_records",
+        "sent_bytes",
+        "sent_records",
+    )
 
-    def __init__(self, channel: Channel, outgoing: BulkOut, incoming: BulkIn) -> None:
+    def __init__(self, channel: Channel, outgoing: BulkOut, incoming: BulkIn, *, is_ours: bool = True) -> None:
         self.channel = channel
         self._outgoing = outgoing
         self._incoming = incoming
+        self.name = conversation_of(channel.session)[:LANE_NAME_BYTES]
+        self.is_ours = is_ours
+        """Whether it is there for our bulk, by our plan; each end plans for its own."""
+        self.is_spare = False
+        """Whether it takes no bulk of ours, for there are lanes of ours that do."""
         self.is_draining = False
         """Whether it finishes what it has and takes no more."""
+        self.is_busy = False
+        """Whether what came on it is being dealt with, and nothing is read meanwhile."""
+        self.is_doubtful = False
+        """Whether nothing has moved on it for a while, as far as the peer has said."""
         self.sent_bytes = 0
         """Bulk that has left on it."""
         self.received_bytes = 0
         """Bulk that has come on it, of messages that are not whole too."""
+        self.sent_records = 0
+        self.received_records = 0
+        """Records with bulk in them."""
+        self.arrived_records = 0
+        """Of those sent, how many have come, as the peer has said."""
+        self.moved = 0
+        """How often it has said so."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing that it took is still under way."""
         return not self._outgoing.has_under_way(self)
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether something that was sent has not come yet, as far as is known."""
+        return self.sent_records > self.arrived_records
+
+    def note_moved(self, records: int) -> None:
+        """Take the peer's word that the lane lives. Raises FrameInvalid."""
+        if records > self.sent_records:
+            raise FrameInvalid("more records of a lane than were sent")
+        self.arrived_records = max(self.arrived_records, records)
+        self.moved += 1
+
     def next_record(self) -> bytes | None:
         """Return the next record to write, or None when there is nothing for this lane now."""
         parts: list[bytes | memoryview] = []
-        self.sent_bytes += self._outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=not self.is_draining)
+        self._take(parts)
         if parts:
             return self.channel.seal(b"".join(parts))
         return self.channel.seal() if self.channel.has_words else None
 
+    def _take(self, parts: list[bytes | memoryview]) -> int:
+        may_begin = not (self.is_draining or self.is_spare)
+        taken = self._outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=may_begin)
+        if taken:
+            self.sent_bytes += taken
+            self.sent_records += 1
+        return taken
+
     def fill(self, buffer: memoryview) -> int:
         """Write records to ``buffer``, a multiple of RECORD_BYTES_MAX, while there are any; return their size."""
         at = 0
-        outgoing, channel = self._outgoing, self.channel
+        channel = self.channel
         while len(buffer) - at >= RECORD_BYTES_MAX:
             parts: list[bytes | memoryview] = []
-            taken = outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=not self.is_draining)
-            if not taken and not channel.has_words:
+            if not self._take(parts) and not channel.has_words:
                 break
-            self.sent_bytes += taken
             at += channel.seal_into(b"".join(parts), buffer[at:])
         return at
 
@@ -415,11 +481,12 @@ class Lane:
         pongs: list[bytes] = []
         self.channel.feed(data)
         while (plaintext := self.channel.next_plaintext()) is not None:
-            is_rekeyed = False
+            is_rekeyed = has_bulk = False
             for cls, kind, number, body in frames(memoryview(plaintext)):
                 if is_rekeyed:
                     raise FrameInvalid("a frame behind the one that ends a key")
                 if cls is Class.BULK:
+                    has_bulk = True
                     self.received_bytes += len(body)
                     message = self._incoming.take(self, kind, number, body)
                     if message is not None:
@@ -430,6 +497,7 @@ class Lane:
                         pongs.append(bytes(body))
                 else:
                     raise FrameInvalid(f"class {cls.name} on a bulk lane")
+            self.received_records += has_bulk
         return messages, pongs
 
     def lost(self) -> int:

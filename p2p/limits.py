@@ -9,7 +9,7 @@ from typing import Final
 
 from p2p.errors import ReceiveMemoryExceeded
 
-__all__ = ["Account", "NetworkLimits", "RateLimiter", "ReceiveMemory"]
+__all__ = ["Account", "Charge", "HalfOpen", "NetworkLimits", "Place", "RateLimiter", "ReceiveMemory"]
 
 MIB: Final = 1024 * 1024
 
@@ -58,8 +58,20 @@ class NetworkLimits:
     """How long a lane that is given up may take to finish what it has under way."""
     lane_retry_s: float = 5.0
     """After a bulk connection could not be opened."""
-    lane_answers_per_s: float = 1.0
-    """How often lanes are opened because the peer asks for some."""
+    lane_answers_per_s: float = 2.0
+    """How often a peer's wishes for lanes are looked at."""
+    lanes_asked_sum_max: int = 64
+    """Bulk connections that we keep because others asked for them."""
+    lane_new_ways_per_s: float = 0.05
+    """How often a peer's wish may lead to a dial by a way that has never led to it; ..."""
+    lane_new_ways_burst: float = 3.0
+    """... so many at first. Where such a way leads, the peer's record says, and it may say anything."""
+    lane_new_ways_sum_per_s: float = 1.0
+    """The same of all peers."""
+    lane_ask_s: float = 0.5
+    """Between two of our wishes for lanes; and four times this where nothing has changed."""
+    lane_tick_s: float = 0.25
+    """Between looks at whether lanes move."""
     receive_bytes_per_peer_max: int = 64 * MIB
     """Memory that messages on their way in from one peer may hold."""
     receive_bytes_max: int = 1024 * MIB
@@ -114,6 +126,8 @@ class NetworkLimits:
 
 
 _KEYS_MAX: Final = 4_096
+_GRANT_BYTES: Final = 4 * 1024
+"""Charged ahead of what has come of a message: it is counted in steps, and to begin one costs something."""
 
 
 class RateLimiter:
@@ -216,3 +230,88 @@ class Account:
             self._memory.used_bytes -= self.held_bytes
             self.held_bytes = 0
             self._memory.closed(self)
+
+
+class Charge:
+    """What one message on its way in holds of its peer's account: as much as has come, and a little more.
+
+    What is merely announced holds nothing, or a few words would keep everybody else from receiving.
+    """
+
+    __slots__ = ("_account", "_held_bytes", "_is_exempt", "_size_bytes")
+
+    def __init__(self, account: Account, size_bytes: int, *, is_exempt: bool = False) -> None:
+        self._account = account
+        self._size_bytes = size_bytes
+        self._is_exempt = is_exempt
+        """Consensus: counted, and never refused."""
+        self._held_bytes = 0
+
+    def cover(self, arrived_bytes: int) -> None:
+        """Hold what has come so far. Raises ReceiveMemoryExceeded."""
+        if arrived_bytes <= self._held_bytes and self._held_bytes:
+            return
+        wanted = min(self._size_bytes, arrived_bytes + _GRANT_BYTES)
+        more = wanted - self._held_bytes
+        if self._is_exempt:
+            self._account.take_always(more)
+        else:
+            self._account.take(more)
+        self._held_bytes = wanted
+
+    def give_back(self) -> None:
+        """Hold nothing any more."""
+        self._account.give(self._held_bytes)
+        self._held_bytes = 0
+
+
+class Place:
+    """One of the places for connections that have not yet proved who they are."""
+
+    __slots__ = ("crowd", "is_lost", "on_lost")
+
+    def __init__(self, crowd: str) -> None:
+        self.crowd = crowd
+        self.is_lost = False
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when the place is given to somebody else."""
+
+
+class HalfOpen:
+    """The places for connections that have not yet proved who they are, by the network that they come from.
+
+    Where all are taken, the network that has most of them makes room for a newcomer with its oldest: whoever fills
+    the places, from however many addresses, fights for them with itself first.
+    """
+
+    def __init__(self, places_max: int) -> None:
+        self._places_max = places_max
+        self._crowds: dict[str, OrderedDict[Place, None]] = {}
+        """Each with its oldest first; among the crowds, whoever came to be one first."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def enter(self, crowd: str) -> Place:
+        """Return a place for a newcomer from the network ``crowd``, taken from another where none is free."""
+        if self._crowds and self._count >= self._places_max:
+            largest = max(self._crowds.values(), key=len)
+            oldest = next(iter(largest))
+            self.leave(oldest)
+            oldest.is_lost = True
+            oldest.on_lost()
+        place = Place(crowd)
+        self._crowds.setdefault(crowd, OrderedDict())[place] = None
+        self._count += 1
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place back; one that was lost already is not held any more."""
+        places = self._crowds.get(place.crowd)
+        if places is None or place not in places:
+            return
+        del places[place]
+        self._count -= 1
+        if not places:
+            del self._crowds[place.crowd]

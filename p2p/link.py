@@ -11,6 +11,7 @@ from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import TcpInfo, tcp_info, tune
 from p2p.transport import Endpoint
+from p2p.ways import PeerWay
 
 __all__ = ["Link", "LinkLost", "shake_hands"]
 
@@ -57,6 +58,8 @@ class Link:
         self.remote = remote
         self.endpoint = endpoint
         """Where it was dialled; None where it came in."""
+        self.way: PeerWay | None = None
+        """Of one that the peer opened because it was asked: by which of its ways."""
         self.is_direct = is_direct
         self.since = trio.current_time()
         self.used_at = self.since
@@ -66,6 +69,8 @@ class Link:
         self.is_retired = False
         self.is_broken = True
         """Of one that has ended: whether that was nobody's wish here."""
+        self.is_stalled = False
+        """Whether it was given up, at either end, because nothing moved on it."""
         self.ended = trio.Event()
         self._stream = stream
         self._reading = trio.CancelScope()
@@ -79,6 +84,11 @@ class Link:
     def is_outbound(self) -> bool:
         """Whether this node dialled it."""
         return self.session.is_initiator
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is being written, or was when it broke."""
+        return self._is_mid_record
 
     async def send(self, data: bytes | bytearray | memoryview, *, timeout_s: float) -> None:
         """Send whole records. Raises LinkLost, trio.TooSlowError."""

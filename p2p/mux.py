@@ -12,7 +12,7 @@ once, in the order of its class, however often the way between the peers changes
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MAX, WORD_KIND_MIN, Channel, Word
 from p2p.errors import FrameInvalid, QueueOverflow, RecordDamaged
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
-from p2p.lanes import DONE_NUMBERS_MAX, BulkIn, BulkOut, Message, WindowLimits
-from p2p.limits import Account, ReceiveMemory
+from p2p.lanes import DONE_NUMBERS_MAX, LANE_NAME_BYTES, BulkIn, BulkOut, Message, WindowLimits
+from p2p.limits import Account, Charge, ReceiveMemory
+from p2p.ways import PeerWay, decode_ways, decode_wishes, encode_ways, encode_wishes
 
 __all__ = [
     "APPLICATION_KIND_MAX",
@@ -44,7 +45,13 @@ APPLICATION_KIND_MAX: Final = 0xEF
 _DONE: Final = 0xF8
 _WINDOW: Final = 0xF9
 _LANES: Final = 0xFA
+_WAYS: Final = 0xFB
+_MOVED: Final = 0xFC
+_GIVEN_UP: Final = 0xFD
 _NUMBER_BYTES: Final = 4
+_MOVED_BYTES: Final = LANE_NAME_BYTES + _NUMBER_BYTES
+_LANES_TOLD_MAX: Final = 64
+"""Lanes named in one frame: more than two ends may have between them."""
 _CONTROL: Final = "control"
 """The name of the control connection among the lanes."""
 _LEFT: Final = Struct(">I")
@@ -108,6 +115,7 @@ class _Partial:
     kind: int
     size: int
     left: int
+    charge: Charge
     body: bytearray = field(default_factory=bytearray)
     """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
 
@@ -136,8 +144,14 @@ class Mux:
         self.bulk_in = BulkIn(account, message_bytes_max=bulk.message_bytes_max, limits=self.limits.window)
         self.may_begin_bulk = True
         """Whether bulk may travel on this connection: not while lanes carry it."""
-        self.lanes_wanted = 0
-        """Lanes that the peer has asked us to open; whoever opens them sets it back."""
+        self.lanes_wanted: dict[int, int] = {}
+        """Lanes that the peer has asked us to open, by way; whoever opens them empties it."""
+        self.ways_told: tuple[PeerWay, ...] | None = None
+        """The ways to us that the peer has told; whoever takes them sets it back."""
+        self.lanes_moved: dict[bytes, int] = {}
+        """How many records have come on which lane, as the peer has said; whoever notes it empties it."""
+        self.lanes_given_up: set[bytes] = set()
+        """Lanes on which the peer waits for nothing any more; whoever closes them empties it."""
         self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
         self._queued_bytes = [0] * len(Class)
         self._virtual = [0] * len(Class)
@@ -146,6 +160,8 @@ class Mux:
         self._partials: dict[tuple[Class, int], _Partial] = {}
         self._reassembly_bytes = 0
         self._control: dict[int, bytes] = {}
+        self._moved: dict[bytes, int] = {}
+        self._given_up: dict[bytes, None] = {}
         self._retained: deque[bytes] = deque()
         self._retained_bytes = 0
         self._acknowledged = 0
@@ -232,6 +248,8 @@ class Mux:
         queues = self._queues
         return bool(
             self._control
+            or self._moved
+            or self._given_up
             or queues[0]
             or queues[1]
             or queues[2]
@@ -277,6 +295,12 @@ class Mux:
             parts.append(
                 frame(Class.CONSENSUS, _DONE, 0, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in numbers))
             )
+        if self._moved:
+            self._control[_MOVED] = b"".join(name + _LEFT.pack(count) for name, count in self._moved.items())
+            self._moved.clear()
+        if self._given_up:
+            self._control[_GIVEN_UP] = b"".join(self._given_up)
+            self._given_up.clear()
         for kind, body in self._control.items():
             parts.append(frame(Class.CONSENSUS, kind, 0, body))
         self._control.clear()
@@ -325,9 +349,23 @@ class Mux:
         """Whether the message is the peer's word that the conversation is over."""
         return message.kind == Word.BYE
 
-    def ask_for_lanes(self, count: int) -> None:
-        """Ask the peer to open so many lanes, for it can reach us better than we it."""
-        self._control[_LANES] = bytes((count,))
+    def ask_for_lanes(self, wishes: Mapping[int, int]) -> None:
+        """Ask the peer for so many lanes by each of its ways, for it can reach us better than we it."""
+        self._control[_LANES] = encode_wishes(wishes)
+
+    def tell_ways(self, ways: Iterable[PeerWay]) -> None:
+        """Say by which ways the peer may ask for lanes."""
+        self._control[_WAYS] = encode_ways(ways)
+
+    def tell_moved(self, lane: bytes, records: int) -> None:
+        """Say that a lane lives, and how many records of bulk have come on it."""
+        if lane in self._moved or len(self._moved) < _LANES_TOLD_MAX:
+            self._moved[lane] = records
+
+    def give_up(self, lane: bytes) -> None:
+        """Say that a lane is dead, for its other end may not have noticed."""
+        if len(self._given_up) < _LANES_TOLD_MAX:
+            self._given_up[lane] = None
 
     def release_bulk(self, number: int, now: float, rtt_s: float) -> None:
         """Say that a bulk message has been dealt with, so that the peer may send more; see ``BulkIn.release``."""
@@ -481,7 +519,7 @@ class Mux:
 
     @property
     def reassembly_bytes(self) -> int:
-        """Memory promised to messages that have arrived in part."""
+        """Announced size of the messages that have arrived in part."""
         return self._reassembly_bytes
 
     def _count(self) -> bool:
@@ -518,9 +556,19 @@ class Mux:
                 self.bulk_out.done(number for (number,) in _LEFT.iter_unpack(body))
             case 0xF9 if size == _NUMBER_BYTES:
                 self.bulk_out.grant(int.from_bytes(body, "big"))
-            case 0xFA if size == 1:
-                self.lanes_wanted = body[0]
-            case 0xF8 | 0xF9 | 0xFA:
+            case 0xFA:
+                self.lanes_wanted = decode_wishes(body)
+            case 0xFB:
+                self.ways_told = decode_ways(body)
+            case 0xFC if size and size % _MOVED_BYTES == 0 and size <= _LANES_TOLD_MAX * _MOVED_BYTES:
+                for at in range(0, size, _MOVED_BYTES):
+                    name_end = at + LANE_NAME_BYTES
+                    self.lanes_moved[body[at:name_end]] = _LEFT.unpack_from(body, name_end)[0]
+            case 0xFD if size and size % LANE_NAME_BYTES == 0 and size <= _LANES_TOLD_MAX * LANE_NAME_BYTES:
+                self.lanes_given_up.update(
+                    body[at : at + LANE_NAME_BYTES] for at in range(0, size, LANE_NAME_BYTES)
+                )
+            case 0xF8 | 0xF9 | 0xFC | 0xFD:
                 raise FrameInvalid("malformed control frame")
             case _:
                 pass  # of a later version
@@ -548,18 +596,16 @@ class Mux:
                 or self._reassembly_bytes + total > self.limits.reassembly_bytes_max
             ):
                 raise FrameInvalid("too much begun and not finished")
-            if cls is Class.CONSENSUS:
-                self._account.take_always(total)
-            else:
-                self._account.take(total)
-            partial = self._partials[key] = _Partial(kind, total, total)
+            charge = Charge(self._account, total, is_exempt=cls is Class.CONSENSUS)
+            partial = self._partials[key] = _Partial(kind, total, total, charge)
             self._reassembly_bytes += total
         if kind != partial.kind or partial.left - size != left:
             raise FrameInvalid("a fragment that does not continue its message")
+        partial.charge.cover(partial.size - left)
         partial.left = left
         partial.body += memoryview(body)[_LEFT.size :]
         if not left:
             del self._partials[key]
             self._reassembly_bytes -= partial.size
-            self._account.give(partial.size)
+            partial.charge.give_back()
             messages.append(Message(cls, kind, bytes(partial.body)))

@@ -1,8 +1,9 @@
 """Which way to take to a peer, decided by what was measured; without I/O.
 
-A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Control and
-bulk choose apart, for they want different things (NETWORK.md, section 6, "Choice"): control takes the shortest
-round trip, bulk whatever carries most.
+A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Where this
+end knows none, it is one of the peer's, asked for by its number (``p2p.ways``). Control and bulk choose apart, for
+they want different things (NETWORK.md, section 6, "Choice"): control takes the shortest round trip, bulk whatever
+carries most.
 
 Bulk is planned by trying it out on the traffic itself: a plan says how many lanes run on which path, one move at
 a time changes it (a path more or less, lanes doubled or halved), and the sum of what arrived decides whether the
@@ -19,10 +20,11 @@ from math import inf
 from typing import Final
 
 from p2p.transport import Endpoint
+from p2p.ways import PeerWay
 
 __all__ = ["BulkPlanner", "Path", "PathBook", "PathParameters", "PathTable", "Plan", "hops_of"]
 
-Path = Endpoint
+Path = Endpoint | PeerWay
 Plan = Mapping[Path, int]
 """Lanes by path; a path without lanes is not in it."""
 
@@ -90,6 +92,7 @@ class _Known:
     best_rate: float = 0.0
     best_at: float = -inf
     doubled_at: float = -inf
+    guess_s: float | None = None
     """When more lanes were last tried on it."""
     failures: int = 0
     next_at: float = 0.0
@@ -97,10 +100,11 @@ class _Known:
 
 def hops_of(path: Path) -> int:
     """Return how many relays a path crosses: relays are paid, so of two equal paths the shorter one is taken."""
-    return 0 if path.relay is None else len(path.hops)
+    return len(path.hops)
 
 
 class PathTable:
+    has_worked: bool = False
     """The paths to one peer and what is known of them."""
 
     def __init__(self, parameters: PathParameters | None = None) -> None:
@@ -129,6 +133,13 @@ class PathTable:
         if known is None or rtt_s < 0:
             return
         if known.rtt_s is None:
+    def guessed_rtt(self, path: Path, rtt_s: float | None) -> None:
+        """Note what others say of a path's round trip: of paths as long as it, which is tried first, until one is
+        measured."""
+        known = self._known.get(path)
+        if known is not None:
+            known.guess_s = rtt_s
+
             known.rtt_s = rtt_s
         else:
             known.rtt_s += _EWMA * (rtt_s - known.rtt_s)
@@ -169,7 +180,12 @@ class PathTable:
         """Note that a path was opened."""
         known = self._known.get(path)
         if known is not None:
-            known.failures, known.next_at = 0, 0.0
+            known.failures, known.next_at, known.has_worked = 0, 0.0, True
+
+    def has_worked(self, path: Path) -> bool:
+        """Whether a path was ever opened, so that the peer is known to be at its other end."""
+        known = self._known.get(path)
+        return known is not None and known.has_worked
 
     # -- what follows from it --------------------------------------------------------------------------------
 
@@ -193,18 +209,24 @@ class PathTable:
         return known is not None and known.next_at <= now
 
     def order(self, now: float) -> list[Path]:
-        """Return the paths as control should dial them: ready ones first, then by round trip, then as offered."""
+        """Return the paths as control should dial them: ready ones first, then by round trip, then as offered.
 
-        def cost(item: tuple[Path, _Known]) -> tuple[float, bool, float, int]:
+        Of those of which nothing was measured the shorter come first, and of equals those of which good is said.
+        """
+
+        def cost(item: tuple[Path, _Known]) -> tuple[float, float, int, float, int]:
             path, known = item
             rtt_s = self.rtt_s(path, now)
-            return max(known.next_at - now, 0.0), rtt_s is None, rtt_s or 0.0, known.rank
+            if rtt_s is not None:
+                return pause_s, rtt_s, 0, 0.0, known.rank
+            return pause_s, inf, hops_of(path), inf if known.guess_s is None else known.guess_s, known.rank
 
         return [path for path, _known in sorted(self._known.items(), key=cost)]
 
     def better_control(self, current: Path, now: float) -> Path | None:
         """Take one sample; return the path that control should move to, once it has been better often enough.
 
+            pause_s = max(known.next_at - now, 0.0)
         A path whose round trip is not known is never moved to: the move itself costs a handshake.
         """
         here = self.rtt_s(current, now)

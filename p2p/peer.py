@@ -28,6 +28,8 @@ from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.link import Link, LinkLost
 from p2p.mux import Message, Mux
 from p2p.sockets import TcpInfo
+from p2p.stalls import Patience, StallWatch
+from p2p.ways import PeerWay
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DekubeError, ProtocolError
 
@@ -116,8 +118,10 @@ class PeerOwner:
     """Called when the peer has lost its connection or hears nothing on it: bring another if there is one."""
     open_lanes: Callable[[Peer], bool]
     """Called when bulk waits and has no lane: bring some; whether that is tried."""
-    answer_lanes: Callable[[Peer, int], None]
-    """Called when the peer asks for so many lanes, for it cannot open them itself."""
+    answer_lanes: Callable[[Peer, Mapping[int, int]], None]
+    """Called when the peer asks for so many lanes by our ways, for it cannot open them itself."""
+    take_ways: Callable[[Peer, tuple[PeerWay, ...]], None]
+    """Called when the peer has told by which ways lanes may be asked of it."""
 
 
 @dataclass(slots=True)
@@ -166,6 +170,8 @@ class Peer:
         self._heard_at = self.since
         self._has_heard = False
         self._detached_at: float | None = None
+        self._pinged_at = -math.inf
+        self._patience = Patience()
         self._voted_at = -math.inf
         self._hold_until = -math.inf
         """Until then bulk waits for a lane."""
@@ -404,7 +410,7 @@ class Peer:
     async def _watch(self) -> None:
         """Ping, notice silence, end what waited too long for another connection."""
         limits = self._limits
-        rekeyed_at = pinged_at = sought_at = self.since
+        rekeyed_at = sought_at = self.since
         self._ping(self.since)
         while True:
             await trio.sleep(limits.probe_s / 2)
@@ -421,9 +427,10 @@ class Peer:
                 self.control.channel.rekey()
                 rekeyed_at = now
             silent_s = now - self._heard_at
-            is_owed = self.mux.is_owed and silent_s > limits.probe_s
-            if now - pinged_at > limits.ping_interval_s or (is_owed and now - pinged_at > limits.probe_s):
-                pinged_at = now
+            is_owed = self.mux.is_owed or any(lane.is_doubtful for lane in self.lanes.values())
+            is_owed = is_owed and silent_s > limits.probe_s
+            pinged_s = now - self._pinged_at
+            if pinged_s > limits.ping_interval_s or (is_owed and pinged_s > limits.probe_s):
                 self._ping(now)
             if is_owed and silent_s > limits.stall_s and now - sought_at > 2 * limits.stall_s:
                 sought_at = now
@@ -431,6 +438,7 @@ class Peer:
             self._want_lanes()
 
     def _ping(self, now: float) -> None:
+        self._pinged_at = now
         self.mux.ping(_token(now))
         self._wake.set()
 
@@ -475,9 +483,7 @@ class Peer:
                     self._wake.set()
                 if self.lanes:
                     self._bulk_wake.set()
-                if self.mux.lanes_wanted:
-                    wanted, self.mux.lanes_wanted = self.mux.lanes_wanted, 0
-                    self._owner.answer_lanes(self, min(wanted, self._limits.lanes_max))
+                self._hear_of_lanes()
                 # What is cheap to send and costly to take must not starve the other peers: who takes more than
                 # its share of the loop waits, and its own connection slows it down.
                 free_at = max(free_at, now - took_s) + took_s * 100 / self._limits.loop_share_percent
@@ -500,12 +506,34 @@ class Peer:
 
     # -- lanes -----------------------------------------------------------------------------------------------
 
+    def _hear_of_lanes(self) -> None:
+        """Take what the peer has said of lanes. Raises FrameInvalid."""
+        mux = self.mux
+        if mux.lanes_moved:
+            for lane in self.lanes.values():
+                records = mux.lanes_moved.get(lane.name)
+                if records is not None:
+                    lane.note_moved(records)
+            mux.lanes_moved.clear()
+        if mux.lanes_given_up:
+            for link, lane in self.lanes.items():
+                if lane.name in mux.lanes_given_up:
+                    link.is_stalled = True
+                    link.retire()
+            mux.lanes_given_up.clear()
+        if mux.ways_told is not None:
+            ways, mux.ways_told = mux.ways_told, None
+            self._owner.take_ways(self, ways)
+        if mux.lanes_wanted:
+            wanted, mux.lanes_wanted = mux.lanes_wanted, {}
+            self._owner.answer_lanes(self, wanted)
+
     def _want_lanes(self) -> None:
         """See to it that much bulk has lanes, or the control connection where none can be had."""
         mux = self.mux
         waiting = mux.bulk_out.waiting_bytes
         now = trio.current_time()
-        have = len(self.lanes) + self.lanes_opening
+        have = self.lanes_opening + sum(lane.is_ours for lane in self.lanes.values())
         if (
             waiting >= self._limits.lane_open_bytes
             and not have
@@ -520,9 +548,14 @@ class Peer:
             self._wake.set()
         mux.may_begin_bulk = may_begin
 
-    def ask_for_lanes(self, count: int) -> None:
-        """Ask the peer to open lanes, for it reaches us and we perhaps not it."""
-        self.mux.ask_for_lanes(count)
+    def ask_for_lanes(self, wishes: Mapping[int, int]) -> None:
+        """Ask the peer to open lanes by its ways, for it reaches us and we perhaps not it."""
+        self.mux.ask_for_lanes(wishes)
+        self._wake.set()
+
+    def tell_ways(self, ways: tuple[PeerWay, ...]) -> None:
+        """Tell the peer by which ways it may ask for lanes."""
+        self.mux.tell_ways(ways)
         self._wake.set()
 
     def close_lane(self, link: Link) -> None:
@@ -531,6 +564,7 @@ class Peer:
         if lane is not None and not lane.is_draining and self._nursery is not None and self.closed_for is None:
             lane.is_draining = True
             link.is_broken = False
+            self._share_bulk()
             self._nursery.start_soon(self._drain, link, lane)
 
     async def _drain(self, link: Link, lane: Lane) -> None:
@@ -552,15 +586,20 @@ class Peer:
             and self._nursery is not None
             and hello.conversation == self.conversation
             and self._is_same(link)
-            and len(self.lanes) < self._limits.lanes_max
+            and self.lanes_of(is_ours=_is_ours(hello, link)) < self._limits.lanes_max
         )
 
-    async def carry_lane(self, link: Link) -> None:
+    def lanes_of(self, *, is_ours: bool) -> int:
+        """Return how many lanes are there for our bulk, or for the peer's."""
+        return sum(lane.is_ours == is_ours for lane in self.lanes.values())
+
+    async def carry_lane(self, link: Link, hello: Hello) -> None:
         """Let bulk travel on ``link`` until it or the peer ends; what it then has under way goes elsewhere."""
         assert self.closed_for is None and self._nursery is not None
         link.make_bulk()
-        lane = Lane(link.channel, self.mux.bulk_out, self.mux.bulk_in)
+        lane = Lane(link.channel, self.mux.bulk_out, self.mux.bulk_in, is_ours=_is_ours(hello, link))
         self.lanes[link] = lane
+        self._share_bulk()
         self.mux.may_begin_bulk = False
         try:
             async with trio.open_nursery() as nursery:
@@ -572,10 +611,18 @@ class Peer:
                 self._bytes_in += link.bytes_in
                 self._bytes_out += link.bytes_out
             lane.lost()
+            self._share_bulk()
             self._want_lanes()
             self._bulk_wake.set()
             self._wake.set()
             await link.aclose()
+
+    def _share_bulk(self) -> None:
+        """Let our bulk begin on the lanes that are there for it, on the peer's only while there is none."""
+        has_own = any(lane.is_ours and not lane.is_draining for lane in self.lanes.values())
+        for lane in self.lanes.values():
+            lane.is_spare = has_own and not lane.is_ours
+        self._bulk_wake.set()
 
     async def _write_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
         sent_bytes = 0
@@ -597,16 +644,44 @@ class Peer:
             scope.cancel()
 
     async def _watch_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+        limits = self._limits
+        watch = StallWatch(self._patience, trio.current_time())
+        pinged_at, told = -math.inf, (link.bytes_in, 0)
+        rtt_s_min = math.inf
         while True:
             now = trio.current_time()
-            idle_s = self._limits.lane_idle_s * (1 if link.is_outbound else 2)
-            if now - link.used_at > idle_s:
+            idle_s = limits.lane_idle_s * (1 if lane.is_ours else 2)
+            if now - link.used_at > idle_s and not lane.is_owed:
                 link.is_broken = False
                 scope.cancel()
                 return
-            lane.channel.say(Word.PING, _token(now))
-            self._bulk_wake.set()
-            await trio.sleep(self._limits.idle_timeout_s if link.rtt_s is not None else self._limits.probe_s)
+            if now - pinged_at > (limits.idle_timeout_s if link.rtt_s is not None else limits.probe_s):
+                pinged_at = now
+                lane.channel.say(Word.PING, _token(now))
+                self._bulk_wake.set()
+            if lane.is_busy or told != (link.bytes_in, lane.received_records):
+                told = link.bytes_in, lane.received_records
+                self.mux.tell_moved(lane.name, lane.received_records)
+                self._wake.set()
+            rtt_s_min = min(rtt_s_min, link.rtt_s or math.inf)
+            is_dead = watch.tick(
+                now,
+                is_owed=lane.is_owed or link.is_sending,
+                moved=lane.moved,
+                heard=self.mux.records_opened,
+                rtt_s=max(self.rtt_s or 0.0, rtt_s_min if rtt_s_min < math.inf else 0.0),
+            )
+            if is_dead:
+                self._patience.alarmed(now)
+                link.is_stalled = True
+                self.mux.give_up(lane.name)
+                self._wake.set()
+                scope.cancel()
+                return
+            lane.is_doubtful = watch.is_doubtful(now)
+            if lane.is_doubtful and self.is_attached and now - self._pinged_at >= limits.probe_s / 2:
+                self._ping(now)  # a word of the peer's on the other connection is what tells the two apart
+            await trio.sleep(limits.lane_tick_s)
 
     async def _read_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
         data, received_bytes = b"", 0
@@ -623,7 +698,9 @@ class Peer:
                         raise LinkLost
                     handler = self._owner.handlers.get(message.kind)
                     if handler is not None:
+                        lane.is_busy = True
                         await handler(self.address, message.body)
+                        lane.is_busy = False
                     elif message.kind == KIND_RESPONSE:  # nothing else of the network's own is ever bulk
                         self._take(message)
                     self._release(message.number)
@@ -711,6 +788,11 @@ class Peer:
         if asked is not None and not asked.done.is_set():
             asked.answer = RequestRefused(body[_ID_BYTES:].decode("ascii", "replace"))
             asked.done.set()
+
+
+def _is_ours(hello: Hello, link: Link) -> bool:
+    """Whether a lane is there for our bulk: we opened it of our own wish, or the peer did because we asked."""
+    return link.is_outbound != hello.is_asked
 
 
 def _token(now: float) -> bytes:

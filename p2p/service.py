@@ -27,7 +27,7 @@ from p2p.frame import Class
 from p2p.gossip import Deliver, Disconnect, Effect, Gossip, GossipParameters, Send, Verdict
 from p2p.handshake import Handshake, Session
 from p2p.identity import Identity, Purpose
-from p2p.limits import NetworkLimits, RateLimiter, ReceiveMemory
+from p2p.limits import HalfOpen, NetworkLimits, Place, RateLimiter, ReceiveMemory
 from p2p.link import Link, LinkLost, shake_hands
 from p2p.multicast_service import MulticastService
 from p2p.peer import (
@@ -143,7 +143,7 @@ class Network:
         self._inboxes: dict[str, deque[Deliver]] = {}
         self._inbox_wakes: dict[str, trio.Event] = {}
         self._watchers: list[Callable[[bytes, bool], None]] = []
-        self._half_open = 0
+        self._half_open = HalfOpen(config.limits.half_open_max)
         self._dialling_now = 0
         self._lanes_in = 0
         self._per_ip: Counter[str] = Counter()
@@ -163,6 +163,7 @@ class Network:
         self._owner = PeerOwner(
             self._handlers, self._on_gossip_message, self._served.get,
             self._steering.find_way, self._steering.open_lanes, self._steering.answer_lanes,
+            self._steering.take_ways,
         )  # fmt: skip
         self._records = RecordKeeper(
             book,
@@ -386,12 +387,6 @@ class Network:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
         self._dialling.add_endpoint(address, endpoint)
 
-    def add_record(self, data: bytes) -> PeerRecord:
-        """Verify a record that came by another road (the chain's registry) and note it. Raises RecordInvalid."""
-        record = self._records.verify(data)
-        self._book.add(record, source=b"")
-        return record
-
     def record(self, address: bytes) -> PeerRecord | None:
         """Return the newest record known of an address, our own included."""
         return self._records.own if address == self.identity.address else self._book.get(address)
@@ -439,13 +434,11 @@ class Network:
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""
         assert self._nursery is not None
-        if self._half_open >= self.limits.half_open_max or not self._circuit_rate.allows(
-            None, trio.current_time()
-        ):
+        if not self._circuit_rate.allows(None, trio.current_time()):
             self.counters["accepts_refused"] += 1
             self._nursery.start_soon(trio.aclose_forcefully, stream)
             return
-        self._nursery.start_soon(self._incoming, stream, remote, None)
+        self._nursery.start_soon(self._incoming, stream, remote, None, self._half_open.enter(remote))
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
         """Say where this node can be reached by way of ``source`` (``Acceptance``)."""
@@ -541,12 +534,12 @@ class Network:
                 stream.socket.close()
                 continue
             tune(stream.socket)
-            self._nursery.start_soon(self._incoming, stream, remote, ip)
+            self._nursery.start_soon(
+                self._incoming, stream, remote, ip, self._half_open.enter(_network_of(remote))
+            )
 
     def _may_enter(self, ip: str) -> bool:
         limits = self.limits
-        if self._half_open >= limits.half_open_max:
-            return False
         if ipaddress.ip_address(ip).is_loopback:
             return True  # a test network lives behind one address, and this machine can harm itself otherwise
         now = trio.current_time()
@@ -556,21 +549,25 @@ class Network:
             and self._accept_rate.allows(None, now)
         )
 
-    async def _incoming(self, stream: trio.abc.Stream, remote: str, ip: str | None) -> None:
+    async def _incoming(self, stream: trio.abc.Stream, remote: str, ip: str | None, place: Place) -> None:
         self.counters["accepts"] += 1
         link: Link | None = None
         hello: Hello | None = None
         self._enter(ip, 1)
         try:
-            self._half_open += 1
             try:
-                purpose = Purpose.PEER if ip is not None else Purpose.CIRCUIT
-                session = await self._shake(stream, purpose, is_initiator=False, expected=None)
-                if session is not None:
-                    link = Link(session, stream, remote=remote, is_direct=ip is not None)
-                    hello = await self._hear(link)
+                with trio.CancelScope() as scope:
+                    place.on_lost = scope.cancel
+                    if place.is_lost:
+                        scope.cancel()
+                    purpose = Purpose.PEER if ip is not None else Purpose.CIRCUIT
+                    session = await self._shake(stream, purpose, is_initiator=False, expected=None)
+                    if session is not None:
+                        link = Link(session, stream, remote=remote, is_direct=ip is not None)
+                        hello = await self._hear(link)
             finally:
-                self._half_open -= 1
+                self._half_open.leave(place)
+            self.counters["half_open_lost"] += scope.cancelled_caught
             if link is None or hello is None:
                 return
             peer = self._peers.get(link.session.address)
@@ -617,11 +614,13 @@ class Network:
         # It belongs to a peer that has its place already, and has limits of its own.
         self._enter(ip, -1)
         self._lanes_in += 1
+        self._steering.lane_asked(peer, hello, link)
         try:
-            await peer.carry_lane(link)
+            await peer.carry_lane(link, hello)
         finally:
             self._lanes_in -= 1
             self._enter(ip, 1)
+        self._steering.lane_ended(peer, link)
 
     async def _shake_out(
         self, stream: trio.abc.Stream, purpose: Purpose, expected: bytes | None
@@ -947,16 +946,22 @@ def _site_of(remote: str) -> str:
     return str(address.ipv4_mapped or ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
-def _crowd_of(host: str | None) -> str | None:
-    """Return the network in whose crowd a peer counts: the /24, or /48 of IPv6, of a public address."""
-    if host is None:
-        return None
-    address = ipaddress.ip_address(host.partition("%")[0])
+def _address_of(remote: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(remote.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if not address.is_global:
-        return None
+        return address.ipv4_mapped
+    return address
+
+
+def _network_of(remote: str) -> str:
+    """Return the network that an address lies in: its /24, or /48 of IPv6."""
+    address = _address_of(remote)
     return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+
+
+def _crowd_of(host: str | None) -> str | None:
+    """Return the network in whose crowd a peer counts; only public addresses have one."""
+    return None if host is None or not _address_of(host).is_global else _network_of(host)
 
 
 def _endpoint(text: str) -> Endpoint:

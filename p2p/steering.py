@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
 
 import trio
 
@@ -17,10 +19,11 @@ from p2p.dialling import Dialling
 from p2p.errors import HandshakeFailed
 from p2p.limits import NetworkLimits, RateLimiter
 from p2p.link import Link, LinkLost
-from p2p.paths import BulkPlanner
+from p2p.paths import BulkPlanner, Path, PathTable
 from p2p.peer import Peer
 from p2p.sockets import is_paced, local_address
 from p2p.transport import Endpoint
+from p2p.ways import ANY_WAY, PeerWay, WayNumbers
 from state.primitives.errors import ProtocolError
 
 __all__ = ["Steering"]
@@ -47,8 +50,18 @@ class Steering:
         self._own_hosts = own_hosts
         self._nursery: trio.Nursery | None = None
         self._planners: dict[Peer, BulkPlanner] = {}
-        self._answers = RateLimiter(per_s=limits.lane_answers_per_s, burst=2)
         self._opening: Counter[tuple[Peer, Endpoint]] = Counter()
+        self._offered: dict[Peer, PathTable] = {}
+        """What is known of the ways that peers have to us."""
+        self._asked: dict[Peer, tuple[dict[int, int], float]] = {}
+        """What was last asked of them, and when."""
+        self._numbers: dict[Peer, WayNumbers] = {}
+        """The ways that we have to those who ask."""
+        self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
+        """Lanes that others asked for, from their dial to their end."""
+        self._answers = RateLimiter(per_s=limits.lane_answers_per_s, burst=4)
+        self._new_ways = RateLimiter(per_s=limits.lane_new_ways_per_s, burst=limits.lane_new_ways_burst)
+        self._new_ways_sum = RateLimiter(per_s=limits.lane_new_ways_sum_per_s, burst=limits.peers_out_target)
 
     async def run(self) -> None:
         """Watch peers and our own address until cancelled."""
@@ -75,7 +88,8 @@ class Steering:
             if present is not None and not peer.is_attached:
                 table.failed(present, trio.current_time())
             # Whatever failed last comes last, and is tried all the same: it may be all there is.
-            endpoints = sorted(table.order(trio.current_time()), key=lambda endpoint: endpoint == present)
+            known = [path for path in table.order(trio.current_time()) if isinstance(path, Endpoint)]
+            endpoints = sorted(known, key=lambda endpoint: endpoint == present)
             if not endpoints:
                 return
             link = await self._dialling.open(peer.address, endpoints)
@@ -178,8 +192,14 @@ class Steering:
                     self._sample(peer, now)
                 if peer in self._planners:
                     self._plan(peer, now)
-            for peer in [peer for peer in self._planners if peer.closed_for is not None]:
-                del self._planners[peer]
+            if is_sample:
+                for peer in {peer for peer, _ in self._granted}:
+                    if peer.closed_for is None:
+                        self._tell_ways(peer)  # one that failed may be tried again
+            kept: tuple[dict[Peer, Any], ...] = (self._planners, self._offered, self._asked, self._numbers)
+            for of_peers in kept:
+                for peer in [peer for peer in of_peers if peer.closed_for is not None]:
+                    del of_peers[peer]
 
     def _sample(self, peer: Peer, now: float) -> None:
         """Note round trips; move control where another path has been better for long enough."""
@@ -191,7 +211,7 @@ class Steering:
             if link.endpoint is not None and link.rtt_s is not None:
                 table.measured_rtt(link.endpoint, link.rtt_s, now)
         better = table.better_control(control.endpoint, now)
-        if better is not None and not peer.is_finding_way and self._nursery is not None:
+        if isinstance(better, Endpoint) and not peer.is_finding_way and self._nursery is not None:
             self._nursery.start_soon(self.move, peer, better)
 
     # -- lanes -----------------------------------------------------------------------------------------------
@@ -201,55 +221,59 @@ class Steering:
         if self._nursery is None:
             return False
         now = trio.current_time()
-        table = self._dialling.table(peer.address)
-        planner = self._planners.get(peer)
-        if planner is None:
-            planner = self._planners[peer] = BulkPlanner(table, is_paced=is_paced())
-        planner.start(peer.mux.bulk_out.waiting_bytes, now)
-        if not planner.plan:
-            del self._planners[peer]
-            if not peer.last.is_outbound:
-                peer.ask_for_lanes(1)
+        present = self._planners.pop(peer, None)
+        tables = (self._dialling.table(peer.address), self._offered.get(peer))
+        fresh = [BulkPlanner(table, is_paced=is_paced()) for table in tables if table is not None]
+        for planner in fresh if present is None else [present, *fresh]:
+            planner.start(peer.mux.bulk_out.waiting_bytes, now)
+            if planner.plan:
+                self._planners[peer] = planner
+                peer.mux.bulk_out.carried.clear()
+                self._plan(peer, now)
                 return True
+        if peer.last.is_outbound:
             return False
-        peer.mux.bulk_out.carried.clear()
-        self._plan(peer, now)
+        self._ask(peer, {ANY_WAY: 1}, now)
         return True
 
-    def answer_lanes(self, peer: Peer, count: int) -> None:
-        """Open lanes for a peer that cannot reach us, on the path that its control connection has."""
-        if self._nursery is None or len(peer.lanes) + peer.lanes_opening >= count:
-            return
-        if not self._answers.allows(peer.address, trio.current_time()):
-            return
-        path = peer.last.endpoint or self._dialling.table(peer.address).best_bulk(trio.current_time())
-        if path is not None:
-            for _ in range(count - len(peer.lanes) - peer.lanes_opening):
-                self._open(peer, path)
-
     def _plan(self, peer: Peer, now: float) -> None:
-        """Bring a peer's lanes closer to what is planned for it."""
+        """Bring the lanes that are there for our bulk closer to what is planned."""
         planner = self._planners[peer]
         bulk = peer.mux.bulk_out
-        carried: Counter[Endpoint] = Counter()
+        carried: Counter[Path] = Counter()
+        own: list[tuple[Link, Path]] = []
         for link, lane in peer.lanes.items():
-            if link.endpoint is not None:
-                carried[link.endpoint] += bulk.carried.pop(lane, 0)
-        planner.tick(carried, bulk.waiting_bytes > 0, now)
-        own = [link for link, lane in peer.lanes.items() if link.endpoint is not None and not lane.is_draining]
+            path = _path_of(link)
+            if lane.is_ours and path is not None:
+                carried[path] += bulk.carried.pop(lane, 0)
+                if not lane.is_draining:
+                    own.append((link, path))
+        planner.tick(carried, bulk.waiting_bytes, now)
         if not own and not peer.lanes_opening and not bulk.waiting_bytes:
             planner.stop()
             del self._planners[peer]
             return
         if not bulk.waiting_bytes:
             return  # what idles closes by itself
+        room = self._limits.lanes_max - peer.lanes_of(is_ours=True) - peer.lanes_opening
+        wishes: dict[int, int] = {}
         for path, count in planner.plan.items():
-            have = sum(link.endpoint == path for link in own) + self._opening[peer, path]
-            for _ in range(min(count, self._limits.lanes_max - len(peer.lanes) - peer.lanes_opening) - have):
-                self._open(peer, path)
-        for found in {link.endpoint for link in own if link.endpoint is not None}:
-            links = [link for link in own if link.endpoint == found]
-            for link in links[planner.plan.get(found, 0) :]:
+            have = sum(found == path for _, found in own)
+            match path:
+                case Endpoint():
+                    missing = min(count - have - self._opening[peer, path], room)
+                    for _ in range(missing):
+                        self._open(peer, path)
+                    room -= max(missing, 0)
+                case PeerWay(number) if have < count:
+                    wishes[number] = count
+                case _:
+                    pass
+        if wishes:
+            self._ask(peer, wishes, now)
+        for path in {path for _, path in own}:
+            links = [link for link, found in own if found == path]
+            for link in links[planner.plan.get(path, 0) :]:
                 peer.close_lane(link)
 
     def _open(self, peer: Peer, path: Endpoint) -> None:
@@ -259,38 +283,134 @@ class Steering:
         self._nursery.start_soon(self._open_lane, peer, path)
 
     async def _open_lane(self, peer: Peer, path: Endpoint) -> None:
-        link: Link | None = None
         try:
-            try:
-                link = await self._dialling.open_one(peer.address, path)
-                if link is not None:
-                    hello = Hello(Opening.LANE, peer.conversation)
-                    if not peer.may_add_lane(hello, link):
-                        return
-                    await link.say_hello(hello, timeout_s=self._limits.handshake_timeout_s)
-            finally:
-                peer.lanes_opening -= 1
-                self._opening[peer, path] -= 1
-                if not self._opening[peer, path]:
-                    del self._opening[peer, path]
-            if link is None:
-                self._lane_failed(peer, path)
-            elif peer.may_add_lane(hello, link):
-                self._counters["lanes_opened"] += 1
-                await peer.carry_lane(link)
-                if link.is_broken:
-                    self._lane_failed(peer, path)
-        except (LinkLost, trio.TooSlowError, HandshakeFailed):
-            self._lane_failed(peer, path)
+            link = await self._dialling.open_one(peer.address, path)
         finally:
-            if link is not None:
-                await link.aclose()
+            peer.lanes_opening -= 1
+            self._count_opening(peer, path, -1)
+        if link is None or await self._carry(peer, link, Hello(Opening.LANE, peer.conversation)):
+            self._lane_failed(peer, path)
 
-    def _lane_failed(self, peer: Peer, path: Endpoint) -> None:
+    async def _carry(self, peer: Peer, link: Link, hello: Hello) -> bool:
+        """Let a connection that we have made be a lane to its end; whether it broke."""
+        try:
+            if not peer.may_add_lane(hello, link):
+                return False
+            await link.say_hello(hello, timeout_s=self._limits.handshake_timeout_s)
+            if not peer.may_add_lane(hello, link):
+                return False
+            self._counters["lanes_opened"] += 1
+            await peer.carry_lane(link, hello)
+            self._counters["lanes_stalled"] += link.is_stalled
+            return link.is_broken
+        except (LinkLost, trio.TooSlowError, HandshakeFailed):
+            return True
+        finally:
+            await link.aclose()
+
+    def _count_opening(self, peer: Peer, path: Endpoint, change: int) -> None:
+        self._opening[peer, path] += change
+        if not self._opening[peer, path]:
+            del self._opening[peer, path]
+
+    def _lane_failed(self, peer: Peer, path: Path) -> None:
         planner = self._planners.get(peer)
         if planner is not None:
             planner.lost(path, trio.current_time())
         if not peer.lanes and not peer.lanes_opening and (planner is None or not planner.plan):
             if not peer.last.is_outbound:
-                peer.ask_for_lanes(1)  # it reaches us, and we not it
+                self._ask(peer, {ANY_WAY: 1}, trio.current_time())  # it reaches us, and we not it
             peer.lanes_failed()
+
+    # -- lanes that one end asks of the other ------------------------------------------------------------------
+
+    def _ask(self, peer: Peer, wishes: dict[int, int], now: float) -> None:
+        last, asked_at = self._asked.get(peer, ({}, -inf))
+        if now - asked_at >= self._limits.lane_ask_s * (4 if wishes == last else 1):
+            self._asked[peer] = wishes, now
+            peer.ask_for_lanes(wishes)
+
+    def take_ways(self, peer: Peer, ways: tuple[PeerWay, ...]) -> None:
+        """Take the ways by which the peer may be asked for lanes."""
+        self._offered.setdefault(peer, PathTable()).offer(ways)
+        planner = self._planners.get(peer)
+        if (planner is None or not planner.plan) and peer.mux.bulk_out.waiting_bytes:
+            self.open_lanes(peer)
+
+    def lane_asked(self, peer: Peer, hello: Hello, link: Link) -> None:
+        """Note by which way a lane comes that the peer opened because it was asked."""
+        table = self._offered.get(peer)
+        for way in () if table is None or not hello.is_asked else table.paths:
+            if isinstance(way, PeerWay) and way.number == hello.generation:
+                link.way = way
+                assert table is not None
+                table.worked(way)
+
+    def lane_ended(self, peer: Peer, link: Link) -> None:
+        """Note the end of a lane that the peer opened."""
+        self._counters["lanes_stalled"] += link.is_stalled
+        was_idle = trio.current_time() - link.used_at > self._limits.lane_idle_s / 2
+        if (
+            link.way is not None
+            and peer.closed_for is None
+            and (link.is_stalled or (link.is_broken and not was_idle))
+        ):
+            self._lane_failed(peer, link.way)
+
+    def answer_lanes(self, peer: Peer, wishes: Mapping[int, int]) -> None:
+        """Open lanes for a peer that cannot reach us: to it alone, by ways that we chose, within our limits."""
+        now = trio.current_time()
+        if self._nursery is None or not self._answers.allows(peer.address, now):
+            return
+        self._tell_ways(peer)
+        numbers = self._numbers[peer]
+        for number, count in wishes.items():
+            path = numbers.path(numbers.first if number == ANY_WAY else number)
+            if path is None:
+                continue
+            have = self._granted[peer, path]
+            room = min(
+                self._limits.lanes_max - sum(self._granted[found] for found in self._granted if found[0] is peer),
+                self._limits.lanes_asked_sum_max - self._granted.total(),
+            )
+            for _ in range(min(count - have, room)):
+                if not self._dialling.table(peer.address).has_worked(path) and not (
+                    self._new_ways.allows(peer.address, now) and self._new_ways_sum.allows(None, now)
+                ):
+                    break
+                self._granted[peer, path] += 1
+                self._nursery.start_soon(self._grant, peer, path, numbers.number(path))
+
+    def _tell_ways(self, peer: Peer) -> None:
+        """Tell a peer our ways to it, where that is news."""
+        now = trio.current_time()
+        table = self._dialling.table(peer.address)
+        paths = [path for path in table.order(now) if isinstance(path, Endpoint) and table.is_ready(path, now)]
+        if peer.last.endpoint is not None and peer.last.endpoint not in table.paths:
+            paths.insert(0, peer.last.endpoint)
+        elif peer.last.endpoint in paths:  # known to be good, and where it is not the best that will be found
+            paths.sort(key=lambda path: path != peer.last.endpoint)
+        numbers = self._numbers.setdefault(peer, WayNumbers())
+        ways = numbers.offer(paths)
+        if ways != numbers.told:
+            numbers.told = ways
+            peer.tell_ways(ways)
+
+    async def _grant(self, peer: Peer, path: Endpoint, number: int) -> None:
+        is_dead = True
+        try:
+            link = await self._dialling.open_one(peer.address, path)
+            if link is not None:
+                await self._carry(peer, link, Hello(Opening.LANE, peer.conversation, number))
+                is_dead = link.is_stalled  # whoever asked for it closes it too, and that is no fault of the way
+        finally:
+            self._granted[peer, path] -= 1
+            if not self._granted[peer, path]:
+                del self._granted[peer, path]
+        if is_dead and peer.closed_for is None:
+            self._dialling.table(peer.address).failed(path, trio.current_time())
+            self._tell_ways(peer)
+
+
+def _path_of(link: Link) -> Path | None:
+    return link.endpoint if link.way is None else link.way

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import trio
 
 from state.primitives.errors import DecodeError
 
-__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint", "Fanout"]
+__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint", "Estimator", "Fanout"]
 
 ENDPOINT_CHARACTERS_MAX: Final = 128
 _TEXT: Final = re.compile(
@@ -82,6 +82,15 @@ class Dialer(Protocol):
 
         Raises OSError or a DekubeError when there is none; the caller sets the time limit.
         """
+        ...
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """A dialer that has heard something of ways which were never tried."""
+
+    def estimate(self, endpoint: Endpoint) -> float | None:
+        """Return the round trip in seconds, as far as it is known; others may have said so, and may have lied."""
         ...
 
 

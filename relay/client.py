@@ -237,8 +237,8 @@ class RelayClient:
             if relay.relay != endpoint.relay and not self.is_leaving(relay)
         )
 
-    def estimate(self, endpoint: Endpoint) -> tuple[float, int] | None:
-        """Return (round trip in seconds to the path's last relay, bytes a second between its relays or 0).
+    def estimate(self, endpoint: Endpoint) -> float | None:
+        """Return the round trip in seconds to the path's last relay (``Estimator``).
 
         As far as it was measured here and by the relays; None: not known.
         """
@@ -247,15 +247,13 @@ class RelayClient:
         rtt_s = None if first is None else self.judge.rtt_s(first)
         if first is None or rtt_s is None:
             return None
-        rate = 0
         for before, after in pairwise(hops):
             state = None if before.relay is None else self.link_states.get(before.relay)
             link = None if state is None else dict(state.links).get(after.relay or b"")
             if link is None:
                 return None
             rtt_s += link.rtt_us / 1_000_000
-            rate = link.bytes_per_s if not rate else min(rate, link.bytes_per_s)
-        return rtt_s, rate
+        return rtt_s
 
     async def wait_reserved(self, count: int = 1) -> None:
         """Wait until at least ``count`` reservations stand."""

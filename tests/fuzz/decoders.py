@@ -1055,9 +1055,16 @@ def _targets() -> Iterator[tuple[str, Target]]:
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
     yield "frames", Target(read_frames, (whole, parts), ("p2p.frame:frames",), (FrameInvalid,))
     yield "mux", Target(
-        read_mux, (parts, whole),
-        ("p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control"),
+        read_mux, (parts, whole, lanes),
+        (
+            "p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control",
+            "p2p.ways:decode_ways", "p2p.ways:decode_wishes",
+        ),
         (FrameInvalid,), cost=20,
+    lanes = b"".join(
+        frame(0, kind, 0, body)
+        for kind, body in ((0xFA, b"\0\1\2\3"), (0xFB, b"\1\0\2\2"), (0xFC, bytes(24)), (0xFD, bytes(16)))
+    )
     )  # fmt: skip
     yield "lane", Target(
         read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),

@@ -177,14 +177,59 @@ def test_who_holds_most_gives_way_and_votes_are_never_refused() -> None:
     assert memory.used_bytes == 0
 
 
-def test_a_peer_may_begin_no_more_than_its_share_of_memory() -> None:
+def fragments(stream: int, total: int, count: int, cls: Class = Class.REQUEST) -> list[bytes]:
+    """Return the first fragments, of 32 KiB each, of a message that says that it has ``total`` bytes."""
+    size = 32 * KIB
+    return [
+        frame(cls, 1, stream, (total - n * size).to_bytes(4, "big") + bytes(size)) for n in range(1, count + 1)
+    ]
+
+
+def test_a_peer_may_hold_no_more_than_its_share_of_memory() -> None:
     one, other = sessions()
-    receiver = Mux(Channel(other), account=account(10 * MIB))
-    begun = [frame(3, 1, number, (9 * MIB - 1).to_bytes(4, "big") + b"x") for number in (1, 2)]
+    receiver = Mux(Channel(other), account=account(MIB))
     sender = Channel(one)
-    receiver.receive(sender.seal(begun[0]))
     with pytest.raises(ReceiveMemoryExceeded):
-        receiver.receive(sender.seal(begun[1]))
+        for stream in range(1, 10):
+            for fragment in fragments(stream, 3 * MIB, 8):
+                receiver.receive(sender.seal(fragment))
+
+
+def test_what_is_announced_holds_no_memory_until_it_comes() -> None:
+    """Nobody is kept from receiving by those who say much and send nothing."""
+    memory = ReceiveMemory(8 * MIB)
+    liars = []
+    for _ in range(5):
+        one, other = sessions()
+        account = memory.open(64 * MIB, lambda: liars.append("evicted"))
+        receiver, sender = Mux(Channel(other), account=account), Channel(one)
+        for stream in (1, 2, 3):  # 27 MiB in words
+            receiver.receive(sender.seal(frame(3, 1, stream, (9 * MIB - 1).to_bytes(4, "big") + b"x")))
+        receiver.receive(sender.seal(frame(4, 1, 1, (9 * MIB - 1).to_bytes(4, "big") + b"x")))
+        assert 0 < account.held_bytes < 32 * KIB and receiver.reassembly_bytes == 27 * MIB
+    one, other = sessions()
+    honest = memory.open(64 * MIB, lambda: liars.append("honest"))
+    receiver, sender = Mux(Channel(other), account=honest), Channel(one)
+    for number, fragment in enumerate(fragments(1, 4 * MIB, 128), 1):
+        messages = receiver.receive(sender.seal(fragment))
+        arrived = number * 32 * KIB
+        assert arrived == 4 * MIB or arrived <= honest.held_bytes <= arrived + 4 * KIB
+        assert memory.used_bytes <= memory.limit_bytes
+    assert [len(message.body) for message in messages] == [4 * MIB] and honest.held_bytes == 0 and not liars
+
+
+def test_one_message_begun_on_many_lanes_is_counted_on_each() -> None:
+    """Lanes that the sender has given up may not have ended here, so one number may come on several."""
+    bulk = Bulk(WindowLimits(MIB, MIB))
+    lanes = [bulk.lane() for _ in range(8)]
+    for near, far in lanes:
+        far.receive(near.channel.seal(fragments(1, MIB, 4, Class.BULK)[0]))
+    assert bulk.into.held_bytes == MIB and bulk.taken.held_bytes == 8 * 36 * KIB
+    for _, far in lanes[:-1]:
+        far.lost()
+    assert bulk.into.held_bytes == MIB and bulk.taken.held_bytes == 36 * KIB
+    lanes[-1][1].lost()
+    assert bulk.into.held_bytes == bulk.taken.held_bytes == 0
 
 
 # -- the conversation ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import trio.testing
 
 from p2p.channel import Channel, Hello, Opening
 from p2p.errors import PeerUnreachable
-from p2p.frame import Class
+from p2p.frame import Class, header
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits
@@ -379,9 +379,14 @@ async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, 
             stream, channel = await connect(alice, identity(number), Hello(Opening.NEW))
             await trio.sleep(0.5)
             for stream_number in (1, 2):  # begun, and never to be finished
-                begun = b"\x03\x01" + stream_number.to_bytes(4, "big") + b"\x00\x00\x05"
-                left = 4 * 1024 * 1024 + number
-                await stream.send_all(channel.seal(begun + left.to_bytes(4, "big") + b"x"))
+                left = 5 * 1024 * 1024 + number
+                for _ in range(160):
+                    left -= 32 * 1024
+                    begun = header(Class.REQUEST, 1, stream_number, 4 + 32 * 1024) + left.to_bytes(4, "big")
+                    try:
+                        await stream.send_all(channel.seal(begun + bytes(32 * 1024)))
+                    except trio.BrokenResourceError:
+                        break
                 await trio.sleep(0.1)
         assert alice.memory.used_bytes <= alice.memory.limit_bytes
         assert alice.counters["closed_receive_memory"] >= 1

@@ -1,0 +1,88 @@
+"""A lane that has died without a word: nothing moves on it while its peer is heard elsewhere; without I/O.
+
+TCP says nothing for many seconds about a line, or a relay, that swallows what it is given. The receiver says twice
+a second, over the control connection, which lanes brought it anything. Silence about one lane counts only while
+that connection speaks: a peer that stands still, or whose whole line is gone, is no matter of its lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Patience", "StallParameters", "StallWatch"]
+
+_COUNTED_S_MAX: Final = 1.0
+"""Most that one word of the peer's adds: what comes after a long silence does not tell of all of it."""
+_DOUBT_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StallParameters:
+    """How long nothing may move on a lane to which something is owed; times in seconds."""
+
+    quiet_s: float = 2.0
+    round_trips: int = 16
+    """At least so many round trips: where a packet is lost three times over, TCP itself pauses for fifteen."""
+    alarms_max: int = 2
+    """Each alarm doubles what the next one waits for, so often: a bad line that is only slow is soon known ..."""
+    memory_s: float = 600.0
+    """... and forgotten after so long without one."""
+
+
+class Patience:
+    """How long the lanes of one peer are waited for: longer after each alarm."""
+
+    __slots__ = ("_alarmed_at", "_alarms", "parameters")
+
+    def __init__(self, parameters: StallParameters | None = None) -> None:
+        self.parameters = parameters or StallParameters()
+        self._alarms = 0
+        self._alarmed_at = 0.0
+
+    def alarmed(self, now: float) -> None:
+        """Note that a lane was given up."""
+        self._alarms = min(self._alarms_at(now) + 1, self.parameters.alarms_max)
+        self._alarmed_at = now
+
+    def limit_s(self, now: float, rtt_s: float) -> float:
+        """Return how long a lane may stand still."""
+        least_s = max(self.parameters.quiet_s, self.parameters.round_trips * rtt_s)
+        return float(least_s * 2 ** self._alarms_at(now))
+
+    def _alarms_at(self, now: float) -> int:
+        return self._alarms if now - self._alarmed_at < self.parameters.memory_s else 0
+
+
+class StallWatch:
+    """One lane under watch. Call ``tick`` a few times a second."""
+
+    __slots__ = ("_counted_at", "_heard", "_moved", "_patience", "_since", "quiet_s")
+
+    def __init__(self, patience: Patience, now: float) -> None:
+        self._patience = patience
+        self._moved = self._heard = -1
+        self._since = self._counted_at = now
+        self.quiet_s = 0.0
+        """For how long nothing has moved while the peer was heard."""
+
+    def is_doubtful(self, now: float) -> bool:
+        """Whether nothing has moved for so long that the peer should be asked for a word."""
+        return now - self._since > _DOUBT_S
+
+    def tick(self, now: float, *, is_owed: bool, moved: int, heard: int, rtt_s: float) -> bool:
+        """Take in what has changed since the last tick; whether the lane is to be given up.
+
+        ``is_owed``: whether something has left on the lane, or wants to, that has not arrived as far as is known.
+        ``moved``, ``heard``: how often the peer has said that the lane moves, and anything at all.
+        """
+        if not is_owed or moved != self._moved:
+            self._moved, self._heard = moved, heard
+            self._since = self._counted_at = now
+            self.quiet_s = 0.0
+            return False
+        if heard != self._heard:
+            self._heard = heard
+            self.quiet_s += min(now - self._counted_at, _COUNTED_S_MAX)
+            self._counted_at = now
+        return self.quiet_s > self._patience.limit_s(now, rtt_s)
