@@ -279,7 +279,7 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
     chain = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
     tries = core.options.rounds * core.gateways
     pieces = _Sent(manifest, progress or (lambda _done, _all: None))
-    before: list[int] = []
+    before: tuple[str, list[int]] = ("", [])
     while True:
         head = read_shape(Head, (yield from core.call("dekube_head")))
         until = head.at.height + GRANT_BLOCKS
@@ -292,9 +292,10 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
             pieces.tell(manifest.size_bytes)
             return name
         failed: DekubeError | None = None
-        if missing == before:
+        url = core.url
+        if (url, missing) == before:
             failed = AnswerMalformed("a gateway that lacks what it has taken")
-        before, url = missing, core.url
+        before = url, missing
         for number in missing if failed is None else ():
             pieces.tell(manifest.size_bytes - sum(manifest.piece_bytes(n) for n in missing if n >= number))
             data: bytes = yield Work(partial(_read, file, manifest, number))

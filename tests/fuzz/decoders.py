@@ -266,7 +266,7 @@ from testnet.wan.topology import document_of, parse_topology, plan
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
-from tests.fuzz import compact
+from tests.fuzz import blobs, compact
 from tests.fuzz.state_records import state_records
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
 from tests.state.primitives.test_abi import STAKE as STAKE_CALL
@@ -1450,6 +1450,16 @@ def _targets() -> Iterator[tuple[str, Target]]:
          "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
     )  # fmt: skip
     yield "client contracts", Target(
+    yield "book of uploads", Target(
+        blobs.check_book, blobs.BOOKS,
+        ("node.uploads:decode_book", "node.uploads:_upload", "node.uploads:_charge"),
+    )  # fmt: skip
+    yield "upload signature", Target(blobs.check_grant, blobs.GRANTS, ("rpc.grants:read_grant",), (), cost=2)
+    yield "range of bytes", Target(blobs.check_range, blobs.RANGES, ("rpc.blobs:read_range",), (), memory=400)
+    yield "answers about blobs", Target(
+        blobs.check_answer, blobs.ANSWERS,
+        ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
+    )  # fmt: skip
         read_contract, (CONTRACT_ANSWER,),
         ("rpc.client.contracts:parse_argument", "rpc.client.contracts:ContractFunction.decode"),
         (AnswerMalformed,), cost=2, memory=400,

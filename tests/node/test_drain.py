@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from node.drain import Drain, Load
 from node.gateway import Gateway, keep_gateway
 from tasks.lifecycle import Phase
 from tasks.registry import NodeStatus, load_node
+from tasks.transitions import RETIRE_NODE
 from tests.node.test_duties import Market
 from tests.node.world import Machine, World
 from tests.tasks.executor.helpers import make_spec
@@ -27,7 +29,8 @@ from tests.tasks.executor.helpers import make_spec
 def test_a_node_is_empty_when_nothing_at_all_is_under_way(field: str) -> None:
     nothing = Load(is_offered=False, tasks=0, checks=0, running=0, transactions=0, is_serving=False)
     assert nothing.is_empty
-    assert not nothing._replace(**{field: 1}).is_empty
+    values: Any = {field: 1}
+    assert not nothing._replace(**values).is_empty
     drain = Drain()
     assert not drain.describe(nothing)["empty"], "it was not asked to be"
     drain.switch(on=True, stops_when_empty=True)
@@ -84,7 +87,7 @@ async def test_an_owner_who_retires_a_machine_is_not_overruled(tmp_path: Path) -
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.keep_minting)
         await worker.register()
-        await worker.wallet.send(node.duties.RETIRE_NODE, [])
+        await worker.wallet.send(RETIRE_NODE, [])
         await nursery.start(worker.run)
         height = world.store.tip.height
         await world.ledger.wait_head(height + 5)

@@ -11,12 +11,14 @@ from rpc.client.core import (
     ClientOptions,
     Core,
     Dial,
+    Fetch,
     Flow,
     Found,
     Hear,
     Now,
     Pause,
     Post,
+    Reply,
     Stream,
     Tell,
     Work,
@@ -36,6 +38,8 @@ class Gateway:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked: list[tuple[str, Any]] = []
+        self.serve: Callable[[Fetch], Reply] = lambda _fetch: Reply(404, {}, b"")
+        """What it answers to other requests of HTTP; it may raise GatewayUnreachable."""
         self.said: list[Any] = []
         """What the WebSocket says next: a document, None for silence, an error that breaks it."""
 
@@ -102,6 +106,8 @@ class World:
             match effect:
                 case Post(url, body, _):
                     return orjson.dumps(self._gateway(url).reply(orjson.loads(body))), None
+                case Fetch():
+                    return self._gateway(effect.url).serve(effect), None
                 case Pause(seconds):
                     self.pauses.append(seconds)
                     self.now_s += seconds

@@ -1,0 +1,276 @@
+"""Bulk data over gateways that lie, forget, refuse and go away: what is written is the blob, or nothing is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpc.client import AnswerMalformed, ClientError, GatewayUnreachable
+from rpc.client.blobs import WAIT_S_MAX, blob_of_file, download, upload
+from rpc.client.core import Fetch, Reply
+from rpc.grants import read_grant
+from state.primitives.errors import StoreError
+from state.primitives.keys import SecretKey
+from state.primitives.manifests import PIECE_BYTES, Manifest, piece_hash
+from tests.rpc.client.answers import at
+from tests.rpc.client.world import World
+
+KEY = SecretKey(b"k" * 32)
+GENESIS = b"g" * 32
+SIZE = 4 * PIECE_BYTES + 77
+CONTENT = Random(1).randbytes(SIZE)
+PIECES = [CONTENT[first : first + PIECE_BYTES] for first in range(0, SIZE, PIECE_BYTES)]
+MANIFEST = Manifest(SIZE, tuple(map(piece_hash, PIECES)))
+BLOB = MANIFEST.blob_id
+ABSENT = Reply(
+    404, {}, json.dumps({"error": {"code": -1, "message": "no", "data": {"reason": "not_here"}}}).encode()
+)
+BUSY = Reply(503, {"retry-after": "2"}, b"{}")
+
+
+def answer(method: str, _params: Any) -> Any:
+    match method:
+        case "dekube_chainInfo":
+            return {
+                "at": at(9), "chain_id": 7, "name": "test", "genesis_hash": "0x" + GENESIS.hex(), "testnet": True,
+                "version": "1",
+            }  # fmt: skip
+        case "dekube_head":
+            return {
+                "at": at(9), "time_ms": 1, "state_root": "0x" + bytes(32).hex(), "base_fee": "1",
+                "base_fee_next": "1",
+            }  # fmt: skip
+        case _:
+            raise AssertionError(method)
+
+
+def serve(fetch: Fetch) -> Reply:
+    """Answer as an honest gateway does that has the blob."""
+    if "/manifest" in fetch.url:
+        return Reply(200, {}, MANIFEST.encode())
+    first, end = map(int, dict(fetch.headers)["range"].removeprefix("bytes=").split("-"))
+    return Reply(206, {}, CONTENT[first : end + 1])
+
+
+def world(*serving: Callable[[Fetch], Reply]) -> World:
+    made = World(*[answer] * len(serving))
+    for gateway, one in zip(made.all, serving, strict=True):
+        gateway.serve = one
+    return made
+
+
+def get(made: World, file: Path, **options: Any) -> list[tuple[int, int]]:
+    told: list[tuple[int, int]] = []
+    size = made.run(download(made.core, BLOB, file, progress=lambda *done: told.append(done), **options))
+    assert size == SIZE
+    assert file.read_bytes() == CONTENT
+    assert not file.with_name(file.name + ".part").exists()
+    assert told[-1] == (SIZE, SIZE)
+    assert [done for done, _ in told] == sorted(done for done, _ in told), "never back"
+    return told
+
+
+def test_a_blob_comes_in_growing_parts(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def noting(fetch: Fetch) -> Reply:
+        asked.append(dict(fetch.headers).get("range", ""))
+        return serve(fetch)
+
+    get(world(noting), tmp_path / "deep" / "file")
+    mib = PIECE_BYTES
+    assert asked == ["", f"bytes=0-{mib - 1}", f"bytes={mib}-{3 * mib - 1}", f"bytes={3 * mib}-{SIZE - 1}"]
+
+
+def test_what_came_before_is_not_asked_for_again_and_what_is_damaged_is(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    asked: list[str] = []
+
+    def leaving(fetch: Fetch) -> Reply:
+        if asked:
+            raise GatewayUnreachable("gone")
+        asked.append(fetch.url)
+        return serve(fetch)
+
+    with pytest.raises(GatewayUnreachable):
+        get(world(leaving), file)
+    assert not file.exists()
+    part = file.with_name("file.part")
+    part.write_bytes(PIECES[0] + b"?" * PIECE_BYTES + PIECES[2] + PIECES[3][:-1] + b"?")
+    told = get(world(serve), file)
+    assert told[0] == (2 * PIECE_BYTES, SIZE)
+
+
+def test_a_gateway_that_lies_is_left_for_another(tmp_path: Path) -> None:
+    def other_manifest(fetch: Fetch) -> Reply:
+        return Reply(200, {}, Manifest(1, (piece_hash(b"x"),)).encode())
+
+    def other_pieces(fetch: Fetch) -> Reply:
+        return serve(fetch) if "/manifest" in fetch.url else Reply(206, {}, bytes(PIECE_BYTES))
+
+    def cut_off(fetch: Fetch) -> Reply:
+        return serve(fetch) if "/manifest" in fetch.url else Reply(206, {}, serve(fetch).body[:-1])
+
+    for number, liar in enumerate((other_manifest, other_pieces, cut_off)):
+        get(world(liar, serve), tmp_path / f"file {number}")
+        with pytest.raises(AnswerMalformed):
+            get(world(liar), tmp_path / f"none {number}")
+        assert not (tmp_path / f"none {number}").exists()
+
+
+def test_refusals_are_another_gateways_to_overrule_and_silence_is_tried_again(tmp_path: Path) -> None:
+    get(world(lambda _fetch: ABSENT, serve), tmp_path / "a")
+    with pytest.raises(ClientError) as refused:
+        get(world(lambda _fetch: ABSENT, lambda _fetch: ABSENT), tmp_path / "b")
+    assert refused.value.reason == "not_here"
+    busy = [BUSY, BUSY]
+    made = world(lambda fetch: busy.pop() if busy else serve(fetch))
+    get(made, tmp_path / "c")
+    assert made.pauses == [2.0, 2.0]
+
+
+def test_a_blob_that_is_fetched_first_is_waited_for_and_one_that_never_comes_is_not(tmp_path: Path) -> None:
+    states = [(0, 0), (0, 5), (3, 5), (3, 5)]
+
+    def fetching(fetch: Fetch) -> Reply:
+        assert "task=0x" + "74" * 32 in fetch.url and "window=3" in fetch.url
+        if not states:
+            return serve(fetch)
+        done, every = states.pop(0)
+        return Reply(202, {"retry-after": "1"}, json.dumps({"pieces_done": done, "pieces": every}).encode())
+
+    get(world(fetching), tmp_path / "file", task=b"t" * 32, window=3)
+
+    def for_ever(_fetch: Fetch) -> Reply:
+        return Reply(202, {}, b'{"pieces_done": 1, "pieces": 5}')
+
+    made = world(for_ever)
+    with pytest.raises(ClientError) as refused:
+        get(made, tmp_path / "none")
+    assert refused.value.reason == "blob_unavailable"
+    assert WAIT_S_MAX <= made.now_s < WAIT_S_MAX + 10
+
+
+def test_more_than_was_expected_is_not_fetched(tmp_path: Path) -> None:
+    with pytest.raises(AnswerMalformed):
+        get(world(serve), tmp_path / "file", limit_bytes=SIZE - 1)
+    assert not list(tmp_path.iterdir())
+    get(world(serve), tmp_path / "file", limit_bytes=SIZE)
+    with pytest.raises(StoreError):
+        get(world(serve), tmp_path / "file" / "below a file")
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=64), st.sampled_from((200, 202, 204, 206, 301, 400, 404, 416, 429, 500, 503)))
+def test_any_answer_is_a_typed_error(tmp_path_factory: pytest.TempPathFactory, body: bytes, status: int) -> None:
+    file = tmp_path_factory.mktemp("any") / "file"
+    for keeps_manifest in (False, True):
+
+        def anything(fetch: Fetch, keeps_manifest: bool = keeps_manifest) -> Reply:
+            return serve(fetch) if keeps_manifest and "/manifest" in fetch.url else Reply(status, {}, body)
+
+        with pytest.raises((ClientError, GatewayUnreachable)):
+            get(world(anything), file)
+        with pytest.raises((ClientError, GatewayUnreachable)):
+            made = world(anything)
+            made.run(upload(made.core, _file_of(file), KEY))
+
+
+def _file_of(file: Path) -> Path:
+    file.with_name("content").write_bytes(CONTENT)
+    return file.with_name("content")
+
+
+# In
+
+
+class Taking:
+    """A gateway that takes uploads."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, bytes] = {}
+        self.grants: list[str] = []
+        self.breaks_at = -1
+        self.forgets = False
+
+    def __call__(self, fetch: Fetch) -> Reply:
+        if fetch.method == "POST":
+            assert fetch.body == MANIFEST.encode()
+            self.grants.append(dict(fetch.headers)["authorization"])
+            missing = [[number, 1] for number in range(len(PIECES)) if number not in self.pieces]
+            return Reply(200, {}, json.dumps({"missing": missing}).encode())
+        number = int(fetch.url.rpartition("/")[2])
+        assert fetch.url.endswith(f"/blobs/{BLOB.hex()}/{number}")
+        if number == self.breaks_at:
+            self.breaks_at = -1
+            raise GatewayUnreachable("gone")
+        assert MANIFEST.is_piece(number, fetch.body)
+        if not self.forgets:
+            self.pieces[number] = fetch.body
+        return Reply(200, {}, b"{}")
+
+
+def put(made: World, folder: Path) -> list[tuple[int, int]]:
+    told: list[tuple[int, int]] = []
+    name = made.run(upload(made.core, _file_of(folder / "x"), KEY, progress=lambda *done: told.append(done)))
+    assert name == BLOB
+    assert told == sorted(told)
+    assert told[-1] == (SIZE, SIZE)
+    return told
+
+
+def test_an_upload_is_signed_for_and_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    taking = Taking()
+    taking.breaks_at = 2
+    put(world(taking), tmp_path)
+    assert taking.pieces == dict(enumerate(PIECES))
+    assert read_grant(taking.grants[0], genesis_hash=GENESIS, blob=BLOB, height=9) == KEY.address
+    put(world(taking), tmp_path)
+
+
+def test_an_upload_goes_on_at_another_gateway(tmp_path: Path) -> None:
+    first, second = Taking(), Taking()
+    first.breaks_at = 3
+    put(world(first, second), tmp_path)
+    assert second.pieces == dict(enumerate(PIECES)), "a blob is whole at one node"
+    put(world(lambda _fetch: ABSENT, second), tmp_path)
+
+
+def test_a_gateway_that_keeps_nothing_is_given_up(tmp_path: Path) -> None:
+    taking = Taking()
+    taking.forgets = True
+    with pytest.raises(AnswerMalformed):
+        put(world(taking), tmp_path)
+    assert len(taking.grants) < 10
+
+
+@pytest.mark.parametrize(
+    "missing", [[[0, 6]], [[-1, 1]], [[5, 1]], [[0, 0]], [["0", 1]], [[0]], "x", [[0, 1]] * 6]
+)
+def test_nonsense_about_what_is_missing_is_told(tmp_path: Path, missing: Any) -> None:
+    with pytest.raises(AnswerMalformed):
+        put(world(lambda _fetch: Reply(200, {}, json.dumps({"missing": missing}).encode())), tmp_path)
+
+
+def test_a_file_that_changes_is_not_sent(tmp_path: Path) -> None:
+    file = _file_of(tmp_path / "x")
+    taking = Taking()
+
+    def changing(fetch: Fetch) -> Reply:
+        if fetch.method == "POST":
+            file.write_bytes(bytes(SIZE))
+        return taking(fetch)
+
+    made = world(changing)
+    with pytest.raises(StoreError):
+        made.run(upload(made.core, file, KEY))
+    assert not taking.pieces
+    with pytest.raises(StoreError):
+        blob_of_file(tmp_path / "none")
