@@ -84,6 +84,7 @@ class _Known:
     """What is known of one path."""
 
     rank: int
+    guess_s: float | None = None
     rtt_s: float | None = None
     rtt_at: float = 0.0
     rate: float | None = None
@@ -92,10 +93,10 @@ class _Known:
     best_rate: float = 0.0
     best_at: float = -inf
     doubled_at: float = -inf
-    guess_s: float | None = None
     """When more lanes were last tried on it."""
     failures: int = 0
     next_at: float = 0.0
+    has_worked: bool = False
 
 
 def hops_of(path: Path) -> int:
@@ -104,7 +105,6 @@ def hops_of(path: Path) -> int:
 
 
 class PathTable:
-    has_worked: bool = False
     """The paths to one peer and what is known of them."""
 
     def __init__(self, parameters: PathParameters | None = None) -> None:
@@ -125,6 +125,13 @@ class PathTable:
         """The candidates, in the order in which they were offered."""
         return tuple(self._known)
 
+    def guessed_rtt(self, path: Path, rtt_s: float | None) -> None:
+        """Note what others say of a path's round trip: of paths as long as it, which is tried first, until one is
+        measured."""
+        known = self._known.get(path)
+        if known is not None:
+            known.guess_s = rtt_s
+
     # -- what is learnt --------------------------------------------------------------------------------------
 
     def measured_rtt(self, path: Path, rtt_s: float, now: float) -> None:
@@ -133,13 +140,6 @@ class PathTable:
         if known is None or rtt_s < 0:
             return
         if known.rtt_s is None:
-    def guessed_rtt(self, path: Path, rtt_s: float | None) -> None:
-        """Note what others say of a path's round trip: of paths as long as it, which is tried first, until one is
-        measured."""
-        known = self._known.get(path)
-        if known is not None:
-            known.guess_s = rtt_s
-
             known.rtt_s = rtt_s
         else:
             known.rtt_s += _EWMA * (rtt_s - known.rtt_s)
@@ -216,6 +216,7 @@ class PathTable:
 
         def cost(item: tuple[Path, _Known]) -> tuple[float, float, int, float, int]:
             path, known = item
+            pause_s = max(known.next_at - now, 0.0)
             rtt_s = self.rtt_s(path, now)
             if rtt_s is not None:
                 return pause_s, rtt_s, 0, 0.0, known.rank
@@ -226,7 +227,6 @@ class PathTable:
     def better_control(self, current: Path, now: float) -> Path | None:
         """Take one sample; return the path that control should move to, once it has been better often enough.
 
-            pause_s = max(known.next_at - now, 0.0)
         A path whose round trip is not known is never moved to: the move itself costs a handshake.
         """
         here = self.rtt_s(current, now)

@@ -1054,6 +1054,10 @@ def _targets() -> Iterator[tuple[str, Target]]:
     whole = frame(1, 2, 3, b"body") + frame(0, 0xF0, 0, bytes(8)) + frame(4, 1, 0, b"")
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
     yield "frames", Target(read_frames, (whole, parts), ("p2p.frame:frames",), (FrameInvalid,))
+    lanes = b"".join(
+        frame(0, kind, 0, body)
+        for kind, body in ((0xFA, b"\0\1\2\3"), (0xFB, b"\1\0\2\2"), (0xFC, bytes(24)), (0xFD, bytes(16)))
+    )
     yield "mux", Target(
         read_mux, (parts, whole, lanes),
         (
@@ -1061,10 +1065,6 @@ def _targets() -> Iterator[tuple[str, Target]]:
             "p2p.ways:decode_ways", "p2p.ways:decode_wishes",
         ),
         (FrameInvalid,), cost=20,
-    lanes = b"".join(
-        frame(0, kind, 0, body)
-        for kind, body in ((0xFA, b"\0\1\2\3"), (0xFB, b"\1\0\2\2"), (0xFC, bytes(24)), (0xFD, bytes(16)))
-    )
     )  # fmt: skip
     yield "lane", Target(
         read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
@@ -1432,6 +1432,16 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (ControlUnavailable, ControlRefused), memory=400,
     )  # fmt: skip
 
+    yield "book of uploads", Target(
+        blobs.check_book, blobs.BOOKS,
+        ("node.uploads:decode_book", "node.uploads:_upload", "node.uploads:_charge"),
+    )  # fmt: skip
+    yield "upload signature", Target(blobs.check_grant, blobs.GRANTS, ("rpc.grants:read_grant",), (), cost=2)
+    yield "range of bytes", Target(blobs.check_range, blobs.RANGES, ("rpc.blobs:read_range",), (), memory=400)
+    yield "answers about blobs", Target(
+        blobs.check_answer, blobs.ANSWERS,
+        ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
+    )  # fmt: skip
     yield "typed data", Target(
         of_text(parse_typed_data), TYPED_DATA, ("state.primitives.typed_data:parse_typed_data",), memory=400
     )  # fmt: skip
@@ -1450,16 +1460,6 @@ def _targets() -> Iterator[tuple[str, Target]]:
          "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
     )  # fmt: skip
     yield "client contracts", Target(
-    yield "book of uploads", Target(
-        blobs.check_book, blobs.BOOKS,
-        ("node.uploads:decode_book", "node.uploads:_upload", "node.uploads:_charge"),
-    )  # fmt: skip
-    yield "upload signature", Target(blobs.check_grant, blobs.GRANTS, ("rpc.grants:read_grant",), (), cost=2)
-    yield "range of bytes", Target(blobs.check_range, blobs.RANGES, ("rpc.blobs:read_range",), (), memory=400)
-    yield "answers about blobs", Target(
-        blobs.check_answer, blobs.ANSWERS,
-        ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
-    )  # fmt: skip
         read_contract, (CONTRACT_ANSWER,),
         ("rpc.client.contracts:parse_argument", "rpc.client.contracts:ContractFunction.decode"),
         (AnswerMalformed,), cost=2, memory=400,
