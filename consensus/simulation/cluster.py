@@ -153,6 +153,7 @@ class Cluster:
         self.calls: dict[int, Callable[[], None]] = {}
         self.on_deliver: dict[int, Callable[[int, bytes, r.Decoded], None]] = {}
         self.nodes: list[Node] = []
+        self._forgetful: set[bytes] = set()
         for account in range(self.world.accounts):
             self._add_node(account, is_honest=account in honest)
         for account in sorted(set(range(self.world.accounts)) - honest)[:twins]:
@@ -402,8 +403,23 @@ class Cluster:
         self.crash(node)
         if node.fault is Fault.GUARD_FLIP:
             node.guard_log.flip(self.rng)
-        elif node.fault is Fault.JOURNAL_FLIP:
+        elif node.fault is Fault.JOURNAL_FLIP and self._may_forget(node):
             node.journal_log.flip(self.rng)
+
+    def _may_forget(self, node: Node) -> bool:
+        """Whether its medium may lose what was synced: with no more than a third of the weight, as any fault.
+
+        A quorum certifies what each of it has on disk. Had all of them lost it, the block would be gone for good.
+        """
+        reign = node.machine.reign(node.epoch)
+        assert reign is not None
+        self._forgetful.add(node.address)
+        committee = reign.committee
+        lost = sum(seat.weight for seat in committee.seats if seat.address in self._forgetful)
+        if 3 * lost <= sum(committee.weights):
+            return True
+        self._forgetful.discard(node.address)
+        return False
 
     def _durable(self, node: Node, log: SimulatedLog | None, data: bytes | None) -> None:
         """Count a durable operation, and let it fail if it is its turn; ``data`` is None for a sync."""

@@ -19,9 +19,13 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
 
 
-@pytest.mark.parametrize("seed", [5_693, 6_888, 12_614, 13_813])
+@pytest.mark.parametrize("seed", [5_693, 6_888, 12_614, 13_813, 16_924])
 def test_what_long_campaigns_have_found_stays_mended(seed: int) -> None:
-    """Votes recorded and not sent when the power failed; a window of blocks that nobody took up again."""
+    """Votes recorded and not sent when the power failed; a window of blocks that nobody took up again.
+
+    The last one was the simulator's own: a seat with two thirds of the weight alone had lost a block that it alone
+    had certified, which is no fault that any committee stands.
+    """
     run_scenario(seed)
 
 
