@@ -33,6 +33,7 @@ from node.compact_exchange import (
     SendWhole,
 )
 from p2p.frame import Class
+from p2p.multicast_service import MulticastService
 from p2p.peer import PeerInfo
 from state.primitives.errors import DecodeError
 
@@ -44,6 +45,9 @@ WHOLE_BYTES_MAX: Final = 16 * 1024
 UPLOAD_BYTES_MIN: Final = 256 * 1024
 """A proposal up to that size, or that is less than this for all receivers together, travels as it is: making,
 matching and words about a form cost more than they save."""
+FORMS_BYTES_MIN: Final = 256 * 1024
+"""Forms that are so much for all receivers together go through relays, as whole blocks do from a larger sum on: a
+home needs 50 ms to upload that, and all who wait for it cannot vote before."""
 INLINE_BYTES_MAX: Final = 64 * 1024
 """Larger forms and answers are decoded in a worker thread."""
 INBOX_OF_ONE_MAX: Final = 4
@@ -76,6 +80,7 @@ class _Peers(Protocol):
     """What is needed of the network."""
 
     counters: Counter[str]
+    multicasts: MulticastService
 
     def on_message(self, kind: int, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None: ...
     def send_now(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool: ...
@@ -169,7 +174,10 @@ class CompactBlocks:
         rtt_s = self._round_trips()
         members = {address: rtt_s.get(address, RTT_UNKNOWN_S) for address in (*compact, *compact_rest)}
         self._sender.sent(form.root, data, transactions, members, trio.current_time())
-        network.multicast(compact, Class.BLOCK, KIND_COMPACT, encode_bulk(form), followers=compact_rest)
+        network.multicasts.send(
+            compact, Class.BLOCK, KIND_COMPACT, encode_bulk(form), followers=compact_rest,
+            upload_bytes_min=FORMS_BYTES_MIN,
+        )  # fmt: skip
         if whole or whole_rest:
             network.multicast(whole, Class.BLOCK, self._kind, data, followers=whole_rest)
         self._counters["sent"] += 1

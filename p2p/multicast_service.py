@@ -100,11 +100,12 @@ class MulticastService:
         network.on_peer(self._on_peer)
 
     def send(
-        self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
-    ) -> None:
+        self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = (),
+        upload_bytes_min: int = UPLOAD_BYTES_MIN,
+    ) -> None:  # fmt: skip
         """Send a message to all ``addresses``, and to ``followers`` as far as it does not delay the others.
 
-        A message that is small, or for few, is queued for each of them instead.
+        A message that is small, or for few, is queued for each of them instead: below ``upload_bytes_min`` in sum.
         """
         own = self._network.identity.address
         first = [address for address in dict.fromkeys(addresses) if address != own]
@@ -117,7 +118,7 @@ class MulticastService:
         upload_bytes = len(body) * (len(first) + len(others))
         if (
             self._nursery is None
-            or upload_bytes < UPLOAD_BYTES_MIN
+            or upload_bytes < upload_bytes_min
             or len(first) + len(others) < RECEIVERS_MIN
             or len(body) > MESSAGE_BYTES_MAX
         ):
