@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
@@ -23,6 +23,8 @@ from typing import Any, Final
 import structlog
 import trio
 
+from consensus.wire import Proposal, decode_message
+from node.compact_service import CompactBlocks
 from p2p.frame import Class
 from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits
@@ -37,13 +39,16 @@ from relay.publisher import FanoutClient
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
+from testnet.wan.proposals import MadePool, make_proposal, make_transfers
 
 __all__ = ["AgentSpec", "account_of", "address_of", "main"]
 
 GENESIS_HASH: Final = digest(b"wan", b"genesis")
 VOTE: Final = 1
 BULK: Final = 2
-BLOCK: Final = 3
+BLOCK: Final = 5
+PROPOSAL: Final = 6
+"""3 and 4 are those of compact proposals."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 STARTED_S_MAX: Final = 30.0
 _LOOK_S: Final = 0.05
@@ -204,7 +209,7 @@ class _Heard:
     votes: list[tuple[int, int, int]] = field(default_factory=list)
     """(number, when queued, when handled)."""
     blocks: dict[int, int] = field(default_factory=dict)
-    """When each block was handled, by its number."""
+    """When each block or proposal was handled, by its number."""
 
 
 class _Agent:
@@ -219,10 +224,14 @@ class _Agent:
         self._wanted: set[bytes] = set()
         self._changed = trio.Event()
         self._came = trio.Event()
+        self._held: tuple[bytes, ...] = ()
+        self._pool = MadePool()
+        self._compact: CompactBlocks | None = None
         network.on_peer(self._on_peer)
         network.on_message(VOTE, self._on_vote)
         network.on_message(BULK, self._on_bulk)
         network.on_message(BLOCK, self._on_block)
+        network.on_message(PROPOSAL, self._on_proposal)
 
     async def obey(self, command: dict[str, Any]) -> None:
         """Do one command and answer it."""
@@ -252,6 +261,16 @@ class _Agent:
 
     async def _on_block(self, peer: bytes, body: bytes) -> None:
         self._heard[peer].blocks[_HEAD.unpack_from(body)[1]] = time.monotonic_ns()
+
+    async def _on_proposal(self, peer: bytes, body: bytes) -> None:
+        if self._compact is None or self._compact.came(peer, body):
+            self._take_proposal(peer, body)
+
+    def _take_proposal(self, peer: bytes, body: bytes) -> None:
+        at = time.monotonic_ns()
+        proposal = decode_message(body)
+        if isinstance(proposal, Proposal):
+            self._heard[peer].blocks[proposal.candidate.view] = at
 
     def _note(self) -> None:
         self._came.set()
@@ -337,6 +356,48 @@ class _Agent:
         else:
             self._network.broadcast(addresses, Class.BLOCK, BLOCK, body)
         return {"at": began}
+
+    async def do_hold(self, *, count: int, lacking: int = 0, seed: int = 1) -> None:
+        """Hold so many transfers in a pool, but for the first ``lacking``, and take part in compact proposals."""
+        self._held = make_transfers(count, seed)
+        self._pool = MadePool(self._held[lacking:])
+        if self._compact is None:
+            self._compact = CompactBlocks(
+                self._network, self, own=self._network.identity.address, kind=PROPOSAL,
+                leads=lambda _sender, _epoch, _view: True, deliver=self._take_proposal,
+                blame=lambda sender, _: self._network.penalise(sender, 10.0), in_thread=trio.to_thread.run_sync,
+                random=Random(seed),
+            )  # fmt: skip
+            self._nursery.start_soon(self._compact.run)
+        self._compact.seats = (*sorted(self._wanted), self._network.identity.address)
+
+    def hashes(self) -> Sequence[bytes]:
+        """Return what the pool holds."""
+        return self._pool.hashes()
+
+    def young(self) -> frozenset[bytes]:
+        """Return what is young in the pool."""
+        return self._pool.young()
+
+    def raw_of(self, transaction_hash: bytes) -> bytes | None:
+        """Return a transaction of the pool."""
+        return self._pool.raw_of(transaction_hash)
+
+    def hash_of(self, raw: bytes) -> bytes | None:
+        """Return the hash of a transaction of the pool."""
+        return self._pool.hash_of(raw)
+
+    async def do_propose(self, *, peers: list[str], number: int, way: str) -> dict[str, Any]:
+        """Send a proposal of the transfers that are held, ``compact`` or ``multicast``; return when that began."""
+        addresses = [address_of(peer) for peer in peers]
+        data = make_proposal(number, self._held)
+        began = time.monotonic_ns()
+        if way == "compact":
+            assert self._compact is not None
+            self._compact.send(data, addresses, ())
+        else:
+            self._network.multicast(addresses, Class.BLOCK, PROPOSAL, data)
+        return {"at": began, "bytes": len(data)}
 
     async def do_mesh(self, *, peers: dict[str, list[str]], timeout_s: float = 40) -> None:
         """Keep connections to all these peers from now on, and wait for them."""

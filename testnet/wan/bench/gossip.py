@@ -24,19 +24,26 @@ RELAYS: Final = ("R1", "R2")
 PAUSE_S: Final = 2.5
 """Between blocks: long enough for slow start after idle, if anybody has it."""
 PATIENCE_S: Final = 25.0
+TRANSFERS: Final = 5_000
 MIDDLE_S: Final = 0.12
 """From the start of a block to the death of a relay: about half of the leader's upload."""
 _NS: Final = 1_000_000_000
 
 
-def run(*, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicast: int = 1) -> dict[str, float]:
+def run(
+    *, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicast: int = 1, compact: int = 5
+) -> dict[str, float]:
     """Measure and return the figures, in milliseconds from the leader's first byte.
 
     ``quorum`` is the member with which two thirds of the committee have the block, the leader counted, ``last``
     the last one; ``unrelayed`` the same block as one message to each; ``cold`` the first block of new connections;
     ``censored`` with one relay that hands nothing on, ``all_censor`` with no other, ``killed`` with one that dies
     midway. ``cpu`` is what all members and relays use from one block to the next: on few cores it bounds the rest.
-    ``blocks=0`` leaves the honest part out, ``faults=0`` the other.
+    ``blocks=0`` leaves the honest part out, ``faults=0`` the faulty one.
+
+    ``compact_`` and ``whole_`` are proposals of 5,000 transfers that wait in all pools, by their compact forms and
+    whole through relays; ``compact_lacking`` where each member but the leader lacks 50 of them;
+    ``leader_bytes`` is what left the leader's line for one. ``compact=0`` leaves these out.
     """
     figures: dict[str, float] = {}
     with Lab(load_plan("committee"), lab_name("gossip")) as lab:
@@ -44,6 +51,8 @@ def run(*, blocks: int = 5, size_bytes: int = 1_000_000, faults: int = 1, unicas
             figures |= _honest(lab, blocks, size_bytes, unicast)
         if faults:
             figures |= _faulty(lab, size_bytes)
+        if compact:
+            figures |= _compact(lab, compact)
         figures |= lateness_of(lab)
     return verdict({name: round(value, 2) for name, value in figures.items()})
 
@@ -52,9 +61,9 @@ def _honest(lab: Lab, blocks: int, size_bytes: int, unicast: int) -> dict[str, f
     figures: dict[str, float] = {}
     with _committee(lab) as nodes:
         say("blocks through relays ...")
-        figures["block_to_last_cold_ms"] = _block(nodes, size_bytes, 1, "multicast")[1]
+        figures["block_to_last_cold_ms"] = _block(nodes, 1, "multicast", size_bytes=size_bytes)[1]
         before_s = sum(node.cpu_s for node in nodes.values())
-        warm = [_block(nodes, size_bytes, 2 + n, "multicast") for n in range(blocks)]
+        warm = [_block(nodes, 2 + n, "multicast", size_bytes=size_bytes) for n in range(blocks)]
         figures["block_cpu_s"] = (sum(node.cpu_s for node in nodes.values()) - before_s) / blocks
         figures["block_to_quorum_ms"] = median(quorum for quorum, _ in warm)
         figures["block_to_last_ms"] = median(last for _, last in warm)
@@ -63,11 +72,44 @@ def _honest(lab: Lab, blocks: int, size_bytes: int, unicast: int) -> dict[str, f
         say(f"  last member after {', '.join(f'{last:.0f}' for _, last in warm)} ms")
         if unicast:
             say("blocks to each ...")
-            one_by_one = [_block(nodes, size_bytes, 100 + n, "unicast") for n in range(max(blocks // 2, 1))]
+            count = max(blocks // 2, 1)
+            one_by_one = [_block(nodes, 100 + n, "unicast", size_bytes=size_bytes) for n in range(count)]
             figures["block_to_quorum_unrelayed_ms"] = median(quorum for quorum, _ in one_by_one)
             figures["block_to_last_unrelayed_ms"] = median(last for _, last in one_by_one)
             say(f"  last member after {', '.join(f'{last:.0f}' for _, last in one_by_one)} ms")
     return figures
+
+
+def _compact(lab: Lab, blocks: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    with _committee(lab) as nodes:
+        members = [name for name in nodes if name not in RELAYS]
+        for name, lacking, way in (
+            ("whole", 0, "multicast"),
+            ("compact", 0, "compact"),
+            ("compact_lacking", 50, "compact"),
+        ):
+            say(f"proposals of {TRANSFERS} transfers, {name} ...")
+            for member in members:
+                nodes[member].ask("hold", count=TRANSFERS, lacking=lacking if member != LEADER else 0)
+            first = 1_000 * (2 + len(figures))
+            _block(nodes, first, way, verb="propose")
+            took: list[tuple[float, float]] = []
+            sent: list[float] = []
+            for number in range(first + 1, first + 1 + blocks):
+                before = _sent_bytes(lab)
+                took.append(_block(nodes, number, way, verb="propose"))
+                sent.append(_sent_bytes(lab) - before)
+            figures[f"{name}_to_quorum_ms"] = median(quorum for quorum, _ in took)
+            figures[f"{name}_to_last_ms"] = median(last for _, last in took)
+            figures[f"{name}_leader_bytes"] = median(sent)
+            say(f"  last member after {', '.join(f'{last:.0f}' for _, last in took)} ms")
+    return figures
+
+
+def _sent_bytes(lab: Lab) -> float:
+    """Return what has left by the leader's line; what is under way has left before the next block."""
+    return float(lab.stats()["pipes"].get(f"{LEADER}:up", {}).get("in_bytes", 0))
 
 
 def _faulty(lab: Lab, size_bytes: int) -> dict[str, float]:
@@ -81,10 +123,11 @@ def _faulty(lab: Lab, size_bytes: int) -> dict[str, float]:
         say(f"{name}: one block ...")
         with _committee(lab, censor=censor) as nodes:
             if kill:
-                _block(nodes, size_bytes, 1, "multicast")
+                _block(nodes, 1, "multicast", size_bytes=size_bytes)
             else:
-                _block(nodes, size_bytes, 1, "unicast")
-            last = figures[f"block_to_last_{name}_ms"] = _block(nodes, size_bytes, 2, "multicast", kill=kill)[1]
+                _block(nodes, 1, "unicast", size_bytes=size_bytes)
+            last = _block(nodes, 2, "multicast", size_bytes=size_bytes, kill=kill)[1]
+            figures[f"block_to_last_{name}_ms"] = last
         say(f"  last member after {last:.0f} ms")
     return figures
 
@@ -110,14 +153,17 @@ def _committee(lab: Lab, censor: tuple[str, ...] = ()) -> Iterator[dict[str, Age
         yield nodes
 
 
-def _block(nodes: dict[str, Agent], size_bytes: int, number: int, way: str, kill: str = "") -> tuple[float, float]:
+def _block(
+    nodes: dict[str, Agent], number: int, way: str, *, size_bytes: int = 0, verb: str = "block", kill: str = ""
+) -> tuple[float, float]:
     """Send one block; return when a quorum and when the last member had it, in milliseconds.
 
     Whom it does not reach in ``PATIENCE_S`` counts as that late.
     """
     time.sleep(PAUSE_S)
     members = [name for name in nodes if name not in {LEADER, *RELAYS}]
-    sending = nodes[LEADER].begin("block", peers=members, size_bytes=size_bytes, number=number, way=way)
+    sized = {"size_bytes": size_bytes} if size_bytes else {}
+    sending = nodes[LEADER].begin(verb, peers=members, number=number, way=way, **sized)
     if kill:
         time.sleep(MIDDLE_S)
         nodes[kill].kill()
