@@ -80,3 +80,51 @@ def test_a_fresh_wallet_gets_coins_spends_them_and_believes_nobody(net: Network,
         "the spent account is proven",
     )
     assert int(proven["balance"]) == owned
+
+
+def test_a_task_is_posted_followed_and_fetched_without_a_node(net: Network, tmp_path: Path) -> None:
+    home = net.root / "validator-0"
+    key = ("--key", home / "keys" / "account.json", "--passphrase-file", home / "keys" / "passphrase")
+    gateways = [word for at in (4, 7) for word in ("--rpc", f"http://127.0.0.1:{BASE_PORT + at}")]
+
+    def ask(*arguments: object) -> Any:
+        environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+        command = [*map(str, arguments), "--home", str(tmp_path / "none"), *gateways, "--json"]
+        done = CliRunner(env=environment).invoke(group, command, standalone_mode=False, catch_exceptions=False)
+        return json.loads(done.stdout)
+
+    recipe = ("--widths", "64,32,10", "--steps", 100, "--windows", 2, "--seed", "without a node")
+    priced = ask("task", "quote", *recipe)
+    made = ask("task", "create", *recipe, *key, "--watch")
+    assert made["phase"] == "settled"
+    assert int(made["locked"]) == int(priced["total"])
+    result = ask("task", "result", made["task"], "--out", tmp_path / "model.npz")
+    assert result["proved"] and result["samples"] and (tmp_path / "model.npz").exists()
+
+    # The state that the worker made, at a gateway whose node took no part in it, by the task that names it.
+    window = net.call("validator-3", "dekube_getTaskWindows", made["task"])["items"][1]
+    blob = window["proof"]["output_blob"]
+    out = tmp_path / "state"
+    only = ("--task", made["task"], "--window", 1, "--rpc", f"http://127.0.0.1:{BASE_PORT + 13}")
+    command = [*map(str, ("blob", "get", blob, "--out", out, *only)), "--json"]
+    done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
+    assert json.loads(done.stdout)["bytes"] == out.stat().st_size == result["bytes"]
+
+    (tmp_path / "data").write_bytes(b"d" * 3_000_000)
+    put = ask("blob", "put", tmp_path / "data", *key)
+    assert ask("blob", "get", put["blob"], "--out", tmp_path / "back")["bytes"] == 3_000_000
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "data").read_bytes()
+
+
+def test_the_faucet_is_a_member(net: Network) -> None:
+    def shown(verb: str) -> dict[str, Any]:
+        return next(row for row in net.verb(verb) if row["name"] == "faucet")
+
+    assert shown("list")["rpc"] == f"http://127.0.0.1:{BASE_PORT + 3 * MEMBERS}"
+    assert {row["height"] > 0 for row in net.verb("status") if row["role"] in ("validator", "worker")} == {True}
+    wait_for(lambda: shown("status").get("owns"), "the faucet tells what it owns")
+    net.verb("kill", "faucet")
+    assert shown("list")["state"] == "killed"
+    assert net.state("validator-0") == "running"
+    net.verb("restart", "faucet")
+    assert shown("list")["state"] == "running"
