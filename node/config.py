@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from node.uploads import UploadOptions
-from rpc.limits import is_loopback
+from rpc.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import VOTE_KEY_BYTES
@@ -98,6 +98,8 @@ class NetworkOptions:
     """First peers: "0xADDRESS@tcp:host:port"."""
     relays: tuple[str, ...] = ()
     """Relays to reserve at: "0xADDRESS@host:port"."""
+    dial_inner: bool = False
+    """Dial private and loopback addresses that strangers name; so it is where the options above name such ones."""
     inbound_max: int = 64
     outbound_max: int = 12
     blob_store_bytes_max: int = 64 * 1024**3
@@ -114,6 +116,19 @@ class RpcOptions:
     cors: tuple[str, ...] = ("*",)
     hosts: tuple[str, ...] = ()
     """Further Host header values to accept beside the loopback names."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks whose last entry of X-Forwarded-For names the client; from elsewhere the header says nothing."""
+    connections_max: int = 16_384
+    connections_per_address_max: int = 512
+    """An address is an IPv4 address or a /64 of IPv6. 0: no limit."""
+    units_per_s: int = 5_000
+    """Units of cost that flow to an address; a simple question costs one. 0: no limit."""
+    units_burst: int = 20_000
+    requests_per_address_max: int = 2_000
+    """Under way at once. 0: no limit."""
+    filters_per_address_max: int = 100
+    ready_peers_min: int = 1
+    """Peers without which /readyz says no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +399,10 @@ def _check(options: NodeOptions) -> None:
     for listen in (options.p2p.listen, options.rpc.listen, options.metrics.listen):
         if listen:
             parse_host_port(listen)
+    try:
+        Proxies(options.rpc.trusted_proxies)
+    except ConfigError as error:
+        raise ConfigError(f"rpc.{error}") from None
     uploads = options.uploads
     for name in UploadOptions.__slots__:
         if getattr(uploads, name) < 0:

@@ -13,7 +13,10 @@ import trio
 from node.children import Child
 from node.config import LogOptions, RpcOptions, parse_host_port
 from node.drain import Drain
+from rpc.dispatch import DispatchOptions
+from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
+from rpc.link import LinkOptions
 
 __all__ = ["Gateway", "keep_gateway"]
 
@@ -51,6 +54,18 @@ async def keep_gateway(
             hosts=options.hosts,
             log_level=log.level,
             log_format=log.format,
+            ready_peers_min=options.ready_peers_min,
+            dispatch=DispatchOptions(
+                rate_per_s=options.units_per_s,
+                burst=options.units_burst,
+                requests_per_caller_max=options.requests_per_address_max,
+            ),
+            doors=DoorOptions(
+                options.connections_max,
+                options.connections_per_address_max,
+                trusted_proxies=options.trusted_proxies,
+            ),
+            link=LinkOptions(filters_per_caller_max=options.filters_per_address_max),
         )
     )
     delay_s = DELAY_S_MIN

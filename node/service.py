@@ -56,6 +56,7 @@ from relay.client import RelayClient
 from relay.publisher import FanoutClient
 from rpc.backend import Backend
 from state.primitives.address import format_address
+from rpc.limits import raise_descriptor_limit
 from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
@@ -75,6 +76,8 @@ BLOB_UPLINK_PERCENT: Final = 70
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 RELAYS_LOOK_BLOCKS: Final = 600
 """How often, in blocks, a node looks for relays in the chain's registry."""
+DESCRIPTORS_MAX: Final = 8_192
+"""Open files: each peer has up to seventeen connections, the database keeps a thousand files open."""
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
 
 
@@ -495,3 +498,4 @@ def run_node(
 
     trio.run(main, instruments=(node.stages,))
     _log.info("stopped")
+    raise_descriptor_limit(DESCRIPTORS_MAX)

@@ -15,10 +15,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Request
 
 from rpc.direct import BODY_DEADLINE_S, DirectRequest, Port
 from rpc.dispatch import Caller
-from rpc.limits import caller_key
+from rpc.limits import Proxies, caller_key
 
 __all__ = ["DoorOptions", "Doors", "make_protocols"]
 
@@ -33,24 +34,27 @@ class DoorOptions:
 
     connections_max: int = 16_384
     connections_per_address_max: int = 512
-    """0: no limit, for a gateway behind a proxy."""
+    """0: no limit. Those of a trusted proxy are not counted, but the WebSockets of each client behind it are."""
     first_request_s: float = 10.0
     """Time for the headers of a request, and for a new connection to send its first."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks of proxies that are believed about who asks through them; see ``rpc.limits.Proxies``."""
 
 
 class Doors:
-    """Counts connections by address."""
+    """Counts connections by address. Raises ConfigError."""
 
     def __init__(self, options: DoorOptions) -> None:
         self.options = options
+        self.proxies = Proxies(options.trusted_proxies)
         self.open = 0
         self.refused = 0
         self._by_caller: dict[str, int] = {}
 
-    def enter(self, caller: str) -> bool:
+    def enter(self, caller: str, *, is_proxy: bool = False) -> bool:
         """Count a connection in, or return False."""
         mine = self._by_caller.get(caller, 0)
-        limit = self.options.connections_per_address_max
+        limit = 0 if is_proxy else self.options.connections_per_address_max
         if self.open >= self.options.connections_max or (limit and mine >= limit):
             self.refused += 1
             return False
@@ -67,10 +71,18 @@ class Doors:
         else:
             del self._by_caller[caller]
 
+    def pass_on(self, proxy: str, client: str) -> bool:
+        """Count a connection of a proxy as one of the client behind it from now on, or return False."""
+        self.leave(proxy)
+        if self.enter(client):
+            return True
+        self.enter(proxy, is_proxy=True)
+        return False
 
-def _caller_of(transport: asyncio.BaseTransport) -> str:
+
+def _host_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
-    return caller_key(str(peer[0])) if isinstance(peer, tuple) and peer else ""
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
 class _Lines:
@@ -97,6 +109,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         _in_headers = False
         _header_bytes = 0
         _asker: Caller | None = None
+        _is_proxy = False
+        _idle_since: float | None = None
+        """None while the client waits for an answer."""
+        _idle_timer: asyncio.TimerHandle | None = None
         burst = 0
         _direct: DirectRequest | None = None
         """The request that is being read, where it goes the short way."""
@@ -112,8 +128,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            caller = _caller_of(transport)
-            if not doors.enter(caller):
+            host = _host_of(transport)
+            caller = caller_key(host)
+            self._is_proxy = doors.proxies.include(host)
+            if not doors.enter(caller, is_proxy=self._is_proxy):
                 transport.abort()
                 return
             self._caller = caller
@@ -122,7 +140,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def on_message_begin(self) -> None:
             self._in_headers, self._header_bytes = True, 0
-            super().on_message_begin()
+            self._idle_since = None  # it may have come in one piece with a request that is answered already
+            self.url, self.expect_100_continue, self.headers = b"", False, []
 
         def data_received(self, data: bytes) -> None:
             self.burst = 0
@@ -141,9 +160,25 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
+            if self._is_proxy:
+                self._find_client()
             self._direct = self._begin_direct()
             if self._direct is None:
+                url, expects, headers = self.url, self.expect_100_continue, self.headers
+                super().on_message_begin()  # makes the scope, which plain requests do without
+                self.url, self.expect_100_continue = url, expects
+                self.headers += headers
                 super().on_headers_complete()
+
+        def _find_client(self) -> None:
+            """Note who asks through the proxy: each request of a connection may be another client's."""
+            said = b""
+            for name, value in self.headers:
+                if name == b"x-forwarded-for":
+                    said = value
+            host = doors.proxies.client_of(said) or _host_of(self.transport)
+            self.client = (host, 0)
+            self._asker = Caller(caller_key(host))
 
         def _begin_direct(self) -> DirectRequest | None:
             """Take the short way with a plain request."""
@@ -192,13 +227,39 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             direct, self._direct = self._direct, None
             direct.on_end()
 
+        def on_response_complete(self) -> None:
+            self.server_state.total_requests += 1
+            if self.transport.is_closing():
+                return
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
+            self._idle_since = self.loop.time()
+            if self._idle_timer is None:
+                self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
+
+        def _unset_keepalive_if_required(self) -> None:
+            self._idle_since = None  # the timer stays: one for each request would be a tenth of its cost
+
+        def _look_idle(self) -> None:
+            self._idle_timer = None
+            if self._idle_since is None:
+                return  # the next answer sets another
+            left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+            if left_s > 0:
+                self._idle_timer = self.loop.call_later(left_s, self._look_idle)
+            else:
+                self.timeout_keep_alive_handler()
+
         def handle_websocket_upgrade(self) -> None:
             self._caller = None  # the WebSocket protocol counts the connection out
             super().handle_websocket_upgrade()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
+            for timer in (self._deadline, self._idle_timer):
+                if timer is not None:
+                    timer.cancel()
             if self._caller is not None:
                 doors.leave(self._caller)
                 self._caller = None
@@ -226,8 +287,22 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             super().__init__(config, server_state, {**app_state, "drop": self.drop}, _loop)
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self._caller = _caller_of(transport)
+            self._caller = caller_key(_host_of(transport))
             super().connection_made(transport)
+
+        def handle_connect(self, event: Request) -> None:
+            if doors.proxies.include(_host_of(self.transport)):
+                said = [
+                    value for name, value in event.headers.raw_items() if name.lower() == "x-forwarded-for"
+                ] or [""]
+                host = doors.proxies.client_of(said[-1].encode("utf-8", "surrogateescape"))
+                if host is not None:
+                    client = caller_key(host)
+                    if not doors.pass_on(self._caller, client):
+                        self.transport.abort()
+                        return
+                    self._caller, self.client = client, (host, 0)
+            super().handle_connect(event)
 
         def connection_lost(self, exc: Exception | None) -> None:
             doors.leave(self._caller)

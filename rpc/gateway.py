@@ -26,7 +26,7 @@ import uvloop
 from rpc.blobs import BlobOptions
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions, Doors, make_protocols
-from rpc.limits import is_loopback
+from rpc.limits import is_loopback, raise_descriptor_limit
 from rpc.link import Link, LinkOptions
 from rpc.subscriptions import Hub, SessionOptions
 from rpc.web import Application, WebOptions
@@ -39,6 +39,8 @@ _T = TypeVar("_T")
 
 CONFIG_LIMIT_BYTES: Final = 64 * 1024
 BACKLOG: Final = 2048
+DESCRIPTORS_SPARE: Final = 64
+"""Files beside the clients' connections: the node's socket, the loop's own, logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class GatewayOptions:
     """text, json, or auto: text on a terminal."""
     keep_alive_s: int = 30
     ready_blocks_behind_max: int = 5
-    ready_peers_min: int = 0
+    ready_peers_min: int = 1
     ready_disk_mib_min: int = 256
     dispatch: DispatchOptions = field(default_factory=DispatchOptions)
     doors: DoorOptions = field(default_factory=DoorOptions)
@@ -110,6 +112,7 @@ def gateway_command(config_fd: int) -> list[str]:
 
 async def serve(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when the address cannot be bound."""
+    options = dataclasses.replace(options, doors=_within_descriptors(options.doors))
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
@@ -165,6 +168,15 @@ async def serve(options: GatewayOptions) -> None:
             task.remove_done_callback(_end_on_failure)
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+
+
+def _within_descriptors(doors: DoorOptions) -> DoorOptions:
+    """Return the bounds of connections that the machine lets the process keep, after asking it for enough."""
+    limit = raise_descriptor_limit(doors.connections_max + DESCRIPTORS_SPARE) - DESCRIPTORS_SPARE
+    if limit >= doors.connections_max:
+        return doors
+    _log.warning("fewer connections than configured: open files are limited", connections_max=limit)
+    return dataclasses.replace(doors, connections_max=limit)
 
 
 def _end_on_failure(task: asyncio.Task[None]) -> None:

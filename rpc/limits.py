@@ -1,19 +1,27 @@
-"""Bounds that belong to no one request: budgets of callers, and caches with a size."""
+"""Bounds that belong to no one request: budgets of callers and who they are, caches with a size, open files."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import resource
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from functools import lru_cache
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Budgets", "Cache", "caller_key", "is_loopback"]
+from state.primitives.errors import ConfigError
+
+__all__ = ["Budgets", "Cache", "Proxies", "caller_key", "is_loopback", "raise_descriptor_limit"]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 CALLERS_MAX: Final = 100_000
 """Callers remembered at once; the one that was silent the longest is forgotten, and starts with a full budget."""
+ENTRY_LIMIT_BYTES: Final = 64
+"""Longest entry of ``X-Forwarded-For`` that can be an address and a port."""
+CLIENTS_OF_PROXIES_KEPT: Final = 4096
 
 
 class Cache(Generic[_K, _V]):
@@ -99,6 +107,72 @@ def caller_key(host: str) -> str:
             return str(parsed.ipv4_mapped)
         return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64))
     return host
+
+
+class Proxies:
+    """Proxies that are believed about who asks through them, by their ``networks``. Raises ConfigError.
+
+    Of ``X-Forwarded-For`` only the last entry counts: the proxy itself has added it, what stands before came from
+    its client. ``Forwarded`` is not read: a proxy that writes the one header passes the other one on as it came.
+    """
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        self._networks = []
+        for text in networks:
+            try:
+                self._networks.append(ipaddress.ip_network(text))
+            except ValueError as error:
+                raise ConfigError(f"trusted_proxies: {text!r}: {error}") from None
+
+    def include(self, host: str) -> bool:
+        """Tell whether what connects from ``host`` is one of them."""
+        if not self._networks:
+            return False
+        try:
+            parsed = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        return any(parsed in network for network in self._networks)
+
+    @staticmethod
+    def client_of(forwarded: bytes) -> str | None:
+        """Return the address of the last entry of a proxy's last header; None where it says none."""
+        entry = forwarded.rpartition(b",")[2].strip()
+        return None if len(entry) > ENTRY_LIMIT_BYTES else _address_of(entry)
+
+
+@lru_cache(CLIENTS_OF_PROXIES_KEPT)
+def _address_of(entry: bytes) -> str | None:
+    """Return the address of "v4", "v4:port", "v6" or "[v6]:port"."""
+    text = entry.decode("latin-1")
+    colon = port = ""
+    if text.startswith("["):
+        text, bracket, rest = text[1:].partition("]")
+        colon, port = rest[:1], rest[1:]
+        if not bracket or ":" not in text or colon not in ("", ":"):
+            return None
+    elif text.count(":") == 1:
+        text, colon, port = text.partition(":")
+    if colon and not (port.isascii() and port.isdigit()):
+        return None
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
+
+
+def raise_descriptor_limit(wanted: int) -> int:
+    """Raise how many files the process may open to ``wanted``, as far as it may; return how many it may now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
+    return soft
 
 
 def is_loopback(host: str) -> bool:

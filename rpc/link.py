@@ -20,7 +20,7 @@ import structlog
 
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
-from rpc.ethereum.filters import Filters
+from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, Filters
 from rpc.events import EVENTS
 from rpc.frames import (
     ANSWER_LIMIT_BYTES,
@@ -94,6 +94,7 @@ class LinkOptions:
 
 class _Session(asyncio.Protocol):
     """One connection to the node."""
+    filters_per_caller_max: int = FILTERS_PER_CALLER_MAX
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -201,7 +202,7 @@ class Link:
         self._threads = ThreadPoolExecutor(self._options.query_threads, thread_name_prefix="rpc-query")
         self._listeners: list[Callable[[Head], None]] = []
         self.blooms: Cache[int, int] = Cache(self._options.bloom_entries_max)
-        self.filters = Filters(time.monotonic)
+        self.filters = Filters(time.monotonic, self._options.filters_per_caller_max)
         self.serving: tuple[str, int] = ("", 0)
         """Where the gateway listens; told to the node at each connection."""
 

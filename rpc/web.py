@@ -62,7 +62,7 @@ class WebOptions:
     """Host names to accept beside the loopback ones; used only where ``is_loopback``, else all are accepted."""
     is_loopback: bool = True
     ready_blocks_behind_max: int = 5
-    ready_peers_min: int = 0
+    ready_peers_min: int = 1
     ready_disk_mib_min: int = 256
 
 

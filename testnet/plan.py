@@ -167,7 +167,7 @@ def _options(role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, o
             bootstrap=others,
             relays=(relay,) if is_worker else (),
         ),
-        rpc=RpcOptions(listen=f"{at.bind}:{at.rpc_port}", hosts=(at.host,)),
+        rpc=RpcOptions(listen=f"{at.bind}:{at.rpc_port}", hosts=(at.host,), ready_peers_min=1 if others else 0),
         metrics=MetricsOptions(listen=f"{at.bind}:{at.metrics_port}"),
         uploads=UploadOptions(enabled=not is_worker),
         executor=ExecutorOptions(),

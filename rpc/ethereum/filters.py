@@ -39,8 +39,9 @@ class LiveFilter:
 class Filters:
     """The filters of a gateway; ``clock`` gives seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], per_caller_max: int = FILTERS_PER_CALLER_MAX) -> None:
         self._clock = clock
+        self._per_caller_max = per_caller_max
         self._live: OrderedDict[int, LiveFilter] = OrderedDict()
         self._of_caller: Counter[str] = Counter()
 
@@ -59,7 +60,7 @@ class Filters:
     ) -> int:
         """Keep a filter that tells of blocks from ``start`` on; return its identifier. Raises RpcError."""
         self._expire()
-        if len(self._live) >= FILTERS_MAX or self._of_caller[caller] >= FILTERS_PER_CALLER_MAX:
+        if len(self._live) >= FILTERS_MAX or self._of_caller[caller] >= self._per_caller_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
         # Not to be guessed: who knows the identifier reads and ends the filter.
         identifier = secrets.randbits(_IDENTIFIER_BITS) | 1 << _IDENTIFIER_BITS
