@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.paths import BulkPlanner, PathBook, PathParameters, PathTable, hops_of
+from p2p.paths import BulkPlanner, Path, PathBook, PathParameters, PathTable, hops_of
 from p2p.transport import Endpoint
 
 MBIT = 125_000
@@ -36,19 +36,19 @@ class World:
         self, access: float, lines: Mapping[Endpoint, Line], *, seed: int = 0, noise: float = 0.02
     ) -> None:
         self.access = access
-        self.lines = dict(lines)
+        self.lines: dict[Path, Line] = {path: line for path, line in lines.items()}  # noqa: C416 - wider keys
         self.noise = noise
         self.random = Random(seed)
-        self._cache: dict[object, dict[Endpoint, float]] = {}
+        self._cache: dict[object, dict[Path, float]] = {}
 
-    def rates(self, plan: Mapping[Endpoint, int]) -> dict[Endpoint, float]:
+    def rates(self, plan: Mapping[Path, int]) -> dict[Path, float]:
         """Raise all flows together; each stops where its own bound, its path or the access line is full."""
         key = tuple(sorted((str(path), count) for path, count in plan.items())), tuple(self.lines.items())
         if key not in self._cache:
             self._cache[key] = self._rates(plan)
         return self._cache[key]
 
-    def _rates(self, plan: Mapping[Endpoint, int]) -> dict[Endpoint, float]:
+    def _rates(self, plan: Mapping[Path, int]) -> dict[Path, float]:
         flows = [path for path, count in plan.items() for _ in range(count)]
         got = [0.0] * len(flows)
         alive = {i for i, path in enumerate(flows) if path in self.lines}
@@ -71,13 +71,13 @@ class World:
                 i for i in alive
                 if not full and flows[i] not in filled and got[i] < self.lines[flows[i]].flow - 1e-6
             }  # fmt: skip
-        out: dict[Endpoint, float] = {}
+        out: dict[Path, float] = {}
         for path, rate in zip(flows, got, strict=True):
             out[path] = out.get(path, 0.0) + rate
         return out
 
     @staticmethod
-    def _of(path: Endpoint, flows: list[Endpoint], got: list[float]) -> float:
+    def _of(path: Path, flows: list[Path], got: list[float]) -> float:
         return sum(rate for flow, rate in zip(flows, got, strict=True) if flow == path)
 
     def best(self, paths: list[Endpoint], lanes_max: int) -> float:
