@@ -101,6 +101,30 @@ async def test_what_a_relay_does_to_the_bytes_costs_no_message_and_is_held_again
     assert all(m.client.judge.points(second.address, trio.current_time()) == 0 for m in (alice, bob))
 
 
+async def test_bulk_on_a_relay_that_swallows_all_goes_by_the_other_one(
+    start_relay: StartRelay, tmp_path: Path
+) -> None:
+    """Nothing ends: what the kernels are given they take, and it never comes."""
+    switch = tmp_path / "switch"
+    first = start_relay(name="relay", mischief=f"swallow:{switch}")
+    second = start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
+
+        async def pour() -> None:
+            for number in range(120):
+                body = b"%d " % number + bytes(100_000)
+                await bob.network.send_when_room(alice.address, Class.BULK, KIND, body)
+                await trio.sleep(0.03)
+
+        nursery.start_soon(pour)
+        got = {int((await alice.heard.receive()).split(b" ")[0]) for _ in range(30)}
+        assert any(c.endpoint.hops[-1] == first.endpoint for c in bob.client.circuits)
+        switch.touch()
+        got |= {int((await alice.heard.receive()).split(b" ")[0]) for _ in range(90)}
+        assert got == set(range(120))
+        assert bob.network.is_connected(alice.address)
+
+
 async def test_kill_9_of_the_relay_in_use_costs_consensus_less_than_two_seconds_and_no_message(
     start_relay: StartRelay,
 ) -> None:
