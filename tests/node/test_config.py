@@ -67,6 +67,7 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
         ("[log]\nlevel = 'loud'", "none of"),
         ("[executor]\nbackend = 'magic'", "not known"),
         ("= 1", "config.toml"),
+        ('[rpc]\ntrusted_proxies = ["10.0.0.1/8"]\n', "rpc.trusted_proxies: .*host bits"),
         ("a" * (1 << 20) + "\n", "too large"),
     ],
 )
