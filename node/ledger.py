@@ -5,7 +5,8 @@ Implements the wallet's ``Ledger``. All methods run on the event loop, unless th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -118,18 +119,33 @@ class NodeLedger:
         """Return the nonce of the next transaction."""
         return self.mempool.pending_nonce(address)
 
-    def admit(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction of the node's own gateway and pass it on; return its hash.
+    @contextmanager
+    def admission(self) -> Iterator[Callable[[bytes, bytes], bytes]]:
+        """Begin to admit transactions of which the node knows the senders; tells whoever builds blocks at the end.
 
-        The gateway is a child of this node behind a socket that only its user opens, so the sender it recovered
-        is not recovered again here; every voter does. Raises InvalidTransaction.
+        What the context gives takes bytes and sender, passes the transaction on and returns its hash, or raises
+        InvalidTransaction. The sender is the node itself, or whom its own gateway recovered: a child behind a
+        socket that only the node's user opens. He is not recovered again here; every other voter does.
         """
-        transaction = decode_transaction(raw)
-        transaction.sender = sender
-        self.mempool.add(self.runtime.check(transaction), fee_floor=self._head.base_fee_next)
-        self.on_admitted(raw)
-        self.on_pool_changed()
-        return transaction.hash
+        fee_floor = self._head.base_fee_next
+        check, add, pass_on = self.runtime.check, self.mempool.add, self.on_admitted
+
+        def admit(raw: bytes, sender: bytes) -> bytes:
+            transaction = decode_transaction(raw)
+            transaction.sender = sender
+            add(check(transaction), fee_floor=fee_floor)
+            pass_on(raw)
+            return transaction.hash
+
+        try:
+            yield admit
+        finally:
+            self.on_pool_changed()
+
+    def admit(self, raw: bytes, sender: bytes) -> bytes:
+        """Admit one transaction as ``admission`` does."""
+        with self.admission() as admit:
+            return admit(raw, sender)
 
     async def submit_own(self, raw: bytes, sender: bytes) -> bytes:
         """Admit a transaction that this node signed, or find it waiting, and pass it on; return its hash."""

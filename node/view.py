@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -29,10 +31,11 @@ class LiveNode:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction to the mempool and pass it on."""
-        with self._node.stages.measure("admit"):
-            return self._node.ledger.admit(raw, sender)
+    @contextmanager
+    def admission(self) -> Iterator[Callable[[bytes, bytes], object]]:
+        """Begin to admit transactions to the mempool and to pass them on."""
+        with self._node.stages.measure("admit"), self._node.ledger.admission() as admit:
+            yield admit
 
     def submit_evidence(self, raw: bytes) -> Submitted:
         """Take in evidence of a fault and gossip it."""

@@ -426,23 +426,21 @@ class Backend:
                 raise DecodeError("leaders: an epoch expected")
 
     def _submit(self, params: list[Any]) -> Value:
-        if len(params) > SUBMITS_MAX:
-            raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions expected")
-        return [self._submit_one(item) for item in params]
-
-    def _submit_one(self, item: Any) -> Value:
-        """Return the hash, or the failure, which is that of this transaction alone."""
-        try:
-            match item:
-                case [bytes(raw), bytes(sender)]:
-                    return self._view.submit(raw, sender)
-                case _:
-                    raise DecodeError("submit: transactions and their senders expected")
-        except DekubeError as error:
-            return failure_value(error)
-        except Exception:
-            _log.exception("a transaction of the gateway failed")
-            return failure_value(_Unanswered("internal error"))
+        """Return the failures, each of one transaction alone, with their places; the others were admitted."""
+        if len(params) > 2 * SUBMITS_MAX or len(params) % 2 or not all(type(item) is bytes for item in params):
+            raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions, each with its sender, expected")
+        failures: list[Value] = []
+        raws = iter(params)
+        with self._view.admission() as admit:
+            for position, (raw, sender) in enumerate(zip(raws, raws, strict=True)):
+                try:
+                    admit(raw, sender)
+                except DekubeError as error:
+                    failures.append([position, *failure_value(error)])
+                except Exception:
+                    _log.exception("a transaction of the gateway failed")
+                    failures.append([position, *failure_value(_Unanswered("internal error"))])
+        return failures
 
     def _submit_evidence(self, params: list[Any]) -> Value:
         match params:

@@ -12,14 +12,28 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from rpc.dispatch import Caller, start
+from rpc.dispatch import Caller, Suspended, start
+from rpc.errors import RpcError
+from rpc.holding import FREE_BYTES, Held, Ledger
 
-__all__ = ["BODY_DEADLINE_S", "CHUNK_BYTES", "SEND_DEADLINE_S", "DirectRequest", "Port"]
+__all__ = [
+    "BODY_DEADLINE_S",
+    "CHUNK_BYTES",
+    "PIECES_FREE",
+    "PIECE_BYTES_MIN",
+    "SEND_DEADLINE_S",
+    "DirectRequest",
+    "Port",
+]
 
 BODY_DEADLINE_S: Final = 20.0
 SEND_DEADLINE_S: Final = 30.0
+RETRY_S: Final = 1
 CHUNK_BYTES: Final = 256 * 1024
 """Answers are handed to the transport in pieces, so that a slow reader keeps little of them in memory."""
+PIECES_FREE: Final = 1_024
+PIECE_BYTES_MIN: Final = 64
+"""A body comes in at most ``PIECES_FREE`` pieces and one for each so many bytes: each costs a call."""
 BURST_MAX: Final = 16
 """Requests that came in one piece and are answered before other connections have their turn."""
 _STATUS: Final = b"HTTP/1.1 200 OK\r\n"
@@ -30,6 +44,11 @@ class Port(Protocol):
     """What answers: the application, as far as plain requests need it."""
 
     @property
+    def ledger(self) -> Ledger:
+        """What counts the bytes that are held."""
+        ...
+
+    @property
     def body_bytes_max(self) -> int:
         """Longest body that is read."""
         ...
@@ -38,12 +57,16 @@ class Port(Protocol):
         """Return the head of the answer to a request with ``headers``; None where it is to be refused."""
         ...
 
-    def answer(self, body: bytes, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
+    def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
         """Return the answer to a body; None where there is nothing to say."""
         ...
 
-    def refuse_body(self) -> bytes:
-        """Return the answer to a body that is too long."""
+    def charge(self, caller: str, units: int) -> float:
+        """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
+        ...
+
+    def refuse(self, error: RpcError) -> bytes:
+        """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
         ...
 
 
@@ -64,8 +87,8 @@ class DirectRequest:
     """A request and its answer; stands where uvicorn keeps its cycle of a request."""
 
     __slots__ = (
-        "_caller", "_connection", "_head", "_port", "body", "default_headers", "disconnected", "is_first",
-        "is_too_long", "keep_alive", "message_event", "more_body", "response_complete", "task",
+        "_caller", "_connection", "_head", "_held", "_pieces", "_port", "_refusal", "body", "default_headers",
+        "disconnected", "is_first", "keep_alive", "message_event", "more_body", "response_complete", "task",
     )  # fmt: skip
 
     def __init__(
@@ -78,13 +101,15 @@ class DirectRequest:
         self.keep_alive = keep_alive
         self.is_first = is_first
         """No earlier request of the connection is waiting for its answer."""
-        self.body = b""
-        self.is_too_long = False
+        self.body: bytes | bytearray = b""
+        self._pieces = 0
+        self._refusal: RpcError | None = None
+        self._held: Held | None = None
         self.more_body = True
         self.disconnected = False
         self.response_complete = False
         self.message_event = _NO_EVENT if is_first else asyncio.Event()
-        self.task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | Suspended | None = None
         """What is to be cancelled when the client leaves."""
 
     @property
@@ -94,13 +119,39 @@ class DirectRequest:
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
-        if self.is_too_long or self.response_complete:
+        if self._refusal is not None or self.response_complete:
             return
-        if len(self.body) + len(body) > self._port.body_bytes_max:
-            self.is_too_long, self.body, self.keep_alive = True, b"", False  # the rest is not read
-            self.on_end()
+        whole, limit = self.body, self._port.body_bytes_max
+        size = len(whole) + len(body)
+        self._pieces += 1
+        if size > limit:
+            self._refuse(RpcError("invalid_request", "request too large", limit=limit))
+        elif self._pieces > PIECES_FREE + size // PIECE_BYTES_MIN:
+            self._refuse(RpcError("invalid_request", "invalid request: a body in too many pieces"))
+        elif size > FREE_BYTES and not self._hold(size):
+            text = "limit exceeded: too many bytes under way"
+            self._refuse(RpcError("limit_exceeded", text, retry_after_s=RETRY_S))
+        elif not whole:
+            self.body = body
+        elif type(whole) is bytearray:
+            whole += body
         else:
-            self.body = self.body + body if self.body else body
+            self.body = bytearray(whole) + body
+
+    def _refuse(self, error: RpcError) -> None:
+        self._refusal, self.body, self.keep_alive = error, b"", False  # the rest is not read
+        self.on_end()
+
+    def _hold(self, size: int) -> bool:
+        if self._held is None:
+            self._held = Held(self._port.ledger, self._caller.key)
+        return self._held.keep(size)
+
+    def let_go(self) -> None:
+        """Forget the body: it is answered, or nobody waits for the answer."""
+        self.body = b""
+        if self._held is not None:
+            self._held.keep(0)
 
     def on_end(self) -> None:
         """Answer now that the body is whole, if it is this request's turn."""
@@ -115,9 +166,9 @@ class DirectRequest:
             self.task = asyncio.ensure_future(self.run_asgi(None))
             return
         answer = start(self._answer())
-        if isinstance(answer, asyncio.Task):
+        if isinstance(answer, Suspended):
             self.task = answer
-            answer.add_done_callback(self._answered)
+            answer.then(self._answered)
         else:
             self._respond(answer)
 
@@ -131,8 +182,8 @@ class DirectRequest:
             await self._send(await self._answer() or b"")
 
     async def _answer(self) -> bytes | None:
-        if self.is_too_long:
-            return self._port.refuse_body()
+        if self._refusal is not None:
+            return self._port.refuse(self._refusal)
         return await self._port.answer(self.body, self._caller)
 
     def _respond(self, answer: bytes | None) -> None:
@@ -143,11 +194,15 @@ class DirectRequest:
         self._connection.transport.write(self._start(body) + body)
         self._finish()
 
-    def _answered(self, answer: asyncio.Task[bytes | None]) -> None:
-        if not answer.cancelled() and not self.disconnected:
-            self._respond(answer.result())
+    def _answered(self, done: Suspended) -> None:
+        if not done.is_cancelled and not self.disconnected:
+            self._respond(done.answer)
 
     async def _send(self, body: bytes) -> None:
+        self.body = b""
+        if not self._hold(len(body)):
+            text = "limit exceeded: too many bytes under way"
+            body = self._port.refuse(RpcError("limit_exceeded", text, retry_after_s=RETRY_S))
         flow, transport = self._connection.flow, self._connection.transport
         try:
             async with asyncio.timeout(SEND_DEADLINE_S):
@@ -170,6 +225,9 @@ class DirectRequest:
 
     def _finish(self) -> None:
         self.response_complete = True
+        self.body = b""
+        if self._held is not None:
+            self._held.keep(0)
         if not self.keep_alive:
             self._connection.transport.close()
         self._connection.on_response_complete()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from rpc.link import fields_to_json
 from rpc.table import Json, Method, Node, bind
 from state.primitives.errors import DekubeError
 
-__all__ = ["Caller", "DispatchOptions", "Dispatcher", "start"]
+__all__ = ["Caller", "DispatchOptions", "Dispatcher", "Suspended", "start"]
 
 _log = structlog.get_logger(__name__)
 
@@ -118,29 +117,32 @@ class Dispatcher:
         if len(requests) > self._options.batch_max:
             limit = self._options.batch_max
             return self.refuse(RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit))
-        answers: list[bytes | asyncio.Task[bytes | None] | None] = []
-        size = 0
+        answers: list[bytes | Suspended | None] = []
+        late: list[Suspended] = []
         try:
             for index, request in enumerate(requests):
                 if index % YIELD_EVERY == YIELD_EVERY - 1:
                     await asyncio.sleep(0)
-                answers.append(start(self._one(request, caller)))
-            whole: list[bytes] = []
-            for index, item in enumerate(answers):
-                answer = await item if isinstance(item, asyncio.Task) else item
-                if answer is None:
-                    continue
-                if size + len(answer) > self._options.answer_bytes_max:
-                    request = requests[index]
-                    identifier = request.get("id") if type(request) is dict else None
-                    error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
-                    answer = _failure(identifier if _is_identifier(identifier) else None, error.to_json())
-                size += len(answer)
-                whole.append(answer)
+                answer = start(self._one(request, caller))
+                answers.append(answer)
+                if isinstance(answer, Suspended):
+                    late.append(answer)
+            await _all_done(late)
         finally:
-            for item in answers:
-                if isinstance(item, asyncio.Task):
-                    item.cancel()  # does nothing to those that are done
+            for suspended in late:
+                suspended.cancel()
+        size = 0
+        whole: list[bytes] = []
+        for request, item in zip(requests, answers, strict=True):
+            answer = item.answer if isinstance(item, Suspended) else item
+            if answer is None:
+                continue
+            if size + len(answer) > self._options.answer_bytes_max:
+                identifier = request.get("id") if type(request) is dict else None
+                error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
+                answer = _failure(identifier if _is_identifier(identifier) else None, error.to_json())
+            size += len(answer)
+            whole.append(answer)
         return b"[" + b",".join(whole) + b"]" if whole else None
 
     async def _one(self, request: Any, caller: Caller) -> bytes | None:
@@ -251,33 +253,97 @@ def _failure(identifier: Any, error: Json) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error})
 
 
-def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | asyncio.Task[bytes | None] | None:
-    """Run ``coroutine`` until it has to wait: most have their answer by then, and cost no task."""
+class Suspended:
+    """A coroutine that had to wait and goes on by itself, for half of what a task costs.
+
+    It may wait for futures; what asks for the current task, as ``asyncio.timeout`` does, fails in it.
+    """
+
+    __slots__ = ("_coroutine", "_then", "_waiting_for", "answer", "is_cancelled", "is_waiting")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, bytes | None], waiting_for: asyncio.Future[Any] | None
+    ) -> None:
+        self._coroutine = coroutine
+        self._then: Callable[[Suspended], None] = _ignore
+        self.answer: bytes | None = None
+        self.is_cancelled = False
+        self.is_waiting = True
+        self._wait(waiting_for)
+
+    def then(self, function: Callable[[Suspended], None]) -> None:
+        """Call ``function`` when the answer is there, or when it is clear that none will come."""
+        self._then = function
+
+    def cancel(self) -> None:
+        """Give up; does nothing to what is done."""
+        if not self.is_waiting:
+            return
+        self.is_cancelled = True
+        if self._waiting_for is not None:
+            self._waiting_for.cancel()
+
+    def _wait(self, waiting_for: asyncio.Future[Any] | None) -> None:
+        self._waiting_for = waiting_for
+        if waiting_for is None:  # it only lets others have their turn
+            asyncio.get_running_loop().call_soon(self._go_on)
+            return
+        waiting_for._asyncio_future_blocking = False
+        waiting_for.add_done_callback(self._go_on)
+        if self.is_cancelled:
+            waiting_for.cancel()
+
+    def _go_on(self, waited_for: asyncio.Future[Any] | None = None) -> None:
+        try:
+            if waited_for is None and self.is_cancelled:
+                waiting_for = self._coroutine.throw(asyncio.CancelledError())
+            else:
+                waiting_for = self._coroutine.send(None)  # what the future failed with is raised within
+        except StopIteration as done:
+            self.answer = done.value
+            self.is_cancelled = False
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+        else:
+            self._wait(waiting_for)
+            return
+        self.is_waiting = False
+        self._then(self)
+
+
+def _ignore(_suspended: Suspended) -> None:
+    pass
+
+
+async def _all_done(suspended: Sequence[Suspended]) -> None:
+    """Wait until none of them waits any more; one that was cancelled cancels this."""
+    left = 0
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def one_is(one: Suspended) -> None:
+        nonlocal left
+        left -= 1
+        if done.done():
+            return
+        if one.is_cancelled:
+            done.cancel()
+        elif not left:
+            done.set_result(None)
+
+    for one in suspended:
+        if one.is_waiting:
+            left += 1
+            one.then(one_is)
+        elif one.is_cancelled:
+            raise asyncio.CancelledError
+    if left:
+        await done
+
+
+def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | Suspended | None:
+    """Run ``coroutine`` until it has to wait: most have their answer by then."""
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    return asyncio.ensure_future(_go_on(coroutine, waiting_for))
-
-
-@types.coroutine
-def _resume(coroutine: Coroutine[Any, Any, Any], waiting_for: Any) -> Generator[Any, Any, Any]:
-    while True:
-        try:
-            sent = yield waiting_for
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:
-            step: Callable[[], Any] = lambda error=error: coroutine.throw(error)  # type: ignore[misc]  # noqa: E731
-        else:
-            step = lambda sent=sent: coroutine.send(sent)  # type: ignore[misc]  # noqa: E731
-        try:
-            waiting_for = step()
-        except StopIteration as done:
-            return done.value
-
-
-async def _go_on(coroutine: Coroutine[Any, Any, Any], waiting_for: Any) -> Any:
-    waiter: Awaitable[Any] = _resume(coroutine, waiting_for)
-    return await waiter
+    return Suspended(coroutine, waiting_for)

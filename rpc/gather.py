@@ -1,8 +1,13 @@
-"""Questions of one turn of the loop, asked of the node in few frames."""
+"""Questions of one turn of the loop, asked of the node in few frames.
+
+A frame costs both sides more than what it holds. Where an answer is in no hurry, what comes while one is under way
+or soon after waits and leaves in the next: each question costs the less, the more is asked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -21,7 +26,8 @@ FRAME_BYTES_MAX: Final = 192 * 1024
 class Gatherer(Generic[_Q, _A]):
     """Collects questions until the loop's turn ends; ``ask`` answers several, in their order, or fails them all.
 
-    An answer that is an exception fails its own question alone.
+    An answer that is an exception fails its own question alone. With ``pause_s`` one frame is under way at a time,
+    and ``pause_s`` after one that held several leaves no other, unless it is full: who asks alone never waits.
     """
 
     def __init__(
@@ -31,13 +37,21 @@ class Gatherer(Generic[_Q, _A]):
         frame_items_max: int,
         waiting_max: int,
         size_of: Callable[[_Q], int] = lambda _question: 0,
+        pause_s: float | None = None,
     ) -> None:
         self._ask = ask
         self._frame_items_max = frame_items_max
         self._waiting_max = waiting_max
         self._size_of = size_of
-        self._collected: list[tuple[_Q, asyncio.Future[_A]]] = []
+        self._pause_s = pause_s
+        self._collected: deque[tuple[_Q, asyncio.Future[_A]]] = deque()
         self._waiting = 0
+        self._is_due = False
+        """Whether ``_send`` is about to be called."""
+        self._is_asking = False
+        """Whether a frame is under way, of which there is one at a time."""
+        self._pause_ends = 0.0
+        self._pause: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
     async def answer(self, question: _Q) -> _A:
@@ -45,10 +59,15 @@ class Gatherer(Generic[_Q, _A]):
         if self._waiting >= self._waiting_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
         loop = asyncio.get_running_loop()
-        if not self._collected:
-            loop.call_soon(self._send)
         future: asyncio.Future[_A] = loop.create_future()
         self._collected.append((question, future))
+        if not self._is_due and not self._is_asking:
+            if self._pause is not None and len(self._collected) >= self._frame_items_max:
+                self._pause.cancel()
+                self._pause = None
+            if self._pause is None:
+                self._is_due = True
+                loop.call_soon(self._send)
         self._waiting += 1
         try:
             return await future
@@ -56,25 +75,38 @@ class Gatherer(Generic[_Q, _A]):
             self._waiting -= 1
 
     def _send(self) -> None:
-        collected, self._collected = self._collected, []
-        frame: list[tuple[_Q, asyncio.Future[_A]]] = []
-        size = 0
-        for question, future in collected:
-            if future.done():  # whoever asked has left
-                continue
-            weight = self._size_of(question)
-            if frame and (len(frame) == self._frame_items_max or size + weight > FRAME_BYTES_MAX):
+        self._is_due = False
+        self._pause = None
+        while self._collected and not self._is_asking:
+            if self._pause_s is not None and len(self._collected) < self._frame_items_max:
+                loop = asyncio.get_running_loop()
+                if loop.time() < self._pause_ends:
+                    self._pause = loop.call_at(self._pause_ends, self._send)
+                    return
+            if frame := self._next_frame():
                 self._start(frame)
-                frame, size = [], 0
-            frame.append((question, future))
-            size += weight
-        if frame:
-            self._start(frame)
 
     def _start(self, frame: list[tuple[_Q, asyncio.Future[_A]]]) -> None:
+        if self._pause_s is not None:
+            self._is_asking = True
+            self._pause_ends = asyncio.get_running_loop().time() + self._pause_s if len(frame) > 1 else 0.0
         task = asyncio.ensure_future(self._ask_frame(frame))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+
+    def _next_frame(self) -> list[tuple[_Q, asyncio.Future[_A]]]:
+        collected = self._collected
+        frame: list[tuple[_Q, asyncio.Future[_A]]] = []
+        size = 0
+        while collected and len(frame) < self._frame_items_max:
+            question, future = collected[0]
+            if not future.done():  # else whoever asked has left
+                size += self._size_of(question)
+                if frame and size > FRAME_BYTES_MAX:
+                    break
+                frame.append((question, future))
+            collected.popleft()
+        return frame
 
     async def _ask_frame(self, frame: list[tuple[_Q, asyncio.Future[_A]]]) -> None:
         answers: Sequence[_A | Exception]
@@ -84,6 +116,9 @@ class Gatherer(Generic[_Q, _A]):
                 raise DecodeError("not as many answers as questions")
         except Exception as error:
             answers = [error] * len(frame)
+        if self._pause_s is not None:
+            self._is_asking = False
+            self._send()  # before those who waited for this frame go on: the node need not wait for them
         for (_, future), answer in zip(frame, answers, strict=True):
             if future.done():
                 continue

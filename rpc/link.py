@@ -50,7 +50,8 @@ from rpc.waits import Waits
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
-from state.primitives.transactions import CALL_KIND, Transaction
+from state.primitives.hashing import keccak
+from state.primitives.transactions import CALL_KIND
 
 __all__ = ["Link", "LinkOptions"]
 
@@ -61,6 +62,8 @@ KEYS_OF_FRAME: Final = 256
 SCAN_PAGE: Final = 1024
 SUBMITS_OF_FRAME: Final = 64
 POOL_NEWS_MAX: Final = 4096
+SUBMIT_PAUSE_S: Final = 0.003
+"""A frame of submissions costs both processes as much processor time as two transactions do."""
 """Hashes of one answer about what came into the mempool; the newest ones where there were more."""
 EPOCHS_KEPT: Final = 64
 """Epochs whose leaders are kept."""
@@ -191,11 +194,12 @@ class Link:
         self._nonces: Gatherer[bytes, int] = Gatherer(
             self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=limit
         )
-        self._submits: Gatherer[Transaction, bytes] = Gatherer(
+        self._submits: Gatherer[tuple[bytes, bytes], None] = Gatherer(
             self._submit_all,
             frame_items_max=SUBMITS_OF_FRAME,
             waiting_max=limit,
-            size_of=lambda transaction: len(transaction.raw) + 64,
+            size_of=lambda transaction: len(transaction[0]) + 64,
+            pause_s=SUBMIT_PAUSE_S,
         )
         self.waits = Waits(self, self._options.waiters_max)
         self._queries = 0
@@ -639,14 +643,17 @@ class Link:
         found = await self.request("pool_get", transaction_hash)
         return None if found is None else read_record(Waiting, found)
 
-    async def submit(self, transaction: Transaction) -> bytes:
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Hand a transaction to the mempool."""
-        return await self._submits.answer(transaction)
+        await self._submits.answer((raw, sender))
+        return keccak(raw)
 
-    async def _submit_all(self, transactions: Sequence[Transaction]) -> list[bytes | Exception]:
-        pairs: list[Value] = [[item.raw, item.sender] for item in transactions]
-        found = await self.request("submit", *pairs)
-        return [item if type(item) is bytes else _as_error(read_failure(0, item)) for item in found]
+    async def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> list[Exception | None]:
+        params: list[Value] = [part for transaction in transactions for part in transaction]
+        outcomes: list[Exception | None] = [None] * len(transactions)
+        for position, *failure in await self.request("submit", *params):
+            outcomes[position] = _as_error(read_failure(0, failure))
+        return outcomes
 
     async def submit_evidence(self, raw: bytes) -> Submitted:
         """Hand evidence of a fault to the node."""

@@ -43,7 +43,7 @@ from rpc.table import Json, Method, Node
 from state.primitives.blocks import decode_header
 from state.primitives.codec import decode
 from state.primitives.receipts import decode_receipt
-from state.primitives.transactions import KIND_MAX, TRANSACTION_LIMIT_BYTES, decode_transaction
+from state.primitives.transactions import KIND_MAX, TRANSACTION_LIMIT_BYTES, decode_transaction, recover_sender
 from state.transition.jail import list_jails, load_jail
 from state.transition.staking import list_stakes, load_stake, unbondings_of
 from state.view import Reader
@@ -265,10 +265,9 @@ async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
 
 
 async def send_transaction(node: Node, raw: bytes) -> Json:
-    """Answer ``dekube_sendTransaction``; decoding and the signature are checked before the node is asked."""
-    transaction = decode_transaction(raw)
-    transaction.recover_sender()
-    return {"at": at(node.head), "hash": hexed(await node.submit(transaction))}
+    """Answer ``dekube_sendTransaction``; the signature is checked before the node is asked."""
+    sender = recover_sender(raw)
+    return {"at": at(node.head), "hash": hexed(await node.submit(raw, sender))}
 
 
 async def simulate_transaction(node: Node, raw: bytes) -> Json:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Protocol
 
 import trio
@@ -86,8 +86,8 @@ class Pool(Protocol):
 class Live(Protocol):
     """What the node alone knows; called on its event loop."""
 
-    def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction; see ``NodeView.submit``."""
+    def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
+        """Begin to admit transactions; see ``NodeView.admission``."""
         ...
 
     def submit_evidence(self, raw: bytes) -> Submitted:
@@ -303,9 +303,9 @@ class StoreView:
             return []
         return [seat.address for seat in committee.seats]
 
-    def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction."""
-        return self._live.submit(raw, sender)
+    def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
+        """Begin to admit transactions."""
+        return self._live.admission()
 
     def submit_evidence(self, raw: bytes) -> Submitted:
         """Take in evidence of a fault."""
@@ -330,7 +330,7 @@ class StoreView:
         base_fee = runtime.base_fee(state)
         transaction = Transaction(
             b"", form, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind,
-            payload, b"", b"",
+            payload, (b"", 0, 0, b""), b"",
         )  # fmt: skip
         transaction.sender = sender
         block = BlockInput(

@@ -12,7 +12,6 @@ from rpc.limits import Cache
 from rpc.schema import HEIGHT, Param, Schema
 from rpc.view import Description, Head, Peer, PoolStatus, Submitted, Sync, Waiting
 from state.primitives.receipts import EventType
-from state.primitives.transactions import Transaction
 
 if TYPE_CHECKING:
     from rpc.ethereum.filters import Filters
@@ -150,8 +149,11 @@ class Node(Protocol):
         """Return a waiting transaction."""
         ...
 
-    async def submit(self, transaction: Transaction) -> bytes:
-        """Hand a transaction, its sender recovered, to the mempool. Raises RpcError with the rule's code."""
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        """Hand a transaction and whom its signature is of to the mempool; return its hash.
+
+        Raises RpcError with the rule's code; the bytes need not be those of a transaction.
+        """
         ...
 
     async def submit_evidence(self, raw: bytes) -> Submitted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from state.primitives.codec import Value
@@ -250,11 +252,12 @@ class NodeView(Protocol):
         """Return the addresses of an epoch's seats in their order, none where that is not known; *thread*."""
         ...
 
-    def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction to the mempool, pass it on to peers, and return its hash.
+    def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
+        """Begin to admit transactions; who builds blocks looks at the mempool when the context is left.
 
-        ``sender`` is what the gateway recovered: a reason to refuse early, not to skip the own check where the
-        gateway is another host's. Raises InvalidTransaction or another ProtocolError; then nothing has changed.
+        What the context gives takes a transaction's bytes and its sender, whom our own gateway recovered, puts it
+        into the mempool and passes it on to peers. It raises InvalidTransaction or another ProtocolError,
+        and then nothing has changed.
         """
         ...
 

@@ -50,7 +50,7 @@ class Waits:
     def __init__(self, source: Source, waiters_max: int) -> None:
         self._source = source
         self._waiters_max = waiters_max
-        self._waiting: dict[bytes, set[asyncio.Future[Place]]] = {}
+        self._waiting: dict[bytes, set[asyncio.Future[Place | None]]] = {}
         self._count = 0
         self._seen = 0
         """Height of the last block that those who wait were matched against."""
@@ -72,7 +72,7 @@ class Waits:
         until = loop.time() + timeout_s
         if not self._waiting:
             self._seen = self._source.head.height
-        future: asyncio.Future[Place] = loop.create_future()
+        future: asyncio.Future[Place | None] = loop.create_future()
         # Before the question: whatever becomes final after the node has looked is in a block that is looked at.
         self._waiting.setdefault(transaction_hash, set()).add(future)
         self._count += 1
@@ -80,15 +80,16 @@ class Waits:
             place = await self._source.locate(transaction_hash)
             if place is not None:
                 return place
-            async with asyncio.timeout_at(until):
+            timer = loop.call_at(until, _give_up, future)  # there may be no task to time out (rpc.dispatch)
+            try:
                 return await future
-        except TimeoutError:
-            return None
+            finally:
+                timer.cancel()
         finally:
             self._count -= 1
             self._remove(transaction_hash, future)
 
-    def _remove(self, transaction_hash: bytes, future: asyncio.Future[Place]) -> None:
+    def _remove(self, transaction_hash: bytes, future: asyncio.Future[Place | None]) -> None:
         waiting = self._waiting.get(transaction_hash)
         if waiting is not None:
             waiting.discard(future)
@@ -124,3 +125,8 @@ class Waits:
         for future in self._waiting.pop(transaction_hash, ()):
             if not future.done():
                 future.set_result(place)
+
+
+def _give_up(future: asyncio.Future[Place | None]) -> None:
+    if not future.done():
+        future.set_result(None)

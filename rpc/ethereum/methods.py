@@ -54,7 +54,13 @@ from rpc.table import Json, Method, Node
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import keccak
 from state.primitives.receipts import Receipt, decode_receipt
-from state.primitives.transactions import CALL_KIND, TRANSACTION_LIMIT_BYTES, decode_transaction
+from state.primitives.transactions import (
+    CALL_KIND,
+    NATIVE_FORM,
+    TRANSACTION_LIMIT_BYTES,
+    decode_transaction,
+    recover_sender,
+)
 from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX
 from state.transition.errors import GasLimitTooHigh, InsufficientFunds
 from state.transition.transfer import TRANSFER_GAS
@@ -353,7 +359,9 @@ async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
 
 
 async def send_raw_transaction(node: Node, raw: bytes) -> Json:
-    """Answer ``eth_sendRawTransaction``; bytes and signature are checked before the node is asked."""
+    """Answer ``eth_sendRawTransaction``; the signature is checked before the node is asked."""
+    if raw[:1] == bytes((NATIVE_FORM,)):
+        return hexed(await node.submit(raw, recover_sender(raw)))
     transaction = decode_transaction(raw)
     gas_max = render.transaction_gas_max(node.description)
     if transaction.kind == CALL_KIND and transaction.gas_limit > gas_max:
@@ -363,7 +371,7 @@ async def send_raw_transaction(node: Node, raw: bytes) -> Json:
         _, balance = await _account(node, sender, None)
         raise InsufficientFunds(balance=balance, needed=transaction.payload[1])
     try:
-        return hexed(await node.submit(transaction))
+        return hexed(await node.submit(raw, sender))
     except RpcError as error:
         raise as_revert(error) from None
 

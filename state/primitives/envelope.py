@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from state.primitives.hashing import keccak
 from state.primitives.keys import recover_address
@@ -19,6 +19,7 @@ __all__ = [
     "NONCE_MAX",
     "TRANSACTION_LIMIT_BYTES",
     "VALUE_MAX",
+    "Signed",
     "Transaction",
 ]
 
@@ -37,6 +38,10 @@ DYNAMIC_FORM: Final = 0x02
 LEGACY_FORM: Final = 0xC0
 
 
+Signed: TypeAlias = tuple[bytes, int, int, bytes]
+"""Of what a digest is: bytes before, a part of the received ones from here to there, and bytes after."""
+
+
 class Transaction:
     """A decoded transaction of any form.
 
@@ -46,13 +51,13 @@ class Transaction:
     """
 
     __slots__ = (
-        "chain_id", "digest", "form", "gas_limit", "hash", "kind", "max_fee_per_gas",
+        "_signed", "chain_id", "form", "gas_limit", "hash", "kind", "max_fee_per_gas",
         "max_priority_fee_per_gas", "nonce", "payload", "raw", "sender", "signature",
     )  # fmt: skip
 
     def __init__(
         self, raw: bytes, form: int, chain_id: int, nonce: int, max_priority_fee_per_gas: int,
-        max_fee_per_gas: int, gas_limit: int, kind: int, payload: list[Any], digest: bytes, signature: bytes,
+        max_fee_per_gas: int, gas_limit: int, kind: int, payload: list[Any], signed: Signed, signature: bytes,
     ) -> None:  # fmt: skip
         self.raw = raw
         self.hash = keccak(raw)
@@ -64,12 +69,18 @@ class Transaction:
         self.gas_limit = gas_limit
         self.kind = kind
         self.payload = payload
-        self.digest = digest
+        self._signed = signed
         self.signature = signature
         self.sender = b""
 
     def __repr__(self) -> str:
         return f"Transaction(0x{self.hash.hex()}, kind={self.kind:#x}, nonce={self.nonce})"
+
+    @property
+    def digest(self) -> bytes:
+        """What the signature is of; hashed when asked for, which whoever was told the sender does not do."""
+        head, start, end, tail = self._signed
+        return keccak(head + self.raw[start:end] + tail)
 
     def recover_sender(self) -> bytes:
         """Return the signer's address and keep it as ``sender``. Raises SignatureInvalid."""

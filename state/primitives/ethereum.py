@@ -23,7 +23,6 @@ from state.primitives.envelope import (
     Transaction,
 )
 from state.primitives.errors import DecodeError
-from state.primitives.hashing import keccak
 
 __all__ = ["DYNAMIC_FORM", "VALUE_MAX", "decode_dynamic", "decode_legacy"]
 
@@ -54,10 +53,10 @@ def decode_dynamic(raw: bytes) -> Transaction:
     if tip > fee:
         raise DecodeError(f"max priority fee per gas higher than max fee per gas: {tip} and {fee}")
     signature = _signature(raw, spans[10], spans[11], _number(raw, spans[9], 1))
-    body = raw[spans[0][0] : end]
-    digest = keccak(b"\x02" + _list_header(len(body)) + body)
+    begin = spans[0][0]
+    signed = b"\x02" + _list_header(end - begin), begin, end, b""
     return Transaction(
-        raw, DYNAMIC_FORM, chain_id, nonce, tip, fee, gas_limit, CALL_KIND, payload, digest, signature
+        raw, DYNAMIC_FORM, chain_id, nonce, tip, fee, gas_limit, CALL_KIND, payload, signed, signature
     )
 
 
@@ -75,10 +74,11 @@ def decode_legacy(raw: bytes) -> Transaction:
         raise DecodeError("only replay-protected (EIP-155) transactions allowed over RPC")
     chain_id, parity = divmod(v - 35, 2)
     signature = _signature(raw, spans[7], spans[8], parity)
-    body = raw[spans[0][0] : spans[5][2]] + _encoded_number(chain_id) + b"\x80\x80"
-    digest = keccak(_list_header(len(body)) + body)
+    begin, end = spans[0][0], spans[5][2]
+    tail = _encoded_number(chain_id) + b"\x80\x80"
+    signed = _list_header(end - begin + len(tail)), begin, end, tail
     return Transaction(
-        raw, LEGACY_FORM, chain_id, nonce, price, price, gas_limit, CALL_KIND, payload, digest, signature
+        raw, LEGACY_FORM, chain_id, nonce, price, price, gas_limit, CALL_KIND, payload, signed, signature
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import local
 from typing import Final
 
 from coincurve import PrivateKey, PublicKeyXOnly
@@ -9,7 +10,7 @@ from coincurve._libsecp256k1 import ffi, lib
 
 from state.primitives.address import address_of
 from state.primitives.errors import DecodeError, SignatureInvalid
-from state.primitives.hashing import keccak
+from state.primitives.hashing import HASH_BYTES, keccak
 
 __all__ = [
     "GROUP_ORDER",
@@ -73,13 +74,33 @@ class SecretKey:
         return self._key.sign_schnorr(digest, _NO_AUX_RAND)
 
 
+class _Scratch(local):
+    """What a thread recovers into: each has its own, since the library runs without the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self.recoverable = ffi.new("secp256k1_ecdsa_recoverable_signature *")
+        self.public = ffi.new("secp256k1_pubkey *")
+        self.out = ffi.new("unsigned char[65]")
+        self.point = ffi.buffer(self.out, 65)
+        self.out_length = ffi.new("size_t *", 65)
+
+
+_scratch: Final = _Scratch()
+_parse: Final = lib.secp256k1_ecdsa_recoverable_signature_parse_compact
+_recover: Final = lib.secp256k1_ecdsa_recover
+_serialize: Final = lib.secp256k1_ec_pubkey_serialize
+
+
 def recover_address(digest: bytes, signature: bytes) -> bytes:
     """Return the address whose key signed the 32-byte ``digest``.
 
     Raises SignatureInvalid for a wrong length, a high s (malleable), a recovery id over 1 or no such key.
     """
-    found = recover_addresses(digest + signature)
-    if not any(found):
+    # The library reads as many bytes as these have, whatever they have.
+    if len(digest) != HASH_BYTES or len(signature) != SIGNATURE_BYTES:
+        raise SignatureInvalid("not a digest and a signature")
+    found = _address_of(_scratch, digest, signature)
+    if found is None:
         raise SignatureInvalid("no key can be recovered from this signature")
     return found
 
@@ -90,32 +111,31 @@ def recover_addresses(batch: bytes) -> bytes:
     Twenty zero bytes stand for a signature from which no key can be recovered (no key has that address).
     Raises SignatureInvalid when ``batch`` is not a whole number of entries.
     """
-    if len(batch) % 97:
+    if len(batch) % _ENTRY_BYTES:
         raise SignatureInvalid("not a whole number of digests and signatures")
-    recoverable = ffi.new("secp256k1_ecdsa_recoverable_signature *")
-    public = ffi.new("secp256k1_pubkey *")
-    out = ffi.new("unsigned char[65]")
-    out_bytes = ffi.buffer(out, 65)
-    out_length = ffi.new("size_t *")
-    parse = lib.secp256k1_ecdsa_recoverable_signature_parse_compact
-    recover = lib.secp256k1_ecdsa_recover
-    serialize = lib.secp256k1_ec_pubkey_serialize
-    found = []
-    for at in range(0, len(batch), 97):
-        out_length[0] = 65
-        if (
-            batch[at + 96] <= 1
-            and batch[at + 64 : at + 96] <= _HALF_ORDER_BYTES
-            and parse(_CONTEXT, recoverable, batch[at + 32 : at + 96], batch[at + 96])
-            and recover(_CONTEXT, public, recoverable, batch[at : at + 32])
-            and serialize(_CONTEXT, out, out_length, public, _UNCOMPRESSED)
-        ):
-            found.append(keccak(out_bytes[1:65])[12:])
-        else:
-            found.append(_NOBODY)
-    return b"".join(found)
+    scratch = _scratch
+    return b"".join(
+        _address_of(scratch, batch[at : at + HASH_BYTES], batch[at + HASH_BYTES : at + _ENTRY_BYTES]) or _NOBODY
+        for at in range(0, len(batch), _ENTRY_BYTES)
+    )
 
 
+def _address_of(scratch: _Scratch, digest: bytes, signature: bytes) -> bytes | None:
+    """Return the signer's address, None where there is none; both have their right lengths."""
+    recoverable, public = scratch.recoverable, scratch.public
+    parity = signature[64]
+    if (
+        parity <= 1
+        and signature[32:64] <= _HALF_ORDER_BYTES
+        and _parse(_CONTEXT, recoverable, signature, parity)
+        and _recover(_CONTEXT, public, recoverable, digest)
+        and _serialize(_CONTEXT, scratch.out, scratch.out_length, public, _UNCOMPRESSED)
+    ):
+        return keccak(scratch.point[1:65])[12:]
+    return None
+
+
+_ENTRY_BYTES: Final = HASH_BYTES + SIGNATURE_BYTES
 _NOBODY: Final = bytes(20)
 
 

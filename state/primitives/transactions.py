@@ -26,10 +26,10 @@ from state.primitives.envelope import (
     TRANSACTION_LIMIT_BYTES,
     Transaction,
 )
-from state.primitives.errors import DecodeError
+from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.ethereum import decode_dynamic, decode_legacy
 from state.primitives.hashing import keccak
-from state.primitives.keys import SIGNATURE_BYTES, SecretKey
+from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
 
 __all__ = [
     "CALL_KIND",
@@ -45,6 +45,7 @@ __all__ = [
     "TRANSACTION_LIMIT_BYTES",
     "Transaction",
     "decode_transaction",
+    "recover_sender",
     "sign_transaction",
 ]
 
@@ -62,9 +63,9 @@ def _decode_native(raw: bytes) -> Transaction:
             0 < chain_id <= CHAIN_ID_MAX and 0 <= nonce <= NONCE_MAX and 0 <= tip <= fee <= FEE_MAX
             and 0 <= gas_limit <= GAS_LIMIT_MAX and 0 <= kind <= KIND_MAX and len(signature) == SIGNATURE_BYTES
         ):  # fmt: skip
-            digest = keccak(b"\x44\x87" + raw[2:-_SIGNATURE_ITEM_BYTES])
+            signed = b"\x44\x87", 2, len(raw) - _SIGNATURE_ITEM_BYTES, b""
             return Transaction(
-                raw, NATIVE_FORM, chain_id, nonce, tip, fee, gas_limit, kind, payload, digest, signature
+                raw, NATIVE_FORM, chain_id, nonce, tip, fee, gas_limit, kind, payload, signed, signature
             )
     raise DecodeError("not a native transaction")
 
@@ -89,6 +90,20 @@ def decode_transaction(raw: bytes) -> Transaction:
     if decoder is None:
         raise DecodeError(f"transaction type not supported: {raw[0]:#04x} is a transaction type not valid here")
     return decoder(raw)
+
+
+def recover_sender(raw: bytes) -> bytes:
+    """Return who signed the transaction whose bytes are ``raw``; of the native form nothing is decoded for it.
+
+    Bytes that are no transaction may have a signer too, so whoever takes them still decodes them. Raises
+    DecodeError and SignatureInvalid, as decoding and recovering one after the other would.
+    """
+    if raw[:2] == b"\x44\x88" and raw[-_SIGNATURE_ITEM_BYTES:-SIGNATURE_BYTES] == b"\x58\x41":
+        try:
+            return recover_address(keccak(b"\x44\x87" + raw[2:-_SIGNATURE_ITEM_BYTES]), raw[-SIGNATURE_BYTES:])
+        except SignatureInvalid:
+            pass  # unless what is wrong is found first when it is decoded
+    return decode_transaction(raw).recover_sender()
 
 
 def sign_transaction(

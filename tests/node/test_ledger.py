@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from node.chain import Executed
-from state.primitives.errors import InvalidTransaction
+from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
 from state.transition.errors import UnknownKind
@@ -134,3 +134,20 @@ def test_a_kind_that_is_not_there_has_no_weight(world: World) -> None:
     assert world.ledger.gas_of(TRANSFER_KIND) == TRANSFER_GAS
     with pytest.raises(UnknownKind):
         world.ledger.gas_of(0xFFFF)
+
+
+def test_of_many_admitted_together_each_fails_alone_and_who_builds_looks_once(world: World) -> None:
+    passed_on: list[bytes] = []
+    looked: list[int] = []
+    world.ledger.on_admitted = passed_on.append
+    world.ledger.on_pool_changed = lambda: looked.append(len(world.ledger.mempool))
+    good = [transfer(account(n), 0, fee=10**12) for n in range(3)]
+    cheap = transfer(account(3), 0, fee=world.runtime.chain.base_fee_min)
+    with world.ledger.admission() as admit:
+        names = [admit(raw, account(n).address) for n, raw in enumerate(good)]
+        for raw, sender in ((good[0], account(0).address), (cheap, account(3).address), (good[1][:-1], b"")):
+            with pytest.raises((InvalidTransaction, DecodeError)):
+                admit(raw, sender)
+    assert names == [decode_transaction(raw).hash for raw in good]
+    assert passed_on == good
+    assert looked == [3]

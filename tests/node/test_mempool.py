@@ -26,7 +26,7 @@ _serial = count()
 def wish(sender: bytes, nonce: int, fee: int = 100, tip: int = 10, value: int = 0, size: int = 120) -> Checked:
     """A checked transaction; the pool never looks at signatures or payloads."""
     raw = sender + next(_serial).to_bytes(8, "big") + bytes(size - 28)
-    transaction = Transaction(raw, NATIVE_FORM, 7, nonce, tip, fee, GAS, 1, [], b"", b"")
+    transaction = Transaction(raw, NATIVE_FORM, 7, nonce, tip, fee, GAS, 1, [], (b"", 0, 0, b""), b"")
     transaction.sender = sender
     return Checked(transaction, TRANSFER, None, value + GAS * fee)
 

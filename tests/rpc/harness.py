@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,10 @@ class Node:
         return load_account(self.store, address)
 
     # Live
+
+    @contextmanager
+    def admission(self) -> Iterator[Callable[[bytes, bytes], bytes]]:
+        yield self.submit
 
     def submit(self, raw: bytes, sender: bytes) -> bytes:
         transaction = decode_transaction(raw)

@@ -15,7 +15,6 @@ from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Reply, 
 from rpc.schema import make_cursor
 from rpc.table import Method
 from state.primitives.codec import Value
-from state.primitives.transactions import decode_transaction
 from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, served, transfer
 
 NUMBERS = (-1, 0, 2**31, 2**32, 2**53, 2**63, 2**64, 2**255, -(2**255))
@@ -48,7 +47,8 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
             ("scan", [a, b"", b"\xff", b]),
             ("pool_page", [a, b]),
             ("pool_news", [a, b]),
-            ("submit", [[a, b], [b"", b""], [a]]),
+            ("submit", [a, b]),
+            ("submit", [b"", b"", b"", b"\0" * 20]),
             ("locate", [a, b]),
             ("read", [a, [b"k"]]),
             ("read_old", [a, [b"k"]]),
@@ -159,11 +159,15 @@ async def test_each_transaction_of_a_frame_fails_alone(tmp_path: Path, monkeypat
     monkeypatch.setattr(node, "submit", broken)
     async with served(node, tmp_path / "s"):
         asker = Asker(await trio.open_unix_socket(str(tmp_path / "s")))
-        pairs: list[Value] = [[raw, ALICE.address] for raw in (raws[0], raws[0], raws[2], raws[1])]
-        answer = await asker.ask("submit", *pairs, [b"", None])
+        params: list[Value] = []
+        for raw in (raws[0], raws[0], raws[2], b"", raws[1]):
+            params += raw, ALICE.address
+        answer = await asker.ask("submit", *params)
         assert isinstance(answer, Answer)
-        first, again, bug, second, odd = answer.value
-        assert [first, second] == [decode_transaction(raw).hash for raw in raws[:2]]
-        assert [item[0] for item in (again, bug, odd)] == ["already_known", "internal_error", "decode_error"]
-        assert isinstance(await asker.ask("submit", *pairs * 17), Failure), "more than one frame may bring"
+        assert [(position, code) for position, code, _, _ in answer.value] == [
+            (1, "already_known"), (2, "internal_error"), (3, "decode_error"),
+        ]  # fmt: skip
+        assert isinstance(await asker.ask("submit", *params * 13), Failure), "more than one frame may bring"
+        assert isinstance(await asker.ask("submit", *params, b""), Failure), "one without a sender"
+        assert isinstance(await asker.ask("submit", *params, b"", None), Failure)
     assert node.pool.pending_count == 2

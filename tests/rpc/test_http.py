@@ -123,6 +123,24 @@ async def test_the_short_way_keeps_order_and_limits(tmp_path: Path) -> None:
             await scenario(it)
 
 
+async def test_an_idle_connection_is_closed_and_one_that_waits_is_not(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, replace(OPTIONS, keep_alive_s=1)) as it,
+        await Wire.open(it) as idle,
+        await Wire.open(it) as waiting,
+    ):
+        await idle.send(post(CHAIN))
+        assert (await idle.answer()).json["result"] == "0x7"
+        slow = post(call("dekube_waitForReceipt", NOWHERE, 3_000))
+        await waiting.send(post(CHAIN) + slow)
+        assert (await waiting.answer()).json["result"] == "0x7"
+        assert await idle.is_closed()
+        assert (await waiting.answer()).json["result"]["receipt"] is None, "three times as long as one may be idle"
+        await waiting.send(post(CHAIN))
+        assert (await waiting.answer()).json["result"] == "0x7"
+        assert await waiting.is_closed()
+
+
 async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path) -> None:
     limited = DispatchOptions(rate_per_s=0, requests_per_caller_max=2)
     async with running(tmp_path, replace(OPTIONS, dispatch=limited)) as it:

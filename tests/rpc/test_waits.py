@@ -255,6 +255,67 @@ def test_a_frame_holds_no_more_than_the_node_reads_and_a_failed_one_fails_its_ow
     run(main())
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.001, 60.0])
+def test_what_comes_while_a_frame_is_under_way_leaves_in_the_next_in_order(pause_s: float) -> None:
+    async def main() -> None:
+        frames: list[list[int]] = []
+        begun, answered = asyncio.Event(), asyncio.Event()
+        under_way = 0
+
+        async def ask(questions: Sequence[int]) -> list[int | Exception]:
+            nonlocal under_way
+            under_way += 1
+            assert under_way == 1
+            frames.append(list(questions))
+            begun.set()
+            await answered.wait()
+            under_way -= 1
+            if questions[0] == 2:
+                raise NodeUnavailable
+            return list(questions)
+
+        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
+        asking = [asyncio.ensure_future(gatherer.answer(0))]
+        await begun.wait()
+        for number in range(1, 14):
+            asking.append(asyncio.ensure_future(gatherer.answer(number)))
+            await asyncio.sleep(0)  # another turn for each
+        asking[1].cancel()  # gone while it waited
+        answered.set()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert frames == [[0], [2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13]]
+        assert [type(answer) for answer in answers[1:6]] == [asyncio.CancelledError] + [NodeUnavailable] * 4
+        assert answers[6:] == [6, 7, 8, 9, 10, 11, 12, 13], "a frame that fails does not hold up those behind it"
+        if pause_s < 60:
+            assert await gatherer.answer(14) == 14
+            assert await gatherer.answer(15) == 15
+
+    run(main())
+
+
+def test_after_a_frame_of_several_the_next_waits_for_company_and_leaves_when_it_is_full() -> None:
+    async def main() -> None:
+        frames: list[list[int]] = []
+
+        async def ask(questions: Sequence[int]) -> list[int | Exception]:
+            frames.append(list(questions))
+            return list(questions)
+
+        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
+        for number in range(3):
+            assert await gatherer.answer(number) == number, "who asks alone never waits"
+        assert await asyncio.gather(gatherer.answer(3), gatherer.answer(4)) == [3, 4]
+        waiting = [asyncio.ensure_future(gatherer.answer(number)) for number in (5, 6, 7)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert frames == [[0], [1], [2], [3, 4]]
+        assert await gatherer.answer(8) == 8
+        assert await asyncio.gather(*waiting) == [5, 6, 7]
+        assert frames[4:] == [[5, 6, 7, 8]]
+
+    run(main())
+
+
 async def test_many_wait_at_a_real_gateway_and_all_are_told(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     raws = [transfer(ALICE, nonce, BOB.address, 1) for nonce in range(50)]

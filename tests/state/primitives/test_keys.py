@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,21 @@ def test_the_other_s_of_the_same_signature_is_refused(key: SecretKey, digest: by
     high = (ORDER - int.from_bytes(signature[32:64], "big")).to_bytes(32, "big")
     with pytest.raises(SignatureInvalid):
         recover_address(digest, signature[:32] + high + bytes([signature[64] ^ 1]))
+
+
+@pytest.mark.parametrize(("digest", "signature"), [(31, 65), (33, 64), (32, 64), (32, 66), (0, 97), (0, 0)])
+def test_what_is_no_digest_and_signature_never_reaches_the_library(digest: int, signature: int) -> None:
+    with pytest.raises(SignatureInvalid):
+        recover_address(bytes(digest), bytes(signature))
+
+
+def test_threads_that_recover_at_once_do_not_mix_their_answers() -> None:
+    keys = [SecretKey(bytes([n]) * 32) for n in range(1, 8)]
+    entries = [(keys[n % 7], bytes([n]) * 32) for n in range(40)]
+    signed = [(key.address, digest, key.sign(digest)) for key, digest in entries]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda item: recover_address(item[1], item[2]), signed * 5))
+    assert found == [address for address, _, _ in signed] * 5
 
 
 def test_a_batch_marks_only_its_bad_entries() -> None:

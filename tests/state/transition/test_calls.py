@@ -248,7 +248,7 @@ def test_the_native_form_does_not_carry_calls() -> None:
 def test_any_call_data_gives_the_typed_error(form: CallForm, value: int, data: bytes, is_named: bool) -> None:
     transaction = Transaction(
         b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 2_000_000, CALL_KIND,
-        [form.contract, value, (form.function.selector if is_named else b"") + data], b"", b"",
+        [form.contract, value, (form.function.selector if is_named else b"") + data], (b"", 0, 0, b""), b"",
     )  # fmt: skip
     transaction.sender = ALICE.address
     try:

@@ -1,0 +1,131 @@
+"""Coroutines that go on without a task: what they wait for, in which order they end, how they are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Suspended, start
+from rpc.errors import NodeUnavailable
+from rpc.schema import Param, natural
+from rpc.table import Method
+
+ASKER = Caller("somebody")
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 30))
+
+
+def dispatcher(handle: Callable[..., Any]) -> Dispatcher:
+    param = Param("number", natural(0, 10**6), "")
+    method = Method("do", "Does", handle, {"type": "string"}, (param,), has_min_height=False)
+    return Dispatcher(
+        None,  # type: ignore[arg-type]
+        {"do": method},
+        DispatchOptions(rate_per_s=0, requests_per_caller_max=1000),
+        lambda: 0.0,
+    )
+
+
+def asked(*numbers: int) -> bytes:
+    return json.dumps(
+        [{"jsonrpc": "2.0", "id": n, "method": "do", "params": [number]} for n, number in enumerate(numbers)]
+    ).encode()
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.randoms(use_true_random=False))
+def test_a_batch_is_answered_in_its_order_whatever_ends_first(steps: list[int], random: Any) -> None:
+    async def main() -> None:
+        futures: list[asyncio.Future[None]] = []
+
+        async def handle(_node: object, number: int) -> int:
+            for step in range(number):
+                if step % 2:
+                    await asyncio.sleep(0)
+                else:
+                    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    futures.append(future)
+                    await future
+            if number == 5:
+                raise NodeUnavailable
+            return number
+
+        answer = asyncio.ensure_future(dispatcher(handle).answer(asked(*steps), ASKER))
+        while not answer.done():
+            random.shuffle(futures)
+            if futures:
+                futures.pop().set_result(None)
+            await asyncio.sleep(0)
+        items = json.loads(answer.result() or b"")
+        if not steps:
+            assert items["error"]["data"]["reason"] == "invalid_request"
+            return
+        assert [item["id"] for item in items] == list(range(len(steps)))
+        outcomes = [item["result"] if "result" in item else item["error"]["data"]["reason"] for item in items]
+        assert outcomes == ["node_unavailable" if step == 5 else step for step in steps]
+
+    run(main())
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_batch_that_is_given_up_gives_up_all_of_it(sleeps: bool) -> None:
+    async def main() -> None:
+        ended: list[int] = []
+
+        async def handle(_node: object, number: int) -> int:
+            try:
+                if number == 1:
+                    return number
+                if sleeps:
+                    for _ in range(10**6):
+                        await asyncio.sleep(0)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ended.append(number)
+            raise AssertionError
+
+        answering = start(dispatcher(handle).answer(asked(1, 2, 3), ASKER))
+        assert isinstance(answering, Suspended)
+        told: list[bool] = []
+        answering.then(lambda one: told.append(one.is_cancelled))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert ended == [1]
+        answering.cancel()
+        answering.cancel()
+        for _ in range(6):
+            await asyncio.sleep(0)
+        assert sorted(ended) == [1, 2, 3]
+        assert told == [True]
+        assert answering.answer is None
+
+    run(main())
+
+
+def test_what_fails_while_it_waits_says_why() -> None:
+    async def main() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def handle(_node: object, number: int) -> int:
+            await future
+            return number
+
+        answering = start(dispatcher(handle).answer(asked(7)[1:-1], ASKER))
+        assert isinstance(answering, Suspended)
+        told = asyncio.Event()
+        answering.then(lambda _one: told.set())
+        future.set_exception(NodeUnavailable())
+        await told.wait()
+        assert answering.answer is not None
+        assert json.loads(answering.answer)["error"]["data"]["reason"] == "node_unavailable"
+        answering.cancel()  # changes nothing any more
+        assert not answering.is_cancelled
+
+    run(main())
