@@ -60,6 +60,8 @@ POOL_NOTES_MAX: Final = 64
 POOL_NOTE_S: Final = 0.01
 LAG_BLOCKS_MAX: Final = 2
 """A node further behind than this is syncing."""
+THREADS_MAX: Final = 8
+"""Worker threads that are kept for the chain, whatever else threads are busy with."""
 BLAMES_LOGGED_PER_S: Final = 0.2
 BLAMES_LOGGED_BURST: Final = 20
 """Faults of peers that are logged one by one; the metrics count them all."""
@@ -413,6 +415,7 @@ class _ChainPort:
         self._verifier = verifier
         self._stages = stages
         self._bodies: OrderedDict[bytes, Sequence[Checked]] = OrderedDict()
+        self._threads = trio.CapacityLimiter(THREADS_MAX)
 
     async def build(self, request: BuildRequest) -> Block | None:
         limit = self._ledger.runtime.chain.transactions_max
@@ -515,7 +518,7 @@ class _ChainPort:
         return checked
 
     async def _in_thread(self, stage: str, function: Callable[[], _T]) -> _T:
-        return await trio.to_thread.run_sync(self._stages.call, stage, function)
+        return await trio.to_thread.run_sync(self._stages.call, stage, function, limiter=self._threads)
 
     def _keep(self, block_hash: bytes, checked: Sequence[Checked]) -> None:
         self._bodies[block_hash] = checked

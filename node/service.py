@@ -50,13 +50,14 @@ from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits
 from p2p.punch import Puncher
 from p2p.reach import Reach
-from p2p.service import Network, NetworkConfig
+from p2p.service import Network, NetworkConfig, vicinity_of
+from p2p.sockets import Connector
 from p2p.transport import Endpoint
 from relay.client import RelayClient
 from relay.publisher import FanoutClient
 from rpc.backend import Backend
-from state.primitives.address import format_address
 from rpc.limits import raise_descriptor_limit
+from state.primitives.address import format_address
 from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
@@ -75,9 +76,9 @@ BLOB_UPLINK_PERCENT: Final = 70
 """Part of the line's upload that blobs may take; the rest is for the chain."""
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 RELAYS_LOOK_BLOCKS: Final = 600
-"""How often, in blocks, a node looks for relays in the chain's registry."""
 DESCRIPTORS_MAX: Final = 8_192
 """Open files: each peer has up to seventeen connections, the database keeps a thousand files open."""
+"""How often, in blocks, a node looks for relays in the chain's registry."""
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
 
 
@@ -278,11 +279,11 @@ class Node:
             peer = parse_peer(text)
             host, port = parse_host_port(peer.endpoint.removeprefix("tcp:"))
             relays.append(Endpoint(host, port, peer.address))
-        client = RelayClient(lambda: self._identity, relays)
         config = NetworkConfig(
             listen=(parse_host_port(options.listen),) if options.listen else (),
             advertise=options.advertise,
             bootstrap=options.bootstrap,
+            dial_inner=options.dial_inner,
             data_dir=self.home.peers,
             blob_dir=self.home.blobs,
             blob_budget_bytes=options.blob_store_bytes_max,
@@ -293,14 +294,19 @@ class Node:
             ),
         )
         log = structlog.get_logger("p2p")
-        puncher = Puncher(lambda: [reservation.endpoint for reservation in client.reservations])
+        connector = Connector(vicinity_of(config, relays))
+        client = RelayClient(lambda: self._identity, relays, connect=connector.connect)
+        puncher = Puncher(
+            lambda: [reservation.endpoint for reservation in client.reservations], look_up=connector.look_up
+        )
         self.reach = Reach(log=log.info)
         network = Network(
             config,
             self._identity,
             dialers={"relay": client, "punch": puncher},
             acceptors=(client, puncher, self.reach),
-            fanout=FanoutClient(lambda: self._identity),
+            fanout=FanoutClient(lambda: self._identity, on_published=client.published, connect=connector.connect),
+            connector=connector,
             log=log.debug,
         )
         network.on_paths(lambda _target, known: client.ways(known))
@@ -496,6 +502,6 @@ def run_node(
             await node.run()
             nursery.cancel_scope.cancel()
 
+    raise_descriptor_limit(DESCRIPTORS_MAX)
     trio.run(main, instruments=(node.stages,))
     _log.info("stopped")
-    raise_descriptor_limit(DESCRIPTORS_MAX)

@@ -28,6 +28,8 @@ class NetworkLimits:
     handshake_timeout_s: float = 5.0
     dial_timeout_s: float = 10.0
     dials_max: int = 32
+    dials_reserved: int = 12
+    """Of these, for whom we always want and for those that the owner named."""
     redial_min_s: float = 0.25
     redial_max_s: float = 30.0
     redial_persistent_max_s: float = 5.0

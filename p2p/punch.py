@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -27,8 +27,9 @@ from p2p.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefus
 from p2p.identity import Identity
 from p2p.limits import RateLimiter
 from p2p.peer import PeerInfo, RequestHandler
-from p2p.sockets import tune
+from p2p.sockets import Connector, tune
 from p2p.transport import Acceptance, Endpoint
+from p2p.vicinity import Vicinity
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 
@@ -175,6 +176,10 @@ class _Network(Protocol):
     def on_request(self, method: str, handler: RequestHandler) -> None: ...
 
 
+LookUp = Callable[[str, socket.AddressFamily], Awaitable[list[str]]]
+"""Returns the addresses of a host. Raises OSError."""
+
+
 class _Port:
     """One local port, held open towards the observers while the attempt lasts."""
 
@@ -203,12 +208,12 @@ class _Port:
         self.number = self.number or int(made.getsockname()[1])
         return made
 
-    async def observe(self, observer: Endpoint) -> Observed:
+    async def observe(self, observer: Endpoint, look_up: LookUp) -> Observed:
         """Ask one observer; the connection stays open, and with it the mapping. Raises OSError, DecodeError."""
         sock = await self.bound()
         self._held.append(sock)
-        found = await trio.socket.getaddrinfo(observer.host, observer.port, self.family, socket.SOCK_STREAM)
-        await sock.connect(found[0][4])
+        found = await look_up(observer.host, self.family)
+        await sock.connect((found[0], observer.port))
         await sock.send(OBSERVE_PREAMBLE)
         data = b""
         while not data or len(data) < 1 + data[0]:
@@ -244,8 +249,15 @@ class Puncher:
     they stay there is decided by what is measured, as with any path.
     """
 
-    def __init__(self, observers: Callable[[], Sequence[Endpoint]], options: PunchOptions | None = None) -> None:
+    def __init__(
+        self,
+        observers: Callable[[], Sequence[Endpoint]],
+        options: PunchOptions | None = None,
+        *,
+        look_up: LookUp | None = None,
+    ) -> None:
         self._observers = observers
+        self._look_up = look_up or Connector(Vicinity(is_inner=True)).look_up
         self._options = options or PunchOptions()
         self._network: _Network | None = None
         self._acceptance: Acceptance | None = None
@@ -371,7 +383,7 @@ class Puncher:
             for observer in self._observers():
                 try:
                     with trio.fail_after(self._options.observe_s_max):
-                        seen.append(await port.observe(observer))
+                        seen.append(await port.observe(observer, self._look_up))
                 except (OSError, DecodeError, trio.TooSlowError, ValueError) as error:
                     reasons.append(f"{observer}: {error or type(error).__name__}")
                 if len(seen) == 2:

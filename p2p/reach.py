@@ -23,7 +23,6 @@ from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import RateLimiter
 from p2p.peer import PeerInfo, RequestHandler
-from p2p.sockets import TcpDialer
 from p2p.transport import ENDPOINT_CHARACTERS_MAX, Acceptance, Endpoint
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
@@ -242,7 +241,7 @@ class Reach:
         stream: trio.abc.Stream | None = None
         try:
             with trio.fail_after(self._options.timeout_s):
-                stream = await TcpDialer().dial(endpoint, peer)
+                stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
                 await stream.send_all(handshake.start())
                 while handshake.session is None:
                     data = await stream.receive_some(_READ_BYTES)

@@ -42,10 +42,11 @@ from p2p.peer import (
 )
 from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
 from p2p.records import RECORD_BYTES_MAX, PeerRecord
-from p2p.sockets import TcpDialer, kernel_notes, tune
+from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
 from p2p.steering import Steering
 from p2p.transfer import BlobTransfer
 from p2p.transport import Acceptor, Dialer, Endpoint, Fanout
+from p2p.vicinity import Vicinity
 from state.primitives.errors import ConfigError, DecodeError, ProtocolError
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Network",
     "NetworkConfig",
     "parse_bootstrap",
+    "vicinity_of",
 ]
 
 TOPIC_RECORD: Final = "record"
@@ -87,6 +89,8 @@ class NetworkConfig:
     """``0x<address>@host:port``, ``host:port`` or either with a whole endpoint: see ``parse_bootstrap``."""
     data_dir: Path | None = None
     """Where the address book is kept over a restart; None: nowhere."""
+    dial_inner: bool = False
+    """Dial private and loopback addresses too that strangers name; so it is anyhow where the options above do."""
     blob_dir: Path | None = None
     blob_budget_bytes: int = 16 * 1024**3
     limits: NetworkLimits = field(default_factory=NetworkLimits)
@@ -104,6 +108,7 @@ class Network:
         dialers: Mapping[str, Dialer] | None = None,
         acceptors: Sequence[Acceptor] = (),
         fanout: Fanout | None = None,
+        connector: Connector | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         random: Random | None = None,
         log: Callable[..., None] | None = None,
@@ -121,7 +126,9 @@ class Network:
         """What the kernel granted on the listening sockets."""
         self.started = trio.Event()
         self.blobs: BlobStore | None = None
-        self._dialers: dict[str, Dialer] = {"tcp": TcpDialer(), **(dialers or {})}
+        self.connector = connector or Connector(vicinity_of(config))
+        """Opens what is dialled by host and port, here and for who brings other dialers."""
+        self._dialers: dict[str, Dialer] = {"tcp": TcpDialer(self.connector), **(dialers or {})}
         self._acceptors = acceptors
         self._now_ms = now_ms
         self._random = random or Random(secrets.randbits(64))
@@ -385,6 +392,7 @@ class Network:
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
+        self.connector.vicinity.name(endpoint.host)
         self._dialling.add_endpoint(address, endpoint)
 
     def record(self, address: bytes) -> PeerRecord | None:
@@ -754,13 +762,18 @@ class Network:
         if (
             self._nursery is None
             or not way.is_open(trio.current_time())
-            or self._dialling_now >= self.limits.dials_max
+            or self._dialling_now >= self._dials_max(way)
             or not (endpoints := self._dialling.endpoints_of(way))
         ):
             return
         way.is_dialling = True
         self._dialling_now += 1
         self._nursery.start_soon(self._dial_and_live, way, endpoints)
+
+    def _dials_max(self, way: Way) -> int:
+        """Dials of strangers leave room: however slow they make theirs, those that we need are made meanwhile."""
+        is_needed = bool(way.endpoints) or way.target in self._persistent
+        return self.limits.dials_max - (0 if is_needed else self.limits.dials_reserved)
 
     async def _dial_and_live(self, way: Way, endpoints: list[Endpoint]) -> None:
         link = None
@@ -962,6 +975,14 @@ def _network_of(remote: str) -> str:
 def _crowd_of(host: str | None) -> str | None:
     """Return the network in whose crowd a peer counts; only public addresses have one."""
     return None if host is None or not _address_of(host).is_global else _network_of(host)
+
+
+def vicinity_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> Vicinity:
+    """Return what strangers may send a node of this configuration to. Raises ConfigError."""
+    listen = [host for host, _ in config.listen if host]
+    first = [parse_bootstrap(text)[1] for text in config.bootstrap]
+    endpoints = (*first, *map(_endpoint, config.advertise), *relays)
+    return Vicinity([*listen, *(endpoint.host for endpoint in endpoints)], is_inner=config.dial_inner)
 
 
 def _endpoint(text: str) -> Endpoint:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from functools import cache
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -11,8 +12,19 @@ from typing import Final, NamedTuple
 import trio
 
 from p2p.transport import Endpoint
+from p2p.vicinity import Vicinity, zone_of
 
-__all__ = ["SocketTuning", "TcpDialer", "TcpInfo", "kernel_notes", "local_address", "tcp_info", "tune"]
+__all__ = [
+    "Connector",
+    "Opener",
+    "SocketTuning",
+    "TcpDialer",
+    "TcpInfo",
+    "kernel_notes",
+    "local_address",
+    "tcp_info",
+    "tune",
+]
 
 USER_TIMEOUT_MS: Final = 20_000
 NOTSENT_LOWAT_BYTES: Final = 64 * 1024
@@ -31,6 +43,14 @@ _SYSCTLS: Final = (
     ("net.ipv4.tcp_rmem", 16 * 1024 * 1024, "long fast lines are not filled"),
 )
 
+
+OWN_LOOKUPS_MAX: Final = 8
+"""Threads that look up names of the owner's own options."""
+LOOKUPS_MAX: Final = 4
+"""Threads that look up what strangers named; such a name may take as long as its owner likes."""
+ADDRESSES_MAX: Final = 4
+"""Of one name."""
+ADDRESS_STAGGER_S: Final = 0.3
 
 CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
 """What dialling a host within a time may raise. ValueError: a name that cannot be encoded."""
@@ -137,11 +157,87 @@ def is_paced() -> bool:
     return True
 
 
+def _family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+Opener = Callable[[str, int], Awaitable[trio.SocketStream]]
+"""Opens a TCP connection to a host and port. Raises OSError; the caller sets the time limit."""
+
+
+class Connector:
+    """Opens TCP connections to hosts by name or number, within what ``vicinity`` allows.
+
+    Names are looked up in threads of their own, few, so that slow names of strangers keep nothing else waiting:
+    an abandoned lookup holds its thread until the system gives it up.
+    """
+
+    def __init__(self, vicinity: Vicinity) -> None:
+        self.vicinity = vicinity
+        self._own = trio.CapacityLimiter(OWN_LOOKUPS_MAX)
+        self._strangers = trio.CapacityLimiter(LOOKUPS_MAX)
+
+    async def look_up(self, host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[str]:
+        """Return the addresses of a host that may be dialled. Raises OSError where there is none."""
+        is_named = self.vicinity.is_named(host)
+        if zone_of(host) is not None:
+            found = [host] if family in (socket.AF_UNSPEC, _family_of(host)) else []
+        else:
+            look = partial(socket.getaddrinfo, host, None, family, socket.SOCK_STREAM)
+            limiter = self._own if is_named else self._strangers
+            answers = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=limiter)
+            found = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+        allowed = [address for address in found if is_named or self.vicinity.may_dial(address)]
+        if not allowed:
+            raise OSError(f"{host}: no address that this node may be sent to")
+        return allowed[:ADDRESSES_MAX]
+
+    async def connect(self, host: str, port: int) -> trio.SocketStream:
+        """Return a stream to the first address that answers. Raises OSError; the caller sets the time limit."""
+        addresses = await self.look_up(host)
+        if len(addresses) == 1:
+            return await trio.open_tcp_stream(addresses[0], port)
+        won: trio.SocketStream | None = None
+        error: OSError | None = None
+
+        async def attempt(address: str, failed: trio.Event) -> None:
+            nonlocal won, error
+            try:
+                stream = await trio.open_tcp_stream(address, port)
+            except OSError as problem:
+                error = problem
+                failed.set()
+                return
+            if won is None:
+                won = stream
+                nursery.cancel_scope.cancel()
+            else:
+                await trio.aclose_forcefully(stream)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    failed = trio.Event()
+                    nursery.start_soon(attempt, address, failed)
+                    with trio.move_on_after(ADDRESS_STAGGER_S):
+                        await failed.wait()
+        except BaseException:
+            if won is not None:
+                await trio.aclose_forcefully(won)
+            raise
+        if won is None:
+            raise error or OSError(f"{host}:{port}: no address answered")
+        return won
+
+
 class TcpDialer:
-    """Dials ``tcp:host:port``."""
+    """Dials ``tcp:host:port`` by way of a connector; without one, wherever it is told to."""
+
+    def __init__(self, connector: Connector | None = None) -> None:
+        self._connector = connector or Connector(Vicinity(is_inner=True))
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
         """Return a tuned stream. Raises OSError."""
-        stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
+        stream = await self._connector.connect(endpoint.host, endpoint.port)
         tune(stream.socket)
         return stream

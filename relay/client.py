@@ -25,7 +25,7 @@ from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.link import shake_hands
-from p2p.sockets import CONNECT_ERRORS, tune
+from p2p.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.transport import Acceptance, Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.judge import Fault, RelayJudge
@@ -77,6 +77,8 @@ LOOK_S: Final = 1.0
 STALLED_S: Final = 12.0
 """A circuit that ended after so long without an answer to what was sent has stalled."""
 PROBES_MAX: Final = 8
+TALLIES_MAX: Final = 1_024
+"""Relays with a count, beyond which none is counted and paid for fan-out alone."""
 """Relays whose round trip is measured before some are chosen."""
 
 log = structlog.get_logger("relay")
@@ -166,9 +168,12 @@ class RelayClient:
         make_identity: Callable[[], Identity],
         relays: Sequence[Endpoint] = (),
         options: RelayClientOptions | None = None,
+        *,
+        connect: Opener = trio.open_tcp_stream,
     ) -> None:
         for endpoint in relays:
             _check_relay(endpoint)
+        self.connect = connect
         self.judge = RelayJudge()
         self.link_states: dict[bytes, LinkState] = {}
         """What our relays say of their ways to others, by relay."""
@@ -379,6 +384,18 @@ class RelayClient:
         for hop in hops:
             if hop not in self._links and self._nursery is not None:
                 self._nursery.start_soon(self._try_link, hop)
+
+    def published(self, relay: Endpoint, size_bytes: int) -> None:
+        """Note that ``relay`` was given a piece to hand on, so many bytes if everybody gets it, and pay for it."""
+        address = relay.relay or b""
+        tally = self._tallies.get(address)
+        if tally is None:
+            if len(self._tallies) >= TALLIES_MAX:
+                return
+            tally = self._tallies[address] = Tally(address)
+        tally.published(size_bytes)
+        if tally.tariff is None or tally.tariff.price_per_gib:
+            self._meet([relay])
 
     async def _try_link(self, endpoint: Endpoint) -> None:
         try:
@@ -642,10 +659,9 @@ class RelayClient:
             raise RelayUnreachable(f"{endpoint}: closed before the circuit was joined")
         raise _refused(status[0])
 
-    @staticmethod
-    async def _show(endpoint: Endpoint, token: bytes) -> trio.SocketStream:
+    async def _show(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
         """Open a data connection and show its token."""
-        stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
+        stream = await self.connect(endpoint.host, endpoint.port)
         try:
             tune(stream.socket)
             keep_alive(cast(socket.socket, stream.socket))
@@ -899,7 +915,7 @@ class _Link:
         try:
             with trio.fail_after(self._options.connect_s_max):
                 began = trio.current_time()
-                stream = await trio.open_tcp_stream(self.endpoint.host, self.endpoint.port)
+                stream = await self._client.connect(self.endpoint.host, self.endpoint.port)
                 self._stream = stream
                 connected_s = trio.current_time() - began
                 tune(stream.socket)

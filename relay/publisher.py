@@ -19,7 +19,7 @@ from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.link import shake_hands
-from p2p.sockets import CONNECT_ERRORS, tune
+from p2p.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.transport import Endpoint
 from relay.errors import RelayProtocolError, RelayUnreachable
 from relay.fanout import (
@@ -61,10 +61,22 @@ class FanoutOptions:
 
 
 class FanoutClient:
-    """``p2p.transport.Fanout`` over relays; ``make_identity`` is asked before each handshake."""
+    """``p2p.transport.Fanout`` over relays; ``make_identity`` is asked before each handshake.
 
-    def __init__(self, make_identity: Callable[[], Identity], options: FanoutOptions | None = None) -> None:
+    ``on_published`` hears of each piece that a relay was given: which one, and how many bytes all copies may be.
+    """
+
+    def __init__(
+        self,
+        make_identity: Callable[[], Identity],
+        options: FanoutOptions | None = None,
+        *,
+        on_published: Callable[[Endpoint, int], None] = lambda _relay, _size_bytes: None,
+        connect: Opener = trio.open_tcp_stream,
+    ) -> None:
         self._make_identity = make_identity
+        self._connect = connect
+        self._on_published = on_published
         self._options = options or FanoutOptions()
         self._nursery: trio.Nursery | None = None
         self._receive: Callable[[bytes, bytes, bytes], None] = lambda _relay, _publisher, _piece: None
@@ -108,6 +120,7 @@ class FanoutClient:
         assert len(piece) <= PIECE_BYTES_MAX and len(members) <= MEMBERS_MAX
         line = await self._line(relay)
         await line.publish(frozenset(members), piece)
+        self._on_published(relay, len(piece) * len(members))
 
     def _reconcile(self) -> None:
         """Keep a connection to each relay where pieces are waited for, and to no other."""
@@ -149,7 +162,9 @@ class FanoutClient:
         if line is None or line.error is not None:
             if len(self._lines) >= self._options.relays_max and relay not in self._wanted:
                 raise RelayUnreachable("connected to as many relays as allowed")
-            line = self._lines[relay] = _Line(self._make_identity(), endpoint, relay, self._options)
+            line = self._lines[relay] = _Line(
+                self._make_identity(), endpoint, relay, self._options, self._connect
+            )  # fmt: skip
             line.accept(self._publishers)
             self._nursery.start_soon(self._run_line, line)
         await line.opened.wait()
@@ -170,7 +185,10 @@ class _Line:
 
     channel: FanoutChannel
 
-    def __init__(self, identity: Identity, endpoint: Endpoint, relay: bytes, options: FanoutOptions) -> None:
+    def __init__(
+        self, identity: Identity, endpoint: Endpoint, relay: bytes, options: FanoutOptions, connect: Opener
+    ) -> None:
+        self._connect = connect
         self.endpoint = endpoint
         self.relay = relay
         self.opened = trio.Event()
@@ -261,7 +279,7 @@ class _Line:
     async def _open(self) -> bool:
         try:
             with trio.fail_after(self._options.connect_s_max):
-                stream = await trio.open_tcp_stream(self.endpoint.host, self.endpoint.port)
+                stream = await self._connect(self.endpoint.host, self.endpoint.port)
                 self._stream = stream
                 tune(stream.socket)
                 handshake = Handshake(
