@@ -203,6 +203,10 @@ class Steering:
 
     def _sample(self, peer: Peer, now: float) -> None:
         """Note round trips; move control where another path has been better for long enough."""
+        offered = self._offered.get(peer)
+        for link in peer.lanes if offered is not None else ():
+            if link.way is not None and link.rtt_s is not None and offered is not None:
+                offered.measured_rtt(link.way, link.rtt_s, now)
         control = peer.control
         if control is None or control.endpoint is None:
             return
@@ -222,8 +226,10 @@ class Steering:
             return False
         now = trio.current_time()
         present = self._planners.pop(peer, None)
-        tables = (self._dialling.table(peer.address), self._offered.get(peer))
-        fresh = [BulkPlanner(table, is_paced=is_paced()) for table in tables if table is not None]
+        tables = [self._dialling.table(peer.address), *([self._offered[peer]] if peer in self._offered else [])]
+        # Our own ways first, unless they are mere words and the peer's lead here.
+        tables.sort(key=lambda table: not any(table.has_worked(p) and table.is_ready(p, now) for p in table.paths))
+        fresh = [BulkPlanner(table, is_paced=is_paced()) for table in tables]
         for planner in fresh if present is None else [present, *fresh]:
             planner.start(peer.mux.bulk_out.waiting_bytes, now)
             if planner.plan:
@@ -368,12 +374,10 @@ class Steering:
             path = numbers.path(numbers.first if number == ANY_WAY else number)
             if path is None:
                 continue
-            have = self._granted[peer, path]
-            room = min(
-                self._limits.lanes_max - sum(self._granted[found] for found in self._granted if found[0] is peer),
-                self._limits.lanes_asked_sum_max - self._granted.total(),
-            )
-            for _ in range(min(count - have, room)):
+            its = sum(granted for (other, _), granted in self._granted.items() if other is peer)
+            left = max(self._limits.lanes_asked_sum_max - self._granted.total(), 1 - its)  # one each, whoever asks
+            room = min(left, self._limits.lanes_max - its)
+            for _ in range(min(count - self._granted[peer, path], room)):
                 if not self._dialling.table(peer.address).has_worked(path) and not (
                     self._new_ways.allows(peer.address, now) and self._new_ways_sum.allows(None, now)
                 ):

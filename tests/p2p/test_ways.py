@@ -173,3 +173,42 @@ async def test_a_peer_is_not_made_to_dial_where_its_asker_says(autojump_clock: o
         assert 0 < alice.counters["dials_failed"] <= allowed + 1
         assert alice.counters["dials"] - before <= allowed + 20  # and lanes by the way that leads to him
         await until(lambda: alice.is_connected(B))
+
+
+async def test_one_lane_is_there_for_everybody_who_asks(autojump_clock: object) -> None:
+    """Who asks for many leaves one for each of the others, however many have been asked for."""
+    roads = Roads()
+    alice = member(0, roads, lanes_asked_sum_max=4)
+    others = [member(number, roads) for number in range(1, 5)]
+    for other in others:
+        alice.add_endpoint(other.identity.address, Endpoint("first", 1, other.identity.address))
+    async with running(alice, *others):
+        await alice.wait_peers(0)
+        for other in others:
+            await alice.request(other.identity.address, "peers", b"")
+        for other in others:
+            next(iter(other._peers.values())).ask_for_lanes({ANY_WAY: 16})
+            await trio.sleep(1)
+        counts = [alice._peers[other.identity.address].lanes_of(is_ours=False) for other in others]
+        assert counts == [4, 1, 1, 1]
+
+
+async def test_ways_that_are_mere_words_are_not_preferred_to_those_of_the_peer(autojump_clock: object) -> None:
+    """Alice's record names a place where nobody answers; Bob finds out once, and asks."""
+    roads = Roads()
+    alice, bob = member(0, roads), member(1, roads)
+    inbox = Inbox(alice, BLOCK)
+    roads.closed.add("nowhere")
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob), trio.open_nursery() as nursery:
+        await bob.wait_peers(1)
+        await trio.sleep(2)
+        bob.add_endpoint(A, Endpoint("nowhere", 1, A))
+        failed = []
+        for _ in range(3):
+            nursery.start_soon(feed, bob, A, 30)
+            await collect(inbox, 30)
+            assert any(link.way is not None for link in next(iter(bob._peers.values())).lanes)
+            failed.append(bob.counters["dials_failed"])
+            await trio.sleep(70)  # the lanes have closed, and its pause is over
+        assert 0 < failed[0] == failed[-1]
