@@ -34,6 +34,7 @@ __all__ = [
     "Purpose",
     "Totals",
     "Vault",
+    "add_earnings",
     "bill_lines",
     "check_escrow",
     "check_escrows",
@@ -228,7 +229,7 @@ class Vault:
         self._change(pool, owner, -amount)
         self._record = self._record._replace(paid=self._record.paid + amount)
         credit(self._state, to, amount)
-        _earn(self._state, to, role, amount)
+        add_earnings(self._state, to, role, amount)
         self._emit(PAID(self.id, to, amount, purpose))
         self._save(Movement.PAID, purpose, pool, to, amount, subject)
 
@@ -363,7 +364,8 @@ def _earnings(value: Any) -> dict[Role, int]:
     return {Role(role): amount for role, amount in (items_of(entry, int, int) for entry in value)}
 
 
-def _earn(state: Overlay, address: bytes, role: Role, amount: int) -> None:
+def add_earnings(state: Overlay, address: bytes, role: Role, amount: int) -> None:
+    """Note that ``address`` was paid ``amount`` in ``role``."""
     earned = earnings_of(state, address)
     earned[role] = earned.get(role, 0) + amount
     state.put(_EARNINGS + address, encode([[int(kind), earned[kind]] for kind in sorted(earned)]))

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from node.carriage import GatewayLedger
 from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private, write_whole
 from node.logs import configure_logs
 from p2p.identity import Identity, Role
 from p2p.transport import Endpoint
+from relay.credit import CreditOptions
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
 from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
@@ -51,6 +53,10 @@ class RelayHomeOptions:
     fanout: FanoutLimits = field(default_factory=FanoutLimits)
     tariff: Tariff = field(default_factory=Tariff)
     """What carrying costs; by default nothing."""
+    credit: CreditOptions = field(default_factory=CreditOptions)
+    """Who is carried how far where it costs something."""
+    rpc: tuple[str, ...] = ()
+    """Gateways to ask what payers are good for and to bring their receipts to; none: all payers are strangers."""
     log: LogOptions = field(default_factory=LogOptions)
 
 
@@ -71,9 +77,13 @@ def create_relay_home(
     return home
 
 
-def run_relay_home(home: Home) -> None:
-    """Run the relay that lives in ``home`` until it is told to stop. Raises ConfigError or KeystoreError."""
+def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
+    """Run the relay that lives in ``home`` until it is told to stop. Raises ConfigError or KeystoreError.
+
+    ``urls`` are gateways to ask in place of those of its options.
+    """
     options = load_table(home.config, RelayHomeOptions)
+    urls = urls or options.rpc
     for listen in filter(None, (options.listen, options.metrics)):
         parse_host_port(listen)
     configure_logs(options.log)
@@ -95,9 +105,11 @@ def run_relay_home(home: Home) -> None:
     try:
         relay = RelayOptions(
             listen=options.listen, metrics_listen=options.metrics, limits=options.limits, fanout=options.fanout,
-            tariff=options.tariff, peers=options.peers, receipts=home.path(RECEIPTS), drain_s_max=options.drain_s,
+            tariff=options.tariff, credit=options.credit, peers=options.peers, receipts=home.path(RECEIPTS),
+            drain_s_max=options.drain_s,
         )  # fmt: skip
-        run_relay(relay, make_identity, on_ready=tell)
+        ledger = GatewayLedger(urls, account) if urls else None
+        run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
     finally:
         home.ready.unlink(missing_ok=True)
 

@@ -156,8 +156,8 @@ class RelayCore:
     """Reservations and circuits of one relay.
 
     ``issue`` makes the voucher for (client, life in seconds); ``random`` returns so many unguessable bytes.
-    ``check_route`` decodes and verifies a route, ``may_dial`` says whether an address has paid its way so far, and
-    ``others`` names relays for those whom this one refuses.
+    ``check_route`` decodes and verifies a route, ``may_dial`` says whether an address that came from a host has
+    paid its way so far, and ``others`` names relays for those whom this one refuses.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class RelayCore:
         random: Callable[[int], bytes],
         address: bytes = b"",
         check_route: Callable[[bytes], VerifiedRoute] = _no_routes,
-        may_dial: Callable[[bytes], bool] = lambda _payer: True,
+        may_dial: Callable[[bytes, HostUse], bool] = lambda _payer, _host: True,
         others: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._limits = limits
@@ -506,7 +506,7 @@ class RelayCore:
             circuits_max = limits.circuits_per_host_max if is_dialler else limits.circuits_per_relay_max
             if control.host.circuits >= circuits_max or control.host.pending >= limits.pending_per_host_max:
                 return Refusal.HOST_LIMIT
-        if not self._may_dial(payer.address):
+        if not self._may_dial(payer.address, control.host):
             return Refusal.UNPAID
         if len(self._pending) >= limits.pending_max or (
             len(self._pending) + len(self._running) >= limits.circuits_max

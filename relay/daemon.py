@@ -16,9 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import structlog
 import uvloop
@@ -32,7 +33,8 @@ from p2p.punch import OBSERVE_PREAMBLE, observed_answer
 from p2p.sockets import tune
 from p2p.transport import Endpoint
 from relay.circuit import Drop, Effect, Hold, Join, Onward, Refuse, RelayCore, Send
-from relay.errors import Refusal, RelayProtocolError
+from relay.credit import Credit, CreditOptions, Ledger, Standing
+from relay.errors import LedgerUnavailable, Refusal, RelayProtocolError
 from relay.fanout import FANOUT_PREAMBLE, FanoutLimits
 from relay.fanout_daemon import FanoutServer
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits, paces
@@ -56,7 +58,7 @@ from relay.protocol import (
     Terms,
     Voucher,
 )
-from relay.receipts import ReceiptStore, StoredReceipt
+from relay.receipts import ReceiptStore, StoredReceipt, settle_receipts
 from relay.route import Route, VerifiedRoute
 from relay.splice import Circuit, keep_alive, set_pace
 from state.primitives.address import format_address
@@ -76,10 +78,18 @@ SLOW_TICKS: Final = 4
 """Pacing and links to other relays are looked after every so many ticks."""
 SAVE_S: Final = 5
 """How often new receipts go to disk."""
+ASK_AT_ONCE: Final = 16
+"""Payers that a thread asks the chain about before it looks who else waits."""
+SETTLE_LOOK_S: Final = 5
+SETTLE_AT_ONCE: Final = 8
+"""Payers whose receipts a thread brings on chain before it looks again."""
+LEDGER_PAUSE_S: Final = 30
+"""The chain is left alone for so long where no node answers."""
 
 _PREAMBLES: Final = (CONTROL_PREAMBLE, DATA_PREAMBLE, OBSERVE_PREAMBLE, FANOUT_PREAMBLE)
 _PURPOSES: Final = {CONTROL_PREAMBLE: Purpose.RELAY_CONTROL, FANOUT_PREAMBLE: Purpose.RELAY_FANOUT}
 
+_T = TypeVar("_T")
 log = structlog.get_logger("relay")
 
 
@@ -94,6 +104,7 @@ class RelayOptions:
     limits: RelayLimits = field(default_factory=RelayLimits)
     fanout: FanoutLimits = field(default_factory=FanoutLimits)
     tariff: Tariff = field(default_factory=Tariff)
+    credit: CreditOptions = field(default_factory=CreditOptions)
     peers: tuple[str, ...] = ()
     """Other relays, as ``relay:<address>:host:port``: connections to them are kept, and measured."""
     receipts: Path | None = None
@@ -107,6 +118,7 @@ def run_relay(
     make_identity: Callable[[], Identity],
     *,
     on_ready: Callable[[RelayDaemon], None] | None = None,
+    ledger: Ledger | None = None,
 ) -> None:
     """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
 
@@ -114,12 +126,13 @@ def run_relay(
     second it ends at once.
 
     ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
-    vouchers are signed with it. It is called again every day.
+    vouchers are signed with it. It is called again every day. A relay that asks a price and has a ``ledger``
+    learns there what its payers are good for and settles what they sign; without one they are strangers to it.
     Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
     """
 
     async def main() -> None:
-        daemon = RelayDaemon(options, make_identity)
+        daemon = RelayDaemon(options, make_identity, ledger)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.drain)
@@ -138,7 +151,9 @@ def run_relay(
 class RelayDaemon:
     """One relay on the running loop; ``start``, then ``wait_stopped``, then ``close``."""
 
-    def __init__(self, options: RelayOptions, make_identity: Callable[[], Identity]) -> None:
+    def __init__(
+        self, options: RelayOptions, make_identity: Callable[[], Identity], ledger: Ledger | None = None
+    ) -> None:
         self.options = options
         self.limits = options.limits
         self.hosts = HostTable(options.limits)
@@ -157,6 +172,7 @@ class RelayDaemon:
         self.cashier = Cashier(
             options.tariff, genesis_hash=self._identity.genesis_hash, relay=self._identity.address
         )
+        self.credit = Credit(options.credit, self.cashier)
         self.core = RelayCore(
             options.limits,
             self.hosts,
@@ -164,19 +180,27 @@ class RelayDaemon:
             random=secrets.token_bytes,
             address=self._identity.address,
             check_route=self._check_route,
-            may_dial=self.cashier.is_served,
+            may_dial=self._is_served,
             others=self._others,
         )
         self.links = OnwardLinks(self)
         self.fanout = FanoutServer(
             options.fanout,
             is_reserved=lambda address: self.core.is_reserved(address, self.now_ms()),
-            is_served=self.cashier.is_served,
+            is_served=self._is_served,
+            charge=self._charge_copies,
             now_ms=self.now_ms,
             drop=self.drop,
             gone=self.gone,
         )
         self.receipts_total = 0
+        self.settled_total = 0
+        self._ledger = ledger if options.tariff.price_per_gib else None
+        self._ledger_after_ms = 0
+        self._asking: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._settle_looked_at_ms = 0
+        self._fee: int | None = None
         self._peers = tuple(_relay_endpoint(text) for text in options.peers)
         self._link_state = b""
         self._link_names: set[bytes] = set()
@@ -185,7 +209,7 @@ class RelayDaemon:
         self._unsaved: dict[bytes, StoredReceipt] = {}
         self._saving: asyncio.Future[None] | None = None
         self._saved_at_ms = self.now_ms()
-        self._payers: dict[int, tuple[bytes, FreeTier]] = {}
+        self._payers: dict[int, tuple[bytes, FreeTier, HostUse]] = {}
         self._onward: dict[int, Endpoint] = {}
         self._moved: Counter[int] = Counter()
         self._paces: dict[int, int] = {}
@@ -211,6 +235,9 @@ class RelayDaemon:
     async def start(self) -> None:
         """Listen. Raises ConfigError."""
         self._loop.set_exception_handler(self._on_exception)
+        if self._ledger is not None and self._store is not None:
+            for stored in await self._loop.run_in_executor(None, self._store.load):
+                self.credit.signed(stored.receipt, self.now_ms())
         _raise_descriptor_limit(self.limits.connections_max + DESCRIPTORS_SPARE)
         self.endpoint = await self._listen(self.options.listen, lambda: _Opening(self), "relay.listen")
         if self.options.metrics_listen:
@@ -263,6 +290,7 @@ class RelayDaemon:
         self._save_receipts()
         if self._saving is not None:
             await self._saving
+        self._ledger = None  # what its threads are at ends with the transaction under way
         log.info("relay stopped", circuits=self.circuits_total, bytes=self.bytes_total)
 
     def identity(self) -> Identity:
@@ -384,6 +412,7 @@ class RelayDaemon:
         tariff = self.options.tariff
         control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))
         self.cashier.opened(channel.address)
+        self.credit.met(channel.address, opening.host, self.now_ms())
         control.data_received(b"")  # what came right behind the handshake
 
     def control_message(self, control: _Control, message: Message) -> None:
@@ -407,6 +436,7 @@ class RelayDaemon:
         )  # fmt: skip
         if receipt is not None:
             self.receipts_total += 1
+            self.credit.signed(receipt, self.now_ms())
             self._unsaved[receipt.channel] = StoredReceipt(receipt, channel.certificate.encode())
 
     def _signed_links(self) -> bytes:
@@ -490,7 +520,9 @@ class RelayDaemon:
             on_look=self._look,
         )
         self._circuits[join.circuit] = circuit
-        self._payers[join.circuit] = join.dialler_address, FreeTier(self.options.tariff, self.now_ms())
+        assert isinstance(dialler, _Opening)  # what this relay opened leads onward, never back
+        tier = FreeTier(self.options.tariff, self.now_ms())
+        self._payers[join.circuit] = join.dialler_address, tier, dialler.host
         self.circuits_total += 1
         for opening in (dialler, target):
             if self.limits.circuit_bytes_per_s_max:
@@ -499,6 +531,7 @@ class RelayDaemon:
             if isinstance(opening, _Opening):
                 opening.transport.write(bytes((JOINED,)))
         circuit.start(dialler.early, target.early)
+        self._collect(circuit, self.now_ms())  # or each circuit of who is not served would carry something
         log.debug("circuit joined", circuit=join.circuit, dialler=join.dialler_address, target=join.target_address)
 
     def _look(self, circuit: Circuit) -> None:
@@ -529,8 +562,10 @@ class RelayDaemon:
             self.bytes_total += moved
             self._counted_bytes[circuit.number] = carried
             self._moved[circuit.number] += moved
-            payer, tier = self._payers[circuit.number]
-            self.cashier.charge(payer, tier.charge(moved, self.now_ms()))
+            payer, tier, host = self._payers[circuit.number]
+            now_ms = self.now_ms()
+            self.credit.carried(payer, host, moved, now_ms)
+            self.cashier.charge(payer, tier.charge(moved, now_ms))
 
     def count_bytes(self) -> int:
         """Return the payload carried so far, running circuits included."""
@@ -558,6 +593,7 @@ class RelayDaemon:
                 if claim is not None:
                     control.send(Charged(claim))
             self._pace()
+            self._consult(now_ms)
             self.fanout.tick(now_ms)
             moved: Counter[Endpoint] = Counter()
             for number, endpoint in self._onward.items():
@@ -573,12 +609,72 @@ class RelayDaemon:
 
     def _collect(self, circuit: Circuit, now_ms: int) -> str | None:
         """Hold a circuit whose payer owes too much; return why it is to end, where that has lasted."""
-        if self.cashier.is_served(self._payers[circuit.number][0]):
+        payer, _, host = self._payers[circuit.number]
+        if self.credit.is_served(payer, host, now_ms):
             circuit.release()
             return None
         circuit.hold(now_ms)
         held_ms = now_ms - (circuit.held_since_ms or now_ms)
         return "unpaid" if held_ms >= self.options.tariff.unpaid_ms_max else None
+
+    def _is_served(self, payer: bytes, host: HostUse) -> bool:
+        return self.credit.is_served(payer, host, self.now_ms())
+
+    def _charge_copies(self, publisher: bytes, host: HostUse, size_bytes: int) -> None:
+        self.credit.carried(publisher, host, size_bytes, self.now_ms())
+        self.cashier.charge(publisher, size_bytes)
+
+    # What the chain says of payers, and what it pays for their receipts: threads ask, the loop is never blocked.
+
+    def _consult(self, now_ms: int) -> None:
+        ledger = self._ledger
+        if ledger is None or now_ms < self._ledger_after_ms:
+            return
+        if self._asking is None or self._asking.done():
+            payers = self.credit.wanted(now_ms, ASK_AT_ONCE)
+            if payers:
+                self._asking = self._loop.create_task(self._ask(ledger, payers))
+        if (self._settling is None or self._settling.done()) and (
+            now_ms - self._settle_looked_at_ms >= SETTLE_LOOK_S * 1000
+        ):
+            self._settle_looked_at_ms = now_ms
+            if self.credit.is_owed and self._store is not None:
+                self._settling = self._loop.create_task(self._settle(ledger, self._store))
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T | None:
+        """Return what a thread found out, None where no node answered."""
+        try:
+            return await self._loop.run_in_executor(None, work)
+        except LedgerUnavailable as error:
+            self._ledger_after_ms = self.now_ms() + LEDGER_PAUSE_S * 1000
+            log.warning("the chain was not reached", error=str(error))
+            return None
+        except Exception as error:
+            if not self._stopped.done():  # a bug: see _on_exception
+                self._stopped.set_exception(error)
+            return None
+
+    async def _ask(self, ledger: Ledger, payers: list[bytes]) -> None:
+        def work() -> list[tuple[bytes, Standing]]:
+            return [(payer, ledger.standing(payer)) for payer in payers]
+
+        found = await self._in_thread(work)
+        if found is not None:
+            self.credit.learn(found, self.now_ms())
+
+    async def _settle(self, ledger: Ledger, store: ReceiptStore) -> None:
+        fee = await self._in_thread(ledger.fee)
+        for payer in () if fee is None else self.credit.ripe(fee, self.now_ms(), SETTLE_AT_ONCE):
+            self.credit.tried(payer, self.now_ms())
+            found = await self._in_thread(partial(settle_receipts, ledger, store, payer, fee or 0))
+            if found is None or self._ledger is None:
+                return
+            standing, settled = found
+            self.settled_total += settled
+            self.credit.learn([(payer, standing)], self.now_ms())
+            if settled:
+                self.credit.collected(payer, self.now_ms())
+                log.info("receipts settled", payer=format_address(payer), count=settled)
 
     def _pace(self) -> None:
         """Share out the line, and each client's part of it, among the circuits that move."""
@@ -849,6 +945,8 @@ class _Collector:
             ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
             ("links", "Connections to other relays", len(daemon.links.known)),
             ("unpaid_bytes", "What payers owe beyond what is free", daemon.cashier.unpaid_bytes),
+            ("known_payers", "Payers that something is known of", len(daemon.credit)),
+            ("strangers_bytes", "Carried today for those who cannot pay", daemon.credit.strangers.size_bytes),
             ("load_percent", "How full the relay is", core.load_percent),
             ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
             ("hosts", "Hosts remembered", len(daemon.hosts)),
@@ -858,6 +956,7 @@ class _Collector:
         yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
         yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
         yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=daemon.receipts_total)
+        yield CounterMetricFamily("dekube_relay_settled", "Receipts brought on chain", value=daemon.settled_total)
         fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
         for what, count in sorted(daemon.fanout.core.counters.items()):
             fanout.add_metric([what], count)

@@ -7,7 +7,7 @@ from typing import Final
 
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["Refusal", "RelayProtocolError", "RelayRefused", "RelayUnreachable"]
+__all__ = ["LedgerUnavailable", "Refusal", "RelayProtocolError", "RelayRefused", "RelayUnreachable"]
 
 
 class Refusal(IntEnum):
@@ -49,6 +49,12 @@ class Refusal(IntEnum):
 RETRY_HELPS: Final = frozenset(
     {Refusal.RELAY_FULL, Refusal.CLIENT_LIMIT, Refusal.HOST_LIMIT, Refusal.TARGET_LIMIT, Refusal.TOO_FAST}
 )
+
+
+class LedgerUnavailable(DekubeError):
+    """No node answers what the chain says of a payer, or takes a receipt."""
+
+    code = "ledger_unavailable"
 
 
 class RelayProtocolError(ProtocolError):

@@ -20,7 +20,9 @@ ANSWERS_BYTES_MAX: Final = 64 * 1024
 class FanoutServer:
     """All connections for fan-out of one relay.
 
-    ``drop`` closes a connection that broke a rule (transport, reason, who), ``gone`` notes each that closed.
+    ``drop`` closes a connection that broke a rule (transport, reason, who), ``gone`` notes each that closed;
+    ``is_served`` says whether a publisher, coming from a host, owes nothing that matters, and ``charge`` takes
+    what was handed on for it, every copy counted.
     """
 
     def __init__(
@@ -28,16 +30,21 @@ class FanoutServer:
         limits: FanoutLimits,
         *,
         is_reserved: Callable[[bytes], bool],
-        is_served: Callable[[bytes], bool],
+        is_served: Callable[[bytes, HostUse], bool],
+        charge: Callable[[bytes, HostUse, int], None],
         now_ms: Callable[[], int],
         drop: Callable[[asyncio.Transport, str, str], None],
         gone: Callable[[asyncio.Transport], None],
     ) -> None:
-        self.core = FanoutCore(limits, is_reserved=is_reserved, is_served=is_served, backlog=self._backlog)
+        self.core = FanoutCore(limits, is_reserved=is_reserved, is_served=self._serves, backlog=self._backlog)
+        self._is_served = is_served
+        self._charge = charge
         self._now_ms = now_ms
         self._drop = drop
         self._gone = gone
         self._lines: dict[int, _Line] = {}
+        self._taking: _Line | None = None
+        """Whose message is being looked at."""
         self._backlog_bytes = 0
         """Unsent bytes of all connections, as of the last tick and what was written since."""
 
@@ -76,8 +83,13 @@ class FanoutServer:
             return self.core.limits.backlog_bytes_max
         return line.transport.get_write_buffer_size()
 
+    def _serves(self, publisher: bytes) -> bool:
+        assert self._taking is not None
+        return self._is_served(publisher, self._taking.host)
+
     def take(self, line: _Line, message: FanoutMessage, piece: bytes) -> None:
         """Take a client's message. Raises RelayProtocolError."""
+        self._taking = line
         match self.core.message(line.number, message, self._now_ms()):
             case Copy(connections):
                 handed = Handed(line.channel.address, len(piece))
@@ -85,6 +97,7 @@ class FanoutServer:
                     receiver = self._lines[number]
                     receiver.transport.writelines((receiver.channel.seal(handed), piece))
                     self._backlog_bytes += len(piece)
+                self._charge(line.channel.address, line.host, len(piece) * len(connections))
             case Pong() as pong:
                 # Who does not read gets no more answers: they would pile up here for as long as it asks.
                 if line.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:

@@ -16,7 +16,17 @@ from p2p.identity import Identity, NodeCertificate
 from relay.errors import RelayProtocolError
 from state.primitives.errors import DecodeError
 
-__all__ = ["CHANNEL_AGE_MS_MAX", "CLAIM_PERCENT", "PAY_BYTES", "PAY_MS", "Cashier", "FreeTier", "Tally", "Tariff"]
+__all__ = [
+    "ACCOUNTS_MAX",
+    "CHANNEL_AGE_MS_MAX",
+    "CLAIM_PERCENT",
+    "PAY_BYTES",
+    "PAY_MS",
+    "Cashier",
+    "FreeTier",
+    "Tally",
+    "Tariff",
+]
 
 PAY_BYTES: Final = 16 * 2**20
 """A payer signs anew after so many bytes, ..."""
@@ -109,10 +119,14 @@ class Cashier:
         account = self._accounts.get(payer)
         return 0 if account is None else account.unpaid
 
+    def charged(self, payer: bytes) -> int:
+        """Return what was carried for ``payer`` that is not free, signed for or not."""
+        account = self._accounts.get(payer)
+        return 0 if account is None else account.charged
+
     def has_carried(self, payer: bytes) -> bool:
         """Tell whether anything was carried for ``payer`` that is not free."""
-        account = self._accounts.get(payer)
-        return account is not None and account.charged > 0
+        return self.charged(payer) > 0
 
     @property
     def unpaid_bytes(self) -> int:
@@ -203,6 +217,7 @@ class Tally:
         """The relay's terms, once it has told them."""
         self.size_bytes = 0
         """Counted here beyond what is free."""
+        self._published = 0
         self._granted = 0
         self._settled = 0
         self._channel = b""
@@ -225,9 +240,16 @@ class Tally:
         self._sequence = self._signed = 0
         self._signed_at_ms = now_ms
 
+    def published(self, size_bytes: int) -> None:
+        """Note what a relay was given to hand on, for all who may get it: its claim may be so much higher.
+
+        Who was there to get it only the relay knows, so nothing of this is signed unasked.
+        """
+        self._published += size_bytes
+
     def claimed(self, size_bytes: int) -> bool:
         """Take the relay's count of the channel and follow it within bounds; whether it was within them."""
-        bound = CLAIM_BYTES + self.size_bytes * CLAIM_PERCENT // 100
+        bound = CLAIM_BYTES + self.size_bytes * CLAIM_PERCENT // 100 + self._published
         missing = size_bytes - (self.size_bytes - self._settled)
         self._granted = max(self._granted, min(missing, bound))
         self._is_pressed = True

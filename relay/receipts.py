@@ -11,13 +11,16 @@ import structlog
 
 from billing.relay import RECEIPT_BYTES_MAX, Receipt
 from p2p.identity import CERTIFICATE_BYTES_MAX, NodeCertificate
+from relay.credit import Ledger, Standing
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 
-__all__ = ["ReceiptStore", "StoredReceipt"]
+__all__ = ["ReceiptStore", "StoredReceipt", "settle_receipts"]
 
 _FILE_BYTES_MAX: Final = RECEIPT_BYTES_MAX + CERTIFICATE_BYTES_MAX + 16
 _SUFFIX: Final = ".receipt"
+NOTHING_DUE: Final = "nothing_due"
+"""The chain's word for a receipt that it has, or that a newer channel has overtaken."""
 RECEIPTS_MAX: Final = 65_536
 """Files; strangers fill them, so beyond it only channels that are known already are kept."""
 ROOM_INTERVAL_S: Final = 3_600.0
@@ -95,12 +98,13 @@ class ReceiptStore:
                 self.remove(stored.receipt)
                 self._count -= 1
 
-    def load(self) -> list[StoredReceipt]:
-        """Return all receipts, by payer and then the age of their channels; a damaged file is skipped."""
+    def load(self, payer: bytes | None = None) -> list[StoredReceipt]:
+        """Return all receipts, or a payer's, by payer and the age of their channels; a damaged file is skipped."""
         found: list[StoredReceipt] = []
         if not self._directory.is_dir():
             return found
-        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
+        prefix = "" if payer is None else f"{payer.hex()}-"
+        for path in sorted(self._directory.glob(f"{prefix}*{_SUFFIX}")):
             try:
                 with open(path, "rb") as file:
                     found.append(StoredReceipt.decode(file.read(_FILE_BYTES_MAX + 1)))
@@ -122,3 +126,27 @@ class ReceiptStore:
     def _path(self, receipt: Receipt) -> Path:
         name = f"{receipt.payer.hex()}-{receipt.opened_ms:016d}-{receipt.channel.hex()[:16]}{_SUFFIX}"
         return self._directory / name
+
+
+def settle_receipts(ledger: Ledger, store: ReceiptStore, payer: bytes, fee: int) -> tuple[Standing, int]:
+    """Bring what ``payer`` has signed on chain, as far as it is worth ``fee`` and can be paid.
+
+    Returns what the chain says of the payer afterwards, and how many receipts it took. Raises LedgerUnavailable.
+    """
+    standing = ledger.standing(payer)
+    settled = 0
+    wall_ms = time.time_ns() // 1_000_000
+    for receipt, certificate in store.load(payer) if standing.can_pay else ():
+        if receipt.not_after_ms <= wall_ms:
+            store.remove(receipt)
+            continue
+        if receipt.amount - (standing.amount if receipt.channel == standing.channel else 0) < fee:
+            continue
+        refusal = ledger.settle(receipt, certificate)
+        if refusal is None:
+            settled += 1
+        if refusal in (None, NOTHING_DUE):
+            store.remove(receipt)
+        else:
+            log.warning("receipt refused", payer=payer.hex(), reason=refusal)
+    return (ledger.standing(payer) if settled else standing), settled

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rpc.carriage import CARRIAGE_METHODS
 from rpc.ethereum.methods import METHODS as ETHEREUM_METHODS
 from rpc.ethereum.pool import POOL_METHODS
 from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
@@ -51,6 +52,7 @@ SURFACE: Final[dict[str, Method]] = {
     method.name: method
     for method in (
         *METHODS,
+        *CARRIAGE_METHODS,
         *SESSION_METHODS,
         *ETHEREUM_METHODS,
         *POOL_METHODS,

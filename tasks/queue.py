@@ -6,16 +6,27 @@ from typing import Final, NamedTuple
 
 from state.view import Overlay, Reader, Table
 
-__all__ = ["MATCH_SLOT", "NODE_SLOT", "TASK_SLOT", "Due", "cancel", "due_before", "schedule", "window_slot"]
+__all__ = [
+    "CARRIAGE_SLOT",
+    "MATCH_SLOT",
+    "NODE_SLOT",
+    "TASK_SLOT",
+    "Due",
+    "cancel",
+    "due_before",
+    "schedule",
+    "window_slot",
+]
 
 TASK_SLOT: Final = 0
+CARRIAGE_SLOT: Final = 2**32 - 3
 MATCH_SLOT: Final = 2**32 - 2
 NODE_SLOT: Final = 2**32 - 1
 _QUEUE: Final = bytes([Table.DEADLINE])
 
 
 class Due(NamedTuple):
-    """``subject`` (a task's id, or a node's address after 12 zero bytes) is due in ``slot``."""
+    """``subject`` (a task's id, or the address of a node or payer after 12 zero bytes) is due in ``slot``."""
 
     time_ms: int
     subject: bytes

@@ -17,6 +17,7 @@ from state.transition.calls import CallForm
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
 from state.view import Overlay
 from tasks import registry
+from tasks.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.case import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.lifecycle import Event, Phase, Reason
@@ -31,7 +32,7 @@ from tasks.proofs import (
     opening_from_value,
     window_proof_from_value,
 )
-from tasks.queue import MATCH_SLOT, NODE_SLOT, TASK_SLOT, due_before
+from tasks.queue import CARRIAGE_SLOT, MATCH_SLOT, NODE_SLOT, TASK_SLOT, due_before
 from tasks.queue import cancel as take_due
 from tasks.records import TaskRecord, by_requester_key, save_spec
 from tasks.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
@@ -108,7 +109,7 @@ EVENTS_PER_BLOCK_MAX: Final = 4096
 AMOUNT_LIMIT: Final = 1 << 127
 WINDOW_LIMIT: Final = 1 << 32
 
-HOLDINGS: Final[tuple[Holding, ...]] = (HOLDING,)
+HOLDINGS: Final[tuple[Holding, ...]] = (HOLDING, CARRIAGE_HOLDING)
 INVARIANTS: Final[tuple[Invariant, ...]] = (check_touched_escrows,)
 
 
@@ -541,6 +542,9 @@ class _Market:
             take_due(state, due)
             if due.slot == NODE_SLOT:
                 registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
+                continue
+            if due.slot == CARRIAGE_SLOT:
+                on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
                 continue
             case = Case.load(Scope(state, block, count, parameters), due.subject)
             # A deadline that was moved or met by what fired before it in this block no longer stands.

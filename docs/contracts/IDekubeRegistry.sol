@@ -23,6 +23,15 @@ interface IDekubeRegistry {
     /// @param certificate The payer's node certificate, which names the key that signed it: canonical CBOR.
     function settleCarriage(bytes calldata receipt, bytes calldata certificate) external;
 
+    /// @notice Add the value sent to what the sender has put down for relays: they carry on it, and it pays
+    ///   them.
+    function fundCarriage() external payable;
+
+    /// @notice Ask for a part of the sender's deposit for relays; it is paid out eight days later, less what
+    ///   relays still bring receipts for. Takes the place of what was asked for before; 0 takes that back.
+    /// @param amount Amount in 10^-18 DKB.
+    function withdrawCarriage(uint256 amount) external;
+
     /// @notice Return a machine's record; reverts with node_unknown.
     /// @param node Address of the machine.
     /// @return operator Account behind it.
@@ -44,12 +53,45 @@ interface IDekubeRegistry {
     /// @return registered Whether there is a record.
     function isRegistered(address node) external view returns (bool registered);
 
-    /// @notice A payer's receipt was brought; its due is paid out of the payer's later earnings.
+    /// @notice Return what an account has put down for relays.
+    /// @param payer Who pays relays.
+    /// @return deposit All that is there, in 10^-18 DKB.
+    /// @return withdrawing What of it is being taken back, in 10^-18 DKB.
+    /// @return releaseMs When it is paid out, in milliseconds since 1970; 0: never.
+    function carriageOf(address payer) external view returns (uint256 deposit, uint256 withdrawing, uint64
+        releaseMs);
+
+    /// @notice A payer's receipt was brought; what is left due is paid out of the payer's later earnings.
     /// @param relay The relay.
     /// @param payer Who has signed the receipt.
     /// @param size Bytes since the receipt before.
-    /// @param due What the payer owes the relay now, in 10^-18 DKB.
+    /// @param due What the payer owes the relay beyond what its deposit has paid, in 10^-18 DKB.
     event CarriageAcknowledged(address indexed relay, address indexed payer, uint256 size, uint256 due);
+
+    /// @notice A payer has put down more for relays.
+    /// @param payer Who pays relays.
+    /// @param amount Amount in 10^-18 DKB.
+    /// @param deposit What the payer has put down for relays afterwards, in 10^-18 DKB.
+    event CarriageFunded(address indexed payer, uint256 amount, uint256 deposit);
+
+    /// @notice A relay was paid out of a payer's deposit.
+    /// @param relay The relay.
+    /// @param payer Who pays relays.
+    /// @param amount Amount in 10^-18 DKB.
+    /// @param deposit What the payer has put down for relays afterwards, in 10^-18 DKB.
+    event CarriagePaid(address indexed relay, address indexed payer, uint256 amount, uint256 deposit);
+
+    /// @notice What a payer had asked for was paid out.
+    /// @param payer Who pays relays.
+    /// @param amount Amount in 10^-18 DKB.
+    /// @param deposit What the payer has put down for relays afterwards, in 10^-18 DKB.
+    event CarriageReturned(address indexed payer, uint256 amount, uint256 deposit);
+
+    /// @notice A payer asks for a part of its deposit; 0: it no longer does.
+    /// @param payer Who pays relays.
+    /// @param amount Amount in 10^-18 DKB.
+    /// @param releaseMs When it is paid out, in milliseconds since 1970; 0: never.
+    event CarriageWithdrawal(address indexed payer, uint256 amount, uint256 releaseMs);
 
     /// @notice A machine failed and gets no work for a while.
     /// @param node Address of the machine.

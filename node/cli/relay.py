@@ -13,6 +13,7 @@ import click
 
 from node.cli.options import AMOUNT, home_option
 from node.cli.output import json_option, show_amount, show_fields, show_rows
+from node.cli.session import Session, session_options
 from node.home import Home, load_genesis, load_key, read_passphrase
 from node.keyring import random_key
 from rpc.client import Client, TransactionRefused
@@ -46,11 +47,74 @@ def init(home: Home, genesis: Path, as_json: bool) -> None:
 
 @relay.command()
 @home_option
-def run(home: Home) -> None:
-    """Run the relay in --home until SIGTERM or Ctrl-C."""
+@click.option("--rpc", "urls", multiple=True, metavar="URL", help="Gateway to ask; default: those of config.toml.")
+def run(home: Home, urls: tuple[str, ...]) -> None:
+    """Run the relay in --home until SIGTERM or Ctrl-C.
+
+    One that asks a price needs a gateway (`rpc` in config.toml, or --rpc): it learns there what its payers are
+    good for, and brings their receipts on chain by itself. Without one all of them are strangers to it.
+    """
     from node.relay import run_relay_home
 
-    run_relay_home(home)
+    run_relay_home(home, urls)
+
+
+@relay.command()
+@session_options
+@click.argument("amount", type=AMOUNT)
+@json_option
+def deposit(session: Session, amount: int, as_json: bool) -> None:
+    """Put AMOUNT down for relays that ask a price: they carry this account's traffic on it, and it pays them.
+
+    Whoever has the key of the node on this account can spend the deposit, and nothing else of the account.
+    """
+    from node.cli.wallet import show_receipt
+    from tasks.carriage import FUND_CARRIAGE
+
+    with session.client() as client:
+        receipt = client.send(session.key(), FUND_CARRIAGE, [amount])
+    show_receipt(receipt, as_json)
+
+
+@relay.command()
+@session_options
+@click.argument("amount", type=AMOUNT)
+@json_option
+def withdraw(session: Session, amount: int, as_json: bool) -> None:
+    """Take AMOUNT of the deposit back. It is paid out after eight days, less what relays still bring receipts for.
+
+    Takes the place of what was asked for before, and waits anew; 0 takes that back.
+    """
+    from node.cli.wallet import show_receipt
+    from tasks.carriage import WITHDRAW_CARRIAGE
+
+    with session.client() as client:
+        receipt = client.send(session.key(), WITHDRAW_CARRIAGE, [amount])
+    show_receipt(receipt, as_json)
+
+
+@relay.command()
+@session_options
+@click.argument("account", required=False)
+@json_option
+def account(session: Session, account: str | None, as_json: bool) -> None:
+    """Show what ACCOUNT (a name or address; default: one's own) has put down for relays, and what it owes them."""
+    address = session.address(account, known=False)
+    with session.client() as client:
+        found = client.call("dekube_getCarriage", address="0x" + address.hex())
+    if as_json:
+        show_fields(found, as_json=True)
+        return
+    shown = {name: show_amount(int(found[name])) for name in ("deposit", "withdrawing", "due")}
+    release = time.gmtime((found["release_ms"] or 0) // 1000)
+    paid_out = time.strftime("%Y-%m-%d %H:%M UTC", release) if found["release_ms"] else "-"
+    shown |= {"paid out": paid_out, "machine that earns": "yes" if found["earning"] else "no"}
+    show_fields({"account": format_address(address), **shown}, as_json=False)
+    rows = [
+        {"relay": item["relay"], "bytes": item["bytes"], "due": show_amount(int(item["due"]))}
+        for item in found["relays"]
+    ]
+    show_rows(rows, ("relay", "bytes", "due"), as_json=False, title="Relays")
 
 
 def _account(home: Home) -> SecretKey:
@@ -109,12 +173,14 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
 @click.option("--all", "is_all", is_flag=True, help="Send also what is worth less than its fee.")
 @json_option
 def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
-    """Bring the receipts of the relay's payers on chain, where they are paid out of what those earn.
+    """Bring the receipts of the relay's payers on chain: paid out of their deposits, else of what they earn.
 
-    Each costs a transaction's fee; one that is worth less waits. A receipt that was settled is removed; the next
-    one of its channel says what came since. May run beside the relay, best daily: receipts are valid for a week,
-    but only as long as the certificates of their payers.
+    A relay with a gateway does so by itself; this is for one without, and for what strangers have signed. Each
+    costs a transaction's fee; one that is worth less waits. A receipt that was settled is removed; the next one of
+    its channel says what came since. May run beside the relay, best daily: receipts are valid for a week, but only
+    as long as the certificates of their payers.
     """
+    from node.carriage import settlement_fee
     from node.relay import RECEIPTS
     from relay.receipts import ReceiptStore
     from tasks.carriage import SETTLE_CARRIAGE
@@ -125,8 +191,7 @@ def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
     key = _account(home)
     fee = 0
     if client is not None and not is_all:
-        quote = client.quote()
-        fee = sum(item.gas for item in quote.kinds if item.kind == SETTLE_CARRIAGE) * quote.max_fee_per_gas
+        fee = settlement_fee(client)
     for receipt, certificate in store.load():
         state = "waits"
         if receipt.not_after_ms <= time.time_ns() // 1_000_000:

@@ -17,7 +17,7 @@ from state.transition.rules import Rule
 from state.transition.runtime import BASE_RULES
 from state.transition.staking import STAKING_ADDRESS, load_stake, unbondings_of
 from state.view import Reader
-from tasks.carriage import carriage_rules
+from tasks.carriage import carriage_rules, deposit_of
 from tasks.case import LEDGER_ADDRESS
 from tasks.parameters import TaskParameters
 from tasks.queries import find_node, find_task, quote
@@ -90,6 +90,10 @@ def _is_registered(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue,
     return (int(find_node(reader, who) is not None),)
 
 
+def _carriage_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    return tuple(deposit_of(reader, who))
+
+
 def _task_of(reader: Reader, _: Parameters, task: bytes) -> tuple[AbiValue, ...]:
     record = find_task(reader, task)
     return (
@@ -140,6 +144,11 @@ VIEWS: Final = (
         _node_of,
     ),
     View(REGISTRY_ADDRESS, Function("isRegistered(address node)", "(bool registered)"), _is_registered),
+    View(
+        REGISTRY_ADDRESS,
+        Function("carriageOf(address payer)", "(uint256 deposit, uint256 withdrawing, uint64 releaseMs)"),
+        _carriage_of,
+    ),
     View(
         LEDGER_ADDRESS,
         Function(

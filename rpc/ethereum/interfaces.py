@@ -86,6 +86,10 @@ _COMMON: Final[Mapping[str, str]] = {
     "purpose": f"Why it moved: {_names(Purpose)}.",
     "roles": f"Sum of what it offers: {_names(NodeRole)}.",
     "total": f"Sum afterwards, {_UNIT}.",
+    "relay": "The relay.",
+    "payer": "Who pays relays.",
+    "deposit": f"What the payer has put down for relays afterwards, {_UNIT}.",
+    "releaseMs": "When it is paid out, in milliseconds since 1970; 0: never.",
 }
 _TASK_PHASE: Final = f"Phase: {_names(Phase)}."
 _WINDOW_PHASE: Final = f"Phase: {_names(WindowPhase)}."
@@ -126,14 +130,32 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         intent="Bring a receipt for carried bytes",
     ),
     ("registry", "CarriageAcknowledged"): Text(
-        "A payer's receipt was brought; its due is paid out of the payer's later earnings.",
+        "A payer's receipt was brought; what is left due is paid out of the payer's later earnings.",
         {
-            "relay": "The relay.",
             "payer": "Who has signed the receipt.",
             "size": "Bytes since the receipt before.",
-            "due": f"What the payer owes the relay now, {_UNIT}.",
+            "due": f"What the payer owes the relay beyond what its deposit has paid, {_UNIT}.",
         },
     ),
+    ("registry", "fundCarriage"): Text(
+        "Add the value sent to what the sender has put down for relays: they carry on it, and it pays them.",
+        intent="Put down a deposit for relays",
+    ),
+    ("registry", "withdrawCarriage"): Text(
+        "Ask for a part of the sender's deposit for relays; it is paid out eight days later, less what relays "
+        "still bring receipts for. Takes the place of what was asked for before; 0 takes that back.",
+        intent="Take back a deposit for relays",
+    ),
+    ("registry", "carriageOf"): Text(
+        "Return what an account has put down for relays.",
+        {"deposit": f"All that is there, {_UNIT}.", "withdrawing": f"What of it is being taken back, {_UNIT}."},
+    ),
+    ("registry", "CarriagePaid"): Text("A relay was paid out of a payer's deposit."),
+    ("registry", "CarriageFunded"): Text("A payer has put down more for relays."),
+    ("registry", "CarriageWithdrawal"): Text(
+        "A payer asks for a part of its deposit; 0: it no longer does.",
+    ),
+    ("registry", "CarriageReturned"): Text("What a payer had asked for was paid out."),
     ("registry", "NodeRegistered"): Text("A machine was registered."),
     ("registry", "NodeUpdated"): Text("A machine renewed its record."),
     ("registry", "NodeRetired"): Text(

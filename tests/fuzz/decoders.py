@@ -44,6 +44,7 @@ from consensus.light import (
     encode_merkle_proof,
 )
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
+from node.carriage import standing_from_document
 from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
@@ -224,7 +225,7 @@ from state.trie import RangeOfMap, decode_range, encode_range, prove, prove_rang
 from state.trie.proof import decode_proof
 from state.trie.trie import NO_NODES, NodeLayer, Trie
 from tasks import transitions
-from tasks.carriage import SETTLE_CARRIAGE
+from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.datasets import Dataset
 from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engine.state import TrainingState
@@ -864,6 +865,8 @@ PAYLOADS = (
     payload(transitions.RESUME_TASK, [b"t" * 32]),
     payload(transitions.GIVE_UP_TASK, [b"t" * 32, int(Reason.INPUT_UNAVAILABLE)]),
     payload(SETTLE_CARRIAGE, [CARRIED.encode(), identity(3).certificate.encode()]),
+    payload(FUND_CARRIAGE, [5]),
+    payload(WITHDRAW_CARRIAGE, [5]),
 )
 
 
@@ -902,6 +905,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",
             "state.transition.staking:_decode_unstake", "tasks.carriage:_decode",
+            "tasks.carriage:_decode_fund", "tasks.carriage:_decode_withdraw",
             *(f"tasks.transitions:_decode_{name}" for name in (
                 "offer", "nothing", "create", "task", "amount", "start", "give_up", "proof", "seal", "reveal",
                 "open",
@@ -1347,6 +1351,20 @@ def _targets() -> Iterator[tuple[str, Target]]:
         (toml, b'[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
         ("node.config:load_options", "node.config:load_table", "node.home:Home.load_options"), (ConfigError,),
         cost=4, memory=400,
+    )  # fmt: skip
+    carried = {
+        "deposit": "5", "withdrawing": "2", "release_ms": None, "earning": False, "room": True, "due": "1",
+        "relays": [
+            {
+                "relay": "0x" + "72" * 20, "channel": "0x" + "63" * 32, "opened_ms": 1, "bytes": 2, "amount": "3",
+                "due": "1",
+            }
+        ],
+    }  # fmt: skip
+    yield "standing of a payer", Target(
+        lambda data: standing_from_document(json.loads(data), b"r" * 20), (json.dumps(carried).encode(),),
+        ("node.carriage:standing_from_document", "node.carriage:_with_relay"),
+        (DecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError), memory=400,
     )  # fmt: skip
     yield "relay options", Target(
         of_file("relay.toml", lambda path: load_table(path, RelayHomeOptions)),

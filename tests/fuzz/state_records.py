@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from billing.escrow import _earn, _line, _record, earnings_of
+from billing.escrow import _line, _record, add_earnings, earnings_of
 from billing.prices import Role
 from state.primitives.codec import Value, encode
 from state.primitives.committee import Committee
@@ -14,7 +14,7 @@ from state.transition import epochs, jail, slashing, staking
 from state.transition.jail import JailRecord
 from state.transition.slashing import SlashRecord
 from state.transition.staking import StakeRecord
-from state.view import Overlay, Reader
+from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
 from tasks import carriage, records, registry
 from tasks.proofs import Finding, WindowProof
@@ -155,7 +155,7 @@ def state_records(
             ("billing.escrow:_line", "billing.escrow:_line_of"),
         ),
         "earnings": StateRecord(
-            lambda state: _earn(state, WHO, Role(1), 5),
+            lambda state: add_earnings(state, WHO, Role(1), 5),
             lambda state: earnings_of(state, WHO),
             ("billing.escrow:earnings_of",),
         ),
@@ -163,5 +163,13 @@ def state_records(
             lambda state: carriage._save(state, WHO, WHO, carriage._Record(b"c" * 32, 1, 2, 3, 4, 5, 6)),
             lambda state: carriage._load(state, WHO, WHO),
             ("tasks.carriage:_record", "tasks.carriage:_load"),
+        ),
+        "deposit for carriage": StateRecord(
+            lambda state: carriage._save_deposit(state, WHO, carriage.NO_DEPOSIT, carriage.Deposit(5, 3, 7)),
+            _list(
+                lambda state: carriage.deposit_of(state, WHO),
+                lambda state: carriage._held(state.get(bytes([Table.CARRIAGE]) + WHO) or encode([b"none"])),
+            ),
+            ("tasks.carriage:_deposit", "tasks.carriage:_held"),
         ),
     }

@@ -428,7 +428,7 @@ class Unread:
 
 def fan_out_server(limits: FanoutLimits, dropped: list[str]) -> FanoutServer:
     return FanoutServer(
-        limits, is_reserved=lambda _: True, is_served=lambda _: True, now_ms=lambda: 0,
+        limits, is_reserved=lambda _: True, is_served=lambda *_: True, charge=lambda *_: None, now_ms=lambda: 0,
         drop=lambda _transport, reason, _who: dropped.append(reason), gone=lambda _: None,
     )  # fmt: skip
 

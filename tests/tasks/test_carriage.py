@@ -14,7 +14,23 @@ from billing.relay import CHANNEL_LIFE_MS, CLOCK_SKEW_MS_MAX, GIB, RECEIPT_LIFE_
 from p2p.identity import Identity, NodeCertificate
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
-from tasks.carriage import DUE_LIFE_MS, RELAYS_PER_PAYER_MAX, SETTLE_CARRIAGE, carriage_rules, dues_of, share_pay
+from state.view.accounts import balance_of
+from tasks.carriage import (
+    CARRIAGE_EVENTS,
+    DUE_LIFE_MS,
+    FUND_CARRIAGE,
+    NO_DEPOSIT,
+    RELAYS_PER_PAYER_MAX,
+    SETTLE_CARRIAGE,
+    WITHDRAW_CARRIAGE,
+    WITHDRAWAL_MS,
+    Deposit,
+    carriage_rules,
+    carriage_standing,
+    deposit_of,
+    dues_of,
+    share_pay,
+)
 from tasks.lifecycle import Phase
 from tasks.registry import NodeProfile, NodeRole
 from tasks.transitions import REGISTER_NODE, RETIRE_NODE, node_payload
@@ -293,3 +309,216 @@ def test_a_huge_promise_to_a_relay_of_ones_own_takes_an_equal_part_and_no_more()
         (RELAY, 5 * DKB // 2),
     ]
     assert share_pay(17, {RELAY: 1, OTHER_RELAY: 2**125}) == [(OTHER_RELAY, 1)]
+
+
+# Deposits
+
+
+def fund(world: Market, amount: int) -> str | None:
+    return world.send(WORKER.address, FUND_CARRIAGE, [amount])
+
+
+def withdraw(world: Market, amount: int) -> str | None:
+    return world.send(WORKER.address, WITHDRAW_CARRIAGE, [amount])
+
+
+def deposit(world: Market) -> Deposit:
+    return deposit_of(world.state, WORKER.address)
+
+
+def owned(world: Market, who: bytes = WORKER.address) -> int:
+    return balance_of(world.state, who)
+
+
+def said(world: Market, name: str) -> list[int]:
+    """The last number of each event of this name."""
+    topic = {event.name: event for event in CARRIAGE_EVENTS}[name].topic
+    return [int.from_bytes(event.data[-32:], "big") for event in world.events if event.topics[0] == topic]
+
+
+def test_a_deposit_pays_relays_at_once_and_what_it_lacks_stays_due() -> None:
+    world = Market()
+    before = owned(world), owned(world, RELAY)
+    assert fund(world, 3 * PRICE) is None
+    assert (owned(world), deposit(world)) == (before[0] - 3 * PRICE, Deposit(3 * PRICE, 0, 0))
+    assert world.settle(receipt(2 * GIB)) is None
+    assert (owned(world, RELAY), deposit(world).amount, due(world)) == (before[1] + 2 * PRICE, PRICE, 0)
+    assert world.settle(receipt(5 * GIB, sequence=2)) is None
+    assert (owned(world, RELAY), deposit(world), due(world)) == (before[1] + 3 * PRICE, NO_DEPOSIT, 2 * PRICE)
+    assert earnings_of(world.state, RELAY) == {Role.RELAY: 3 * PRICE}
+    # What is due is paid out of a later deposit too, with the next receipt.
+    assert fund(world, 10 * PRICE) is None
+    assert world.settle(receipt(6 * GIB, sequence=3)) is None
+    assert (owned(world, RELAY), deposit(world).amount, due(world)) == (before[1] + 6 * PRICE, 7 * PRICE, 0)
+    assert said(world, "CarriagePaid") == [PRICE, 0, 7 * PRICE]
+    assert said(world, "CarriageFunded") == [3 * PRICE, 10 * PRICE]
+    world.block()
+
+
+def test_two_relays_share_a_deposit_as_they_come_and_nothing_is_paid_twice() -> None:
+    world = Market()
+    assert fund(world, 3 * PRICE) is None
+    before = owned(world, RELAY), owned(world, OTHER_RELAY)
+    assert world.settle(receipt(2 * GIB)) is None
+    assert world.settle(receipt(2 * GIB, relay=OTHER_RELAY)) is None
+    assert (owned(world, RELAY), owned(world, OTHER_RELAY)) == (before[0] + 2 * PRICE, before[1] + PRICE)
+    assert (due(world), due(world, OTHER_RELAY)) == (0, PRICE)
+    for relay in (RELAY, OTHER_RELAY):
+        assert world.settle(receipt(2 * GIB, relay=relay)) == "nothing_due"
+    assert (owned(world, RELAY), owned(world, OTHER_RELAY)) == (before[0] + 2 * PRICE, before[1] + PRICE)
+    world.block()
+
+
+def test_only_what_a_payer_has_can_be_put_down_or_taken_back() -> None:
+    world = Market()
+    everything = owned(world)
+    assert fund(world, everything + 1) == "insufficient_funds"
+    assert withdraw(world, 1) == "insufficient_funds"
+    assert withdraw(world, 0) == "nothing_due"
+    assert fund(world, everything) is None
+    assert withdraw(world, everything + 1) == "insufficient_funds"
+    assert deposit(world) == Deposit(everything, 0, 0) and owned(world) == 0
+
+
+def test_a_withdrawal_waits_until_every_receipt_of_before_has_ended() -> None:
+    world = Market()
+    before = owned(world)
+    assert fund(world, 5 * PRICE) is None
+    assert withdraw(world, 4 * PRICE) is None
+    release_ms = world.time_ms + WITHDRAWAL_MS
+    assert deposit(world) == Deposit(5 * PRICE, 4 * PRICE, release_ms)
+    latest = receipt(not_after_ms=world.time_ms + RECEIPT_LIFE_MS + CLOCK_SKEW_MS_MAX)
+    assert latest.not_after_ms < release_ms
+    world.block(WITHDRAWAL_MS - 1)
+    world.block()
+    assert deposit(world).amount == 5 * PRICE and owned(world) == before - 5 * PRICE, "too early"
+    world.block()
+    assert (deposit(world), owned(world)) == (Deposit(PRICE, 0, 0), before - PRICE)
+    assert said(world, "CarriageReturned") == [PRICE] and said(world, "CarriageWithdrawal") == [release_ms]
+    world.block(10 * WITHDRAWAL_MS)
+    world.block()
+    assert (deposit(world), owned(world)) == (Deposit(PRICE, 0, 0), before - PRICE), "once"
+
+
+def test_what_is_settled_meanwhile_comes_out_of_what_is_withdrawn_first() -> None:
+    world = Market()
+    before = owned(world)
+    assert fund(world, 5 * PRICE) is None
+    assert withdraw(world, 3 * PRICE) is None
+    assert world.settle(receipt(GIB)) is None
+    assert deposit(world)[:2] == (4 * PRICE, 2 * PRICE) and deposit(world).free == 2 * PRICE
+    assert world.settle(receipt(4 * GIB, sequence=2, channel=b"d", opened_ms=START_MS + 1)) is None
+    assert deposit(world) == NO_DEPOSIT
+    world.block(WITHDRAWAL_MS)
+    world.block()
+    assert owned(world) == before - 5 * PRICE and said(world, "CarriageReturned") == []
+
+
+def test_a_later_announcement_takes_the_place_of_an_earlier_one_and_waits_anew() -> None:
+    world = Market()
+    before = owned(world)
+    assert fund(world, 5 * PRICE) is None
+    assert withdraw(world, 1) is None
+    world.block(WITHDRAWAL_MS - 1)
+    assert withdraw(world, 5 * PRICE) is None
+    world.block(WITHDRAWAL_MS - 1)
+    world.block()
+    assert deposit(world).amount == 5 * PRICE, "a small word of before does not let it all go at once"
+    assert withdraw(world, 0) is None
+    assert deposit(world) == Deposit(5 * PRICE, 0, 0)
+    world.block(2 * WITHDRAWAL_MS)
+    world.block()
+    assert (deposit(world).amount, owned(world)) == (5 * PRICE, before - 5 * PRICE)
+
+
+def test_a_stolen_node_key_spends_the_deposit_and_nothing_else() -> None:
+    world = Market()
+    assert fund(world, 2 * PRICE) is None
+    left = owned(world)
+    assert world.settle(receipt(10**6 * GIB)) is None
+    assert (owned(world), deposit(world)) == (left, NO_DEPOSIT)
+
+
+def test_the_standing_of_a_payer_says_what_relays_need_to_know() -> None:
+    world = Market()
+    assert fund(world, 5 * PRICE) is None
+    assert withdraw(world, PRICE) is None
+    assert world.settle(receipt(8 * GIB)) is None
+    found = carriage_standing(world.state, WORKER.address, world.time_ms, world.parameters)
+    assert (found.deposit, found.is_earning, found.has_room) == (NO_DEPOSIT, True, True)
+    assert [(item.relay, item.size_bytes, item.amount, item.due) for item in found.relays] == [
+        (RELAY, 8 * GIB, 8 * PRICE, 3 * PRICE)
+    ]
+    for stranger in (b"v" * 20, RELAY, b"?" * 20):
+        found = carriage_standing(world.state, stranger, world.time_ms, world.parameters)
+        assert (found.is_earning, found.relays, found.deposit) == (False, (), NO_DEPOSIT)
+    for n in range(RELAYS_PER_PAYER_MAX - 1):
+        world.enter(relay := b"t" * 19 + bytes((n,)), NodeRole.RELAY)
+        assert carriage_standing(world.state, WORKER.address, world.time_ms, world.parameters).has_room
+        assert world.settle(receipt(relay=relay)) is None
+    assert not carriage_standing(world.state, WORKER.address, world.time_ms, world.parameters).has_room
+
+
+_STEP = st.one_of(
+    st.tuples(st.just("fund"), st.integers(1, 5)),
+    st.tuples(st.just("withdraw"), st.integers(0, 8)),
+    st.tuples(st.just("carry"), st.integers(1, 6)),
+    st.tuples(st.just("carry for the other"), st.integers(1, 6)),
+    st.tuples(st.just("wait"), st.sampled_from([1, WITHDRAWAL_MS // 3, WITHDRAWAL_MS])),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(_STEP, max_size=16))
+def test_whatever_happens_no_unit_is_made_lost_or_paid_before_its_time(steps: list[tuple[str, int]]) -> None:
+    """Plays deposits against a plain model; at each block the world checks that all money is still there."""
+    world = Market()
+    start = {who: owned(world, who) for who in (WORKER.address, RELAY, OTHER_RELAY)}
+    held = withdrawn = release_ms = 0
+    owed = dict.fromkeys((RELAY, OTHER_RELAY), 0)
+    paid = dict.fromkeys((RELAY, OTHER_RELAY), 0)
+    spoken = dict.fromkeys((RELAY, OTHER_RELAY), 0)
+    returned = funded = sequence = 0
+    for what, number in steps:
+        if what == "fund":
+            assert fund(world, number * PRICE) is None
+            held, funded = held + number * PRICE, funded + number * PRICE
+        elif what == "withdraw":
+            refusal = withdraw(world, number * PRICE)
+            if number * PRICE > held:
+                assert refusal == "insufficient_funds"
+            elif not number and not withdrawn:
+                assert refusal == "nothing_due"
+            else:
+                assert refusal is None
+                withdrawn, release_ms = number * PRICE, world.time_ms + WITHDRAWAL_MS
+        elif what == "wait":
+            world.block(number)
+            world.block(0)
+            if withdrawn and release_ms <= world.time_ms:
+                held, returned, withdrawn = held - withdrawn, returned + withdrawn, 0
+        else:
+            relay = RELAY if what == "carry" else OTHER_RELAY
+            sequence += 1
+            opened_ms = world.time_ms
+            who = Identity.create(
+                WORKER, genesis_hash=GENESIS_HASH, now_ms=opened_ms, node_secret=digest(b"test node", b"later")
+            )
+            world.time_ms += 1  # each receipt opens a channel of its own
+            word = receipt(
+                number * GIB, relay=relay, channel=bytes((sequence,)), opened_ms=opened_ms + 1,
+                not_after_ms=opened_ms + RECEIPT_LIFE_MS, who=who,
+            )  # fmt: skip
+            assert world.settle(word, who=who) is None
+            if world.time_ms >= spoken[relay] + DUE_LIFE_MS:
+                owed[relay] = 0
+            spoken[relay] = world.time_ms
+            part = min(held, owed[relay] + number * PRICE)
+            owed[relay] += number * PRICE - part
+            paid[relay] += part
+            held, withdrawn = held - part, max(0, withdrawn - part)
+        assert deposit(world)[:2] == (held, withdrawn)
+        assert bool(deposit(world).release_ms) == bool(withdrawn)
+        assert {relay: owned(world, relay) - start[relay] for relay in paid} == paid
+        assert owned(world) == start[WORKER.address] - funded + returned
+    world.block()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from billing.escrow import HOLDING, check_escrows
+from billing.escrow import check_escrows
 from state.primitives.codec import Value
 from state.primitives.errors import ProtocolError
 from state.primitives.genesis import ChainParameters
@@ -39,6 +39,7 @@ from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, 
 from tasks.transitions import (
     ACCEPT_TASK,
     CREATE_TASK,
+    HOLDINGS,
     OPEN_WINDOW,
     REGISTER_NODE,
     REVEAL_VERDICT,
@@ -202,8 +203,9 @@ class World:
             for _, value in self.state.scan(bytes([Table.ACCOUNT]), bytes([Table.ACCOUNT + 1]), 10_000)
         )
         locked = sum(
-            HOLDING.amount_of(value)
-            for _, value in self.state.scan(bytes([Table.ESCROW]), bytes([Table.ESCROW + 1]), 10_000)
+            holding.amount_of(value)
+            for holding in HOLDINGS
+            for _, value in self.state.scan(bytes([holding.table]), bytes([holding.table + 1]), 10_000)
         )
         assert free + locked + burned(self.state) == self.issued
 

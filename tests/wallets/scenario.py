@@ -24,6 +24,7 @@ NOWHERE: Final = "0x" + "11" * 32
 WITH_RECEIPT: Final = "sends with receipt"
 STAKE: Final = 2_000 * COIN
 TOP_UP: Final = 3 * COIN
+CARRIAGE: Final = 2 * COIN
 PATIENCE_S: Final = 60.0
 MESSAGE: Final = "I am the owner of this key"
 TYPED: Final[dict[str, Any]] = {
@@ -41,14 +42,25 @@ TYPED: Final[dict[str, Any]] = {
 ALWAYS_FAIL: Final = {"poke": "nothing_due"}
 """The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes."""
 STATE_REASONS: Final = {
-    "settleCarriage": "not_yours", "registerNode": "payment_missing", "updateNode": "node_unknown",
+    "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
+    "registerNode": "payment_missing", "updateNode": "node_unknown",
     "retireNode": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "decode_error",
 }  # fmt: skip
 """Why the state refuses a stranger; every other function of the task ledger knows no such task."""
 NEVER_BY_STATE: Final = frozenset(
-    ("createTask", "isRegistered", "earned", "stakeOf", "unbondingOf", "jailedUntil", "minimumStake")
+    (
+        "createTask",
+        "fundCarriage",
+        "carriageOf",
+        "isRegistered",
+        "earned",
+        "stakeOf",
+        "unbondingOf",
+        "jailedUntil",
+        "minimumStake",
+    )
 )
 """Refused for their arguments or value alone."""
 
@@ -313,6 +325,7 @@ class Play:
         await self._write(
             job.worker, "settleCarriage", *await self._carriage(job.worker), event="CarriageAcknowledged"
         )
+        await self._write(job.staker, "fundCarriage", value=CARRIAGE, event="CarriageFunded")
         await self._write(job.requester, "topUpTask", self._task, value=TOP_UP, event="Locked")
         await self._write(job.staker, "unstake", str(STAKE), event="Unstaked")
         await self._settle()
@@ -321,6 +334,7 @@ class Play:
         job = self._job
         for task in (self._task, self._other):
             await self._write(job.worker, "startTask", task, NOWHERE, event="TaskPhase")
+        await self._write(job.staker, "withdrawCarriage", str(CARRIAGE), event="CarriageWithdrawal")
         for name, reason in ALWAYS_FAIL.items():
             await self._write_in_vain(job.requester, name, self._other, reason=reason)
         await self._settle()
@@ -438,6 +452,8 @@ class Play:
         assert paid + refunded + burned <= deposited
         assert (await self._view("nodeOf", job.worker.address))[0] == job.worker.address
         assert await self._view("isRegistered", job.requester.address) == [False]
+        carriage = await self._view("carriageOf", job.staker.address)
+        assert carriage[:2] == [str(CARRIAGE), str(CARRIAGE)] and int(carriage[2]) > 0
         assert int((await self._view("earned", job.worker.address, "1"))[0]) >= 0
         assert (await self._view("stakeOf", job.staker.address))[0] == "0"
         assert (await self._view("unbondingOf", job.staker.address))[0] == str(STAKE)

@@ -24,7 +24,7 @@ from state.transition.calls import NOTE_LIMIT_BYTES, CallForm
 from state.transition.errors import CallRefused, InvalidPayload, UnknownKind
 from state.transition.staking import STAKE_KIND, STAKING_ADDRESS, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
-from tasks.carriage import SETTLE_CARRIAGE
+from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.lifecycle import Reason
 from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
 from tasks.spec import encode_spec
@@ -96,6 +96,8 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     RESUME_TASK: st.builds(lambda task: [task], hashes),
     GIVE_UP_TASK: st.builds(lambda task: [task, int(Reason.JOB_DIVERGED)], hashes),
     SETTLE_CARRIAGE: st.builds(lambda size: [replace(CARRIED, size_bytes=size).encode(), b"certificate"], sizes),
+    FUND_CARRIAGE: st.builds(lambda amount: [amount], st.integers(1, 1000 * COIN)),
+    WITHDRAW_CARRIAGE: st.builds(lambda amount: [amount], amounts),
 }  # fmt: skip
 
 

@@ -1,0 +1,181 @@
+"""Who is no worker pays a relay out of its deposit: real bytes and receipts, four validators, to the last unit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from billing.relay import carriage_price
+from node.cli import group
+from node.cli.options import account_of_home
+from node.config import dump_options
+from node.home import Home, load_key, read_passphrase, write_whole
+from node.relay import RelayHomeOptions
+from p2p.identity import Identity
+from p2p.transport import Endpoint
+from relay.client import RelayClientOptions
+from relay.credit import CreditOptions
+from relay.limits import RelayLimits
+from relay.metering import Tariff
+from rpc.client import Client, TransactionRefused
+from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+from tasks.carriage import WITHDRAWAL_MS
+from tests.cluster.network import PATIENCE_S, Network, network, wait_for
+from tests.relay.nodes import Node, wait_until
+from tests.relay.test_service import pour
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 28_020
+URL = f"http://127.0.0.1:{BASE_PORT + 4}"
+MIB = 2**20
+COIN = 10**18
+PRICE = 64 * COIN
+DEPOSIT = 4 * COIN
+PAYER, TARGET = (SecretKey(digest(b"test", b"relay pay " + who)) for who in (b"payer", b"target"))
+OPTIONS = RelayHomeOptions(
+    listen="127.0.0.1:0", metrics="", rpc=(URL,), tariff=Tariff(PRICE, free_bytes=MIB, unpaid_bytes_max=8 * MIB),
+    # 32 MiB on the deposit, then no more before it has paid.
+    credit=CreditOptions(stranger_bytes=MIB, deposit_percent=50, settle_s=1),
+    limits=RelayLimits(trusted_networks=()),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with network(tmp_path_factory.mktemp("pay") / "net", BASE_PORT, "--workers", "0", "--no-task") as made:
+        made.start()
+        made.wait_up()
+        made.call("validator-0", "dekube_chainInfo")  # its gateway answers
+        yield made
+
+
+def dekube(*arguments: object) -> Any:
+    command = [*map(str, arguments), "--json"]
+    done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
+    return json.loads(done.stdout)
+
+
+def coins(amount: int) -> str:
+    return f"{amount // COIN}.{amount % COIN:018d}"
+
+
+def carriage(who: bytes) -> Any:
+    with Client(URL) as client:
+        return client.call("dekube_getCarriage", address="0x" + who.hex())
+
+
+def owned(who: bytes) -> tuple[int, int]:
+    """What ``who`` owns freely, and what its transactions have cost."""
+    with Client(URL) as client:
+        sent = [item for item in client.history(who) if item.sender == who]
+        receipts = [client.receipt(item.hash) for item in sent]
+        return client.balance(who), sum(receipt.fee for receipt in receipts if receipt is not None)
+
+
+@contextmanager
+def relay_runs(home: Home) -> Iterator[Endpoint]:
+    process = subprocess.Popen([sys.executable, "-m", "node", "relay", "run", "--home", str(home.root)])
+    try:
+        ready = wait_for(lambda: json.loads(home.ready.read_text()) if home.ready.exists() else None, "relay runs")
+        host, _, port = ready["relay"].rpartition(":")
+        yield Endpoint(host, int(port), bytes.fromhex(ready["address"][2:]))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def carry(chain: bytes, endpoint: Endpoint, size: int) -> int:
+    """Send so much through the relay; returns for how much the payer has signed in the end, all of it settled."""
+    nodes: list[Node] = []
+    for key in (PAYER, TARGET):
+        relays = (endpoint,) if key is TARGET else ()
+        node = Node("?", *relays, options=RelayClientOptions(price_per_gib_max=PRICE))
+        node.identity = Identity.create(key, genesis_hash=chain, now_ms=time.time_ns() // 1_000_000)
+        node.address = key.address
+        nodes.append(node)
+    payer, target = nodes
+    with trio.fail_after(2 * PATIENCE_S):
+        return await _carry(payer, target, endpoint, size)
+
+
+async def _carry(payer: Node, target: Node, endpoint: Endpoint, size: int) -> int:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(payer.run)
+        nursery.start_soon(target.run)
+        await target.client.wait_reserved()
+        out = await payer.client.dial(endpoint, target.address)
+        await pour(out, await target.arrived.receive(), size)
+        tally = payer.client._tallies[endpoint.relay or b""]
+        await wait_until(lambda: tally._signed >= tally.size_bytes == size - MIB)
+
+        def is_paid() -> bool:
+            return sum(item["bytes"] for item in carriage(PAYER.address)["relays"]) == tally._signed
+
+        while not await trio.to_thread.run_sync(is_paid):  # noqa: ASYNC110  the doing of other processes
+            await trio.sleep(0.2)
+        nursery.cancel_scope.cancel()
+    return tally._signed
+
+
+def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Network, tmp_path: Path) -> None:
+    home = Home(tmp_path / "relay")
+    dekube("relay", "init", "--home", home.root, "--genesis", net.root / "validator-0" / "genesis.json")
+    write_whole(home.config, dump_options(OPTIONS))
+    keys = OPTIONS.keys
+    relay = load_key(home.path(keys.account), read_passphrase(home.path(keys.passphrase_file))).address
+    with Client(URL) as client:
+        chain = client.chain().genesis_hash
+        bank = account_of_home(Home(net.root / "validator-0"))
+        for who, amount in ((relay, 100 * COIN), (PAYER.address, 10 * COIN)):
+            assert client.transfer(bank, who, amount).succeeded
+    dekube("relay", "register", "--home", home.root, "--rpc", URL, "--at", "127.0.0.1:1")
+
+    for name, text in (("passphrase", "p\n"), ("secret", PAYER.secret.hex() + "\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    wallet = ("--home", tmp_path / "wallet", "--rpc", URL, "--passphrase-file", tmp_path / "passphrase")
+    dekube("wallet", "import", "payer", *wallet, "--secret-file", tmp_path / "secret")
+    assert dekube("relay", "deposit", "4", *wallet)["succeeded"]
+    assert int(dekube("relay", "account", *wallet)["deposit"]) == DEPOSIT
+
+    before, fees_before = owned(relay)
+    with relay_runs(home) as endpoint:
+        signed = trio.run(carry, chain, endpoint, 41 * MIB)
+    assert 40 * MIB <= signed <= 57 * MIB, "the first was free; where circuits are held, counts drift apart"
+    earned = carriage_price(signed, PRICE)
+    said = carriage(PAYER.address)
+    assert (int(said["deposit"]), int(said["due"]), said["earning"]) == (DEPOSIT - earned, 0, False)
+    after, fees = owned(relay)
+    assert after == before + earned - (fees - fees_before) and fees > fees_before
+    mine, spent = owned(PAYER.address)
+    assert mine == 10 * COIN - DEPOSIT - spent
+
+    # What is left comes back, though not now.
+    left = DEPOSIT - earned
+    with pytest.raises(TransactionRefused, match="insufficient"):
+        dekube("relay", "withdraw", coins(left + 1), *wallet)
+    receipt = dekube("relay", "withdraw", coins(left), *wallet)
+    said = carriage(PAYER.address)
+    assert receipt["succeeded"] and int(said["withdrawing"]) == int(said["deposit"]) == left
+    with Client(URL) as client:
+        assert said["release_ms"] > client.head().time_ms + WITHDRAWAL_MS - 600_000
+    net.wait_height("validator-0", net.height("validator-0") + 2)
+    assert carriage(PAYER.address)["deposit"] == said["deposit"], "not before its time"
+
+    # Nothing is left to settle, and a relay that stands still can say so.
+    assert dekube("relay", "settle", "--home", home.root, "--rpc", URL, "--all") == []
