@@ -33,7 +33,7 @@ from state.primitives.genesis import (
 )
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Event, EventType, Receipt, decode_receipt, encode_receipt
-from state.primitives.transactions import NONCE_MAX, decode_transaction, sign_transaction
+from state.primitives.transactions import NONCE_MAX, decode_transaction, recover_sender, sign_transaction
 from state.primitives.vrf import vrf_key_of
 
 KEY = SecretKey(b"k" * 32)
@@ -104,6 +104,28 @@ def test_every_field_comes_back(chain_id: int, nonce: int, kind: int, gas_limit:
     assert (t.chain_id, t.nonce, t.kind, t.gas_limit) == (chain_id, nonce, kind, gas_limit)
     assert (t.max_fee_per_gas, t.max_priority_fee_per_gas, t.payload) == (fee, tip, [None, [1, b""]])
     assert t.recover_sender() == KEY.address
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_signer_alone_is_whom_decoding_finds_or_fails_with_its_error(data: st.DataObject) -> None:
+    mutated = bytearray(RAW)
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(mutated)))
+        mutated[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    raw = bytes(mutated)
+    try:
+        expected = decode_transaction(raw).recover_sender()
+    except DecodeError as error:
+        try:
+            recover_sender(raw)  # bytes that are no transaction may have a signer
+        except DecodeError as same:
+            assert str(same) == str(error)
+    except SignatureInvalid:
+        with pytest.raises(SignatureInvalid):
+            recover_sender(raw)
+    else:
+        assert recover_sender(raw) == expected
 
 
 def test_unknown_forms_and_sizes_are_refused() -> None:
