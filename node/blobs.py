@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import HASH_BYTES
-from state.primitives.manifests import Manifest
+from state.primitives.manifests import Manifest, blob_id
 from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.datasets import DATASET_BYTES_MAX
@@ -38,12 +37,13 @@ __all__ = ["GatewayBlobs", "missing_ranges"]
 
 _log = structlog.get_logger("blobs")
 
-FETCHES_MAX: Final = 4
+FETCHES_MAX: Final = 16
 """Blobs that are fetched for gateways at once."""
-FETCH_TIMEOUT_S: Final = 600.0
+QUIET_S_MAX: Final = 45.0
+"""A fetch to which nothing comes for so long gives its place to another."""
 FETCH_BYTES_MAX: Final = 4 * 1024**3
 SOURCES_MAX: Final = 16
-FAILED_S: Final = 20.0
+FAILED_S: Final = 60.0
 """A fetch that failed is not tried again for so long."""
 FAILURES_KEPT_MAX: Final = 1_024
 SWEEP_S: Final = 60.0
@@ -133,9 +133,9 @@ class GatewayBlobs:
             raise BlobUnavailable(why)
         if task is None:
             raise BlobUnavailable("the blob is not here; a task that names it would say whom to ask")
-        limit_bytes, sources = self._named(name, task, window)
         if self._nursery is None or len(self._fetching) >= FETCHES_MAX:
             return ["waiting", 0, 0]
+        limit_bytes, sources = self._named(name, task, window)
         self._fetching[name] = (0, 0)
         self._nursery.start_soon(self._fetch, name, sources, limit_bytes)
         return ["fetching", 0, 0]
@@ -164,12 +164,16 @@ class GatewayBlobs:
         return min(limit_bytes, FETCH_BYTES_MAX), list(dict.fromkeys([*near, *connected, *others]))[:SOURCES_MAX]
 
     async def _fetch(self, name: bytes, sources: list[bytes], limit_bytes: int) -> None:
-        why = f"not fetched in {FETCH_TIMEOUT_S:.0f} s"
+        why = f"nothing of it came in {QUIET_S_MAX:.0f} s"
+        scope = trio.CancelScope(deadline=trio.current_time() + QUIET_S_MAX)
+
+        def note(done: int, every: int) -> None:
+            self._fetching[name] = (done, every)
+            scope.deadline = trio.current_time() + QUIET_S_MAX
+
         try:
-            with trio.move_on_after(FETCH_TIMEOUT_S):
-                await self._network.fetch_blob(
-                    name, sources, progress=partial(self._note, name), limit_bytes=limit_bytes
-                )
+            with scope:
+                await self._network.fetch_blob(name, sources, progress=note, limit_bytes=limit_bytes)
                 why = ""
         except DekubeError as error:
             why = str(error) or error.code
@@ -181,10 +185,6 @@ class GatewayBlobs:
             self._failed[name] = (trio.current_time() + FAILED_S, why)
         else:
             self._failed.pop(name, None)
-
-    def _note(self, name: bytes, done: int, every: int) -> None:
-        if name in self._fetching:
-            self._fetching[name] = (done, every)
 
     # Serving
 
@@ -201,12 +201,14 @@ class GatewayBlobs:
         """Take an upload on; return its pieces in all and the ranges that are missing."""
         match params:
             case [bytes(data), bytes(account), str(caller)] if len(account) == ADDRESS_BYTES:
-                manifest = Manifest.decode(data)
+                name = blob_id(data)
             case _:
                 raise DecodeError("blob_begin: a manifest, an account and a caller expected")
-        name = manifest.blob_id
+        balance = balance_of(self._state, account)
         with self._lock:
-            balance = balance_of(self._state, account)
+            self._book.check_account(name, account, balance)
+        manifest = Manifest.decode(data)  # work, so not for just anybody
+        with self._lock:
             was_known = self._book.find(name, account) is not None
             is_charged = self._book.begin(name, manifest.size_bytes, account, caller, balance, self._now_ms())
             try:

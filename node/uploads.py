@@ -98,14 +98,22 @@ class UploadBook:
         """Those that are kept."""
         return list(self._uploads.values())
 
+    def check_account(self, blob: bytes, account: bytes, balance: int) -> None:
+        """Raise UploadRefused where an account may bring nothing, whatever it is."""
+        if not self._options.enabled:
+            raise UploadRefused("uploads_off", "this gateway takes no uploads")
+        if balance < self._options.balance_min and self.find(blob, account) is None:
+            least = self._options.balance_min
+            text = f"the account that signs has to own {least} of 10^-18 DKB"
+            raise UploadRefused("balance_too_low", text, least)
+
     def begin(self, blob: bytes, size_bytes: int, account: bytes, caller: str, balance: int, now_ms: int) -> bool:
         """Take an upload on, or go on with one; return whether it is charged. Raises UploadRefused.
 
         Who takes up its own within half the time that blobs are kept is not charged again.
         """
         options = self._options
-        if not options.enabled:
-            raise UploadRefused("uploads_off", "this gateway takes no uploads")
+        self.check_account(blob, account, balance)
         if size_bytes > options.bytes_per_blob_max:
             limit = options.bytes_per_blob_max
             raise UploadRefused("blob_too_large", f"a blob of at most {limit} bytes is taken here", limit)
@@ -114,11 +122,6 @@ class UploadBook:
         if known is not None and now_ms - known.begun_ms <= options.keep_s * 1000 // 2:
             self._uploads[key] = known._replace(seen_ms=max(known.seen_ms, now_ms))
             return False
-        if balance < options.balance_min:
-            least = options.balance_min
-            raise UploadRefused(
-                "balance_too_low", f"the account that signs has to own {least} of 10^-18 DKB", least
-            )
         self._charges = [charge for charge in self._charges if now_ms - charge.time_ms < DAY_MS]
         caller = caller[:CALLER_CHARACTERS_MAX]
         cost = max(size_bytes, PIECE_BYTES)

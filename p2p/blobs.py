@@ -187,11 +187,20 @@ class BlobStore:
             with self._lock, (directory / _HAVE).open("ab") as file:
                 file.write(index.to_bytes(4, "big"))
                 blob.have.add(index)
-                if len(blob.have) == len(blob.manifest.hashes) and not blob.is_complete:
-                    self._complete(name)
-                return blob.is_complete
+                is_last = len(blob.have) == len(blob.manifest.hashes) and not blob.is_complete
+            if is_last:
+                self._settle(name, blob)
+            return blob.is_complete
         except OSError as error:
             raise StoreError(f"blobs: {error}") from None
+
+    def _settle(self, name: bytes, blob: _Blob) -> None:
+        """Mark a blob complete whose content is on the disk; waiting for the disk holds up nobody else."""
+        with (self._directory(name) / _DATA).open("rb") as file:
+            os.fsync(file.fileno())
+        with self._lock:
+            if self._blobs.get(name) is blob and len(blob.have) == len(blob.manifest.hashes):
+                self._mark(name)
 
     def read_piece(self, name: bytes, index: int) -> bytes | None:
         """Return one piece, or None when it is not here; one that was damaged on disk is not here any more."""
@@ -292,7 +301,10 @@ class BlobStore:
         directory = self._directory(name)
         with (directory / _DATA).open("rb") as file:
             os.fsync(file.fileno())
-        _write(directory / _COMPLETE, b"")
+        self._mark(name)
+
+    def _mark(self, name: bytes) -> None:
+        _write(self._directory(name) / _COMPLETE, b"")
         self._blobs[name].is_complete = True
 
     def _load(self, directory: Path) -> None:

@@ -23,7 +23,7 @@ from rpc.limits import Budgets, Cache
 from rpc.view import Head
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError, DekubeError
-from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest
+from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id
 
 __all__ = ["PREFIX", "BlobDoor", "BlobOptions", "read_range"]
 
@@ -37,6 +37,8 @@ PIECES_AT_NODE_MAX: Final = 4
 """Pieces that the node reads or writes for this gateway at once, so that other questions have their turn."""
 PACE_S_MAX: Final = 10.0
 AGAIN_S: Final = 1
+OFF_S: Final = 60.0
+"""How long it is remembered that the node takes no uploads."""
 QUERY_CHARACTERS_MAX: Final = 512
 MANIFESTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})")
@@ -148,6 +150,7 @@ class BlobDoor:
         self._manifests: Cache[bytes, Manifest] = Cache(MANIFESTS_BYTES_MAX)
         self._budgets = Budgets(options.bytes_per_s, options.bytes_per_s)
         self._under_way: Counter[str] = Counter()
+        self._off_until = 0.0
         self._at_node = asyncio.Semaphore(PIECES_AT_NODE_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, caller: str) -> None:
@@ -279,13 +282,20 @@ class BlobDoor:
         grant = _header(scope, b"authorization")
         if not grant:
             raise RpcError("grant_invalid", "authorization: a signature of the account that uploads expected")
+        if self._clock() < self._off_until:
+            raise RpcError("uploads_off", "this gateway takes no uploads")
         data = await self._read_body(scope, receive, MANIFEST_BYTES_MAX, caller)
-        manifest = Manifest.decode(data)
-        name = manifest.blob_id
+        name = blob_id(data)
         account = read_grant(
             grant, genesis_hash=self._node.description.genesis_hash, blob=name, height=self._node.head.height
         )
-        match await self._node.request("blob_begin", data, account, caller):
+        try:
+            answer = await self._node.request("blob_begin", data, account, caller)
+        except RpcError as error:
+            if error.reason == "uploads_off":
+                self._off_until = self._clock() + OFF_S  # no bodies are read for nothing meanwhile
+            raise
+        match answer:
             case [int(pieces), list(missing)]:
                 document = {"blob": "0x" + name.hex(), "pieces": pieces, "missing": missing}
                 raise _Answered(200, document)

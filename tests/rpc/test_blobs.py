@@ -27,7 +27,14 @@ from rpc.errors import RpcError
 from rpc.gateway import GatewayOptions
 from rpc.grants import GRANT_BLOCKS_MAX, grant_digest, make_grant, read_grant
 from state.primitives.keys import SecretKey
-from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, manifest_of, piece_hash
+from state.primitives.manifests import (
+    MANIFEST_BYTES_MAX,
+    PIECE_BYTES,
+    Manifest,
+    blob_id,
+    manifest_of,
+    piece_hash,
+)
 from tests.p2p.helpers import NOW_MS, identity
 from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Gateway, Node, gateway
 
@@ -92,6 +99,7 @@ async def serving(
     backend = Backend(world.node.view, socket, blobs=world.blobs)
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
+        nursery.start_soon(world.blobs.run)
         wanted = GatewayOptions(str(socket), blobs=options or BlobOptions())
         async with gateway(backend, socket, wanted) as world.it:
             yield world
@@ -208,7 +216,11 @@ async def test_who_may_upload_what(tmp_path: Path) -> None:
             # Another blob's or chain's signature is somebody's whom nobody knows: it owns nothing.
             assert status in ((401, "grant_invalid"), (403, "balance_too_low")), headers
         assert reason(await world.begin(headers=world.grant(key=DAVE))) == (403, "balance_too_low")
-        assert reason(await world.begin(b"nonsense")) == (400, "decode_error")
+        assert reason(await world.begin(b"nonsense")) == (403, "balance_too_low"), (
+            "not signed for by anybody known"
+        )
+        nonsense = world.grant(blob=blob_id(b"nonsense"))
+        assert reason(await world.begin(b"nonsense", nonsense)) == (400, "decode_error")
         assert reason(await world.begin(bytes(MANIFEST_BYTES_MAX + 1)))[0] == 413
         large = Manifest(9 * PIECE_BYTES, (bytes(32),) * 9)
         assert reason(await world.begin(large.encode(), world.grant(blob=large.blob_id))) == (
