@@ -31,7 +31,7 @@ from rpc.frames import (
     read_request,
 )
 from rpc.view import NodeView, record_value
-from state.primitives.codec import Value
+from state.primitives.codec import Value, decode
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.hashing import HASH_BYTES
 from state.view.overlay import KEY_BYTES_MAX
@@ -413,10 +413,15 @@ class Backend:
 
     def _simulate(self, params: list[Any]) -> Value:
         match params:
-            case [bytes(sender), int(kind), list(payload)]:
-                return self._view.simulate(sender, kind, payload)
+            case [bytes(sender), int(kind), bytes(encoded), (None | int()) as price] if (
+                price is None or price >= 0
+            ):
+                payload = decode(encoded, limit_bytes=REQUEST_LIMIT_BYTES)
+                if type(payload) is not list:
+                    raise DecodeError("simulate: the payload is no array")
+                return self._view.simulate(sender, kind, payload, price)
             case _:
-                raise DecodeError("simulate: a sender, a kind and a payload expected")
+                raise DecodeError("simulate: a sender, a kind, an encoded payload and a price expected")
 
     def _leaders(self, params: list[Any]) -> Value:
         match params:

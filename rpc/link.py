@@ -47,7 +47,7 @@ from rpc.view import (
     read_record,
 )
 from rpc.waits import Waits
-from state.primitives.codec import Value
+from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.primitives.hashing import keccak
@@ -664,9 +664,10 @@ class Link:
         values: list[Value] = list(certificates)
         return [read_record(Submitted, item) for item in await self.request("submit_fork", values, reporter)]
 
-    async def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
-        """Return the encoded receipt of a dry run."""
-        return cast(bytes, await self.request("simulate", sender, kind, payload))
+    async def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
+        """Return the encoded receipt of a dry run; see ``NodeView.simulate``."""
+        # As bytes: what strangers have nested goes no deeper into a frame than anything else.
+        return cast(bytes, await self.request("simulate", sender, kind, encode(payload), price))
 
     async def peers(self) -> list[Peer]:
         """Return the connected peers."""

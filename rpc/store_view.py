@@ -26,8 +26,8 @@ from state.transition.calls import split_call
 from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.errors import UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
-from state.view import Reader
-from state.view.accounts import nonce_of
+from state.view import Overlay, Reader
+from state.view.accounts import credit, nonce_of
 
 __all__ = ["Live", "Pool", "StoreView", "describe"]
 
@@ -315,7 +315,7 @@ class StoreView:
         """Take in the proof of a fork."""
         return self._live.submit_fork(certificates, reporter)
 
-    def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+    def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
         """Return the encoded receipt of a dry run in a block that would follow the newest one."""
         runtime = self._runtime
         if kind == CALL_KIND:
@@ -326,10 +326,12 @@ class StoreView:
             raise UnknownKind(kind)
         tip = self._store.tip
         with _reported():
-            state = self._store.at(tip.height)
+            state = Overlay(self._store.at(tip.height))
         base_fee = runtime.base_fee(state)
+        if price == 0:  # who only asks whether it would work needs no coins for gas
+            credit(state, sender, rule.gas * base_fee)
         transaction = Transaction(
-            b"", form, runtime.genesis.chain_id, nonce_of(state, sender), 0, base_fee, rule.gas, kind,
+            b"", form, runtime.genesis.chain_id, nonce_of(state, sender), 0, price or base_fee, rule.gas, kind,
             payload, (b"", 0, 0, b""), b"",
         )  # fmt: skip
         transaction.sender = sender

@@ -164,8 +164,8 @@ class Node(Protocol):
         """Hand certificates that prove a fork to the node; return who is convicted. Raises as above."""
         ...
 
-    async def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
-        """Return the encoded receipt of a dry run on the newest state."""
+    async def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
+        """Return the encoded receipt of a dry run on the newest state; see ``NodeView.simulate``."""
         ...
 
     async def peers(self) -> list[Peer]:

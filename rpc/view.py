@@ -272,9 +272,10 @@ class NodeView(Protocol):
         """
         ...
 
-    def simulate(self, sender: bytes, kind: int, payload: list[Any]) -> bytes:
+    def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
         """Return the encoded receipt that the transaction would have on the newest state; *thread*.
 
+        ``price`` is the most that it pays for a unit of gas, None the base fee; 0: gas is given to the sender.
         Raises InvalidTransaction for a kind or payload that no block may carry.
         """
         ...

@@ -51,6 +51,7 @@ from rpc.schema import (
     ref,
 )
 from rpc.table import Json, Method, Node
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import keccak
 from state.primitives.receipts import Receipt, decode_receipt
@@ -62,7 +63,7 @@ from state.primitives.transactions import (
     recover_sender,
 )
 from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX
-from state.transition.errors import GasLimitTooHigh, InsufficientFunds
+from state.transition.errors import GasLimitTooHigh, InsufficientFunds, SenderUnknown
 from state.transition.transfer import TRANSFER_GAS
 from state.view.accounts import BALANCE_MASK, SUPPLY_LIMIT, account_key
 
@@ -75,6 +76,8 @@ BLOCKS_OF_UNIT: Final = 10
 SYNC_WAIT_MS: Final = 20_000
 """How long ``eth_sendRawTransactionSync`` waits where nothing else is asked for, and at most."""
 SHA3_LIMIT_BYTES: Final = 64 * 1024
+PRICE_MAX: Final = 2**96 - 1
+"""A price of gas that nobody can pay: higher ones are the same."""
 _NO_CREATION: Final = "contract creation is not supported"
 
 
@@ -330,6 +333,8 @@ async def estimate_gas(node: Node, request: CallParam, block: BlockParam) -> Jso
     if to is None:
         raise RpcError("not_supported", _NO_CREATION)
     if to.startswith(SYSTEM_PREFIX):
+        if view := view_of(to, request.data):
+            raise Reverted(f"{view.function.name} is a view: no transaction calls it, eth_call does")
         return quantity((await _try(node, request, to)).gas_used)
     if len(request.data) > NOTE_LIMIT_BYTES:
         raise Reverted(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")
@@ -342,12 +347,18 @@ async def estimate_gas(node: Node, request: CallParam, block: BlockParam) -> Jso
 
 
 async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
-    """Return the receipt of a dry run. Raises Reverted."""
-    if request.sender is None or not any(request.sender):
-        raise RpcError("invalid_params", "invalid params: from: who writes must be named", param="from")
+    """Return the receipt of a dry run, whose gas is free where the call names no price. Raises Reverted."""
+    sender = request.sender or bytes(ADDRESS_BYTES)
+    price = min(request.price, PRICE_MAX)
     try:
-        found = await node.simulate(request.sender, CALL_KIND, [to, request.value, request.data])
+        found = await node.simulate(sender, CALL_KIND, [to, request.value, request.data], price)
     except RpcError as error:
+        if (
+            not any(sender) and error.reason == SenderUnknown.code
+        ):  # looked at last: it is a write, and a right one
+            raise RpcError(
+                "invalid_params", "invalid params: from: who writes must be named", param="from"
+            ) from None
         raise as_revert(error) from None
     receipt = decode_receipt(found)
     if receipt.reason is not None:

@@ -14,7 +14,7 @@ from rpc.errors import RpcError
 from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Reply, encode_request, read_answer
 from rpc.schema import make_cursor
 from rpc.table import Method
-from state.primitives.codec import Value
+from state.primitives.codec import Value, encode
 from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, served, transfer
 
 NUMBERS = (-1, 0, 2**31, 2**32, 2**53, 2**63, 2**64, 2**255, -(2**255))
@@ -55,8 +55,10 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
             ("prove", [a, b"k"]),
             ("header_path", [a, b, 1]),
             ("epoch_records", [a, b]),
+            ("simulate", [ALICE.address, a, encode([b]), b]),
             ("simulate", [ALICE.address, a, [b]]),
         ]
+    questions += [("simulate", [ALICE.address, 1, b"\x81" * depth + b"\x80", None]) for depth in range(40)]
     for a in NUMBERS:
         questions += [("pool_list", [a]), ("pool_queued", [a]), ("leaders", [a]), ("pool_page", [None, a])]
         questions += [("block", [a]), ("hash", [a]), ("history", [b"", None, a]), ("pending_nonces", [a])]

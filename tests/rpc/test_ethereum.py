@@ -402,7 +402,35 @@ async def test_a_revert_carries_its_reason_as_solidity_would(tmp_path: Path) -> 
         assert (error["code"], "insufficient funds" in error["message"]) == (-32000, True)
         for method in ("eth_call", "eth_estimateGas"):
             assert (await it.error(method, {"data": "0x60006000fd"}))["code"] == -32000
-            assert (await it.error(method, {"to": staking, "data": hexed(UNSTAKE.encode(1))}))["code"] == -32602
+            for nobody in ({}, {"from": "0x" + "0" * 40}):
+                write = {"to": staking, "data": hexed(UNSTAKE.encode(1))} | nobody
+                assert (await it.error(method, write))["code"] == -32602
+                # what wallets try on any contract, without saying who they are
+                for to in (staking, "0x" + "0" * 37 + "7ff"):
+                    for probe in ("0x95d89b41", "0x01ffc9a7" + "80ac58cd".ljust(64, "0"), "0xdeadbeef", "0x"):
+                        error = await it.error(method, {"to": to, "data": probe} | nobody)
+                        assert (error["code"], error["message"]) == (3, "execution reverted: unknown function")
+                error = await it.error(method, write | {"data": hexed(UNSTAKE.encode(1)[:-1])})
+                assert error["message"].startswith("execution reverted: unstake: call data"), error
+            # who has no coins learns why it would fail, unless it offers a price for gas that it cannot pay
+            poor = {"from": who(DAVE), "to": staking, "data": hexed(UNSTAKE.encode(1))}
+            error = await it.error(method, poor)
+            assert (error["code"], error["message"]) == (3, "execution reverted: stake_insufficient")
+            for price in (FEE, 2**255):
+                error = await it.error(method, poor | {"maxFeePerGas": hex(price)})
+                assert (error["code"], "insufficient funds for gas" in error["message"]) == (-32000, True)
+            error = await it.error(method, poor | {"gasPrice": "0x1"})
+            assert (error["code"], "less than block base fee" in error["message"]) == (-32000, True)
+            stake = {
+                "from": who(DAVE),
+                "to": staking,
+                "value": hex(5_000 * COIN),
+                "data": hexed(stake_data(node, DAVE)),
+            }
+            error = await it.error(method, stake)
+            assert (error["code"], "insufficient funds" in error["message"]) == (-32000, True)
+        error = await it.error("eth_estimateGas", {"to": staking, "data": hexed(STAKE_OF.encode(ALICE.address))})
+        assert (error["code"], "stakeOf is a view" in error["message"]) == (3, True)
 
 
 async def test_what_is_not_there_is_null_and_what_is_malformed_is_refused(tmp_path: Path) -> None:
