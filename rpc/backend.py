@@ -21,9 +21,11 @@ import structlog
 import trio
 
 from rpc.frames import (
+    ANSWER_LIMIT_BYTES,
     REQUEST_LIMIT_BYTES,
     FrameBuffer,
     Request,
+    Unreadable,
     encode_answer,
     encode_failure,
     encode_push,
@@ -110,13 +112,33 @@ class _Connection:
         self._unsent_bytes = 0
         self._wake = trio.Event()
         self._drained = trio.Event()
+        self._is_writing = False
         self.in_flight = trio.Semaphore(backend.options.in_flight_max)
         self.watching = False
 
     def put(self, frame: bytes) -> None:
+        self.add(frame)
+        self._wake.set()
+
+    def add(self, frame: bytes) -> None:
+        """Take a frame that ``flush`` will send."""
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
-        self._wake.set()
+
+    def flush(self) -> None:
+        """Send what the socket takes at once: waking the writer costs as much as ten answers."""
+        if not self._unsent:
+            return
+        if not self._is_writing:
+            chunk = b"".join(self._unsent)
+            try:
+                sent = os.write(self._stream.socket.fileno(), chunk)
+            except OSError:  # full, or gone, which the writer will see
+                sent = 0
+            self._unsent = [chunk[sent:]] if sent < len(chunk) else []
+            self._unsent_bytes -= sent
+        if self._unsent:
+            self._wake.set()
 
     @property
     def is_full(self) -> bool:
@@ -132,7 +154,9 @@ class _Connection:
             await self._wake.wait()
             self._wake = trio.Event()
             chunk, self._unsent = b"".join(self._unsent), []
+            self._is_writing = True
             await self._stream.send_all(chunk)
+            self._is_writing = False
             self._unsent_bytes -= len(chunk)
             self._drained.set()
 
@@ -254,18 +278,23 @@ class Backend:
                 start = perf_counter()
                 waiting: list[Request] = []
                 for value in values[first : first + BURST]:
+                    if type(value) is Unreadable:
+                        connection.put(encode_failure(value.identifier, DecodeError(value.reason)))
+                        continue
                     request = read_request(value)
                     handler = self._inline.get(request.method)
                     if handler is not None:
-                        connection.put(_answer(request, handler))
+                        connection.add(_answer(request, handler))
                     else:
                         waiting.append(request)
+                connection.flush()
                 pause = self._share.spend(start, perf_counter())
                 for request in waiting:
                     # The semaphore is taken here: a gateway that asks too much at once is no longer read.
                     await connection.in_flight.acquire()
                     nursery.start_soon(self._answer_later, connection, request, nursery)
-                await trio.sleep(pause)  # 0 is a checkpoint: the rest of the node takes its turn
+                if pause or first + BURST < len(values):  # else reading gives the rest of the node its turn
+                    await trio.sleep(pause)
                 await connection.wait_room()
 
     async def _answer_later(self, connection: _Connection, request: Request, nursery: trio.Nursery) -> None:
@@ -520,7 +549,11 @@ class Backend:
 
 def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
     try:
-        return encode_answer(request.identifier, handler(request.params))
+        answer = encode_answer(request.identifier, handler(request.params))
+        if len(answer) <= ANSWER_LIMIT_BYTES:
+            return answer
+        _log.error("an answer is too long for the gateway", method=request.method, size_bytes=len(answer))
+        return encode_failure(request.identifier, _Unanswered("the answer is too long"))
     except DekubeError as error:
         return encode_failure(request.identifier, error)
     except Exception:

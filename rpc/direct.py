@@ -21,6 +21,7 @@ __all__ = [
     "CHUNK_BYTES",
     "PIECES_FREE",
     "PIECE_BYTES_MIN",
+    "RETRY_S",
     "SEND_DEADLINE_S",
     "DirectRequest",
     "Port",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import orjson
 import structlog
 
 from rpc.errors import RpcError
+from rpc.holding import FREE_BYTES, Held, Ledger
 from rpc.limits import Budgets
 from rpc.link import fields_to_json
 from rpc.table import Json, Method, Node, bind
@@ -26,6 +27,15 @@ YIELD_EVERY: Final = 16
 """Requests of a batch started before other callers get their turn."""
 BYTES_OF_UNIT: Final = 16 * 1024
 """Bytes of a body that cost as much as reading one record."""
+VALUES_OF_UNIT: Final = 256
+VALUES_MAX: Final = 65_536
+"""Values of one body, by the marks that separate them: far more than a full batch of the largest questions has.
+
+Each takes a fraction of a microsecond and some hundred bytes, and nobody else has a turn until all are read.
+"""
+VALUE_BYTES: Final = 128
+ANSWER_BYTES_OF_UNIT: Final = 1024
+"""Bytes of an answer beyond the first so many that cost as much as reading one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ class Dispatcher:
         clock: Callable[[], float],
         observe: Observer = lambda _method, _outcome: None,
         absent: Callable[[str], str] = lambda _method: "",
+        ledger: Ledger | None = None,
     ) -> None:
         self._node = node
         self._table = table
@@ -78,27 +89,53 @@ class Dispatcher:
         self._clock = clock
         self._observe = observe
         self._absent = absent
+        self._ledger = ledger or Ledger()
+        self._large_from = min(BYTES_OF_UNIT, options.body_bytes_max)
         self._budgets = Budgets(options.rate_per_s, options.burst)
         self._running = 0
         self._running_of: dict[str, int] = {}
 
-    async def answer(self, body: bytes | str, caller: Caller) -> bytes | None:
+    async def answer(self, body: bytes | bytearray | str, caller: Caller) -> bytes | None:
         """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
-        if len(body) > self._options.body_bytes_max:
-            return self.refuse(
-                RpcError("invalid_request", "request too large", limit=self._options.body_bytes_max)
-            )
-        if len(body) > BYTES_OF_UNIT:
-            self._budgets.take(caller.key, len(body) // BYTES_OF_UNIT, self._clock())
+        held: Held | None = None
         try:
-            parsed = orjson.loads(body)
-        except ValueError:  # malformed, not UTF-8, or nested deeper than the parser goes
-            return self.refuse(RpcError("parse_error", "parse error"))
-        if type(parsed) is dict:
-            return await self._one(parsed, caller)
-        if type(parsed) is list:
-            return await self._batch(parsed, caller)
-        return self.refuse(RpcError("invalid_request", "invalid request: an object or an array expected"))
+            if len(body) > self._large_from:
+                held = self._admit_large(body, caller)
+            try:
+                parsed = orjson.loads(body)
+            except ValueError:  # malformed, not UTF-8, or nested deeper than the parser goes
+                raise RpcError("parse_error", "parse error") from None
+            if type(parsed) is dict:
+                return await self._one(parsed, caller)
+            if type(parsed) is list:
+                return await self._batch(parsed, caller)
+            raise RpcError("invalid_request", "invalid request: an object or an array expected")
+        except RpcError as error:
+            self._budgets.take(caller.key, 1, self._clock())
+            return self.refuse(error)
+        finally:
+            if held is not None:
+                held.keep(0)
+
+    def _admit_large(self, body: bytes | bytearray | str, caller: Caller) -> Held:
+        """Charge for a large body before it is read. Raises RpcError where it is not read at all."""
+        if len(body) > self._options.body_bytes_max:
+            raise RpcError("invalid_request", "request too large", limit=self._options.body_bytes_max)
+        if type(body) is str:
+            values = body.count(",") + body.count("[") + body.count("{")
+        else:
+            values = body.count(b",") + body.count(b"[") + body.count(b"{")  # type: ignore[arg-type]
+        self._charge(caller, len(body) // BYTES_OF_UNIT + values // VALUES_OF_UNIT)
+        if values > VALUES_MAX:
+            raise RpcError("invalid_request", f"invalid request: more than {VALUES_MAX} values", limit=VALUES_MAX)
+        held = Held(self._ledger, caller.key)
+        if not held.keep(len(body) + VALUE_BYTES * values):
+            raise RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=1)
+        return held
+
+    def charge(self, caller: str, units: int) -> float:
+        """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
+        return self._budgets.take(caller, units, self._clock())
 
     def refuse(self, error: RpcError) -> bytes:
         """Return the answer to a body that cannot be read as requests."""
@@ -113,37 +150,31 @@ class Dispatcher:
 
     async def _batch(self, requests: list[Any], caller: Caller) -> bytes | None:
         if not requests:
-            return self.refuse(RpcError("invalid_request", "invalid request: an empty batch"))
+            raise RpcError("invalid_request", "invalid request: an empty batch")
         if len(requests) > self._options.batch_max:
             limit = self._options.batch_max
-            return self.refuse(RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit))
+            raise RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit)
         answers: list[bytes | Suspended | None] = []
-        late: list[Suspended] = []
+        late: dict[Suspended, Any] = {}
+        sum_ = _Sum(Held(self._ledger, caller.key), self._options.answer_bytes_max)
         try:
             for index, request in enumerate(requests):
                 if index % YIELD_EVERY == YIELD_EVERY - 1:
                     await asyncio.sleep(0)
                 answer = start(self._one(request, caller))
-                answers.append(answer)
                 if isinstance(answer, Suspended):
-                    late.append(answer)
-            await _all_done(late)
+                    late[answer] = request
+                elif answer is not None:
+                    answer = sum_.fit(request, answer)
+                answers.append(answer)
+            await _all_done(late, sum_)
+            whole = [item.answer if isinstance(item, Suspended) else item for item in answers]
+            found = [item for item in whole if item is not None]
+            return b"[" + b",".join(found) + b"]" if found else None
         finally:
             for suspended in late:
                 suspended.cancel()
-        size = 0
-        whole: list[bytes] = []
-        for request, item in zip(requests, answers, strict=True):
-            answer = item.answer if isinstance(item, Suspended) else item
-            if answer is None:
-                continue
-            if size + len(answer) > self._options.answer_bytes_max:
-                identifier = request.get("id") if type(request) is dict else None
-                error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
-                answer = _failure(identifier if _is_identifier(identifier) else None, error.to_json())
-            size += len(answer)
-            whole.append(answer)
-        return b"[" + b",".join(whole) + b"]" if whole else None
+            sum_.held.keep(0)
 
     async def _one(self, request: Any, caller: Caller) -> bytes | None:
         identifier: Any = None
@@ -151,13 +182,16 @@ class Dispatcher:
         wants_answer = True
         try:
             if type(request) is not dict:
+                self._charge(caller, 1)
                 raise RpcError("invalid_request", "invalid request: an object expected")
             wants_answer = "id" in request
             if not _is_identifier(found := request.get("id")):
+                self._charge(caller, 1)
                 raise RpcError("invalid_request", "invalid request: id: a string, a number or null expected")
             identifier = found
             if request.get("jsonrpc") != "2.0" or type(request.get("method")) is not str:
                 wants_answer = True  # an invalid request is answered, whatever it was meant to be
+                self._charge(caller, 1)
                 raise RpcError("invalid_request", 'invalid request: jsonrpc "2.0" and a method expected')
             method = self._table.get(request["method"])
             if method is None:
@@ -176,6 +210,8 @@ class Dispatcher:
             answer = orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result})
             if len(answer) > self._options.answer_bytes_max:
                 raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
+            if len(answer) > ANSWER_BYTES_OF_UNIT:
+                self._budgets.owe(caller.key, len(answer) // ANSWER_BYTES_OF_UNIT - 1, self._clock())
             return answer
         except DekubeError as error:
             known = as_rpc_error(error)
@@ -315,14 +351,45 @@ def _ignore(_suspended: Suspended) -> None:
     pass
 
 
-async def _all_done(suspended: Sequence[Suspended]) -> None:
-    """Wait until none of them waits any more; one that was cancelled cancels this."""
+class _Sum:
+    """Bounds the answers of one batch together, as they come."""
+
+    __slots__ = ("_limit", "_noted", "_size", "held")
+
+    def __init__(self, held: Held, limit: int) -> None:
+        self.held = held
+        self._limit = limit
+        self._size = 0
+        self._noted = FREE_BYTES
+
+    def fit(self, request: Any, answer: bytes) -> bytes:
+        """Return ``answer``, or the refusal in its place where all together would be too large."""
+        size = self._size + len(answer)
+        if size > self._noted:
+            if size > self._limit or not self.held.keep(size):
+                identifier = request.get("id") if type(request) is dict else None
+                error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
+                answer = _failure(identifier if _is_identifier(identifier) else None, error.to_json())
+                self._size += len(answer)  # a full batch of refusals is small
+                return answer
+            self._noted = self.held.told
+        self._size = size
+        return answer
+
+
+async def _all_done(suspended: Mapping[Suspended, Any], sum_: _Sum) -> None:
+    """Wait until none of them waits any more; one that was cancelled cancels this.
+
+    They come with their requests; what they answer is fitted into the sum of all.
+    """
     left = 0
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def one_is(one: Suspended) -> None:
         nonlocal left
         left -= 1
+        if one.answer is not None:
+            one.answer = sum_.fit(suspended[one], one.answer)
         if done.done():
             return
         if one.is_cancelled:
@@ -336,6 +403,8 @@ async def _all_done(suspended: Sequence[Suspended]) -> None:
             one.then(one_is)
         elif one.is_cancelled:
             raise asyncio.CancelledError
+        elif one.answer is not None:
+            one.answer = sum_.fit(suspended[one], one.answer)
     if left:
         await done
 

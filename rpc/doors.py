@@ -13,19 +13,23 @@ from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
 from rpc.direct import BODY_DEADLINE_S, DirectRequest, Port
 from rpc.dispatch import Caller
+from rpc.holding import Held, Ledger
 from rpc.limits import Proxies, caller_key
+from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
 
 __all__ = ["DoorOptions", "Doors", "make_protocols"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
-CLOSE_GRACE_S: Final = 5.0
-"""Time in which a client that is thrown out may still read why."""
+TRAILERS_MAX: Final = 64
+PIPELINE_MAX: Final = 1_024
+"""Requests of one connection that wait for the answers before theirs."""
+PIPELINED_BYTES: Final = 1_024
+"""Memory of such a request, beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class DoorOptions:
     """0: no limit. Those of a trusted proxy are not counted, but the WebSockets of each client behind it are."""
     first_request_s: float = 10.0
     """Time for the headers of a request, and for a new connection to send its first."""
+    held_bytes_max: int = 512 * 1024 * 1024
+    """Bodies that are not whole and answers that are not read, of all together (0: no limit)."""
+    held_bytes_per_address_max: int = 64 * 1024 * 1024
+    """Of these, one address's: two of the longest answers and some bodies. 0: no limit."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks of proxies that are believed about who asks through them; see ``rpc.limits.Proxies``."""
 
@@ -47,6 +55,7 @@ class Doors:
     def __init__(self, options: DoorOptions) -> None:
         self.options = options
         self.proxies = Proxies(options.trusted_proxies)
+        self.ledger = Ledger(options.held_bytes_max, options.held_bytes_per_address_max)
         self.open = 0
         self.refused = 0
         self._by_caller: dict[str, int] = {}
@@ -107,9 +116,14 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         _caller: str | None = None
         _deadline: asyncio.TimerHandle | None = None
         _in_headers = False
+        _trailers = 0
         _header_bytes = 0
         _asker: Caller | None = None
         _is_proxy = False
+        _waiting: Held
+        """For requests that wait for the answers before theirs."""
+        _unsent: Held
+        """For what the client does not read."""
         _idle_since: float | None = None
         """None while the client waits for an answer."""
         _idle_timer: asyncio.TimerHandle | None = None
@@ -136,16 +150,19 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 return
             self._caller = caller
             self._asker = Caller(caller)
+            self._waiting, self._unsent = Held(doors.ledger, caller), Held(doors.ledger, caller)
             self._deadline = self.loop.call_later(doors.options.first_request_s, transport.abort)
 
         def on_message_begin(self) -> None:
-            self._in_headers, self._header_bytes = True, 0
+            self._in_headers, self._header_bytes, self._trailers = True, 0, 0
             self._idle_since = None  # it may have come in one piece with a request that is answered already
             self.url, self.expect_100_continue, self.headers = b"", False, []
 
         def data_received(self, data: bytes) -> None:
             self.burst = 0
             super().data_received(data)
+            if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):
+                self.transport.abort()
             if self._in_headers:  # the end of the headers is not here yet, which is rare
                 self._header_bytes += len(data)
                 if self._header_bytes > HEADERS_LIMIT_BYTES:
@@ -154,6 +171,14 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                     self._deadline = self.loop.call_later(doors.options.first_request_s, self.transport.abort)
             elif self._deadline is None and (found := self._direct) is not None and found.awaits_body:
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_headers:
+                super().on_header(name, value)
+            else:  # behind a chunked body: nobody asks for them, nothing but their number is kept
+                self._trailers += 1
+                if self._trailers == TRAILERS_MAX:
+                    self.transport.abort()
 
         def on_headers_complete(self) -> None:
             self._in_headers = False
@@ -179,6 +204,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             host = doors.proxies.client_of(said) or _host_of(self.transport)
             self.client = (host, 0)
             self._asker = Caller(caller_key(host))
+            self._waiting.pass_to(self._asker.key)
+            self._unsent.pass_to(self._asker.key)
 
         def _begin_direct(self) -> DirectRequest | None:
             """Take the short way with a plain request."""
@@ -207,6 +234,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             )
             self.cycle = request  # type: ignore[assignment]
             if not request.is_first:
+                if len(self.pipeline) >= PIPELINE_MAX:
+                    self.transport.abort()
                 self.flow.pause_reading()
                 self.pipeline.appendleft((request, self.app))  # type: ignore[arg-type]
             return request
@@ -235,6 +264,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
                 return
+            if self._waiting.told:
+                self._waiting.keep(0)
             self._idle_since = self.loop.time()
             if self._idle_timer is None:
                 self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
@@ -266,15 +297,29 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             for request in (self.cycle, *(waiting for waiting, _ in self.pipeline)):
                 if isinstance(request, DirectRequest) and not request.response_complete:
                     request.disconnected = True
+                    request.let_go()
                     if request.task is not None:
                         request.task.cancel()
+            if self._asker is not None:
+                self._waiting.keep(0)
+                self._unsent.keep(0)
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._asker is not None and not self._unsent.keep(self.transport.get_write_buffer_size()):
+                self.transport.abort()
+
+        def resume_writing(self) -> None:
+            if self._asker is not None:
+                self._unsent.keep(0)
+            super().resume_writing()
 
         def drop(self) -> None:
             """End the connection without waiting for the client."""
             self.transport.abort()
 
-    class WebSocket(WebSocketsSansIOProtocol):
+    class WebSocket(BoundedWebSocket):
         _caller = ""
 
         def __init__(
@@ -288,7 +333,11 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self._caller = caller_key(_host_of(transport))
+            self.hold_for(doors.ledger, self._caller)
             super().connection_made(transport)
+
+        def charge(self, units: int) -> float:
+            return port.charge(self._caller, units)
 
         def handle_connect(self, event: Request) -> None:
             if doors.proxies.include(_host_of(self.transport)):
@@ -302,6 +351,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                         self.transport.abort()
                         return
                     self._caller, self.client = client, (host, 0)
+                    self.hold_for(doors.ledger, client)
             super().handle_connect(event)
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -31,6 +31,8 @@ from rpc.client.shapes import ChainInfo
 from rpc.direct import DirectRequest
 from rpc.dispatch import Caller
 from rpc.doors import DoorOptions, Doors, make_protocols
+from rpc.errors import RpcError
+from rpc.holding import Ledger
 from rpc.limits import Budgets, caller_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
@@ -381,14 +383,18 @@ class _NoShortWay:
     """A port through which nothing goes: every request is the application's."""
 
     body_bytes_max = BODY_LIMIT_BYTES
+    ledger = Ledger()
 
     def admit(self, _headers: Any) -> None:
         return None
 
-    def answer(self, _body: bytes, _caller: Caller) -> Any:
+    def answer(self, _body: bytes | bytearray, _caller: Caller) -> Any:
         raise AssertionError(DirectRequest)
 
-    def refuse_body(self) -> bytes:
+    def charge(self, _caller: str, _units: int) -> float:
+        raise AssertionError(DirectRequest)
+
+    def refuse(self, _error: RpcError) -> bytes:
         raise AssertionError(DirectRequest)
 
 

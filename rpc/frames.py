@@ -20,6 +20,7 @@ __all__ = [
     "FrameBuffer",
     "Push",
     "Request",
+    "Unreadable",
     "encode_answer",
     "encode_failure",
     "encode_push",
@@ -72,6 +73,13 @@ class Push(NamedTuple):
     value: Any
 
 
+class Unreadable(NamedTuple):
+    """A frame whose bytes are no value: nothing but whose it is can be told."""
+
+    identifier: int
+    reason: str
+
+
 Reply: TypeAlias = Answer | Failure | Push
 
 
@@ -83,7 +91,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Return the values completed by ``data``.
+        """Return the values completed by ``data``, Unreadable for those of which only the number can be read.
 
         Raises DecodeError when the other side does not speak the protocol; the connection is then useless.
         """
@@ -98,15 +106,28 @@ class FrameBuffer:
             end = start + _LENGTH_BYTES + length
             if len(buffer) < end:
                 break
-            # Between a node and its own gateway: answers may be dense, and nobody else can send here.
-            values.append(
-                decode(
-                    bytes(buffer[start + _LENGTH_BYTES : end]), limit_bytes=self._limit_bytes, limit_items=length
-                )
-            )
+            body = bytes(buffer[start + _LENGTH_BYTES : end])
+            try:
+                # Between a node and its own gateway: answers may be dense, and nobody else can send here.
+                values.append(decode(body, limit_bytes=self._limit_bytes, limit_items=length))
+            except DecodeError as error:
+                # One question of many on this connection: the others must not fail with it.
+                identifier = _identifier_of(body)
+                if not identifier:
+                    raise
+                values.append(Unreadable(identifier, str(error)))
             start = end
         del buffer[:start]
         return values
+
+
+def _identifier_of(body: bytes) -> int:
+    """Return the number that leads a frame, 0 where there is none."""
+    if len(body) < 2 or not 0x82 <= body[0] < 0x98 or body[1] > 0x1B:  # an array of 2 to 23; a natural number
+        return 0
+    width = 0 if body[1] < 24 else 1 << body[1] - 24
+    found = int.from_bytes(body[2 : 2 + width], "big") if width else body[1]
+    return found if found < IDENTIFIER_MAX and len(body) >= 2 + width else 0
 
 
 def _frame(value: Value) -> bytes:
@@ -165,6 +186,8 @@ def read_answer(value: Any) -> Reply:
             return Answer(identifier, result)
         case [0, str(topic), result]:
             return Push(topic, result)
+        case Unreadable(identifier, _):
+            return Failure(identifier, "internal_error", "the node's answer cannot be read", ())
         case [int(identifier), *failure] if 0 < identifier < IDENTIFIER_MAX:
             return read_failure(identifier, failure)
         case _:

@@ -17,6 +17,7 @@ __all__ = ["Budgets", "Cache", "Proxies", "caller_key", "is_loopback", "raise_de
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
+DEBT_BURSTS: Final = 4
 CALLERS_MAX: Final = 100_000
 """Callers remembered at once; the one that was silent the longest is forgotten, and starts with a full budget."""
 ENTRY_LIMIT_BYTES: Final = 64
@@ -89,11 +90,14 @@ class Budgets:
         return 0.0
 
     def owe(self, caller: str, cost: float, now: float) -> None:
-        """Take ``cost`` units more for a request that is served, whatever is left: the caller's next ones wait."""
+        """Take ``cost`` units more for a request that is served, whatever is left: the caller's next ones wait.
+
+        No debt is larger than ``DEBT_BURSTS`` bursts: others may stand behind the same address.
+        """
         if self._rate_per_s and cost:
             level, since = self._buckets.get(caller, (self._burst, now))
             level = min(self._burst, level + (now - since) * self._rate_per_s)
-            self._buckets[caller] = (level - cost, now)
+            self._buckets[caller] = (max(level - cost, -DEBT_BURSTS * self._burst), now)
 
 
 def caller_key(host: str) -> str:

@@ -24,6 +24,7 @@ from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, Filters
 from rpc.events import EVENTS
 from rpc.frames import (
     ANSWER_LIMIT_BYTES,
+    REQUEST_LIMIT_BYTES,
     Answer,
     Failure,
     FrameBuffer,
@@ -49,8 +50,8 @@ from rpc.view import (
 from rpc.waits import Waits
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
-from state.primitives.receipts import EventType
 from state.primitives.hashing import keccak
+from state.primitives.receipts import EventType
 from state.primitives.transactions import CALL_KIND
 
 __all__ = ["Link", "LinkOptions"]
@@ -61,9 +62,9 @@ _T = TypeVar("_T")
 KEYS_OF_FRAME: Final = 256
 SCAN_PAGE: Final = 1024
 SUBMITS_OF_FRAME: Final = 64
-POOL_NEWS_MAX: Final = 4096
 SUBMIT_PAUSE_S: Final = 0.003
 """A frame of submissions costs both processes as much processor time as two transactions do."""
+POOL_NEWS_MAX: Final = 4096
 """Hashes of one answer about what came into the mempool; the newest ones where there were more."""
 EPOCHS_KEPT: Final = 64
 """Epochs whose leaders are kept."""
@@ -93,11 +94,11 @@ class LinkOptions:
     query_threads: int = 4
     large_block_transactions: int = 128
     """Blocks with more are decoded in a worker thread."""
+    filters_per_caller_max: int = FILTERS_PER_CALLER_MAX
 
 
 class _Session(asyncio.Protocol):
     """One connection to the node."""
-    filters_per_caller_max: int = FILTERS_PER_CALLER_MAX
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -344,9 +345,12 @@ class Link:
         loop = asyncio.get_running_loop()
         identifier = self._next_identifier
         self._next_identifier += 1
+        frame = encode_request(identifier, method, list(params))
+        if len(frame) > REQUEST_LIMIT_BYTES:
+            raise RpcError("limit_exceeded", "limit exceeded: too much for one question")
         future: asyncio.Future[Any] = loop.create_future()
         self._asked[identifier] = (future, loop.time())
-        session.send(encode_request(identifier, method, list(params)))
+        session.send(frame)
         return await future
 
     # Facts

@@ -20,6 +20,7 @@ from billing.escrow import BILLING_ADDRESS
 from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import Pruned, RpcError
+from rpc.holding import Held
 from rpc.link import Link
 from rpc.render import AT, HASH_OUT, hexed
 from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choice, nullable, obj, ref, text
@@ -96,12 +97,16 @@ class Subscription:
 class Session:
     """One WebSocket connection. ``drop`` ends it at once with a close code."""
 
-    def __init__(self, hub: Hub, options: SessionOptions, drop: Callable[[int, str], None]) -> None:
+    def __init__(self, hub: Hub, options: SessionOptions, drop: Callable[[int, str], None], held: Held) -> None:
         self._hub = hub
         self._options = options
         self._drop = drop
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._other_bytes = 0
+        """Of answers that wait for room, and of what is being sent."""
+        self._sending_bytes = 0
+        self._held = held
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -121,14 +126,27 @@ class Session:
         return len(self._queue) >= options.queue_messages_max or self._queued_bytes >= options.queue_bytes_max
 
     def _put(self, message: bytes) -> None:
+        if self.is_closed:
+            return
         self._queue.append(message)
         self._queued_bytes += len(message)
         self._wake.set()
+        self._note_held()
 
     async def answer(self, message: bytes) -> None:
         """Queue an answer, waiting for room."""
-        await self.wait_room()
+        self._other_bytes += len(message)
+        try:
+            self._note_held()
+            await self.wait_room()
+        finally:
+            self._other_bytes -= len(message)
         self._put(message)
+
+    def _note_held(self) -> None:
+        """Count what is in memory for the client; one that holds more than it may has not read for long."""
+        if not self.is_closed and not self._held.keep(self._queued_bytes + self._other_bytes):
+            self.close(SLOW_READER, "too much that is not read; subscribe again with from_height")
 
     async def wait_room(self) -> None:
         """Wait until the queue is not full."""
@@ -160,18 +178,25 @@ class Session:
         self.subscriptions.clear()
         self._queue.clear()
         self._queued_bytes = 0
+        self._held.keep(0)
         self._room.set()
         self._wake.set()
 
     async def next_message(self) -> bytes | None:
         """Return what is to be sent next, None when the session is over."""
+        self._other_bytes -= self._sending_bytes
+        self._sending_bytes = 0
         while not self._queue:
             if self.is_closed:
                 return None
+            if self._held.told:
+                self._note_held()
             self._wake.clear()
             await self._wake.wait()
         message = self._queue.popleft()
         self._queued_bytes -= len(message)
+        self._sending_bytes = len(message)
+        self._other_bytes += len(message)
         if not self.is_full:
             self._room.set()
         return message

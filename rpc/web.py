@@ -18,10 +18,11 @@ from prometheus_client.core import CounterMetricFamily
 
 from rpc.blobs import PREFIX as BLOBS
 from rpc.blobs import BlobDoor, BlobOptions
-from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, SEND_DEADLINE_S
+from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions, as_rpc_error
 from rpc.doors import Doors
 from rpc.errors import NodeUnavailable, RpcError
+from rpc.holding import Held, Ledger
 from rpc.limits import caller_key
 from rpc.link import Link
 from rpc.subscriptions import Hub, Session, SessionOptions
@@ -83,11 +84,12 @@ class Application:
     ) -> None:
         self._link = link
         self._hub = hub
+        self._ledger = doors.ledger
         self._body_bytes_max = dispatch.body_bytes_max
         self._session_options = sessions
         self._options = options
         self.metrics = Metrics(link, doors)
-        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe, absent)
+        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe, absent, doors.ledger)
         self._blobs = BlobDoor(link, blobs or BlobOptions(), clock, self.metrics.observe)
         self._rest = rest_api(self, pages)
         self._origin_any = "*" in options.cors
@@ -129,6 +131,11 @@ class Application:
     # Plain requests (rpc.direct)
 
     @property
+    def ledger(self) -> Ledger:
+        """What counts the bytes that are held."""
+        return self._ledger
+
+    @property
     def body_bytes_max(self) -> int:
         """Longest body that is read."""
         return self._body_bytes_max
@@ -145,14 +152,17 @@ class Application:
             for header in ((b"content-type", b"application/json"), *self._cors_headers(origin))
         )
 
-    def answer(self, body: bytes, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
+    def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
         """Return the answer to a body."""
         return self.dispatcher.answer(body, caller)
 
-    def refuse_body(self) -> bytes:
-        """Return the answer to a body that is too long."""
-        limit = self._body_bytes_max
-        return self.dispatcher.refuse(RpcError("invalid_request", "request too large", limit=limit))
+    def charge(self, caller: str, units: int) -> float:
+        """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
+        return self.dispatcher.charge(caller, units)
+
+    def refuse(self, error: RpcError) -> bytes:
+        """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
+        return self.dispatcher.refuse(error)
 
     # ASGI
 
@@ -176,39 +186,44 @@ class Application:
     async def _post(self, scope: Scope, receive: Receive, send: Send, origin: bytes, length: int) -> None:
         caller = Caller(_caller_of(scope))
         headers = [(b"content-type", b"application/json"), *self._cors_headers(origin)]
-        if length > self._body_bytes_max:
-            body = None
-        else:
-            try:
-                async with asyncio.timeout(BODY_DEADLINE_S):
-                    body = await self._read_body(receive)
-            except TimeoutError:
-                scope["state"]["drop"]()
-                return
-            except ConnectionError:
-                return
-        if body is None:
-            answer: bytes | None = self.refuse_body()
+        held = Held(self._ledger, caller.key)
+        try:
+            if length > self._body_bytes_max:
+                raise self._too_large()
+            async with asyncio.timeout(BODY_DEADLINE_S):
+                body = await self._read_body(receive, held)
+            answer = await self.dispatcher.answer(body, caller) or b""
+            del body
+            if not held.keep(len(answer)):
+                raise _holds_too_much()
+            await _respond(scope, send, answer, headers)
+        except RpcError as error:
             headers.append((b"connection", b"close"))  # what follows of the body is not read
-        else:
-            answer = await self.dispatcher.answer(body, caller)
-        await _respond(scope, send, answer or b"", headers)
+            await _respond(scope, send, self.dispatcher.refuse(error), headers)
+        except TimeoutError:
+            scope["state"]["drop"]()
+        except ConnectionError:
+            pass
+        finally:
+            held.keep(0)
 
-    async def _read_body(self, receive: Receive) -> bytes | None:
-        message = await receive()
-        chunk: bytes = message.get("body", b"")
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            return chunk if len(chunk) <= self._body_bytes_max else None
-        chunks, size = [chunk], len(chunk)
-        while message["type"] == "http.request" and message.get("more_body", False):
+    def _too_large(self) -> RpcError:
+        return RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
+
+    async def _read_body(self, receive: Receive, held: Held) -> bytearray:
+        """Return the body. Raises RpcError for one that is too long, ConnectionError."""
+        body = bytearray()
+        while True:
             message = await receive()
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > self._body_bytes_max:
-                return None
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        return b"".join(chunks)
+            if message["type"] == "http.disconnect":
+                raise ConnectionError
+            body += message.get("body", b"")
+            if len(body) > self._body_bytes_max:
+                raise self._too_large()
+            if not held.keep(len(body)):
+                raise _holds_too_much()
+            if not message.get("more_body", False):
+                return body
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, origin: bytes) -> None:
         await receive()  # websocket.connect
@@ -217,8 +232,9 @@ class Application:
             await send({"type": "websocket.close", "code": 1008})
             return
         await send({"type": "websocket.accept"})
-        session = Session(self._hub, self._session_options, scope["state"]["drop"])
-        caller = Caller(_caller_of(scope), session)
+        key = _caller_of(scope)
+        session = Session(self._hub, self._session_options, scope["state"]["drop"], Held(self._ledger, key))
+        caller = Caller(key, session)
         self.metrics.websockets.inc()
         writer = asyncio.ensure_future(_write(session, send))
         under_way = asyncio.Semaphore(self._session_options.requests_max)
@@ -231,6 +247,7 @@ class Application:
                 await under_way.acquire()  # who asks faster than is answered is not read
                 await session.wait_room()
                 task = asyncio.ensure_future(self._answer(session, body, caller, under_way))
+                del body, message  # or an idle connection would keep its longest message
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         finally:
@@ -249,6 +266,10 @@ class Application:
                 await session.answer(answer)
         finally:
             under_way.release()
+
+
+def _holds_too_much() -> RpcError:
+    return RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=RETRY_S)
 
 
 async def _write(session: Session, send: Send) -> None:
@@ -385,6 +406,7 @@ ROUTES: Final[tuple[tuple[str, str], ...]] = (
     ("/v1/tasks/{task}/windows", "dekube_getTaskWindows"),
     ("/v1/tasks/{task}/bill", "dekube_getBill"),
     ("/v1/accounts/{address}/earnings", "dekube_getEarnings"),
+    ("/v1/accounts/{address}/carriage", "dekube_getCarriage"),
 )
 """GET paths and the methods that answer them; path and query parameters are those of the method."""
 

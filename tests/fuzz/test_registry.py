@@ -62,6 +62,7 @@ EXEMPT = {
     "state.store.store:Store._read_kept": OF_A_TARGET,
     "state.store.snapshots:_read": OWN_FILE,
     "node.sync.keeper:SnapshotKeeper._read": OWN_FILE,
+    "rpc.backend:Backend._simulate": OF_A_TARGET,
     "rpc.backend:Backend._read": "values that rpc.frames has decoded; other shapes are a DecodeError",
     "rpc.gateway:_read": OF_A_TARGET,
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",

@@ -100,6 +100,23 @@ async def test_a_bug_behind_a_question_costs_that_question_only(tmp_path: Path) 
         assert isinstance(await asker.ask("pool"), Answer)
 
 
+async def test_a_frame_that_cannot_be_read_costs_its_own_question_only(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    deep: Value = []
+    for _ in range(20):
+        deep = [deep]
+    async with served(node, tmp_path / "s"):
+        stream = await trio.open_unix_socket(str(tmp_path / "s"))
+        asker = Asker(stream)
+        for odd in (deep, 2**300, [deep] * 9):
+            answer = await asker.ask("hash", odd)
+            assert isinstance(answer, Failure) and answer.code == "decode_error"
+            assert isinstance(await asker.ask("head"), Answer)
+        await stream.send_all((2).to_bytes(4, "big") + b"\x81\x00")  # nobody's question: another protocol
+        with trio.fail_after(10):
+            assert await stream.receive_some(10) == b""
+
+
 async def test_forged_cursors_are_refused(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     node.mint(2)

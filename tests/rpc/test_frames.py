@@ -12,6 +12,7 @@ from rpc.frames import (
     FrameBuffer,
     Push,
     Request,
+    Unreadable,
     encode_answer,
     encode_failure,
     encode_push,
@@ -65,6 +66,19 @@ def test_any_value_is_read_or_refused(value: object) -> None:
             kind(value)
         except DecodeError:
             pass
+
+
+@given(st.integers(1, 2**53 - 1), st.integers(16, 40))
+def test_of_a_frame_nested_too_deep_the_number_is_read(identifier: int, depth: int) -> None:
+    value: Value = None
+    for _ in range(depth):
+        value = [value]
+    [found] = FrameBuffer(4096).feed(encode_request(identifier, "hash", [value]))
+    assert isinstance(found, Unreadable) and found.identifier == identifier
+    failure = read_answer(found)
+    assert isinstance(failure, Failure) and failure.identifier == identifier
+    with pytest.raises(DecodeError):
+        read_request(found)
 
 
 def test_a_frame_over_the_limit_is_refused_before_it_arrives() -> None:

@@ -1,0 +1,76 @@
+"""Bytes that are in memory for somebody: bodies that are not whole yet, answers that are not sent yet.
+
+One ledger counts them by address and in all; whoever would go over a limit is refused or thrown out. Each holder
+tells in steps, so that what is small and soon gone, as nearly everything is, costs a comparison.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["FREE_BYTES", "Held", "Ledger"]
+
+FREE_BYTES: Final = 16 * 1024
+"""What one holder may have untold."""
+STEP_BYTES: Final = 64 * 1024
+
+
+class Ledger:
+    """Counts held bytes; for either limit, 0 means none."""
+
+    def __init__(self, bytes_max: int = 0, bytes_per_caller_max: int = 0) -> None:
+        self._bytes_max = bytes_max
+        self._bytes_per_caller_max = bytes_per_caller_max
+        self._of: dict[str, int] = {}
+        self.bytes = 0
+        """Held by all together."""
+        self.refused = 0
+
+    def take(self, caller: str, size: int) -> bool:
+        """Count ``size`` bytes in for ``caller``, or return False."""
+        mine = self._of.get(caller, 0) + size
+        if (self._bytes_max and self.bytes + size > self._bytes_max) or (
+            self._bytes_per_caller_max and mine > self._bytes_per_caller_max
+        ):
+            self.refused += 1
+            return False
+        self._of[caller] = mine
+        self.bytes += size
+        return True
+
+    def give(self, caller: str, size: int) -> None:
+        """Count ``size`` bytes out."""
+        self.bytes -= size
+        left = self._of[caller] - size
+        if left:
+            self._of[caller] = left
+        else:
+            del self._of[caller]
+
+
+class Held:
+    """What one holder has in memory for ``caller``."""
+
+    __slots__ = ("_caller", "_ledger", "told")
+
+    def __init__(self, ledger: Ledger, caller: str) -> None:
+        self._ledger = ledger
+        self._caller = caller
+        self.told = 0
+        """Bytes that the ledger knows of."""
+
+    def keep(self, size: int) -> bool:
+        """Note that ``size`` bytes are held now; False: that is more than may be, and nothing is noted."""
+        wanted = -(-size // STEP_BYTES) * STEP_BYTES if size > FREE_BYTES else 0
+        if wanted > self.told:
+            if not self._ledger.take(self._caller, wanted - self.told):
+                return False
+        elif wanted < self.told:
+            self._ledger.give(self._caller, self.told - wanted)
+        self.told = wanted
+        return True
+
+    def pass_to(self, caller: str) -> None:
+        """Hold for another one from now on; what is held already stays where it was counted."""
+        if not self.told:
+            self._caller = caller

@@ -1,0 +1,233 @@
+"""WebSockets whose frames are bounded: for what they carry, in a turn of the loop, and unsent.
+
+A frame costs some ten microseconds to read, even an empty one, and one read of the socket may bring forty thousand
+of them. So what came is read in slices between which others have their turn; frames that are no message of their
+own are charged to the address that sent them; and a message of many fragments ends its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from rpc.direct import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE
+from rpc.holding import Held, Ledger
+
+__all__ = ["BoundedWebSocket"]
+
+SLICE_BYTES: Final = 1_024
+FRAMES_OF_TURN: Final = 64
+"""Small frames of one connection read before other connections have their turn."""
+FRAMES_OF_UNIT: Final = 2
+"""Small frames that cost as much as reading one record."""
+PONGS_UNSENT_MAX: Final = 64
+"""Answers to pings for a client that does not read."""
+CHARGE_WAIT_S_MAX: Final = 1.0
+CLOSE_GRACE_S: Final = 5.0
+"""Time in which a client that is thrown out may still read why."""
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol with bounds. The subclass says who pays (``charge``) and calls ``hold_for``."""
+
+    _rest = b""
+    """What came and is not read yet."""
+    _next_turn: asyncio.Handle | None = None
+    _small = 0
+    """Frames that were no message of their own and are not charged yet."""
+    _fragments = 0
+    _fragment_bytes = 0
+    _queued_bytes = 0
+    """Messages that the application has not done with."""
+    _pongs_unsent = 0
+    _deadline: asyncio.TimerHandle | None = None
+    """When a large message that is not whole ends its connection."""
+    _held: Held
+    _unsent: Held
+
+    def charge(self, units: int) -> float:
+        """Take ``units`` from the budget of who sends and return 0, or the seconds until that is possible."""
+        raise NotImplementedError
+
+    def hold_for(self, ledger: Ledger, caller: str) -> None:
+        """Count what is held from now on for ``caller``."""
+        self._held, self._unsent = Held(ledger, caller), Held(ledger, caller)
+
+    # In
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, or as much of it as fits into this turn."""
+        self._rest = self._rest + data if self._rest else data
+        if self._next_turn is None:
+            self._read()
+
+    def _read(self) -> None:
+        self._next_turn = None
+        rest, at, turn, wait_s = self._rest, 0, 0, 0.0
+        while at < len(rest) and turn < FRAMES_OF_TURN and not self.read_paused and not wait_s:
+            before = self._small
+            try:
+                super().data_received(rest[at : at + SLICE_BYTES])
+            except UnicodeError:  # in the request: nothing but ASCII belongs there
+                self.transport.abort()
+            at += SLICE_BYTES
+            turn += self._small - before
+            if self.transport.is_closing():
+                self._rest = b""
+                return
+            if self._small >= FRAMES_OF_UNIT:
+                wait_s = self._pay()
+        self._rest = rest[at:]
+        if not self._note_held():
+            self._fail(CloseCode.TRY_AGAIN_LATER, "too many bytes under way")
+            return
+        if wait_s or (self._rest and not self.read_paused):
+            self.transport.pause_reading()
+            self._next_turn = self.loop.call_later(min(wait_s, CHARGE_WAIT_S_MAX), self._read_on)
+        elif self._rest:
+            self.transport.pause_reading()  # ``receive`` goes on
+
+    def _read_on(self) -> None:
+        self._next_turn = None
+        if self._small >= FRAMES_OF_UNIT and (wait_s := self._pay()):
+            self._next_turn = self.loop.call_later(min(wait_s, CHARGE_WAIT_S_MAX), self._read_on)
+            return
+        self._read()
+        if not self._rest and self._next_turn is None and not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _pay(self) -> float:
+        """Pay for small frames, and return 0 or the seconds to wait before a next try."""
+        wait_s = self.charge(self._small // FRAMES_OF_UNIT)
+        if not wait_s:
+            self._small %= FRAMES_OF_UNIT
+        return wait_s
+
+    def _note_held(self) -> bool:
+        unfinished = len(self.conn.reader.buffer) + self._fragment_bytes
+        is_noted = self._held.keep(len(self._rest) + unfinished + self._queued_bytes)
+        if unfinished and self._held.told:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+        elif self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        return is_noted
+
+    async def receive(self) -> Any:
+        """Return the next event; the message before it is done with."""
+        if self._queued_bytes and self.queue.empty():
+            self._queued_bytes = 0
+            if self._held.told:
+                self._note_held()
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            if not self._rest:
+                if not self.transport.is_closing():
+                    self.transport.resume_reading()
+            elif self._next_turn is None:
+                self._next_turn = self.loop.call_soon(self._read_on)
+        return message
+
+    def handle_text(self, event: Frame) -> None:
+        """Begin a message of text."""
+        self._begin(event)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """Begin a message of bytes."""
+        self._begin(event)
+        super().handle_bytes(event)
+
+    def _begin(self, event: Frame) -> None:
+        self._fragments, self._fragment_bytes = 0, len(event.data)
+        if not event.fin:
+            self._small += 1
+
+    def handle_cont(self, event: Frame) -> None:
+        """Go on with a message."""
+        self._small += 1
+        self._fragments += 1
+        self._fragment_bytes += len(event.data)
+        if self._fragments > PIECES_FREE + self._fragment_bytes // PIECE_BYTES_MIN:
+            self._fail(CloseCode.POLICY_VIOLATION, "a message in too many fragments")
+        elif not self.close_sent:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a whole message to the application."""
+        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+        self.frames, self._fragments, self._fragment_bytes = [], 0, 0
+        if self.close_sent:
+            return
+        if self.curr_msg_data_type == "text":
+            try:
+                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+            except UnicodeDecodeError:
+                self._fail(CloseCode.INVALID_DATA, "text that is not UTF-8")
+                return
+        else:
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        self._queued_bytes += len(data)
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def handle_ping(self) -> None:
+        """Answer a ping, unless the client sends them without reading the answers."""
+        self._small += 1
+        if not self.writable.is_set():
+            self._pongs_unsent += 1
+            if self._pongs_unsent > PONGS_UNSENT_MAX:
+                self.transport.abort()
+                return
+        super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Take the answer to a ping."""
+        self._small += 1
+        super().handle_pong(event)
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Say why and end the connection soon, read or not."""
+        self._rest, self.frames = b"", []
+        if self.close_sent or self.transport.is_closing():
+            return
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
+        self.loop.call_later(CLOSE_GRACE_S, self.transport.abort)
+
+    def handle_parser_exception(self) -> None:
+        """End the connection after what is not the protocol."""
+        if self.conn.close_sent is None:  # the opening is not done
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
+
+    # Out
+
+    def pause_writing(self) -> None:
+        """Count what the client does not read."""
+        super().pause_writing()
+        if not self._unsent.keep(self.transport.get_write_buffer_size()):
+            self.transport.abort()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        self._pongs_unsent = 0
+        self._unsent.keep(0)
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget what was held."""
+        for timer in (self._next_turn, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        self._rest, self.frames = b"", []
+        self._held.keep(0)
+        self._unsent.keep(0)
+        super().connection_lost(exc)
