@@ -105,24 +105,28 @@ async def test_bulk_on_a_relay_that_swallows_all_goes_by_the_other_one(
     start_relay: StartRelay, tmp_path: Path
 ) -> None:
     """Nothing ends: what the kernels are given they take, and it never comes."""
-    switch = tmp_path / "switch"
-    first = start_relay(name="relay", mischief=f"swallow:{switch}")
-    second = start_relay(name="second relay")
+    switches = {name: tmp_path / name for name in ("relay", "second relay")}
+    first, second = (start_relay(name=name, mischief=f"swallow:{switch}") for name, switch in switches.items())
     async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
 
         async def pour() -> None:
-            for number in range(120):
+            for number in range(400):
                 body = b"%d " % number + bytes(100_000)
                 await bob.network.send_when_room(alice.address, Class.BULK, KIND, body)
-                await trio.sleep(0.03)
+                if number % 5 == 0:
+                    await trio.sleep(0.05)
+
+        def lanes() -> list[str]:
+            return [lane.path for lane in bob.network.lane_stats(alice.address) if not lane.is_control]
 
         nursery.start_soon(pour)
         got = {int((await alice.heard.receive()).split(b" ")[0]) for _ in range(30)}
-        assert any(c.endpoint.hops[-1] == first.endpoint for c in bob.client.circuits)
-        switch.touch()
-        got |= {int((await alice.heard.receive()).split(b" ")[0]) for _ in range(90)}
-        assert got == set(range(120))
+        await wait_until(lambda: bool(lanes()))
+        switches["relay" if str(first.endpoint) in lanes() else "second relay"].touch()
+        got |= {int((await alice.heard.receive()).split(b" ")[0]) for _ in range(370)}
+        assert got == set(range(400))
         assert bob.network.is_connected(alice.address)
+        assert bob.network.counters["lanes_stalled"] + alice.network.counters["lanes_stalled"] >= 1
 
 
 async def test_kill_9_of_the_relay_in_use_costs_consensus_less_than_two_seconds_and_no_message(
