@@ -42,12 +42,14 @@ BESIDE_MS: Final = 60
 """What a worker thread may take for one, at most."""
 
 
-def sim_parameters(idle_ms: int = 0) -> ConsensusParameters:
+def sim_parameters(
+    idle_ms: int = 0, *, block_interval_ms: int = 0, doppelganger_ms: int = 0
+) -> ConsensusParameters:
     """Return the times of a fast network, so that a run of some seconds holds hundreds of views."""
     return ConsensusParameters(
         leader_ms=200,
         advance_ms=350,
-        block_interval_ms=0,
+        block_interval_ms=block_interval_ms,
         retransmit_ms=200,
         retransmit_ms_max=1_000,
         fetch_ms=100,
@@ -58,7 +60,7 @@ def sim_parameters(idle_ms: int = 0) -> ConsensusParameters:
         timeout_ms_max=6_000,
         window_ms=300,
         status_ms=500,
-        doppelganger_ms=0,
+        doppelganger_ms=doppelganger_ms,
     )
 
 

@@ -35,6 +35,8 @@ KINDS: Final = (
     "twins",
     "adversary",
     "adversary_partition",
+    "adversary_crash",
+    "adversary_blackout",
     "twins_crash",
     "epochs",
     "epochs_crash",
@@ -42,14 +44,17 @@ KINDS: Final = (
     "epochs_partition",
     "epochs_adversary",
     "epochs_adversary_partition",
+    "epochs_adversary_crash",
     "above_f",
 )
 _DRAWN: Final = (
-    *("calm", "crash", "crash", "blackout", "blackout", "partition", "twins", "adversary", "adversary"),
-    *("adversary_partition", "adversary_partition", "twins_crash", "epochs", "epochs_crash", "epochs_crash"),
-    *("epochs_blackout", "epochs_partition", "epochs_adversary", "epochs_adversary_partition", "above_f"),
+    *("calm", "crash", "blackout", "blackout", "partition", "twins", "twins_crash", "adversary"),
+    *("adversary_partition", "adversary_partition", "adversary_crash", "adversary_blackout"),
+    *("epochs", "epochs_crash", "epochs_blackout", "epochs_partition", "epochs_adversary"),
+    *("epochs_adversary_partition", "epochs_adversary_crash", "above_f"),
 )
-"""Of each twenty seeds one has more faulty weight than the protocol bears, and seven change the committee."""
+"""Of each twenty seeds one has more faulty weight than the protocol bears, seven change the committee, and eight
+have the mutating adversary, six of those together with a split network or failing disks."""
 LIVE_BLOCKS: Final = 5
 HEAL_LIMIT_MS: Final = 20_000
 """Virtual time within which five more blocks are final on every honest node after the network has healed."""
@@ -169,7 +174,8 @@ def run_scenario(
     ``core_type``, ``guard_type`` and ``mutate`` put a seeded bug in: the tests of this test.
     """
     rng = random.Random(seed)
-    kind = _DRAWN[rng.randrange(len(_DRAWN))] if kind is None else kind
+    drawn = _DRAWN[rng.randrange(len(_DRAWN))]
+    kind = drawn if kind is None else kind
     plan = _plan(rng, kind, seed)
     cluster = _cluster(seed, rng, kind, plan, core_type, guard_type)
     if mutate is not None:

@@ -43,6 +43,8 @@ def run(plan: str, jobs: int, seeds: int | None, only: tuple[str, ...], director
     if seeds is not None:
         parts = tuple([Part("seeds", seeds, part.piece) if part.name == "seeds" else part for part in parts])
     campaign = Campaign(plan, parts, directory or Path("build") / "simulation" / plan)
+    if campaign.set_aside is not None:
+        _err.print(f"Other code or another plan: what was done with it is kept as {campaign.set_aside}.")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

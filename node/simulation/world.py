@@ -65,7 +65,14 @@ class WholeWorld:
     """Accounts, keys and the genesis; the first ``founders`` accounts are its validators, the others may join."""
 
     def __init__(
-        self, founders: Sequence[int], *, spare: int = 0, epoch_blocks: int = 6, downtime_blocks_min: int = 4
+        self,
+        founders: Sequence[int],
+        *,
+        spare: int = 0,
+        epoch_blocks: int = 6,
+        downtime_blocks_min: int = 4,
+        validators_max: int = 100,
+        block_interval_ms: int = 0,
     ) -> None:
         self.accounts = len(founders) + spare
         self.founders = len(founders)
@@ -93,11 +100,12 @@ class WholeWorld:
             "chain.epoch_blocks": epoch_blocks,
             "chain.evidence_epochs": 64,
             "chain.downtime_blocks_min": downtime_blocks_min,
-            "chain.block_interval_ms_min": 0,
+            "chain.validators_max": validators_max,
+            "chain.block_interval_ms_min": block_interval_ms,
             "chain.time_ahead_ms_max": 60_000,
             "chain.time_behind_ms_max": 60_000,
             "chain.history_heights": 16,
-            "consensus.block_interval_ms": 0,
+            "consensus.block_interval_ms": block_interval_ms,
         }
         allocations = tuple([(self.address(number), BALANCE) for number in range(self.accounts)])
         self.genesis = Genesis(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,17 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert Campaign("test", PARTS, tmp_path).runs_done == 16
 
 
-def test_other_code_or_another_plan_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_or_another_plan_begins_anew_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Campaign("test", (Part("heal", 2, 2),), tmp_path).run(1)
     assert Campaign("test", (Part("heal", 2, 2),), tmp_path).runs_done == 2
+    before = (tmp_path / "state.jsonl").read_text()
     monkeypatch.setattr(campaigns, "_code_digest", lambda: "other code")
-    assert Campaign("test", (Part("heal", 2, 2),), tmp_path).runs_done == 0
+    anew = Campaign("test", (Part("heal", 2, 2),), tmp_path)
+    assert anew.runs_done == 0
+    assert anew.set_aside is not None and anew.set_aside.read_text() == before
+    assert Campaign("test", (Part("heal", 2, 2),), tmp_path).set_aside is None, "nothing was done meanwhile"
 
 
 def test_a_run_that_breaks_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +73,11 @@ def test_one_run_is_played_again() -> None:
     done = CliRunner().invoke(main, ["replay", "twins-2", "17"])
     assert done.exit_code == 0, done.output
     assert "twin" in done.output
+
+
+def test_each_tenth_seed_is_of_whole_nodes() -> None:
+    kinds = Counter(RUNS["seeds"](number).kind.startswith("whole nodes") for number in range(1, 31))
+    assert kinds == {True: 3, False: 27}
 
 
 def test_the_plans_are_what_they_promise() -> None:

@@ -16,7 +16,7 @@ from node.simulation.world import WholeMachine, WholeWorld
 from state.primitives.blocks import decode_header
 from state.primitives.votes import NULLIFY
 
-SEEDS = 60
+SEEDS = 20
 CHUNK = 10
 
 
