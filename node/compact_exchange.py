@@ -222,10 +222,9 @@ class Sender:
         self._ticked = now
         effects: list[Effect] = []
         for root, sent in list(self._sent.items()):
-            if now > sent.began + parameters.keep_s:
-                del self._sent[root]
-                continue
             if not sent.rtt_s:
+                if now > sent.began + parameters.keep_s:
+                    del self._sent[root]
                 continue
             if stood_s > parameters.standstill_s:
                 lost_s = min(stood_s, parameters.standstill_s_max - sent.slack_s)

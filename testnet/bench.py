@@ -49,7 +49,9 @@ def run(
     ``transactions_per_s`` are those that a client saw final within the time; finality runs from the submission to
     the sight of the block. ``cpu_share_*`` are shares of the processor time of all validators with their children:
     ``verify`` and ``gateway`` are processes, the rest are stages of the node process (node/stages.py), where
-    ``other`` is what no stage counts. All end with the same block, and so the same state, or the benchmark fails.
+    ``other`` is what no stage counts. ``compact_proposals_sent`` are blocks that left by their short ids,
+    ``_rebuilt`` receivers that made them whole out of their pools, ``_whole`` receivers that were sent all of it.
+    All end with the same block, and so the same state, or the benchmark fails.
     """
     with tempfile.TemporaryDirectory(prefix="dekube-network-") as name:
         folder = Path(name)
@@ -127,6 +129,9 @@ def _load(folder: Path, plan: Plan, pids: list[int]) -> dict[str, float]:
     figures["validators_cpu_us_per_transaction"] = total / count * 1e6
     for stage, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         figures[f"cpu_share_{stage}"] = seconds / total
+    events = [dict(_counted(member, "network_events", "event")) for member in members]
+    for way in ("sent", "rebuilt", "whole"):
+        figures[f"compact_proposals_{way}"] = sum(counted.get(f"compact_{way}", 0.0) for counted in events)
     return figures
 
 
@@ -149,7 +154,7 @@ def _cpu(members: list[Member], pids: list[int]) -> dict[str, float]:
     """Return CPU seconds by stage and by child process of all validators."""
     spent = dict.fromkeys((*STAGES, "verify", "gateway"), 0.0)
     for member, pid in zip(members, pids, strict=True):
-        own, stages = _seconds_of(pid, ended_children=True), dict(_stages(member))
+        own, stages = _seconds_of(pid, ended_children=True), dict(_counted(member, "stage_cpu_seconds", "stage"))
         counted = sum(seconds for stage, seconds in stages.items() if stage != "other")
         for stage, seconds in stages.items():
             spent[stage] += own - counted if stage == "other" else seconds
@@ -160,12 +165,12 @@ def _cpu(members: list[Member], pids: list[int]) -> dict[str, float]:
     return spent
 
 
-def _stages(member: Member) -> Iterator[tuple[str, float]]:
+def _counted(member: Member, counter: str, label: str) -> Iterator[tuple[str, float]]:
     at = member.placement
     with urllib.request.urlopen(f"http://{at.host}:{at.metrics_port}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
-            if line.startswith("dekube_stage_cpu_seconds_total{"):
-                yield line.partition('stage="')[2].partition('"')[0], float(line.rpartition(" ")[2])
+            if line.startswith(f"dekube_{counter}_total{{"):
+                yield line.partition(f'{label}="')[2].partition('"')[0], float(line.rpartition(" ")[2])
 
 
 def _children(pid: int) -> list[int]:

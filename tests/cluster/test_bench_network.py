@@ -11,8 +11,10 @@ from testnet.bench import run
 
 @pytest.mark.cluster
 def test_a_short_load_becomes_final_and_its_time_is_accounted_for() -> None:
-    figures = run(seconds=3, rate=200, window=400, base_port=28_700)
+    figures = run(seconds=3, rate=2_000, window=6_000, base_port=28_700)
     assert figures["transactions_final"] >= 200
+    assert figures["compact_proposals_sent"] > 0
+    assert figures["compact_proposals_rebuilt"] + figures["compact_proposals_whole"] > 0
     assert figures["transactions_lost"] == 0
     assert 0 < figures["finality_ms_p50"] <= figures["finality_ms_p99"]
     shares = [figures[f"cpu_share_{stage}"] for stage in (*STAGES, "verify", "gateway")]

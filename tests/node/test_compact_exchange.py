@@ -132,6 +132,14 @@ def test_a_node_that_stood_still_does_not_hold_it_against_others() -> None:
     assert not core.is_active
 
 
+def test_nobody_is_forgotten_by_a_node_that_stood_still_for_long() -> None:
+    core = sender()
+    core.word(LEADER, WantWhole(ROOT), 0.01)
+    effects = [effect for _, effect in ticks(core, 2 * P.keep_s, 2 * P.keep_s + 3)]
+    assert whole_to(effects) == set(MEMBERS)
+    assert not core.is_active
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_everybody_is_served_in_time_and_uploads_are_bounded_whatever_members_say(seed: int) -> None:
