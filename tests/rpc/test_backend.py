@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from rpc.backend import Backend
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions
@@ -15,6 +16,7 @@ from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Reply, 
 from rpc.schema import make_cursor
 from rpc.table import Method
 from state.primitives.codec import Value, encode
+from state.view.accounts import account_key
 from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, served, transfer
 
 NUMBERS = (-1, 0, 2**31, 2**32, 2**53, 2**63, 2**64, 2**255, -(2**255))
@@ -163,6 +165,29 @@ async def test_one_caller_cannot_hold_all_places_of_requests_that_wait() -> None
         asyncio.run(main())
 
     await trio.to_thread.run_sync(run)
+
+
+async def test_answers_keep_their_order_when_the_socket_takes_only_a_part_of_them(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    keys: list[Value] = [account_key(ALICE.address)] * 256  # 7 kB an answer: a socket's buffer holds thirty
+    async with served(node, tmp_path / "s"):
+        stream = await trio.open_unix_socket(str(tmp_path / "s"))
+        frames = [encode_request(number, *question) for number, question in enumerate(
+            [("read", [0, keys]), ("read_old", [0, keys]), ("head", [])] * 100, 1
+        )]  # fmt: skip
+        await stream.send_all(b"".join(frames))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
+        found: list[int] = []
+        with trio.fail_after(60):
+            while len(found) < len(frames):
+                for value in buffer.feed(await stream.receive_some(5_000)):
+                    answer = read_answer(value)
+                    assert isinstance(answer, Answer)
+                    found.append(answer.identifier)
+    assert sorted(found) == list(range(1, len(frames) + 1))
+    inline = [number for number in found if number % 3 != 2]
+    assert inline == sorted(inline), "those that no thread looks up"
 
 
 async def test_each_transaction_of_a_frame_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
