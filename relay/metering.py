@@ -148,7 +148,8 @@ class Cashier:
         account = self._accounts.get(payer)
         if account is None or account.unpaid < min(2 * PAY_BYTES, self.tariff.unpaid_bytes_max // 2):
             return None
-        if account.told is not None and account.charged - account.told < PAY_BYTES:
+        step = min(PAY_BYTES, self.tariff.unpaid_bytes_max // 4)  # or who stands still would not hear of it again
+        if account.told is not None and account.charged - account.told < step:
             return None
         account.told = account.charged
         last = account.last

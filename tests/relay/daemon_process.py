@@ -17,6 +17,7 @@ import structlog
 import relay.splice
 from p2p.identity import Identity, Role
 from p2p.transport import Endpoint
+from relay.credit import CreditOptions
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
 from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
@@ -154,6 +155,9 @@ def main() -> None:
         more["receipts"] = Path(more["receipts"])
     if "fanout" in more:
         more["fanout"] = FanoutLimits(**more["fanout"])
+    if "credit" in more:
+        credit = more["credit"]
+        more["credit"] = CreditOptions(**{**credit, "allowed": tuple(credit.get("allowed", ()))})
     if "peers" in more:
         more["peers"] = tuple(more["peers"])
     options = RelayOptions(
