@@ -33,6 +33,7 @@ from rpc.frames import (
     read_request,
 )
 from rpc.view import NodeView, record_value
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.hashing import HASH_BYTES
@@ -461,7 +462,12 @@ class Backend:
 
     def _submit(self, params: list[Any]) -> Value:
         """Return the failures, each of one transaction alone, with their places; the others were admitted."""
-        if len(params) > 2 * SUBMITS_MAX or len(params) % 2 or not all(type(item) is bytes for item in params):
+        if (
+            len(params) > 2 * SUBMITS_MAX
+            or len(params) % 2
+            or not all(type(item) is bytes for item in params)
+            or not all(len(sender) == ADDRESS_BYTES for sender in params[1::2])
+        ):
             raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions, each with its sender, expected")
         failures: list[Value] = []
         raws = iter(params)

@@ -214,4 +214,5 @@ async def test_each_transaction_of_a_frame_fails_alone(tmp_path: Path, monkeypat
         assert isinstance(await asker.ask("submit", *params * 13), Failure), "more than one frame may bring"
         assert isinstance(await asker.ask("submit", *params, b""), Failure), "one without a sender"
         assert isinstance(await asker.ask("submit", *params, b"", None), Failure)
+        assert isinstance(await asker.ask("submit", raws[1], BOB.address[1:]), Failure)
     assert node.pool.pending_count == 2
