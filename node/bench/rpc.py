@@ -13,17 +13,19 @@ import asyncio
 import json
 import os
 import random
-import resource
 import select
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,14 +34,15 @@ import uvloop
 
 from node.chain import Chain, Executed
 from node.children import die_with_parent
-from node.home import write_whole
+from node.home import Home, load_key, read_passphrase, write_whole
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from rpc.backend import Backend
-from rpc.client import Client
+from rpc.client import Call, Client
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
+from rpc.limits import raise_descriptor_limit
 from rpc.store_view import StoreView, describe
 from rpc.view import Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
@@ -78,6 +81,9 @@ UPGRADE: Final = (
 )
 PING: Final = b"\x89"
 PONG: Final = b"\x8a"
+PAYER: Final = "validator-3"
+PAYMENTS_PER_S: Final = 100
+PAYMENTS_OF_BATCH: Final = 10
 PHASES: Final = 3
 """Times that the network is idle and flooded in turns."""
 WARM_HEIGHT: Final = 3
@@ -135,6 +141,7 @@ def run(
                 figures["idle_websocket_kib"] = (
                     (figures["idle_websockets_mib"] - figures["gateway_rss_mib"]) * 1024 / websockets
                 )
+            figures["gateway_peak_mib"] = _peak_mib(gateway.pid)
     if network_seconds:
         figures |= _flooded_network(network_seconds, base_port, accounts)
     return figures
@@ -276,6 +283,12 @@ def _cpu_s(pid: int) -> float:
 
 def _rss_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _peak_mib(pid: int) -> float:
+    """Return the most memory that a process ever had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
 
 # The questions
@@ -500,7 +513,7 @@ class _Load:
 
     def idle_websockets(self, count: int) -> float:
         """Return the gateway's memory in MiB with ``count`` WebSockets that say nothing; all must live on."""
-        _raise_files_limit(count + FILES_SPARE)
+        raise_descriptor_limit(count + FILES_SPARE)
         return uvloop.run(self._idle_websockets(count))
 
     async def _idle_websockets(self, count: int) -> float:
@@ -562,23 +575,27 @@ def _part(values: list[float], percent: int) -> float:
     return sorted(values)[len(values) * percent // 100]
 
 
-def _raise_files_limit(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-
-
 # A network whose gateway is flooded
 
 
 def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, float]:
-    """Return how much longer blocks take while readers saturate the gateway of a validator; four by turns."""
-    with tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory, _network(directory, base_port):
-        flooded, beside = (base_port + 3 * member + 1 for member in (1, 2))
+    """Return how much longer blocks take while readers saturate the gateway of a validator, in turns.
+
+    Payments come in all the time, at the gateway of another validator.
+    """
+    flooded, beside = (base_port + 3 * member + 1 for member in (1, 2))
+    url = f"http://127.0.0.1:{beside}"
+    with (
+        tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory,
+        _network(directory, base_port),
+        _payments(url, Home(Path(directory, "net", PAYER))),
+    ):
         load = _Load(flooded, 0, 0, accounts, Path(directory))
         block_ms: dict[bool, list[float]] = {False: [], True: []}
+        paid: dict[bool, list[float]] = {False: [], True: []}
         count = 0
-        with Client(f"http://127.0.0.1:{beside}") as client:
+        with Client(url) as client:
+            interval_ms = int(client.call("dekube_genesis")["parameters"]["chain.block_interval_ms_min"])
             for is_flood in (False, True) * PHASES:
                 first = client.call("dekube_head")["at"]["height"]
                 if is_flood:
@@ -586,15 +603,53 @@ def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, f
                 else:
                     time.sleep(seconds / PHASES / 2)
                 last = client.call("dekube_head")["at"]["height"]
-                times = [
-                    client.call("dekube_getBlock", height)["block"]["time_ms"] for height in (first + 1, last)
-                ]
-                block_ms[is_flood].append((times[1] - times[0]) / max(last - first - 1, 1))
+                blocks = [client.call("dekube_getBlock", at)["block"] for at in range(first + 1, last + 1)]
+                times = [block["time_ms"] for block in blocks]
+                block_ms[is_flood] += [after - before for before, after in pairwise(times)]
+                paid[is_flood] += [len(block["transactions"]) for block in blocks[1:]]
     idle, flood = (statistics.fmean(block_ms[is_flood]) for is_flood in (False, True))
     return {
         "block_ms_idle": idle, "block_ms_under_flood": flood, "block_time_ratio_under_flood": flood / idle,
+        "block_ms_above_pace_idle": idle - interval_ms, "block_ms_above_pace_under_flood": flood - interval_ms,
+        "payments_per_block_idle": statistics.fmean(paid[False]),
+        "payments_per_block_under_flood": statistics.fmean(paid[True]),
         "flood_requests_per_s": count / (seconds / 2),
     }  # fmt: skip
+
+
+@contextmanager
+def _payments(url: str, home: Home) -> Iterator[None]:
+    """Hand in payments at an even pace, from the account of a member that is not flooded."""
+    key = load_key(home.path(home.load_options().keys.account), read_passphrase(home.path("keys/passphrase")))
+    enough = threading.Event()
+
+    def pay() -> None:
+        with Client(url) as client:
+            chain_id = client.call("dekube_chainInfo")["chain_id"]
+            nonce = client.call("dekube_getNonce", "0x" + key.address.hex())["pending_nonce"]
+            due = time.monotonic()
+            while not enough.wait(max(due - time.monotonic(), 0)):
+                raws = [
+                    sign_transaction(
+                        key, chain_id=chain_id, nonce=nonce + number, kind=TRANSFER_KIND,
+                        payload=transfer_payload(_address(nonce + number), 1), gas_limit=TRANSFER_GAS,
+                        max_fee_per_gas=10**12,
+                    )
+                    for number in range(PAYMENTS_OF_BATCH)
+                ]  # fmt: skip
+                for answer in client.batch([Call("dekube_sendTransaction", ["0x" + raw.hex()]) for raw in raws]):
+                    if isinstance(answer, DekubeError):
+                        raise answer
+                nonce += len(raws)
+                due += PAYMENTS_OF_BATCH / PAYMENTS_PER_S
+
+    with ThreadPoolExecutor(1) as threads:
+        paying = threads.submit(pay)
+        try:
+            yield
+        finally:
+            enough.set()
+        paying.result()
 
 
 @contextmanager
