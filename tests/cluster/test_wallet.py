@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import group
-from tests.cluster.network import Network, network, wait_for
+from rpc.client import Client, GatewayUnreachable
+from tests.cluster.network import Network, dekube, network, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -128,3 +129,32 @@ def test_the_faucet_is_a_member(net: Network) -> None:
     assert net.state("validator-0") == "running"
     net.verb("restart", "faucet")
     assert shown("list")["state"] == "running"
+
+
+def test_a_node_drains_says_when_it_is_empty_and_goes_back_to_work(net: Network) -> None:
+    """The last one: nobody else asks this node's gateway while it is closed."""
+    home, member = net.root / "validator-3", "validator-3"
+    address = net.status(member)["address"].lower()
+
+    def drain(*options: str) -> dict[str, Any]:
+        done = dekube("node", "drain", "--home", home, "--json", *options)
+        assert done.returncode == 0, done.stderr
+        state: dict[str, Any] = json.loads(done.stdout)
+        return state
+
+    def registered() -> str:
+        return str(net.call("validator-0", "dekube_getNode", address)["node"]["status"])
+
+    assert registered() == "active"
+    assert drain("--wait")["empty"]
+    assert registered() == "retiring"
+    with Client(f"http://127.0.0.1:{BASE_PORT + 13}") as client, pytest.raises(GatewayUnreachable):
+        client.head()
+    height = net.status(member)["height"]
+    net.wait_height("validator-0", height + 2)
+    assert net.status(member)["draining"] and net.status(member)["height"] > height, "it follows and votes"
+    assert not drain("--end")["draining"]
+    wait_for(lambda: registered() == "active", "it is on the market again")
+    net.call(member, "dekube_head")
+    drain("--stop", "--wait")
+    assert net.state(member) in ("failed", "stopped")

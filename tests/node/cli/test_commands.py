@@ -111,7 +111,7 @@ def test_a_mistake_is_told_before_anything_is_sent(home: Home, arguments: tuple[
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("task", "create"), "node_unavailable"),
+        (("task", "create"), "gateway_unreachable"),
         (("task", "list"), "gateway_unreachable"),
         (("task", "watch", TASK_ID), "gateway_unreachable"),
         (("task", "bill", TASK_ID, "--json"), "gateway_unreachable"),
