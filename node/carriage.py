@@ -36,8 +36,9 @@ def standing_from_document(document: Any, relay: bytes) -> Standing:
             "due": str(dues),
             "relays": list(relays),
         } if len(relays) <= RELAYS_MAX:
-            free = _amount(deposit) - _amount(withdrawing)
-            here = Standing(max(0, free), _amount(dues), 0, is_earning, has_room, b"", -1, 0)
+            leaving = _amount(withdrawing)
+            free = max(0, _amount(deposit) - leaving)
+            here = Standing(free, _amount(dues), 0, is_earning, has_room, b"", -1, 0, leaving)
             for item in relays:
                 here = _with_relay(here, item, relay)
             return here

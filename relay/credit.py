@@ -80,11 +80,13 @@ class Standing(NamedTuple):
     """The newest channel that was settled here, when it was opened, and what it came to."""
     opened_ms: int
     amount: int
+    withdrawing: int = 0
+    """What it takes back of its deposit: nobody lends on that, yet until it is paid out it pays receipts."""
 
     @property
     def can_pay(self) -> bool:
         """Whether it is worth a fee to bring its receipts."""
-        return self.has_room and (self.deposit > 0 or self.is_earning)
+        return self.has_room and (self.deposit + self.withdrawing > 0 or self.is_earning)
 
     def limit(self, options: CreditOptions, price_per_gib: int) -> int:
         """Return what may be uncollected here."""
@@ -289,7 +291,9 @@ class Credit:
             if not payer.signed or payer.signed < fee or now_ms < payer.not_before_ms:
                 continue
             allowed = payer.standing.limit(self.options, self._price)
-            if now_ms - payer.since_ms >= self.options.settle_s * 1000 or 0 < allowed <= 2 * payer.signed:
+            is_leaving = payer.standing.withdrawing > 0
+            is_old = now_ms - payer.since_ms >= self.options.settle_s * 1000
+            if is_leaving or is_old or 0 < allowed <= 2 * payer.signed:
                 found.append(address)
         return found
 

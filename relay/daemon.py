@@ -83,6 +83,8 @@ ASK_AT_ONCE: Final = 16
 SETTLE_LOOK_S: Final = 5
 SETTLE_AT_ONCE: Final = 8
 """Payers whose receipts a thread brings on chain before it looks again."""
+FEE_S: Final = 60
+"""What settling costs is asked for anew after so long."""
 LEDGER_PAUSE_S: Final = 30
 """The chain is left alone for so long where no node answers."""
 
@@ -201,6 +203,7 @@ class RelayDaemon:
         self._settling: asyncio.Task[None] | None = None
         self._settle_looked_at_ms = 0
         self._fee: int | None = None
+        self._fee_until_ms = 0
         self._peers = tuple(_relay_endpoint(text) for text in options.peers)
         self._link_state = b""
         self._link_names: set[bytes] = set()
@@ -645,9 +648,9 @@ class RelayDaemon:
         """Return what a thread found out, None where no node answered."""
         try:
             return await self._loop.run_in_executor(None, work)
-        except LedgerUnavailable as error:
+        except (LedgerUnavailable, OSError) as error:  # no node that answers, or a disk that does not
             self._ledger_after_ms = self.now_ms() + LEDGER_PAUSE_S * 1000
-            log.warning("the chain was not reached", error=str(error))
+            log.warning("accounts with the chain wait", error=str(error))
             return None
         except Exception as error:
             if not self._stopped.done():  # a bug: see _on_exception
@@ -663,7 +666,10 @@ class RelayDaemon:
             self.credit.learn(found, self.now_ms())
 
     async def _settle(self, ledger: Ledger, store: ReceiptStore) -> None:
-        fee = await self._in_thread(ledger.fee)
+        if self._fee is None or self.now_ms() >= self._fee_until_ms:
+            self._fee = await self._in_thread(ledger.fee)
+            self._fee_until_ms = self.now_ms() + FEE_S * 1000
+        fee = self._fee
         for payer in () if fee is None else self.credit.ripe(fee, self.now_ms(), SETTLE_AT_ONCE):
             self.credit.tried(payer, self.now_ms())
             found = await self._in_thread(partial(settle_receipts, ledger, store, payer, fee or 0))

@@ -124,7 +124,7 @@ async def _carry(payer: Node, target: Node, endpoint: Endpoint, size: int) -> in
         await wait_until(lambda: tally._signed >= tally.size_bytes == size - MIB)
 
         def is_paid() -> bool:
-            return sum(item["bytes"] for item in carriage(PAYER.address)["relays"]) == tally._signed
+            return bool(sum(item["bytes"] for item in carriage(PAYER.address)["relays"]) == tally._signed)
 
         while not await trio.to_thread.run_sync(is_paid):  # noqa: ASYNC110  the doing of other processes
             await trio.sleep(0.2)

@@ -31,7 +31,8 @@ from relay.receipts import ReceiptStore, StoredReceipt, settle_receipts
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import digest
-from tasks.carriage import FUND_CARRIAGE, carriage_standing
+from tasks.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE, carriage_standing
+from tasks.transitions import RETIRE_NODE
 from tests.relay.daemon_process import GENESIS_HASH, account_of
 from tests.tasks.test_carriage import RELAY, WORKER, Market
 from tests.tasks.test_carriage import receipt as market_receipt
@@ -261,6 +262,18 @@ def test_receipts_are_brought_when_they_are_worth_it_and_soon_enough() -> None:
     assert sorted(relay.credit.ripe(fee, relay.now_ms, 9)) == sorted([ALICE, BOB])
 
 
+def test_who_takes_its_deposit_back_is_lent_nothing_and_what_it_signed_is_brought_at_once() -> None:
+    relay = Relay()
+    relay.learn(ALICE, DEPOSITOR)
+    assert relay.carry(ALICE, 32 * MIB) == 32 * MIB
+    relay.sign(ALICE, 32 * MIB)
+    fee = carriage_price(MIB, PRICE)
+    assert relay.credit.ripe(fee, relay.now_ms, 9) == []
+    relay.learn(ALICE, NOTHING_KNOWN._replace(withdrawing=8 * PRICE))
+    assert relay.carry(ALICE, MIB) == 0
+    assert relay.credit.ripe(fee, relay.now_ms, 9) == [ALICE]
+
+
 class MarketLedger:
     """The chain's own rules, asked without a network."""
 
@@ -274,7 +287,8 @@ class MarketLedger:
         here = next((item for item in found.relays if item.relay == RELAY), None)
         dues = sum(item.due for item in found.relays)
         known = (0, b"", -1, 0) if here is None else (here.due, here.channel, here.opened_ms, here.amount)
-        return Standing(found.deposit.free, dues, known[0], found.is_earning, found.has_room, *known[1:])
+        free, leaving = found.deposit.free, found.deposit.withdrawing
+        return Standing(free, dues, known[0], found.is_earning, found.has_room, *known[1:], leaving)
 
     def fee(self) -> int:
         return 1
@@ -303,6 +317,8 @@ def test_settling_brings_what_is_worth_its_fee_and_keeps_what_was_refused(
     foreign = replace(first, payer=b"?" * 20)
     store.save([StoredReceipt(word, certificate) for word in (first, second, dust, foreign)])
     assert world.send(WORKER.address, FUND_CARRIAGE, [4 * price]) is None
+    assert world.send(WORKER.address, RETIRE_NODE, []) is None, "nothing else can pay"
+    assert world.send(WORKER.address, WITHDRAW_CARRIAGE, [4 * price]) is None
     standing, settled = settle_receipts(ledger, store, WORKER.address, price)
     assert (settled, ledger.sent) == (2, 2)
     assert (standing.deposit, standing.due_here, standing.amount) == (0, price, 3 * price)
@@ -310,6 +326,7 @@ def test_settling_brings_what_is_worth_its_fee_and_keeps_what_was_refused(
     assert len(store.load()) == 2
     # Replayed, it is worthless, and forgotten.
     store.save([StoredReceipt(second, certificate)])
+    assert world.send(WORKER.address, FUND_CARRIAGE, [2 * price]) is None
     assert settle_receipts(ledger, store, WORKER.address, 0)[1] == 1, "the dust, at any price"
     assert store.load(WORKER.address) == []
     assert settle_receipts(ledger, store, b"?" * 20, 0) == (NOTHING_KNOWN, 0), "who cannot pay costs no fee"
