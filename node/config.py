@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from node.uploads import UploadOptions
+from p2p.transport import Endpoint
 from rpc.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -44,6 +45,7 @@ __all__ = [
     "SignerEndpoint",
     "SignerOptions",
     "SyncOptions",
+    "check_options",
     "dump_options",
     "load_options",
     "load_table",
@@ -337,7 +339,7 @@ def load_options(path: Path) -> NodeOptions:
     """
     options = load_table(path, NodeOptions)
     try:
-        _check(options)
+        check_options(options)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return options
@@ -392,7 +394,8 @@ def _value(hint: Any, value: Any, dotted: str) -> Any:
     return value
 
 
-def _check(options: NodeOptions) -> None:
+def check_options(options: NodeOptions) -> None:
+    """Raise ConfigError for a value that is out of range or contradicts another."""
     for role in options.roles:
         if role not in ROLES:
             raise ConfigError(f"roles: {role!r} is none of {', '.join(ROLES)}")
@@ -413,6 +416,11 @@ def _check(options: NodeOptions) -> None:
         raise ConfigError(f"admin.listen: {options.admin.listen!r} is not of the loopback interface")
     for peer in (*options.p2p.bootstrap, *options.p2p.relays):
         parse_peer(peer)
+    for endpoint in options.p2p.advertise:
+        try:
+            Endpoint.parse(endpoint if endpoint.startswith(("tcp:", "relay:")) else f"tcp:{endpoint}")
+        except DecodeError as error:
+            raise ConfigError(f"p2p.advertise: {endpoint!r}: {error}") from None
     if options.signer.endpoint:
         parse_signer(options.signer.endpoint)
         parse_vote_key(options.signer.vote_key)

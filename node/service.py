@@ -35,6 +35,7 @@ from node.home import Home, load_key, node_secret, read_passphrase
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
+from node.reachability import Reachability, judge
 from node.relay import registered_relays
 from node.runtime import make_runtime
 from node.signer import votes_elsewhere
@@ -78,7 +79,9 @@ CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 RELAYS_LOOK_BLOCKS: Final = 600
 DESCRIPTORS_MAX: Final = 8_192
 """Open files: each peer has up to seventeen connections, the database keeps a thousand files open."""
-"""How often, in blocks, a node looks for relays in the chain's registry."""
+"""How often, in blocks, a node looks for relays in the chain's registry, ..."""
+RELAYS_SEEK_BLOCKS: Final = 30
+"""... and one that nobody reaches."""
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
 
 
@@ -299,7 +302,7 @@ class Node:
         puncher = Puncher(
             lambda: [reservation.endpoint for reservation in client.reservations], look_up=connector.look_up
         )
-        self.reach = Reach(log=log.info)
+        self.reach = Reach(log=log.info, on_change=lambda: client.need(not self.reach.is_confirmed))
         network = Network(
             config,
             self._identity,
@@ -316,11 +319,22 @@ class Node:
         return network, client
 
     def _look_for_relays(self, blocks: Sequence[Executed]) -> None:
-        """Tell the relay client, now and then, which relays the chain knows."""
-        if self.options.p2p.listen or blocks[-1].header.height < self._relays_looked_at + RELAYS_LOOK_BLOCKS:
-            return  # who can be reached directly reserves only where it was told to
+        """Tell the relay client, now and then, which relays the chain knows; it reserves while that is needed."""
+        has_enough = self.relays.reservations or self.reach.is_confirmed
+        every = RELAYS_LOOK_BLOCKS if has_enough else RELAYS_SEEK_BLOCKS
+        if blocks[-1].header.height < self._relays_looked_at + every:
+            return
         self._relays_looked_at = blocks[-1].header.height
         self.relays.offer(registered_relays(self.store, self.account.address))
+
+    def reachability(self) -> Reachability:
+        """Return how others reach this node."""
+        return judge(
+            listens=bool(self.options.p2p.listen),
+            configured=self.network.direct,
+            verdicts=self.reach.verdicts,
+            relays=[reservation.endpoint for reservation in self.relays.reservations],
+        )
 
     def _make_identity(self) -> Identity:
         roles = Role(0)
@@ -424,6 +438,7 @@ class Node:
             "peers": sync.peers,
             "mempool": len(self.ledger.mempool),
             "relays": len(self.relays.reservations),
+            "reachability": self.reachability()._asdict(),
             "jobs": self.duties.jobs(),
             "draining": self.drain.is_on,
             "roles": list(self.options.roles),

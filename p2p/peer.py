@@ -94,6 +94,8 @@ class PeerInfo:
     """How often the conversation was to go on over another connection."""
     is_attached: bool = True
     """Whether a connection carries the conversation now."""
+    host: str | None = None
+    """The IP address at the other end, where that connection goes there directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +351,10 @@ class Peer:
         self._attached.set()
         self._attached = trio.Event()
         self._wake.set()
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether nothing has been heard for longer than a connection that works needs."""
+        return now - self._heard_at > self._limits.stall_s
 
     def _lose(self, link: Link) -> None:
         """Note that the control connection is gone."""

@@ -1,9 +1,10 @@
-"""Whether others can dial this node: peers are asked to dial back (NETWORK.md, section 6, "NAT").
+"""Where others can dial this node: peers are asked to dial back (NETWORK.md, section 6, "NAT").
 
-A peer that is asked dials only the host from which the asker's own connection comes, so nobody can be made to
-knock at a third door and no price is needed. It goes as far as the second message of the handshake, which proves
-whose listener answered, and closes. Two peers of different networks must agree before an endpoint counts as public
-or as closed.
+The question names a port alone. Who is asked dials it at the host from which the asker's own connection comes, so
+nobody can be made to knock at a third door and no price is needed, and tells that host: so a node that listens
+everywhere learns where it is. It goes as far as the second message of the handshake, which proves whose listener
+answered, and closes. Peers of two networks must agree before an endpoint counts as public or as closed; and that a
+learnt one is public, the node believes only of peers whose own connections it saw arrive.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from math import inf
 from typing import Final, Protocol
 
@@ -23,17 +24,24 @@ from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import RateLimiter
 from p2p.peer import PeerInfo, RequestHandler
-from p2p.transport import ENDPOINT_CHARACTERS_MAX, Acceptance, Endpoint
+from p2p.sockets import Connector
+from p2p.transport import Acceptance, Endpoint
+from p2p.vicinity import Zone, zone_of
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 
-__all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "Reach", "ReachOptions", "Verdict", "Votes", "network_of"]
+__all__ = [
+    "METHOD_DIAL_BACK", "SOURCE_LISTEN", "Answer", "Reach", "ReachOptions", "Verdict", "Votes", "network_of",
+]  # fmt: skip
 
 METHOD_DIAL_BACK: Final = "dial back"
 SOURCE_LISTEN: Final = "listen"
 """Under which the network advertises what it listens on."""
 _READ_BYTES: Final = 4_096
-_ANSWER_BYTES_MAX: Final = 1
+_QUESTION_BYTES_MAX: Final = 8
+_ANSWER_BYTES_MAX: Final = 64
+_LEARNT_MAX: Final = 4
+"""Hosts of ours that peers told us, and that are asked about."""
 _V4_NETWORK_BITS: Final = 16
 _V6_NETWORK_BITS: Final = 32
 
@@ -53,8 +61,8 @@ class ReachOptions:
     networks_min: int = 2
     """So many networks must say the same."""
     ask_every_s: float = 900.0
-    ask_again_s: float = 20.0
-    """While the verdict is open."""
+    ask_again_s: float = 5.0
+    """Between looks for somebody who may be asked, while the verdict is open."""
     timeout_s: float = 5.0
     per_peer_s: float = 60.0
     in_all_per_s: float = 1.0
@@ -67,6 +75,39 @@ def network_of(host: str) -> str:
     address = ip_address(host.partition("%")[0])
     bits = _V4_NETWORK_BITS if address.version == 4 else _V6_NETWORK_BITS
     return str(ip_network((address, bits), strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Which host was dialled, and whether this node's listener answered there."""
+
+    host: str
+    is_reached: bool
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode([self.host, int(self.is_reached)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Answer:
+        """Return it from its canonical bytes. Raises DecodeError."""
+        match decode(data, limit_bytes=_ANSWER_BYTES_MAX):
+            case [str(host), 0 | 1 as is_reached]:
+                answer = cls(_plain(host) or "", bool(is_reached))
+                if answer.host != host or zone_of(host) in (None, Zone.NONE):
+                    raise DecodeError("not the address of a host")
+                return answer
+            case _:
+                raise DecodeError("not an answer to a dial-back")
+
+
+def _plain(host: str | None) -> str | None:
+    """Return the one spelling of an IP address, or None for anything else."""
+    try:
+        address = ip_address((host or "").partition("%")[0])
+    except ValueError:
+        return None
+    return str((isinstance(address, IPv6Address) and address.ipv4_mapped) or address)
 
 
 @dataclass(slots=True)
@@ -99,6 +140,14 @@ class _Network(Protocol):
     @property
     def direct(self) -> Sequence[Endpoint]: ...
 
+    @property
+    def open_ports(self) -> Sequence[int]: ...
+
+    @property
+    def connector(self) -> Connector: ...
+
+    def arrived_at(self, host: str) -> float: ...
+
     def peers(self) -> list[PeerInfo]: ...
 
     def peer(self, address: bytes) -> PeerInfo | None: ...
@@ -122,15 +171,18 @@ class Reach:
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         log: Callable[..., None] = lambda *_args, **_fields: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = options or ReachOptions()
+        self._on_change = on_change
         self._now_ms = now_ms
         self._log = log
         self._network: _Network | None = None
         self._acceptance: Acceptance | None = None
         self._votes: dict[Endpoint, Votes] = {}
         self._told: dict[Endpoint, Verdict] = {}
-        self._asked_at: dict[tuple[Endpoint, str], float] = {}
+        self._asked_at: dict[tuple[int, str], tuple[float, float]] = {}
+        """When a network was asked about a port, and how long it is left alone then."""
         self._dials = 0
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
@@ -147,80 +199,127 @@ class Reach:
 
     @property
     def verdicts(self) -> dict[Endpoint, Verdict]:
-        """What is known of the own endpoints."""
-        return {endpoint: self.verdict(endpoint) for endpoint in self._own}
+        """What is known of the own endpoints, configured and learnt."""
+        own = dict.fromkeys((*self._own.direct, *self._votes))
+        return {endpoint: self.verdict(endpoint) for endpoint in own}
 
     @property
-    def _own(self) -> Sequence[Endpoint]:
+    def is_confirmed(self) -> bool:
+        """Whether others can dial this node."""
+        return Verdict.PUBLIC in self.verdicts.values()
+
+    @property
+    def _own(self) -> _Network:
         assert self._network is not None, "not attached"
-        return self._network.direct
+        return self._network
 
     # -- asking ----------------------------------------------------------------------------------------------
 
     async def run(self, acceptance: Acceptance) -> None:
         """Ask, soon after the start and from time to time, until cancelled."""
-        options = self._options
+        options, network = self._options, self._own
         self._acceptance = acceptance
         while True:
-            own = list(self._own)
-            self._votes = {e: self._votes.get(e) or Votes(options.networks_min) for e in own}
-            self._asked_at = {key: at for key, at in self._asked_at.items() if key[0] in self._votes}
-            for endpoint in own:
-                await self._ask_about(endpoint)
-            is_open = any(votes.verdict is Verdict.UNKNOWN for votes in self._votes.values())
+            ports = dict.fromkeys((*(endpoint.port for endpoint in network.direct), *network.open_ports))
+            self._asked_at = {key: at for key, at in self._asked_at.items() if key[0] in ports}
+            for port in ports:
+                await self._ask_about(port)
+            verdicts = self.verdicts.values()
+            is_open = bool(ports) and not self.is_confirmed and (not verdicts or Verdict.UNKNOWN in verdicts)
             await trio.sleep(options.ask_again_s if is_open else options.ask_every_s)
 
-    async def _ask_about(self, endpoint: Endpoint) -> None:
-        """Ask one peer of each network, until enough have spoken."""
-        assert self._network is not None
+    async def _ask_about(self, port: int) -> None:
+        """Ask one peer of each network, until enough have spoken; each again after a while, and ever later."""
+        network = self._own
         options, now = self._options, trio.current_time()
         asked: set[str] = set()
-        for peer in self._network.peers():
-            try:
-                network = network_of(peer.remote)
-            except ValueError:
+        for peer in network.peers():
+            host = _plain(peer.host)
+            if host is None:
                 continue  # it comes through a relay: from there nothing can be said
-            recently = now - self._asked_at.get((endpoint, network), -inf) < options.per_peer_s
-            if network in asked or recently or len(asked) > options.networks_min:
+            group = network_of(host)
+            asked_at, wait_s = self._asked_at.get((port, group), (-inf, options.per_peer_s / 2))
+            if group in asked or now - asked_at < wait_s or len(asked) > options.networks_min:
                 continue
-            asked.add(network)
-            self._asked_at[endpoint, network] = now
+            asked.add(group)
+            self._asked_at[port, group] = now, min(2 * wait_s, options.ask_every_s)
             try:
-                answer = await self._network.request(
+                said = await network.request(
                     peer.address,
                     METHOD_DIAL_BACK,
-                    encode([str(endpoint)]),
+                    encode([port]),
                     timeout_s=2 * options.timeout_s,
                     limit_bytes=_ANSWER_BYTES_MAX,
                 )
-            except (RequestFailed, PeerUnreachable):
+                answer = Answer.decode(said)
+            except (RequestFailed, PeerUnreachable, DecodeError):
                 continue  # it will not or cannot say
-            self._votes[endpoint].add(network, answer == b"\1")
-        verdict = self._votes[endpoint].verdict
-        if verdict is not Verdict.UNKNOWN and self._told.get(endpoint) is not verdict:
-            self._told[endpoint] = verdict
-            self._log("own endpoint judged by others", endpoint=str(endpoint), verdict=verdict.value)
-            if self._acceptance is not None:
-                open_ones = tuple(e for e in self._own if self._told.get(e) is not Verdict.CLOSED)
-                self._acceptance.advertise(SOURCE_LISTEN, open_ones)
+            self._heard(port, group, answer, is_seen=network.arrived_at(host) >= now)
+        self._tell()
+
+    def _heard(self, port: int, group: str, answer: Answer, *, is_seen: bool) -> None:
+        """Count an answer for each endpoint that it speaks of; ``is_seen``: a connection came from there."""
+        network = self._own
+        for endpoint in network.direct:
+            if endpoint.port != port:
+                continue
+            own = _plain(endpoint.host)
+            # Of a name, which may lead elsewhere than from where we are seen, only a yes says something.
+            if own == answer.host or (own is None and answer.is_reached):
+                self._votes_of(endpoint).add(group, answer.is_reached)
+        is_place = network.connector.vicinity.may_dial(answer.host)
+        if port not in network.open_ports or not is_place or (answer.is_reached and not is_seen):
+            return
+        found = Endpoint(answer.host, port)
+        for endpoint, votes in self._votes.items():
+            if endpoint != found and endpoint.port == port and endpoint not in network.direct:
+                votes.said.pop(group, None)  # a network has one voice: it sees us elsewhere now
+        self._votes_of(found).add(group, answer.is_reached)
+        learnt = {e: votes for e, votes in self._votes.items() if e not in network.direct}
+        for endpoint in [e for e, votes in learnt.items() if not votes.said]:
+            del learnt[endpoint], self._votes[endpoint]
+        if len(learnt) > _LEARNT_MAX:
+            del self._votes[min(learnt, key=lambda e: (e == found, sum(learnt[e].said.values())))]
+
+    def _votes_of(self, endpoint: Endpoint) -> Votes:
+        return self._votes.setdefault(endpoint, Votes(self._options.networks_min))
+
+    def _tell(self) -> None:
+        """Log and advertise what has changed."""
+        verdicts = self.verdicts
+        known: dict[Endpoint, Verdict] = {
+            endpoint: verdict for endpoint, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN
+        }
+        if known == self._told:
+            return
+        for endpoint in {**known, **self._told}:
+            if known.get(endpoint) is not self._told.get(endpoint):
+                verdict = known.get(endpoint, Verdict.UNKNOWN)
+                self._log("own endpoint judged by others", endpoint=str(endpoint), verdict=verdict.value)
+        self._told = known
+        configured = self._own.direct
+        open_ones = [
+            endpoint
+            for endpoint, verdict in verdicts.items()
+            if verdict is Verdict.PUBLIC or (verdict is Verdict.UNKNOWN and endpoint in configured)
+        ]
+        if self._acceptance is not None:
+            self._acceptance.advertise(SOURCE_LISTEN, tuple(open_ones))
+        self._on_change()
 
     # -- being asked -----------------------------------------------------------------------------------------
 
     async def _serve(self, peer: bytes, body: bytes) -> bytes:
-        match decode(body, limit_bytes=ENDPOINT_CHARACTERS_MAX + 8):
-            case [str(text)]:
-                endpoint = Endpoint.parse(text)
+        match decode(body, limit_bytes=_QUESTION_BYTES_MAX):
+            case [int(port)] if 0 < port < 65_536:
+                pass
             case _:
-                raise DecodeError("not an endpoint")
-        assert self._network is not None
-        info = self._network.peer(peer)
-        remote = "" if info is None else info.remote
-        try:
-            is_own = endpoint.relay is None and ip_address(endpoint.host) == ip_address(remote.partition("%")[0])
-        except ValueError:
-            is_own = False
-        if not is_own:
-            raise RequestRefused("not the host that you come from")
+                raise DecodeError("not a port")
+        info = self._own.peer(peer)
+        host = None if info is None else _plain(info.host)
+        if host is None:
+            raise RequestRefused("not seen from where you come")
+        endpoint = Endpoint(host, port)
         now = trio.current_time()
         if self._dials >= self._options.dials_max:
             raise RequestRefused("busy")
@@ -228,7 +327,7 @@ class Reach:
             raise RequestRefused("asked too often")
         self._dials += 1
         try:
-            return b"\1" if await self._answers(endpoint, peer) else b"\0"
+            return Answer(host, await self._answers(endpoint, peer)).encode()
         finally:
             self._dials -= 1
 

@@ -7,6 +7,7 @@ One ``Network`` is started in the node's nursery. It knows nothing of what it ca
 from __future__ import annotations
 
 import ipaddress
+import math
 import secrets
 import time
 from collections import Counter, OrderedDict, deque
@@ -61,6 +62,8 @@ __all__ = [
 TOPIC_RECORD: Final = "record"
 _MANAGE_INTERVAL_S: Final = 0.25
 _SIMULTANEOUS_S: Final = 5.0
+_ARRIVALS_MAX: Final = 1_024
+"""Hosts whose last connection to us is remembered."""
 
 MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
 Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
@@ -121,7 +124,10 @@ class Network:
         self.bound: tuple[tuple[str, int], ...] = ()
         """Where this node listens, once ``run`` has started."""
         self.direct: tuple[Endpoint, ...] = ()
-        """Where this node believes that others can dial it, once ``run`` has started; see ``p2p.reach``."""
+        """Where its owner says that others can dial this node, once ``run`` has started; see ``p2p.reach``."""
+        self.open_ports: tuple[int, ...] = ()
+        """Where it listens on all addresses and its owner does not say which of them others can dial."""
+        self._arrivals: OrderedDict[str, float] = OrderedDict()
         self.congestion_control = ""
         """What the kernel granted on the listening sockets."""
         self.started = trio.Event()
@@ -345,6 +351,7 @@ class Network:
             lanes=len(peer.lanes),
             moves=peer.generation,
             is_attached=peer.is_attached,
+            host=None if peer.control is None else peer.control.remote_host,
         )
 
     def lane_stats(self, address: bytes) -> list[LaneStats]:
@@ -435,6 +442,10 @@ class Network:
             peer.close(reason)
         return peer is not None
 
+    def arrived_at(self, host: str) -> float:
+        """Return when a connection last came from an IP address, by trio's clock; minus infinity: long ago."""
+        return self._arrivals.get(host, -math.inf)
+
     def penalise(self, address: bytes, points: float) -> None:
         """Take points from a peer for what the node found out about it; enough of them drop or ban it."""
         self._apply(self._gossip.penalise(address, points))
@@ -513,6 +524,9 @@ class Network:
             Endpoint(host, port) for host, port in self.bound if not ipaddress.ip_address(host).is_unspecified
         )
         self.direct = own
+        if not self._advertised:
+            everywhere = (port for host, port in self.bound if ipaddress.ip_address(host).is_unspecified)
+            self.open_ports = tuple(dict.fromkeys(everywhere))
         self._records.advertise("listen", own)
         if listeners:
             self._log("network listens", congestion_control=self.congestion_control)
@@ -537,6 +551,7 @@ class Network:
                 stream.socket.close()
                 continue
             ip = _site_of(remote)
+            self._note_arrival(str(_address_of(remote)))
             if not self._may_enter(ip):
                 self.counters["accepts_refused"] += 1
                 stream.socket.close()
@@ -545,6 +560,12 @@ class Network:
             self._nursery.start_soon(
                 self._incoming, stream, remote, ip, self._half_open.enter(_network_of(remote))
             )
+
+    def _note_arrival(self, host: str) -> None:
+        self._arrivals[host] = trio.current_time()
+        self._arrivals.move_to_end(host)
+        if len(self._arrivals) > _ARRIVALS_MAX:
+            self._arrivals.popitem(last=False)
 
     def _may_enter(self, ip: str) -> bool:
         limits = self.limits

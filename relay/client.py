@@ -179,6 +179,8 @@ class RelayClient:
         """What our relays say of their ways to others, by relay."""
         self._make_identity = make_identity
         self._relays = tuple(dict.fromkeys(relays))
+        self._configured = frozenset(self._relays)
+        self._is_needed = True
         self._options = options or RelayClientOptions()
         self._links: dict[Endpoint, _Link] = {}
         self._reservations: dict[Endpoint, Reservation] = {}
@@ -217,6 +219,12 @@ class RelayClient:
             known[endpoint] = None
         if len(known) > len(self._relays):
             self._relays = tuple(known)
+            self._rechoose.set()
+
+    def need(self, is_needed: bool) -> None:
+        """Say whether reservations are needed; where not, only those at the configuration's relays are kept."""
+        if is_needed != self._is_needed:
+            self._is_needed = is_needed
             self._rechoose.set()
 
     def on_leaving(self, watcher: Callable[[Endpoint], None]) -> None:
@@ -465,7 +473,8 @@ class RelayClient:
             self._rechoose = trio.Event()
             now = trio.current_time()
             self._leaving = {e: until for e, until in self._leaving.items() if until > now}
-            known = [e for e in self._relays if e not in self._leaving]
+            needed = [e for e in self._relays if self._is_needed or e in self._configured]
+            known = [e for e in needed if e not in self._leaving]
             if len(known) > self._options.reservations:
                 await self._probe(known)
             for endpoint in self._wanted(known):

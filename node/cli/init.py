@@ -9,7 +9,7 @@ import click
 
 from node.cli.options import ask_new_passphrase, home_option
 from node.cli.output import json_option, show_fields
-from node.config import NetworkOptions, NodeOptions
+from node.config import NetworkOptions, NodeOptions, check_options
 from node.home import Home, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address
@@ -35,6 +35,12 @@ __all__ = ["init"]
     "--bootstrap", multiple=True, metavar="0xADDRESS@tcp:HOST:PORT", help="A first peer; repeat for several."
 )
 @click.option("--relay", "relays", multiple=True, metavar="0xADDRESS@HOST:PORT", help="A relay to reserve at.")
+@click.option(
+    "--advertise",
+    multiple=True,
+    metavar="tcp:HOST:PORT",
+    help="Where others can dial this node, if it is not found out: a forwarded port, a name. Repeat for several.",
+)
 @click.option("--no-listen", is_flag=True, help="Accept no inbound connection; be reached through relays.")
 @click.option(
     "--unattended",
@@ -44,11 +50,13 @@ __all__ = ["init"]
 @json_option
 def init(
     home: Home, genesis: Path, roles: tuple[str, ...], bootstrap: tuple[str, ...], relays: tuple[str, ...],
-    no_listen: bool, unattended: bool, as_json: bool,
+    advertise: tuple[str, ...], no_listen: bool, unattended: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a node's home: keys, configuration and the genesis of the network it joins."""
     listen = "" if no_listen else NetworkOptions().listen
-    options = NodeOptions(roles=roles, p2p=NetworkOptions(listen=listen, bootstrap=bootstrap, relays=relays))
+    p2p = NetworkOptions(listen=listen, advertise=advertise, bootstrap=bootstrap, relays=relays)
+    options = NodeOptions(roles=roles, p2p=p2p)
+    check_options(options)
     document = load_genesis(genesis)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
     account = random_key()

@@ -14,6 +14,12 @@ from node.home import Home
 __all__ = ["is_following", "status"]
 
 BEHIND_MS_MAX = 60_000
+REACHED = {
+    "direct": "directly",
+    "relays": "through relays",
+    "unconfirmed": "perhaps directly",
+    "none": "by nobody, it dials others",
+}
 
 
 def is_following(state: dict[str, Any]) -> bool:
@@ -52,6 +58,7 @@ def _show(state: dict[str, Any]) -> None:
         "consensus": f"epoch {state['epoch']}, view {state['view']:,}",
         "peers": state["peers"],
         "relays": f"reserved at {state['relays']}" if state["relays"] else "none",
+        "reached": _reached(state.get("reachability")),
         "mempool": f"{state['mempool']:,} transactions",
         "roles": state["roles"],
         "version": state["version"],
@@ -62,6 +69,12 @@ def _show(state: dict[str, Any]) -> None:
         for job in state["jobs"]
     ]
     show_rows(jobs, ("task", "step", "device"), as_json=False, title="Jobs")
+
+
+def _reached(reachability: dict[str, Any] | None) -> str:
+    if reachability is None:
+        return "not known yet"
+    return f"{REACHED[reachability['how']]}: {reachability['why']}"
 
 
 def _pace(sync: dict[str, Any]) -> str:

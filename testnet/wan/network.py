@@ -1,8 +1,8 @@
-"""A whole test network on an emulated one: validators at home with no port open, and only relays between them.
+"""A whole test network on an emulated one: validators at home with no port open, and relays between them.
 
-Hosts behind a gateway are validators, public hosts that nobody is behind are relays. Everybody's programs are
-those of production with homes of their own, as in ``dekube testnet up``; only where they run and whom they reach
-differs.
+Hosts behind a gateway are validators; public hosts that nobody is behind are relays, or validators too. The
+programs are those of production with homes of their own, as in ``dekube testnet up``; only where they run and whom
+they reach differs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node.config import MetricsOptions, NetworkOptions, ProcessOptions, RpcOptions
+from node.config import MetricsOptions, NetworkOptions, ProcessOptions, RpcOptions, parse_host_port
 from node.control import ControlUnavailable, ask_node
 from node.home import Home
 from state.primitives.address import format_address
@@ -30,6 +30,7 @@ __all__ = ["HomeNetwork", "lay_out_homes"]
 
 RPC_PORT: Final = 8_545
 METRICS_PORT: Final = 9_100
+PEER_PORT: Final = parse_host_port(NetworkOptions().listen)[1]
 END_S: Final = 10.0
 
 
@@ -81,13 +82,19 @@ class HomeNetwork:
         return answer
 
 
-def lay_out_homes(lab: Lab, root: Path, *, seed: int = 1) -> HomeNetwork:
-    """Write a home for every member of the network on a lab. Raises TopologyInvalid, ConfigError."""
+def lay_out_homes(lab: Lab, root: Path, *, seed: int = 1, public_validators: Collection[str] = ()) -> HomeNetwork:
+    """Write a home for every member of the network on a lab. Raises TopologyInvalid, ConfigError.
+
+    They listen as ``dekube init`` has it, wherever they are, and nobody tells them where that is.
+    ``public_validators`` are public hosts that are no relays; these know of no relay.
+    """
     hosts = lab.plan.topology.hosts
     gateways = {host.behind for host in hosts}
-    validators = tuple(host.name for host in hosts if host.behind and host.name not in gateways)
-    relays = tuple(host.name for host in hosts if not host.behind and host.name not in gateways)
-    if not validators or not relays:
+    homes = tuple(host.name for host in hosts if host.behind and host.name not in gateways)
+    public = tuple(host.name for host in hosts if not host.behind and host.name not in gateways)
+    relays = tuple(host for host in public if host not in public_validators)
+    validators = (*homes, *(host for host in public if host in public_validators))
+    if not homes or not relays:
         raise TopologyInvalid("a network of homes needs hosts behind gateways and public hosts to be relays")
     here = Placement("127.0.0.1", "127.0.0.1", RELAY_PORT, RPC_PORT, METRICS_PORT)
     names = ["relay-0", *(f"validator-{n}" for n in range(len(validators)))]
@@ -100,20 +107,21 @@ def lay_out_homes(lab: Lab, root: Path, *, seed: int = 1) -> HomeNetwork:
         at = replace(here, bind="0.0.0.0")  # noqa: S104
         write_home(root / host, Member(host, "relay", key, None, at, None), plan)
     members = [member for member in plan.members if member.role == "validator"]
-    ways = [f"{key.address.hex()}:{lab.plan.address4(host)}:{RELAY_PORT}" for host, key in relay_keys.items()]
+    ways = [
+        f"relay:{key.address.hex()}:{lab.plan.address4(host)}:{RELAY_PORT}" for host, key in relay_keys.items()
+    ]
+    first: dict[str, str] = {}
+    for n, (host, member) in enumerate(zip(validators, members, strict=True)):
+        way = f"tcp:{lab.plan.address4(host)}:{PEER_PORT}" if host in public else ways[n % len(ways)]
+        first[host] = f"{format_address(member.account.address)}@{way}"
+    known = tuple(
+        f"{format_address(key.address)}@{lab.plan.address4(name)}:{RELAY_PORT}" for name, key in relay_keys.items()
+    )
     for host, member in zip(validators, members, strict=True):
         assert member.options is not None
         p2p = NetworkOptions(
-            listen="",
-            relays=tuple(
-                f"{format_address(key.address)}@{lab.plan.address4(name)}:{RELAY_PORT}"
-                for name, key in relay_keys.items()
-            ),
-            bootstrap=tuple(
-                f"{format_address(other.account.address)}@relay:{ways[n % len(ways)]}"
-                for n, other in enumerate(members)
-                if other is not member
-            ),
+            relays=() if host in public else known,
+            bootstrap=tuple(text for other, text in first.items() if other != host),
         )
         options = replace(
             member.options, p2p=p2p, rpc=RpcOptions(listen=f"127.0.0.1:{RPC_PORT}"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testnet.wan.emulator import WanUnavailable
 from testnet.wan.lab import Lab, check_machine, load_plan
-from testnet.wan.network import HomeNetwork, lay_out_homes
+from testnet.wan.network import PEER_PORT, HomeNetwork, lay_out_homes
+from testnet.wan.topology import parse_topology, plan
 from tests.cluster.network import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -33,3 +35,52 @@ def test_validators_that_nobody_can_dial_agree_on_blocks(tmp_path: Path) -> None
             height = max(heights(network))
             wait_for(lambda: min(heights(network)) >= height + 3, "blocks go on without a relay")
             assert all(process.poll() is None for host, process in processes.items() if host != "R1")
+
+
+MIXED = """
+name = "mixed"
+[hosts.GA]
+region = "home"
+nat = "cone"
+[hosts.A]
+behind = "GA"
+[hosts.R1]
+region = "hub"
+[hosts.P1]
+region = "hub"
+[hosts.P2]
+region = "hub"
+[hosts.P3]
+region = "hub"
+[regions.home]
+rtt = "40ms"
+[regions."home/hub"]
+rtt = "20ms"
+[regions.hub]
+rtt = "10ms"
+"""
+
+
+def test_validators_find_out_how_they_are_reached(tmp_path: Path) -> None:
+    """All as ``dekube init`` makes them: they listen everywhere, and nobody tells them where that is."""
+    try:
+        check_machine()
+    except WanUnavailable as error:
+        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    with Lab(plan(parse_topology(MIXED)), f"m{os.getpid()}") as lab:
+        network = lay_out_homes(lab, tmp_path / "net", public_validators=("P1", "P2", "P3"))
+        with network.running():
+            wait_for(lambda: min(heights(network)) >= 3, "blocks are final everywhere")
+
+            def reached(host: str) -> dict[str, Any]:
+                status = network.status(host)
+                return {} if status is None else dict(status["reachability"])
+
+            for host in ("P1", "P2", "P3"):
+                wait_for(lambda at=host: reached(at).get("how") == "direct", "it knows that others can dial it")
+                there = f"tcp:{lab.plan.address4(host)}:{PEER_PORT}"
+                assert reached(host)["endpoints"] == {there: "public"}
+            wait_for(lambda: "could not dial" in reached("A").get("why", ""), "it knows that nobody can dial it")
+            at_home = reached("A")
+            assert at_home["how"] == "relays" and len(at_home["relays"]) == 1
+            assert list(at_home["endpoints"].values()) == ["closed"]

@@ -116,6 +116,7 @@ from p2p.pieces import (
     encode_piece,
 )
 from p2p.punch import Observed, Word
+from p2p.reach import Answer
 from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
 from p2p.transport import Endpoint
@@ -1118,6 +1119,14 @@ def _targets() -> Iterator[tuple[str, Target]]:
             canonical(Observed.decode, Observed.encode),
             (seen.encode(), Observed.of("2001:db8::1", 1).encode()),
             ("p2p.punch:Observed.decode",),
+        ),
+    )
+    yield (
+        "dial-back answer",
+        Target(
+            canonical(Answer.decode, Answer.encode),
+            (Answer("192.0.2.1", True).encode(), Answer("2001:db8::1", False).encode()),
+            ("p2p.reach:Answer.decode",),
         ),
     )
     yield (

@@ -67,7 +67,7 @@ EXEMPT = {
     "rpc.gateway:_read": OF_A_TARGET,
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
     "p2p.sockets:tcp_info": "a struct of the kernel's own",
-    "p2p.reach:Reach._serve": "one text, read by Endpoint.parse, which is a target; tests/p2p/test_reach.py",
+    "p2p.reach:Reach._serve": "one number, a port; tests/p2p/test_reach.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
     "testnet.wan.emulator:Emulator.stats": OWN_FILE,

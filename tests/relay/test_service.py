@@ -194,6 +194,20 @@ async def test_relays_that_are_heard_of_later_are_used(start_relay: StartRelay) 
         await bob.client.wait_reserved()
 
 
+async def test_who_is_reached_otherwise_keeps_only_the_reservations_that_its_owner_asked_for(
+    start_relay: StartRelay,
+) -> None:
+    own, heard = start_relay(), start_relay()
+    bob = Node("bob", own.endpoint)
+    async with running(bob):
+        bob.client.offer([heard.endpoint])
+        await bob.client.wait_reserved(2)
+        bob.client.need(False)
+        await wait_until(lambda: [r.endpoint for r in bob.client.reservations] == [own.endpoint])
+        bob.client.need(True)
+        await bob.client.wait_reserved(2)
+
+
 def test_the_line_and_each_clients_part_of_it_are_shared_by_those_that_move() -> None:
     alice, bob = b"a" * 20, b"b" * 20
     limits = RelayLimits(line_bytes_per_s=1_000, client_bytes_per_s_max=300, circuit_bytes_per_s_max=250)
