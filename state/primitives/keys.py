@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import local
 from typing import Final
 
 from coincurve import PrivateKey, PublicKeyXOnly
@@ -74,8 +73,8 @@ class SecretKey:
         return self._key.sign_schnorr(digest, _NO_AUX_RAND)
 
 
-class _Scratch(local):
-    """What a thread recovers into: each has its own, since the library runs without the interpreter's lock."""
+class _Scratch:
+    """What is recovered into; of one recovery at a time, since the library runs without the interpreter's lock."""
 
     def __init__(self) -> None:
         self.recoverable = ffi.new("secp256k1_ecdsa_recoverable_signature *")
@@ -85,7 +84,8 @@ class _Scratch(local):
         self.out_length = ffi.new("size_t *", 65)
 
 
-_scratch: Final = _Scratch()
+_free: Final[list[_Scratch]] = []
+"""Those that nobody uses now; there are as many as threads that ever recovered at once."""
 _parse: Final = lib.secp256k1_ecdsa_recoverable_signature_parse_compact
 _recover: Final = lib.secp256k1_ecdsa_recover
 _serialize: Final = lib.secp256k1_ec_pubkey_serialize
@@ -99,7 +99,9 @@ def recover_address(digest: bytes, signature: bytes) -> bytes:
     # The library reads as many bytes as these have, whatever they have.
     if len(digest) != HASH_BYTES or len(signature) != SIGNATURE_BYTES:
         raise SignatureInvalid("not a digest and a signature")
-    found = _address_of(_scratch, digest, signature)
+    scratch = _take_scratch()
+    found = _address_of(scratch, digest, signature)
+    _free.append(scratch)
     if found is None:
         raise SignatureInvalid("no key can be recovered from this signature")
     return found
@@ -113,11 +115,20 @@ def recover_addresses(batch: bytes) -> bytes:
     """
     if len(batch) % _ENTRY_BYTES:
         raise SignatureInvalid("not a whole number of digests and signatures")
-    scratch = _scratch
-    return b"".join(
+    scratch = _take_scratch()
+    found = b"".join(
         _address_of(scratch, batch[at : at + HASH_BYTES], batch[at + HASH_BYTES : at + _ENTRY_BYTES]) or _NOBODY
         for at in range(0, len(batch), _ENTRY_BYTES)
     )
+    _free.append(scratch)
+    return found
+
+
+def _take_scratch() -> _Scratch:
+    try:
+        return _free.pop()  # in one step: no other thread comes between
+    except IndexError:
+        return _Scratch()
 
 
 def _address_of(scratch: _Scratch, digest: bytes, signature: bytes) -> bytes | None:

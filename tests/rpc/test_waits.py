@@ -304,7 +304,7 @@ def test_after_a_frame_of_several_the_next_waits_for_company_and_leaves_when_it_
         gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
         for number in range(3):
             assert await gatherer.answer(number) == number, "who asks alone never waits"
-        assert await asyncio.gather(gatherer.answer(3), gatherer.answer(4)) == [3, 4]
+        assert list(await asyncio.gather(gatherer.answer(3), gatherer.answer(4))) == [3, 4]
         waiting = [asyncio.ensure_future(gatherer.answer(number)) for number in (5, 6, 7)]
         for _ in range(10):
             await asyncio.sleep(0)
