@@ -325,10 +325,10 @@ def _event(log: Any) -> Any:
 
 
 @asynccontextmanager
-async def clients(folder: Path, *, has_npm: bool) -> AsyncIterator[list[Client]]:
-    """Start all clients that this machine can run."""
+async def clients(folder: Path, names: frozenset[str]) -> AsyncIterator[list[Client]]:
+    """Start the clients ``names``; without those that npm brings, it is not asked."""
     async with driver("web3.py", sys.executable, "-m", "tests.wallets.web3_driver") as web3:
-        if not has_npm:
+        if names == {web3.name}:
             yield [web3]
             return
         place = await trio.to_thread.run_sync(installed)
@@ -337,6 +337,7 @@ async def clients(folder: Path, *, has_npm: bool) -> AsyncIterator[list[Client]]
             driver("ethers", "node", str(place / "ethers.mjs")) as ethers,
             trio.open_nursery() as nursery,
         ):
-            program = cast()
-            yield [viem, ethers, web3, *([] if program is None else [Cast(program, nursery, folder)])]
+            program = cast() if Cast.name in names else None
+            found: list[Client] = [viem, ethers, web3, *([] if program is None else [Cast(program, nursery, folder)])]
+            yield [client for client in found if client.name in names]
             nursery.cancel_scope.cancel()
