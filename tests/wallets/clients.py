@@ -338,6 +338,11 @@ async def clients(folder: Path, names: frozenset[str]) -> AsyncIterator[list[Cli
             trio.open_nursery() as nursery,
         ):
             program = cast() if Cast.name in names else None
-            found: list[Client] = [viem, ethers, web3, *([] if program is None else [Cast(program, nursery, folder)])]
+            found: list[Client] = [
+                viem,
+                ethers,
+                web3,
+                *([] if program is None else [Cast(program, nursery, folder)]),
+            ]
             yield [client for client in found if client.name in names]
             nursery.cancel_scope.cancel()
