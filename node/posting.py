@@ -31,7 +31,7 @@ def make_digits_job(
 ) -> Job:  # fmt: skip
     """Put the digits data set where workers find it and return the job that trains a classifier on it.
 
-    That is the blob store of the node at ``control``, or of the gateway's node, signed for by ``key``; with neither
+    That is the blob store of the node at ``control``, or of a gateway's node, signed for by ``key``; with neither
     it goes nowhere, for a job that is only priced. ``sizes`` are those of ``tasks.recipes.digits_spec``.
 
     Raises UnsupportedJob for what the engine cannot train, ConfigError without the extra ``datasets``,
