@@ -170,6 +170,7 @@ class Dialling:
         self._counters["dials"] += 1
         stream: trio.abc.Stream | None = None
         session: Session | None = None
+        began = 0.0
         with trio.move_on_after(self._limits.dial_timeout_s):
             try:
                 stream = await self._dialers[endpoint.scheme].dial(endpoint, target)
@@ -178,6 +179,7 @@ class Dialling:
         if stream is not None:
             try:
                 purpose = Purpose.PEER if endpoint.scheme == "tcp" else Purpose.CIRCUIT
+                began = trio.current_time()
                 session = await self._shake(stream, purpose, target)
             finally:
                 if session is None:
@@ -190,4 +192,6 @@ class Dialling:
             return None
         if table is not None:
             table.worked(endpoint)
+            if table.rtt_s(endpoint, now := trio.current_time()) is None:
+                table.measured_rtt(endpoint, now - began, now)  # a handshake is one round trip and little work
         return Link(session, stream, remote=str(endpoint), endpoint=endpoint, is_direct=endpoint.scheme == "tcp")

@@ -13,7 +13,7 @@ for a second one, and a stuck flow is noticed because one more lane beside it ma
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -50,14 +50,32 @@ class PathParameters:
     """How long the rate that a path once reached is believed."""
     backoff_s_min: float = 0.5
     backoff_s_max: float = 60.0
+    silence_s_min: float = 30.0
+    """How long a path that took what was sent and brought nothing back is left, doubling each time, ..."""
+    silence_s_max: float = 600.0
+    """... up to this; so long after the last time it counts as the first again."""
+    probe_interval_s: float = 20.0
+    """How often another path's round trip is taken for control, by a handshake and no more, ..."""
+    probe_rtt_s_min: float = 0.02
+    """... unless control is as quick as this, ..."""
+    probe_age_s: float = 60.0
+    """... and of paths that were measured no longer ago than this, none."""
     race_paths_max: int = 3
     """Paths tried side by side when nothing is known of any."""
     race_bytes_min: int = 1024 * 1024
-    """Less waiting bulk than this goes out on the best path known: a race would cost more than it finds."""
+    """Less waiting bulk than this goes out on the best path known: a race would cost more than it finds, ..."""
+    race_patience_s: float = 1.0
+    """... unless bulk has waited for so long: then there is more of it than once waited, or the path is bad."""
+    open_patience_s: float = 4.0
+    """How long a plan is not measured because lanes of it are not open yet."""
     settle_s: float = 0.5
     """After a change of plan what arrives says nothing: flows begin slowly and others make room slowly."""
     window_s: float = 1.0
-    """How long a plan is measured, at least; and four round trips at least."""
+    """How long a plan is measured, at least; and four round trips, ..."""
+    window_s_max: float = 2.0
+    """... but no longer: the round trips of a path that is filled beyond its rate say nothing of the others."""
+    loser_windows: int = 2
+    """A path with less than ``drop_loss_percent`` of the sum in so many windows is left without a trial."""
     add_gain_percent: int = 15
     """By how much the sum must grow for more lanes or one more path to stay."""
     drop_loss_percent: int = 5
@@ -97,6 +115,15 @@ class _Known:
     failures: int = 0
     next_at: float = 0.0
     has_worked: bool = False
+    silences: int = 0
+    silent_at: float = -inf
+    silent_until: float = -inf
+    probed_at: float = -inf
+
+    @property
+    def ready_at(self) -> float:
+        """When its pause ends."""
+        return max(self.next_at, self.silent_until)
 
 
 def hops_of(path: Path) -> int:
@@ -176,6 +203,44 @@ class PathTable:
         known.next_at = now + min(wait_s, self.parameters.backoff_s_max)
         known.rtt_s, known.rate = None, None
 
+    def fell_silent(self, path: Path, now: float) -> None:
+        """Note that a path took what was sent and brought nothing: that it can be opened speaks not for it."""
+        known = self._known.get(path)
+        if known is None:
+            return
+        parameters = self.parameters
+        if now - known.silent_at > parameters.silence_s_max:
+            known.silences = 0
+        known.silences += 1
+        known.silent_at = now
+        wait_s = parameters.silence_s_min * 2 ** min(known.silences - 1, 16)
+        known.silent_until = now + min(wait_s, parameters.silence_s_max)
+        known.rtt_s, known.rate = None, None
+
+    def to_probe(self, current: Path, now: float) -> Path | None:
+        """Return the path whose round trip should be taken now, if any: control moves only to what is known.
+
+        Each path has its turn; where only votes go, nothing else would ever measure one.
+        """
+        parameters = self.parameters
+        here = self.rtt_s(current, now)
+        if here is None or here < parameters.probe_rtt_s_min:
+            return None
+        if any(now - known.probed_at < parameters.probe_interval_s for known in self._known.values()):
+            return None
+        due = [
+            (known.probed_at, known.rank, path)
+            for path, known in self._known.items()
+            if path != current
+            and self.is_ready(path, now)
+            and (known.rtt_s is None or now - known.rtt_at > parameters.probe_age_s)
+        ]
+        if not due:
+            return None
+        path = min(due, key=lambda item: item[:2])[2]
+        self._known[path].probed_at = now
+        return path
+
     def worked(self, path: Path) -> None:
         """Note that a path was opened."""
         known = self._known.get(path)
@@ -206,7 +271,7 @@ class PathTable:
     def is_ready(self, path: Path, now: float) -> bool:
         """Whether a path is a candidate and not in its pause after a failure."""
         known = self._known.get(path)
-        return known is not None and known.next_at <= now
+        return known is not None and known.ready_at <= now
 
     def order(self, now: float) -> list[Path]:
         """Return the paths as control should dial them: ready ones first, then by round trip, then as offered.
@@ -281,6 +346,8 @@ class _Window:
     """What arrived since a plan settled."""
 
     since: float
+    opens_until: float = 0.0
+    """Until when it begins anew where lanes of the plan are not open."""
     carried: dict[Path, int] = field(default_factory=dict)
 
 
@@ -304,6 +371,9 @@ class BulkPlanner:
         self._busy_since: float | None = None
         self._last_rate: float | None = None
         self._unsteady = 0
+        self._has_raced = False
+        self._losing: Counter[Path] = Counter()
+        """In how many windows in a row a path brought next to nothing."""
 
     @property
     def lanes(self) -> int:
@@ -318,17 +388,22 @@ class BulkPlanner:
             return
         paths = [best]
         if waiting_bytes >= parameters.race_bytes_min and self.table.rate(best, now) is None:
-            ready = [path for path in self.table.order(now) if self.table.is_ready(path, now)]
-            # One of each length first: two relays of one peer are more alike than a relay and none.
-            firsts = {hops_of(path): path for path in reversed(ready)}
-            paths = list(dict.fromkeys([best, *firsts.values(), *ready]))[: parameters.race_paths_max]
+            paths = self._racers(best, now)
         self._change(dict.fromkeys(paths, 1), now)
         self._tried.clear()
+
+    def _racers(self, best: Path, now: float) -> list[Path]:
+        """Return the paths to try side by side, one of each length first: two relays are much alike."""
+        self._has_raced = True
+        ready = [path for path in self.table.order(now) if self.table.is_ready(path, now)]
+        firsts = {hops_of(path): path for path in reversed(ready)}
+        return list(dict.fromkeys([best, *firsts.values(), *ready]))[: self.table.parameters.race_paths_max]
 
     def stop(self) -> None:
         """Forget the plan: nothing waits any more and the lanes are closed. What was learnt of paths stays."""
         self.plan = {}
         self._trial = self._window = self._busy_since = self._last_rate = None
+        self._has_raced = False
 
     def lost(self, path: Path, now: float) -> None:
         """Take a path that broke out of the plan, at once."""
@@ -348,25 +423,29 @@ class BulkPlanner:
         self._hold_until = now
         self._change(left, now)
 
-    def tick(self, carried: Mapping[Path, int], is_backlogged: bool, now: float) -> None:
-        """Take in the bytes that arrived since the last tick, by path, and change the plan when it is time.
+    def tick(self, carried: Mapping[Path, int], waiting_bytes: int, now: float) -> None:
+        """Take in the bytes that arrived since the last tick, by path with open lanes; change the plan in time.
 
-        Without backlog all along, what arrives is what was asked for and says nothing about paths.
+        Where nothing waits all along, what arrives is what was asked for and says nothing about paths.
         """
         parameters = self.table.parameters
         for path in [path for path in self.plan if path not in self.table.paths]:
             self._drop_path(path, now)
         if not self.plan:
-            self.start(0, now)
+            self.start(waiting_bytes, now)
             return
-        window = self._window
-        if not is_backlogged:
+        if not waiting_bytes:
             self._window = self._busy_since = self._last_rate = None
             return
         if self._busy_since is None:
             self._busy_since = now
+        self._race_late(waiting_bytes, now)
+        window = self._window
         if window is None:
             self._window = _Window(now + parameters.settle_s)
+            return
+        if now < window.opens_until and not carried.keys() >= self.plan.keys():
+            window.since, window.carried = now + parameters.settle_s, {}
             return
         if now <= window.since:
             return
@@ -374,11 +453,25 @@ class BulkPlanner:
             window.carried[path] = window.carried.get(path, 0) + count
         took_s = now - window.since
         rtts = [rtt_s for path in self.plan if (rtt_s := self.table.rtt_s(path, now)) is not None]
-        if took_s < max(parameters.window_s, 4 * max(rtts, default=0.0)):
+        if took_s < min(max(parameters.window_s, 4 * max(rtts, default=0.0)), parameters.window_s_max):
             return
         rates = {path: window.carried.get(path, 0) / took_s for path in self.plan}
         self._window = _Window(now)
         self._judge(rates, now)
+
+    def _race_late(self, waiting_bytes: int, now: float) -> None:
+        """Race where a transfer that began as a little bulk has turned out to be more."""
+        parameters = self.table.parameters
+        waited_s = now - (self._busy_since or now)
+        if self._has_raced or self._trial is not None or len(self.plan) > 1:
+            return
+        if waiting_bytes < parameters.race_bytes_min and waited_s < parameters.race_patience_s:
+            return
+        (path, lanes), *_ = self.plan.items()
+        if lanes == 1 and self.table.rate(path, now) is None:
+            racers = self._racers(path, now)
+            if len(racers) > 1:
+                self._change(dict.fromkeys(racers, 1), now)
 
     # -- moves -----------------------------------------------------------------------------------------------
 
@@ -401,7 +494,7 @@ class BulkPlanner:
         if len(rates) == 1:
             self.table.measured_rate(next(iter(rates)), total, now)
         last, self._last_rate = self._last_rate, total
-        if now < self._hold_until:
+        if self._leave_losers(rates, now) or now < self._hold_until:
             return
         if last is None or abs(total - last) * 200 > last * parameters.add_gain_percent:
             self._unsteady += 1
@@ -419,6 +512,17 @@ class BulkPlanner:
             self.table.doubled(name[1], now)
         self._trial = _Trial(name, dict(self.plan), total * (100 + self._gain_percent(name, rates)) / 100)
         self._change(plan, now)
+
+    def _leave_losers(self, rates: dict[Path, float], now: float) -> bool:
+        """Take out what brings next to nothing, as a race does on a congested route; whether anything was."""
+        floor = sum(rates.values()) * self.table.parameters.drop_loss_percent / 100
+        self._losing = Counter({path: self._losing[path] + 1 for path, rate in rates.items() if rate < floor})
+        losers = [path for path, times in self._losing.items() if times >= self.table.parameters.loser_windows]
+        if not losers:
+            return False
+        self._tried.update(("path", path) for path in losers)
+        self._change({path: lanes for path, lanes in self.plan.items() if path not in losers}, now)
+        return True
 
     def _gain_percent(self, name: _Name, rates: dict[Path, float]) -> float:
         """Return by how much of itself the sum must grow for a move to stay."""
@@ -461,8 +565,11 @@ class BulkPlanner:
         return next((move for move in moves if move[0] not in self._tried), None)
 
     def _change(self, plan: dict[Path, int], now: float) -> None:
+        parameters = self.table.parameters
+        is_wider = any(path not in self.plan for path in plan)
         self.plan = dict(plan)
-        self._window = _Window(now + self.table.parameters.settle_s)
+        self._losing.clear()
+        self._window = _Window(now + parameters.settle_s, now + parameters.open_patience_s if is_wider else 0.0)
 
 
 class PathBook:

@@ -10,7 +10,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -27,6 +27,9 @@ from p2p.ways import ANY_WAY, PeerWay, WayNumbers
 from state.primitives.errors import ProtocolError
 
 __all__ = ["Steering"]
+
+_PROBES_MAX: Final = 4
+"""Handshakes at once that only take a round trip."""
 
 
 class Steering:
@@ -57,6 +60,7 @@ class Steering:
         """What was last asked of them, and when."""
         self._numbers: dict[Peer, WayNumbers] = {}
         """The ways that we have to those who ask."""
+        self._probing = 0
         self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
         """Lanes that others asked for, from their dial to their end."""
         self._answers = RateLimiter(per_s=limits.lane_answers_per_s, burst=4)
@@ -87,6 +91,8 @@ class Steering:
             table = self._dialling.table(peer.address)
             if present is not None and not peer.is_attached:
                 table.failed(present, trio.current_time())
+            elif present is not None and peer.is_stalled(trio.current_time()):
+                table.fell_silent(present, trio.current_time())
             # Whatever failed last comes last, and is tried all the same: it may be all there is.
             known = [path for path in table.order(trio.current_time()) if isinstance(path, Endpoint)]
             endpoints = sorted(known, key=lambda endpoint: endpoint == present)
@@ -217,6 +223,21 @@ class Steering:
         better = table.better_control(control.endpoint, now)
         if isinstance(better, Endpoint) and not peer.is_finding_way and self._nursery is not None:
             self._nursery.start_soon(self.move, peer, better)
+            return
+        if self._nursery is not None and self._probing < _PROBES_MAX:
+            path = table.to_probe(control.endpoint, now)
+            if isinstance(path, Endpoint):
+                self._probing += 1
+                self._nursery.start_soon(self._probe, peer.address, path)
+
+    async def _probe(self, address: bytes, path: Endpoint) -> None:
+        """Take the round trip of a path by a handshake on it."""
+        try:
+            link = await self._dialling.open_one(address, path)
+            if link is not None:
+                await link.aclose()
+        finally:
+            self._probing -= 1
 
     # -- lanes -----------------------------------------------------------------------------------------------
 

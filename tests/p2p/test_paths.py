@@ -97,7 +97,7 @@ class World:
             noisy = {
                 p: int(r * TICK_S * (1 + self.random.uniform(-self.noise, self.noise))) for p, r in rates.items()
             }
-            planner.tick(noisy, True, now)
+            planner.tick(noisy, 2**20, now)
         return now, late / late_s
 
 
@@ -113,6 +113,48 @@ def test_a_congested_exchange_is_left_for_the_relays() -> None:
     _, rate = World(96.5 * MBIT, lines).run(planner, 20)
     assert rate >= 0.95 * 94 * MBIT
     assert planner.plan.keys() == {TWO}
+
+
+def test_a_transfer_that_began_small_on_a_congested_route_finds_the_relays_within_seconds() -> None:
+    """As on emulated lines: lanes open late, flows begin slowly, the round trip of a filled line swells."""
+    table = PathTable()
+    table.offer([DIRECT, RELAY, TWO])
+    planner = BulkPlanner(table, is_paced=True)
+    lines = {
+        DIRECT: Line(1.8 * MBIT, 1.8 * MBIT),
+        RELAY: Line(1.8 * MBIT, 1.8 * MBIT),
+        TWO: Line(94 * MBIT, 94 * MBIT),
+    }
+    world = World(96.5 * MBIT, lines)
+    planner.start(1_000, 0.0)
+    assert planner.plan == {DIRECT: 1}
+    now, planned_at, arrived = 0.0, dict[Path, float](), 0.0
+    while now < 10:
+        now += TICK_S
+        planned_at = {path: planned_at.get(path, now) for path in planner.plan}
+        table.measured_rtt(DIRECT, 2.0, now)
+        carried = {}
+        for path, rate in world.rates(planner.plan).items():
+            open_s = now - planned_at[path] - (1.5 if path is TWO else 0.5)
+            if open_s >= 0:
+                carried[path] = int(rate * min(open_s / 2, 1) * TICK_S)
+        arrived += sum(carried.values()) if now > 8 else 0
+        planner.tick(carried, 8 * 2**20, now)
+    assert planner.plan == {TWO: 1}
+    assert arrived >= 0.95 * 94 * MBIT * 2
+
+
+def test_a_plan_is_not_judged_before_its_lanes_are_open() -> None:
+    planner = planner_of(DIRECT, TWO)
+    planner.start(64 * 2**20, 0.0)
+    for step in range(1, 13):  # three seconds: a circuit over far relays takes so long where packets get lost
+        planner.tick({DIRECT: 10 * MBIT // 4}, 2**20, step * TICK_S)
+        assert planner.plan == {DIRECT: 1, TWO: 1}
+    now = 3.0
+    while now < 10:
+        now += TICK_S
+        planner.tick({path: (10 if path is DIRECT else 80) * MBIT // 4 for path in planner.plan}, 2**20, now)
+    assert TWO in planner.plan
 
 
 def test_of_equal_paths_the_one_without_relays_stays() -> None:
@@ -186,7 +228,7 @@ def test_a_paced_line_is_not_tried_with_more_lanes_at_once_but_a_stuck_flow_is_s
     now = 0.0
     while now < table.parameters.paced_patience_s:
         now += TICK_S
-        planner.tick({DIRECT: int(20 * MBIT * TICK_S)}, True, now)
+        planner.tick({DIRECT: int(20 * MBIT * TICK_S)}, 2**20, now)
         assert planner.plan == {DIRECT: 1}
     _, rate = world.run(planner, 60, now)
     assert rate >= 0.8 * 96.5 * MBIT
@@ -201,7 +243,7 @@ def test_a_paced_line_that_is_well_is_tried_with_more_lanes_once_and_again_when_
     now, with_more = 0.0, 0
     while now < 300:
         now += TICK_S
-        planner.tick({DIRECT: int(96.5 * MBIT * TICK_S)}, True, now)
+        planner.tick({DIRECT: int(96.5 * MBIT * TICK_S)}, 2**20, now)
         with_more += planner.lanes > 1
     assert 0 < with_more * TICK_S <= 2
     world.lines[DIRECT] = Line(96.5 * MBIT, 20 * MBIT)
@@ -216,7 +258,7 @@ def test_what_flows_gain_as_they_begin_is_no_merit_of_more_lanes() -> None:
     while now < 20:
         now += TICK_S
         rate = min(rate * 1.5, 40 * MBIT)  # a slow start, whatever the plan
-        planner.tick({DIRECT: int(rate * TICK_S)}, True, now)
+        planner.tick({DIRECT: int(rate * TICK_S)}, 2**20, now)
     assert planner.plan == {DIRECT: 1}
 
 
@@ -225,7 +267,7 @@ def test_without_backlog_nothing_is_concluded() -> None:
     planner.start(64 * 2**20, 0.0)
     before = dict(planner.plan)
     for step in range(100):
-        planner.tick({DIRECT: 10, RELAY: 1}, False, step * TICK_S)
+        planner.tick({DIRECT: 10, RELAY: 1}, 0, step * TICK_S)
     assert planner.plan == before
 
 
@@ -260,8 +302,8 @@ def test_hostile_figures_never_empty_the_plan(rates: list[int], lost: int) -> No
         now = step * 1.5
         if step == lost:
             planner.lost(next(iter(planner.plan)), now)
-        planner.tick({DIRECT: rate, RELAY: rate // 3, TWO: rate // 7}, True, now)
-        planner.tick({}, True, now + 0.7)
+        planner.tick({DIRECT: rate, RELAY: rate // 3, TWO: rate // 7}, 2**20, now)
+        planner.tick({}, 2**20, now + 0.7)
         assert 1 <= planner.lanes <= 16
         assert set(planner.plan) <= {DIRECT, RELAY, TWO}
 
@@ -292,6 +334,41 @@ def test_control_does_not_move_to_what_is_unknown_old_or_failing() -> None:
     assert all(table.better_control(DIRECT, 200.0) is None for _ in range(5))
 
 
+def test_round_trips_of_other_paths_are_taken_in_turn_so_that_control_can_leave_a_slow_one() -> None:
+    table = PathTable()
+    table.offer([DIRECT, RELAY, OTHER])
+    now, moved, probed = 0.0, None, []
+    while moved is None and now < 120:
+        now += 5.0
+        table.measured_rtt(DIRECT, 0.600, now)
+        path = table.to_probe(DIRECT, now)
+        if path is not None:
+            probed.append(path)
+            table.measured_rtt(path, 0.170 if path is RELAY else 0.700, now)
+        moved = table.better_control(DIRECT, now)
+    assert moved is RELAY and now <= 20
+    assert [table.to_probe(DIRECT, now + step * 5.0) for step in range(5)].count(OTHER) == 1
+    quick = PathTable()
+    quick.offer([DIRECT, RELAY])
+    quick.measured_rtt(DIRECT, 0.001, 0.0)
+    assert quick.to_probe(DIRECT, 0.0) is None
+
+
+def test_a_path_that_swallows_is_left_for_longer_each_time_however_well_it_opens() -> None:
+    table = PathTable()
+    table.offer([RELAY, DIRECT])
+    table.measured_rtt(DIRECT, 0.200, 0.0)
+    for silence_s in (30.0, 60.0, 120.0):
+        table.measured_rtt(RELAY, 0.010, 0.0)
+        table.fell_silent(RELAY, 0.0)
+        table.worked(RELAY)
+        assert table.order(1.0) == [DIRECT, RELAY]
+        assert table.better_control(DIRECT, 1.0) is None
+        assert not table.is_ready(RELAY, silence_s - 1) and table.is_ready(RELAY, silence_s)
+    table.fell_silent(RELAY, 1_000.0)
+    assert table.is_ready(RELAY, 1_030.0)
+
+
 def test_dialling_order_is_ready_then_near_then_as_offered() -> None:
     table = PathTable()
     table.offer([DIRECT, RELAY, OTHER, TWO])
@@ -308,7 +385,7 @@ def test_paths_withdrawn_are_left_and_the_book_is_bounded() -> None:
     planner = planner_of(DIRECT, RELAY)
     planner.start(64 * 2**20, 0.0)
     planner.table.offer([RELAY])
-    planner.tick({}, True, 1.0)
+    planner.tick({}, 2**20, 1.0)
     assert set(planner.plan) == {RELAY}
     book = PathBook(peers_max=3)
     first = book.table(b"a")
