@@ -83,6 +83,10 @@ class Connection(Protocol):
         """Go on with the next request."""
         ...
 
+    def linger(self) -> None:
+        """Close soon; what comes until then is dropped."""
+        ...
+
 
 class DirectRequest:
     """A request and its answer; stands where uvicorn keeps its cycle of a request."""
@@ -176,11 +180,14 @@ class DirectRequest:
     async def run_asgi(self, _application: Any) -> None:
         """Answer after the requests before this one, on behalf of the connection's pipeline."""
         self.task = asyncio.current_task()
-        while self.more_body and not self.disconnected:
-            self.message_event.clear()
-            await self.message_event.wait()
-        if not self.disconnected:
-            await self._send(await self._answer() or b"")
+        try:
+            while self.more_body and not self.disconnected:
+                self.message_event.clear()
+                await self.message_event.wait()
+            if not self.disconnected:
+                await self._send(await self._answer() or b"")
+        finally:
+            self.let_go()  # the connection may be gone, and knows only of those that are in its line
 
     async def _answer(self) -> bytes | None:
         if self._refusal is not None:
@@ -218,6 +225,8 @@ class DirectRequest:
         except TimeoutError:
             transport.abort()
             return
+        finally:
+            self.let_go()
         self._finish()
 
     def _start(self, body: bytes) -> bytes:
@@ -229,7 +238,9 @@ class DirectRequest:
         self.body = b""
         if self._held is not None:
             self._held.keep(0)
-        if not self.keep_alive:
+        if self._refusal is not None:
+            self._connection.linger()
+        elif not self.keep_alive:
             self._connection.transport.close()
         self._connection.on_response_complete()
 

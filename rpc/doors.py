@@ -25,6 +25,8 @@ from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
 __all__ = ["DoorOptions", "Doors", "make_protocols"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
+LINGER_S: Final = 1.0
+"""Time in which whoever sends a body that is refused may read why."""
 TRAILERS_MAX: Final = 64
 PIPELINE_MAX: Final = 1_024
 """Requests of one connection that wait for the answers before theirs."""
@@ -117,6 +119,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         _deadline: asyncio.TimerHandle | None = None
         _in_headers = False
         _trailers = 0
+        _lingers = False
         _header_bytes = 0
         _asker: Caller | None = None
         _is_proxy = False
@@ -153,12 +156,21 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self._waiting, self._unsent = Held(doors.ledger, caller), Held(doors.ledger, caller)
             self._deadline = self.loop.call_later(doors.options.first_request_s, transport.abort)
 
+        def linger(self) -> None:
+            # Closed with bytes unread, the connection would be reset, and the client might not see why.
+            self._lingers = True
+            self.loop.call_later(LINGER_S, self.transport.close)
+
         def on_message_begin(self) -> None:
+            if self._lingers:
+                self.transport.abort()
             self._in_headers, self._header_bytes, self._trailers = True, 0, 0
             self._idle_since = None  # it may have come in one piece with a request that is answered already
             self.url, self.expect_100_continue, self.headers = b"", False, []
 
         def data_received(self, data: bytes) -> None:
+            if self._lingers:
+                return
             self.burst = 0
             super().data_received(data)
             if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):

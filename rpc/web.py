@@ -356,6 +356,8 @@ class Metrics:
         connections.set_function(lambda: doors.open)
         connected = Gauge("dekube_rpc_node_connected", "1 while the node answers", registry=self.registry)
         connected.set_function(lambda: float(link.is_connected))
+        held = Gauge("dekube_rpc_held_bytes", "Bodies not whole and answers not read", registry=self.registry)
+        held.set_function(lambda: doors.ledger.bytes)
         self.registry.register(self)
 
     def observe(self, method: str, outcome: str) -> None:

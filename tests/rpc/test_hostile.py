@@ -26,6 +26,7 @@ from rpc.gateway import GatewayOptions
 from rpc.schema import make_cursor
 from rpc.subscriptions import SessionOptions
 from rpc.surface import SURFACE
+from state.primitives.codec import Value
 from state.transition.staking import STAKING_ADDRESS
 from tests.fuzz.mutate import mutate
 from tests.rpc.harness import ALICE, BOB, CAROL, DAVE, Gateway, Node, gateway, hexed, mint, served, transfer
@@ -46,6 +47,9 @@ class Place:
     node: Node
     log: Path
 
+    def logged(self, words: str) -> bool:
+        return words in self.log.read_text()
+
     async def is_well(self) -> None:
         """Check that others are served, that nothing moved, and that no bug showed."""
         with trio.fail_after(20):
@@ -53,6 +57,7 @@ class Place:
             for key in (ALICE, BOB, CAROL):
                 assert await self.it.call("eth_getTransactionCount", who(key), "pending") == "0x0"
         assert len(self.node.pool) == 0
+        assert not self.logged("connection to the node lost"), "one request has cut off all"
         text = self.log.read_text()
         assert "Traceback" not in text and "rpc method failed" not in text, text
 
@@ -101,6 +106,18 @@ _LEAF = st.none() | st.booleans() | _NUMBER | _TEXT | st.sampled_from([who(ALICE
 _FIELDS = st.sampled_from(
     ["from", "to", "data", "input", "value", "gas", "address", "topics", "fromBlock", "toBlock", "blockHash", "x"]
 )
+
+
+def nested(depth: int) -> list[Value]:
+    """Return arrays in each other."""
+    inner: list[Value] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+DEEP = [transfer(ALICE, 0, b"", 0, payload=nested(depth)) for depth in range(1, 15)]
+"""Payloads nested as deep as a transaction is read, and less."""
 JUNK = st.recursive(
     _LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_FIELDS, inner, max_size=4), max_leaves=12
 )
@@ -128,6 +145,15 @@ CORPUS = [
     b'{"jsonrpc":"2.0","id":1,"method":"eth_feeHistory","params":["0x7fffffff","latest",[0,100]]}',
     b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBlock","params":{"block":"' + b"0x" + b"00" * 32 + b'"}}',
 ]  # fmt: skip
+
+
+CORPUS += [
+    call(method, *params, hexed(b"\x81" * depth + b"\x80"))
+    for depth in (*range(10, 24), 500)
+    for method, params in (("dekube_estimate", (who(ALICE), 1)), ("dekube_estimate", (who(ALICE), 9)))
+]
+CORPUS += [call("dekube_simulateTransaction", hexed(raw)) for raw in DEEP]
+CORPUS += [b"[" + b"{}," * 900_000 + b"{}]", b"[" + b",".join([b"{}"] * 1_000) + b"]"]
 
 
 GOOD: list[tuple[str, Any]] = [
@@ -210,7 +236,7 @@ async def any_frame_over_a_websocket(place: Place) -> None:
                 try:
                     as_text = body.decode()
                 except UnicodeDecodeError:
-                    pass  # a text frame must be UTF-8: the protocol ends the connection
+                    pass  # not_text_over_a_websocket has those
                 socket.send(as_text if as_text is not None and random.random() < 0.5 else body)
                 socket.send(b'{"jsonrpc":"2.0","id":"mark","method":"eth_chainId"}')
                 while True:
