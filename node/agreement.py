@@ -62,6 +62,8 @@ LAG_BLOCKS_MAX: Final = 2
 """A node further behind than this is syncing."""
 THREADS_MAX: Final = 8
 """Worker threads that are kept for the chain, whatever else threads are busy with."""
+SEATS_KEPT: Final = 3
+"""Of the committee, to how many a node keeps a connection that does not sit in it."""
 BLAMES_LOGGED_PER_S: Final = 0.2
 BLAMES_LOGGED_BURST: Final = 20
 """Faults of peers that are logged one by one; the metrics count them all."""
@@ -228,15 +230,19 @@ class Agreement:
             self._seat_committee(number)
 
     def _seat_committee(self, number: int) -> None:
-        """Keep connections to those who vote in epoch ``number`` and, so that they stand in time, in the next."""
+        """Keep connections among those who vote in epoch ``number`` and, so that they stand in time, in the next.
+
+        Whoever does not sit keeps a few of them, and is told by others what these are told.
+        """
         sitting, following = (load_committee(self._ledger.store, epoch) for epoch in (number, number + 1))
         assert sitting is not None, "known since the boundary before the last"
         self.committee = sitting
         seats = dict.fromkeys(
             seat.address for committee in (sitting, following) if committee is not None for seat in committee.seats
         )
-        self._port.seat(tuple(seats))
-        self._network.set_persistent(seats)
+        is_seated = self._network.identity.address in seats
+        self._port.seat(tuple(seats), is_seated=is_seated)
+        self._network.set_persistent(seats, kept=None if is_seated else SEATS_KEPT)
 
     def sync_progress(self) -> sync.Progress:
         """Return how far catching up is, for a progress bar; its claimed height is nobody's proof."""
@@ -365,12 +371,12 @@ class _NetworkPort:
         self.compact: CompactBlocks | None = None
         """What brings proposals to others; without it they travel whole."""
         self.seats: tuple[bytes, ...] = ()
-        """Who is told everything: those who vote now or in the next epoch."""
+        """Who is told everything: those who vote now or in the next epoch; by who does not sit, its peers only."""
         self._blames = RateLimiter(per_s=BLAMES_LOGGED_PER_S, burst=BLAMES_LOGGED_BURST)
 
-    def seat(self, seats: tuple[bytes, ...]) -> None:
-        """Say who sits now or in the next epoch."""
-        self.seats = seats
+    def seat(self, seats: tuple[bytes, ...], *, is_seated: bool = True) -> None:
+        """Say who sits now or in the next epoch, and whether this node does."""
+        self.seats = seats if is_seated else ()
         if self.compact is not None:
             self.compact.seats = seats
 

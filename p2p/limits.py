@@ -32,6 +32,8 @@ class NetworkLimits:
     """Of these, for whom we always want and for those that the owner named."""
     redial_min_s: float = 0.25
     redial_max_s: float = 30.0
+    redial_refused_max_s: float = 600.0
+    """The same after connections that the other end did not keep."""
     redial_persistent_max_s: float = 5.0
     """Longest wait between attempts at peers that the node wants always (its committee)."""
     dial_stagger_s: float = 0.3

@@ -148,6 +148,9 @@ class Network:
         self._changed = trio.Event()
         self._manage = trio.Event()
         self._persistent: frozenset[bytes] = frozenset()
+        self._kept: int | None = None
+        self._draw_at = 0.0
+        self._draw_delay_s = 0.0
         self._bans: OrderedDict[bytes, float] = OrderedDict()
         self._outbox: OrderedDict[bytes, deque[tuple[float, Class, int, bytes]]] = OrderedDict()
         self._handlers: dict[int, MessageHandler] = {}
@@ -390,9 +393,14 @@ class Network:
         """To whom connections are always kept."""
         return self._persistent
 
-    def set_persistent(self, addresses: Iterable[bytes]) -> None:
-        """Say to whom connections shall always be kept (the committee); they have reserved places."""
+    def set_persistent(self, addresses: Iterable[bytes], *, kept: int | None = None) -> None:
+        """Say to whom connections shall always be kept (the committee); they have reserved places.
+
+        ``kept`` is for who is not one of them: to so many a connection is kept, drawn anew whenever one lacks. If
+        everybody dialled all of them, those outside would fill the places of every one.
+        """
         self._persistent = frozenset(addresses) - {self.identity.address}
+        self._kept = kept
         for address in self._persistent:
             self._bans.pop(address, None)  # whoever is elected is heard, whatever came before
         self._manage.set()
@@ -793,7 +801,7 @@ class Network:
 
     def _dials_max(self, way: Way) -> int:
         """Dials of strangers leave room: however slow they make theirs, those that we need are made meanwhile."""
-        is_needed = bool(way.endpoints) or way.target in self._persistent
+        is_needed = bool(way.endpoints) or self._is_needed(way.target)
         return self.limits.dials_max - (0 if is_needed else self.limits.dials_reserved)
 
     async def _dial_and_live(self, way: Way, endpoints: list[Endpoint]) -> None:
@@ -815,7 +823,12 @@ class Network:
                 self._book.failed(way.target)  # alone, the fault is more likely on our side
         finally:
             limits = self.limits
-            limit_s = limits.redial_persistent_max_s if way.target in self._persistent else limits.redial_max_s
+            if self._is_needed(way.target):
+                limit_s = limits.redial_persistent_max_s
+            elif link is not None and not way.endpoints:
+                limit_s = limits.redial_refused_max_s  # it is there, and has no place for us
+            else:
+                limit_s = limits.redial_max_s
             way.ended(
                 trio.current_time(), is_settled=is_settled, limit_s=limit_s, limits=limits, random=self._random
             )
@@ -828,10 +841,9 @@ class Network:
         while True:
             self._manage = trio.Event()
             self._dialling.forget(2 * self.limits.bans_max, trio.current_time())
-            wanted: list[bytes] = [a for a in self._persistent if a not in self._peers]
-            for address in wanted:
-                if not self._is_banned(address):
-                    self._reach(address)
+            wanted = [a for a in self._persistent if a not in self._peers and not self._is_banned(a)]
+            for address in wanted if self._kept is None else self._drawn(wanted):
+                self._reach(address)
             outgoing = sum(peer.is_outbound for peer in self._peers.values())
             lacking = self.limits.peers_out_target - outgoing
             # Without any peer the bootstrap list is the way back in; with some, it fills up what is lacking.
@@ -853,6 +865,25 @@ class Network:
             with trio.move_on_after(_MANAGE_INTERVAL_S):
                 await self._manage.wait()
             await trio.lowlevel.checkpoint()
+
+    def _drawn(self, wanted: Sequence[bytes]) -> list[bytes]:
+        """Return whom to dial so that enough persistent peers are kept: one at a time, and ever more slowly."""
+        assert self._kept is not None
+        now, limits = trio.current_time(), self.limits
+        connected = sum(address in self._peers for address in self._persistent)
+        if connected >= self._kept:
+            self._draw_delay_s = 0.0
+            return []
+        if not wanted or now < self._draw_at:
+            return []
+        limit_s = limits.redial_max_s if connected else limits.redial_persistent_max_s
+        self._draw_delay_s = min(max(2 * self._draw_delay_s, limits.redial_min_s), limit_s)
+        self._draw_at = now + self._draw_delay_s * self._random.uniform(0.75, 1.25)
+        return [self._random.choice(sorted(wanted))]
+
+    def _is_needed(self, address: bytes | None) -> bool:
+        """Tell whether a connection to this address is wanted before those to others."""
+        return self._kept is None and address in self._persistent
 
     def _choose_anchors(self) -> None:
         """Keep the names of those whom we dialled and that have stayed longest."""

@@ -307,6 +307,47 @@ async def test_inbound_places_are_limited_and_the_committee_has_its_own(
         await alice.wait_peers(3)
 
 
+async def test_who_is_no_seat_keeps_a_few_and_draws_others_for_those_it_loses(
+    wires: Wires, autojump_clock: object
+) -> None:
+    seats = [in_memory(number, wires) for number in range(1, 7)]
+    alice = in_memory(0, wires, peers_out_target=0)
+    for seat in seats:
+        alice.add_endpoint(seat.identity.address, memory_endpoint(seats.index(seat) + 1))
+    alice.set_persistent([seat.identity.address for seat in seats], kept=2)
+    met: set[bytes] = set()
+    async with running(alice, *seats, wires=wires):
+        for _ in range(12):
+            await alice.wait_peers(2)
+            await trio.sleep(6)
+            kept = [peer.address for peer in alice.peers()]
+            assert len(kept) == 2
+            met.update(kept)
+            alice.disconnect(kept[0], "lost")
+    assert len(met) > 3
+
+
+async def test_all_outsiders_find_a_seat_where_each_could_fill_the_committee(
+    wires: Wires, autojump_clock: object
+) -> None:
+    """Five of them and six places: if each dialled all three seats, the first two would have all places."""
+    seats = [in_memory(number, wires, peers_in_max=2) for number in range(3)]
+    outside = [in_memory(number, wires, peers_out_target=0) for number in range(10, 15)]
+    addresses = [seat.identity.address for seat in seats]
+    for network in (*seats, *outside):
+        for number, address in enumerate(addresses):
+            network.add_endpoint(address, memory_endpoint(number))
+        network.set_persistent(addresses, kept=None if network in seats else 1)
+    async with running(*seats, *outside, wires=wires):
+        await trio.sleep(90)
+        assert all(network.peers() for network in outside)
+        for seat in seats:
+            assert {*addresses} - {seat.identity.address} <= {peer.address for peer in seat.peers()}
+        dials = sum(network.counters["dials"] for network in outside)
+        await trio.sleep(60)
+        assert sum(network.counters["dials"] for network in outside) < dials + 5  # who has a place is quiet
+
+
 async def test_half_open_connections_are_limited(wires: Wires, autojump_clock: object) -> None:
     alice = in_memory(0, wires, half_open_max=3)
     async with running(alice, wires=wires):
