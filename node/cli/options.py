@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from state.primitives.keys import SecretKey
 __all__ = [
     "AMOUNT",
     "DEFAULT_HOME",
+    "FEE",
     "account_of_home",
     "ask_line",
     "ask_new_passphrase",
@@ -41,6 +43,27 @@ class _Amount(click.ParamType[int]):
 
 
 AMOUNT: Final = _Amount()
+
+
+GWEI_DIGITS: Final = 9
+GWEI: Final = 10**GWEI_DIGITS
+_FEE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))? ?gwei|([0-9]{1,24}) ?wei")
+
+
+class _Fee(click.ParamType[int]):
+    name = "fee"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _FEE.fullmatch(str(value))
+        if found is None:
+            raise click.BadParameter(f"{value!r} is not a fee for a unit of gas; write 2.5gwei or 2500000000wei")
+        gwei, fraction, wei = found.groups()
+        return int(wei) if wei else int(gwei) * GWEI + int((fraction or "").ljust(GWEI_DIGITS, "0"))
+
+
+FEE: Final = _Fee()
 
 
 def home_option(function: _Function) -> _Function:

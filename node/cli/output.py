@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["json_option", "parse_amount", "show", "show_amount", "show_fields", "show_rows"]
+__all__ = ["json_option", "parse_amount", "show", "show_amount", "show_fields", "show_gwei", "show_rows"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DECIMALS = 18
@@ -43,8 +43,8 @@ def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json
     _console().print(table)
 
 
-def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "") -> None:
-    """Print one record, a line a field, or as JSON."""
+def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: bool = False) -> None:
+    """Print one record, a line a field, or as JSON; ``err``: on standard error."""
     if as_json:
         show(fields)
         return
@@ -53,13 +53,19 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "") -> No
     table.add_column(overflow="fold")
     for name, value in fields.items():
         table.add_row(name, _cell(value))
-    _console().print(table)
+    _console(err=err).print(table)
 
 
 def show_amount(amount: int) -> str:
     """Return an amount of 10^-18 DKB in DKB, exactly."""
     text = f"{Decimal(amount).scaleb(-DECIMALS):f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + " DKB"
+
+
+def show_gwei(fee: int) -> str:
+    """Return a fee for a unit of gas in gwei (10^-9 DKB), exactly."""
+    text = f"{Decimal(fee).scaleb(-9):f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + " gwei"
 
 
 def parse_amount(text: str) -> int:
@@ -90,10 +96,10 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _console() -> Console:
+def _console(*, err: bool = False) -> Console:
     # A pipe has no width of its own; a narrow default would break every address in two.
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = Console(stderr=err)
+    return console if console.is_terminal else Console(width=200, stderr=err)
 
 
 def lines(items: Iterable[str]) -> None:

@@ -12,12 +12,13 @@ import click
 
 from node.cli.options import (
     AMOUNT,
+    FEE,
     ask_line,
     ask_new_passphrase,
     open_key,
     read_input,
 )
-from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import json_option, show, show_amount, show_fields, show_gwei, show_rows
 from node.cli.session import Session, session_options
 from node.home import save_key, write_private
 from node.keyring import MNEMONIC_WORDS, Keyring, key_of_mnemonic, new_mnemonic, parse_secret, random_key
@@ -29,6 +30,7 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, SignatureInvalid
 from state.primitives.hd import INDEX_MAX
 from state.primitives.signing import personal_digest, recover_wallet_signature, wallet_form
+from state.primitives.transactions import decode_transaction
 from state.primitives.typed_data import TYPED_DATA_LIMIT_BYTES, parse_typed_data
 
 __all__ = ["wallet"]
@@ -196,16 +198,22 @@ def _message_options(function: _Function) -> _Function:
     return function
 
 
-def _digest(message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None) -> bytes:
-    """Return what is signed: of typed data, or of a message to people (EIP-191)."""
+def _digest(
+    message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None, *, shows: bool = False
+) -> bytes:
+    """Return what is signed: of typed data, shown on standard error, or of a message to people (EIP-191)."""
     if sum(given is not None for given in (message, message_file, typed_file)) != 1:
         raise click.UsageError("one of MESSAGE, --file and --typed is expected")
     if typed_file is not None:
         raw = read_input(typed_file, TYPED_DATA_LIMIT_BYTES)
         try:
-            return parse_typed_data(raw.decode()).digest
+            typed = parse_typed_data(raw.decode())
         except UnicodeDecodeError:
             raise DecodeError("typed data: not UTF-8") from None
+        if shows:
+            parts = {"domain": typed.domain, "primaryType": typed.primary_type, "message": typed.message}
+            click.echo(json.dumps(parts, indent=2), err=True)  # as ASCII: nothing of it reaches the terminal raw
+        return typed.digest
     if message_file is not None:
         return personal_digest(read_input(message_file, MESSAGE_LIMIT_BYTES))
     assert message is not None
@@ -227,14 +235,20 @@ def _hex(text: str, name: str) -> bytes:
 @session_options
 @click.argument("message", required=False)
 @_message_options
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before typed data is signed.")
 @json_option
 def sign(
     session: Session, message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None,
-    as_json: bool,
+    yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Sign MESSAGE as wallets do (EIP-191, personal_sign), or typed data (EIP-712)."""
+    """Sign MESSAGE as wallets do (EIP-191, personal_sign), or typed data (EIP-712).
+
+    Typed data can be an order or a permit: it is shown on standard error, and at a terminal you are asked first.
+    """
     passphrase_first = session.key() if str(session.passphrase_file) == "-" else None
-    digest = _digest(message, message_file, is_hex, typed_file)
+    digest = _digest(message, message_file, is_hex, typed_file, shows=True)
+    if typed_file is not None and not yes:
+        _ask_whether("Sign it?")
     key = passphrase_first or session.key()
     signature = wallet_form(key.sign(digest))
     show_fields({"address": format_address(key.address), "signature": signature}, as_json=as_json)
@@ -315,17 +329,68 @@ def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any
     }
 
 
+def _offer_options(function: _Function) -> _Function:
+    for option in (
+        click.option("--yes", "-y", is_flag=True, help="Do not ask before it is handed in."),
+        click.option("--tip", type=FEE, help="Offered to the leader for a unit of gas, within --max-fee."),
+        click.option("--max-fee", type=FEE, help="The most for a unit of gas: 2.5gwei, 1500wei."),
+        click.option("--nonce", type=click.IntRange(0, 2**48),
+                     help="Else the next one. That of a transaction that waits, with a fee a tenth above its own, "
+                     "takes its place."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _hand_in(client: Client, raw: bytes, what: dict[str, Any], *, yes: bool) -> Receipt:
+    """Show what ``raw`` does and costs, ask where somebody is there to answer, and return its receipt."""
+    signed, chain = decode_transaction(raw), client.chain()
+    fee, limit = signed.max_fee_per_gas, signed.gas_limit
+    shown_first = {
+        "chain": f"{chain.name} ({signed.chain_id})",
+        "from": format_address(signed.recover_sender()),
+        **what,
+        "fee": f"at most {show_amount(fee * limit)} ({limit} gas, {show_gwei(fee)} each)",
+        "nonce": signed.nonce,
+    }
+    show_fields(shown_first, as_json=False, title="To be signed", err=True)
+    if not yes:
+        _ask_whether("Hand it in?")
+    return client.wait(raw)
+
+
+def _ask_whether(question: str) -> None:
+    """Go on if somebody at a terminal says so; scripts are not asked."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm(question, abort=True, err=True)
+
+
 @wallet.command()
 @session_options
 @click.argument("to")
 @click.argument("amount", type=AMOUNT)
+@_offer_options
 @json_option
-def send(session: Session, to: str, amount: int, as_json: bool) -> None:
-    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to the address TO; return when it is final."""
+def send(
+    session: Session, to: str, amount: int, nonce: int | None, max_fee: int | None, tip: int | None, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to the address TO; return when it is final.
+
+    What it costs is shown on standard error, and at a terminal you are asked before it leaves. A payment that
+    waits because its fee is too low is replaced by sending it again with its --nonce and a higher --max-fee.
+    """
+    from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than the client
+
     who = parse_address(to)
     key = session.key()
     with session.client() as client:
-        receipt = client.transfer(key, who, amount)
+        raw = client.sign(
+            key, TRANSFER_KIND, [who, amount],
+            nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
+        )  # fmt: skip
+        what = {"to": format_address(who), "amount": show_amount(amount)}
+        receipt = _hand_in(client, raw, what, yes=yes)
     show_receipt(receipt, as_json)
 
 
@@ -348,6 +413,7 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
 @click.argument("function", required=False)
 @click.argument("arguments", nargs=-1)
 @click.option("--value", type=AMOUNT, default="0", help="Send this along, to a function that is payable.")
+@_offer_options
 @json_option
 def call(
     session: Session,
@@ -355,6 +421,10 @@ def call(
     function: str | None,
     arguments: tuple[str, ...],
     value: int,
+    nonce: int | None,
+    max_fee: int | None,
+    tip: int | None,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Call FUNCTION of a system CONTRACT: registry, tasks, billing or staking. Without names, list what there is.
@@ -381,7 +451,15 @@ def call(
                 raise ConfigError(f"{wanted} only reads: it takes no value")
             show_fields(shown(wanted.outputs, client.view(wanted, values)), as_json=as_json)
             return
-        receipt = client.write(session.key(), wanted, values, value=value)
+        raw = client.sign_call(
+            session.key(), wanted.address, value=value, data=wanted.encode(values),
+            nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
+        )  # fmt: skip
+        what = {
+            "contract": f"{contract} ({format_address(wanted.address)})", "function": str(wanted),
+            "arguments": list(arguments), "value": show_amount(value),
+        }  # fmt: skip
+        receipt = _hand_in(client, raw, what, yes=yes)
     show_receipt(receipt, as_json)
 
 

@@ -191,10 +191,14 @@ def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow
     raise TransactionRefused(f"transaction {hexed(hash_)} is not final yet; it may still become so", hash_=hash_)
 
 
-def _sign(core: Core, key: SecretKey, kind: int, payload: list[Value], *, nonce: int | None = None) -> Flow[bytes]:
-    """Return a signed native transaction with today's fees and the next nonce.
+def _sign(
+    core: Core, key: SecretKey, kind: int, payload: list[Value], *, nonce: int | None = None,
+    max_fee_per_gas: int | None = None, max_priority_fee_per_gas: int | None = None,
+) -> Flow[bytes]:  # fmt: skip
+    """Return a signed native transaction, with today's fees and the next nonce where no others are given.
 
-    Raises ConfigError for a kind that the chain does not know.
+    The nonce of one that waits, with fees a tenth above its own, takes its place. Raises ConfigError for a kind
+    that the chain does not know.
     """
     chain, quote, place = yield from _terms(core, key.address)
     gas = next((item.gas for item in quote.kinds if item.kind == kind), None)
@@ -207,9 +211,17 @@ def _sign(core: Core, key: SecretKey, kind: int, payload: list[Value], *, nonce:
         kind=kind,
         payload=payload,
         gas_limit=gas,
-        max_fee_per_gas=quote.max_fee_per_gas,
-        max_priority_fee_per_gas=quote.max_priority_fee_per_gas,
+        **_fees(quote, max_fee_per_gas, max_priority_fee_per_gas),
     )
+
+
+def _fees(quote: Quote, fee: int | None, tip: int | None) -> dict[str, int]:
+    """Return what is offered for a unit of gas: what is given, else today's. Raises ConfigError."""
+    fee = quote.max_fee_per_gas if fee is None else fee
+    tip = min(quote.max_priority_fee_per_gas, fee) if tip is None else tip
+    if tip > fee:
+        raise ConfigError(f"a tip of {tip} is more than the fee that it is part of, {fee}")
+    return {"max_fee_per_gas": fee, "max_priority_fee_per_gas": tip}
 
 
 def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
@@ -243,10 +255,13 @@ def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receip
 # Ethereum's form, and the system contracts
 
 
-def _sign_call(core: Core, key: SecretKey, to: bytes, *, value: int = 0, data: bytes = b"") -> Flow[bytes]:
+def _sign_call(
+    core: Core, key: SecretKey, to: bytes, *, value: int = 0, data: bytes = b"", nonce: int | None = None,
+    max_fee_per_gas: int | None = None, max_priority_fee_per_gas: int | None = None,
+) -> Flow[bytes]:  # fmt: skip
     """Return a signed EIP-1559 transaction with the gas that it takes, as any Ethereum wallet would make it.
 
-    Raises ClientError with the reason where it would fail.
+    Nonce and fees are as of ``sign``. Raises ClientError with the reason where it would fail.
     """
     chain, quote, place = yield from _terms(core, key.address)
     request = {"from": hexed(key.address), "to": hexed(to), "value": hex(value), "data": hexed(data)}
@@ -254,13 +269,12 @@ def _sign_call(core: Core, key: SecretKey, to: bytes, *, value: int = 0, data: b
     return sign_dynamic(
         key,
         chain_id=chain.chain_id,
-        nonce=place.pending_nonce,
+        nonce=place.pending_nonce if nonce is None else nonce,
         to=to,
         value=value,
         data=data,
         gas_limit=_quantity(gas),
-        max_fee_per_gas=quote.max_fee_per_gas,
-        max_priority_fee_per_gas=quote.max_priority_fee_per_gas,
+        **_fees(quote, max_fee_per_gas, max_priority_fee_per_gas),
     )
 
 

@@ -560,7 +560,10 @@ def _ration_s(result: Any) -> float:
 
 
 def http_url(url: str) -> str:
-    """Return ``url`` as it is asked: with its scheme, port and path. Raises ConfigError."""
+    """Return ``url`` as it is asked: with its scheme, port and path. Raises ConfigError.
+
+    A name alone is a node's own gateway, with its usual port; a URL without a port has that of its scheme.
+    """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
@@ -569,9 +572,8 @@ def http_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"not the URL of a gateway: {url}")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return (
-        f"{parts.scheme}://{host}:{port or (443 if parts.scheme == 'https' else DEFAULT_PORT)}{parts.path or '/'}"
-    )
+    usual = DEFAULT_PORT if "://" not in url else 443 if parts.scheme == "https" else 80
+    return f"{parts.scheme}://{host}:{port or usual}{parts.path or '/'}"
 
 
 def _socket_url(url: str) -> str:

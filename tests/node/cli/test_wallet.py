@@ -20,6 +20,7 @@ from eth_account import Account
 
 import node.home
 from node.cli import group
+from node.cli.options import FEE as FEE_TYPE
 from node.cli.wallet import wallet
 from node.keyring import key_of_mnemonic, new_mnemonic, parse_secret
 from rpc.client import GatewayUnreachable
@@ -28,8 +29,9 @@ from state.primitives.errors import ConfigError, DekubeError, KeystoreError
 from state.primitives.genesis import genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import encrypt_keystore
+from state.view.accounts import load_account
 from tests.node.cli.test_commands import COMMANDS
-from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Node, gateway, hexed, served
+from tests.rpc.harness import ALICE, BOB, COIN, DAVE, FEE, Node, gateway, hexed, served, transfer
 from tests.state.primitives.test_signing import MAIL
 from tests.wallets.tools import cast, installed
 
@@ -269,6 +271,76 @@ async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[Any]:
         *whole, data = (data + part).split(b"\n")
         for line in whole:
             yield json.loads(line)
+
+
+async def test_a_payment_that_waits_is_replaced_and_what_it_costs_is_shown(shell: Shell, tmp_path: Path) -> None:
+    chain = Node(tmp_path / "db")
+    chain.mint()
+    secret = shell.home.parent / "secret"
+    secret.write_text(ALICE.secret.hex() + "\n")
+    secret.chmod(0o600)
+    shell.ask("import", "alice", "--secret-file", secret, *shell.file)
+    async with served(chain, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+
+        async def send(*arguments: object) -> Result:
+            command = ("send", hexed(DAVE.address), "1.5", *arguments, "--json", *shell.file, "--rpc", it.url)
+            return await trio.to_thread.run_sync(partial(shell.result, *command))
+
+        stuck = transfer(ALICE, 0, BOB.address, 7, fee=FEE)
+        await it.call("dekube_sendTransaction", hexed(stuck))
+        refused = await send("--nonce", 0, "--max-fee", f"{FEE}wei")
+        assert isinstance(refused.exception, DekubeError), refused
+        assert refused.exception.code == "replacement_underpriced"
+        tried = await send("--nonce", 0, "--max-fee", "1gwei", "--tip", "2gwei")
+        assert isinstance(tried.exception, DekubeError)
+        assert tried.exception.code == "config_error"
+        async with trio.open_nursery() as nursery:
+
+            async def make_blocks() -> None:
+                while True:
+                    if hexed(stuck) != hexed(chain.pool.take(1)[0].transaction.raw):
+                        chain.mint()
+                        return
+                    await trio.sleep(0.05)
+
+            nursery.start_soon(make_blocks)
+            done = await send("--nonce", 0, "--max-fee", "2.5gwei")
+        assert done.exception is None
+        assert json.loads(done.stdout)["succeeded"] is True
+        assert load_account(chain.store, DAVE.address).balance == 15 * COIN // 10
+        assert load_account(chain.store, ALICE.address).nonce == 1
+        for shown in (
+            format_address(DAVE.address),
+            "rpc test (7)",
+            "1.5 DKB",
+            "at most 0.0000525 DKB",
+            "2.5 gwei each",
+        ):
+            assert shown in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", ["1", "1.5", "0.5wei", "1.0000000001gwei", "-1wei", "gwei", "1 DKB", "\u0661wei", ""]
+)
+def test_a_fee_has_a_unit(wrong: str) -> None:
+    with pytest.raises(click.BadParameter):
+        FEE_TYPE.convert(wrong, None, None)
+
+
+def test_fees_in_their_units() -> None:
+    given = {"1wei": 1, "2.5gwei": 2_500_000_000, "0.000000001gwei": 1, "3 gwei": 3 * 10**9}
+    assert {text: FEE_TYPE.convert(text, None, None) for text in given} == given
+
+
+def test_typed_data_is_shown_before_it_is_signed(shell: Shell, tmp_path: Path) -> None:
+    shell.ask("import", "junk", "--secret-file", "-", *shell.file, stdin=SECRET + "\n")
+    file = tmp_path / "mail.json"
+    file.write_text(json.dumps(MAIL).replace("Hello, Bob!", "Hello, \\u001b[31mBob!"))
+    done = shell.result("sign", "--typed", file, "--json", *shell.file)
+    assert done.exception is None, done
+    assert json.loads(done.stdout)["address"] == FIRST
+    assert '"primaryType": "Mail"' in done.stderr and '"verifyingContract"' in done.stderr
+    assert "\\u001b[31mBob!" in done.stderr and "\x1b" not in done.stderr
 
 
 async def test_money_is_sent_contracts_are_called_and_accounts_are_followed(shell: Shell, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class World:
 
     def __init__(self, *answers: Answer, options: ClientOptions | None = None) -> None:
         self.gateways = {f"gateway{n}:8545": Gateway(answer) for n, answer in enumerate(answers)}
-        self.core = Core([f"http://{name}" for name in self.gateways], options or ClientOptions())
+        self.core = Core(list(self.gateways), options or ClientOptions())
         self.now_s = 0.0
         self.pauses: list[float] = []
         self._dialled: Gateway | None = None
