@@ -230,6 +230,7 @@ class Chain:
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self.store = store
         self.runtime = runtime
+        self._interval_ms = max(1, runtime.chain.block_interval_ms_min)
         self._blocks: dict[bytes, Executed] = {}
         self._lock = RLock()
 
@@ -299,7 +300,7 @@ class Chain:
         """Return a block on an executed parent, and its transactions: those that fit, in the order given.
 
         ``vrf_proof`` is for ``vrf_input``. Of ``evidence`` that is taken which still proves something. ``time_ms``
-        is raised to be after the parent's. Raises BlockUnknown, UpgradeRequired, and InvalidBlock for an epoch
+        is raised to the earliest that the parent's allows. Raises BlockUnknown, UpgradeRequired, and InvalidBlock for an epoch
         that is not the parent's next.
         """
         with self._lock:
@@ -321,7 +322,7 @@ class Chain:
             view=view,
             proposer_seat=seat,
             parent_hash=parent_hash,
-            time_ms=max(time_ms, parent.time_ms + 1),
+            time_ms=max(time_ms, parent.time_ms + self._interval_ms),
             tx_root=transactions_root(raws),
             receipt_root=parent.receipt_root,
             state_root=parent.state_root,
@@ -350,7 +351,7 @@ class Chain:
             raise InvalidBlock("the body is not the header's")
         with self._lock:
             parent = self._parent(header.parent_hash)
-            _check_place(header, parent)
+            _check_place(header, parent, self._interval_ms)
             if now_ms is not None and not (
                 now_ms - chain.time_behind_ms_max <= header.time_ms <= now_ms + chain.time_ahead_ms_max
             ):
@@ -406,7 +407,7 @@ class Chain:
             if known is not None:
                 return known
             parent = self._parent(header.parent_hash)
-            _check_place(header, parent)
+            _check_place(header, parent, self._interval_ms)
             if header.base_fee != self.runtime.base_fee(parent.state):
                 raise InvalidBlock(f"base fee {header.base_fee}, expected {self.runtime.base_fee(parent.state)}")
             execution = self.runtime.execute(
@@ -523,11 +524,12 @@ def _next_committee_hash(state: Reader, info: EpochInfo, height: int) -> bytes:
     return committee.hash
 
 
-def _check_place(header: Header, parent: _Parent) -> None:
+def _check_place(header: Header, parent: _Parent, interval_ms: int) -> None:
     if header.height != parent.height + 1:
         raise InvalidBlock(f"height {header.height} on a parent of height {parent.height}")
-    if header.time_ms <= parent.time_ms:
-        raise BlockTimeWrong(f"time {header.time_ms} is not after the parent's, {parent.time_ms}")
+    # With what voters hold because it is ahead of their clocks, this keeps any leader from making time run faster.
+    if header.time_ms < parent.time_ms + interval_ms:
+        raise BlockTimeWrong(f"time {header.time_ms}, the parent's is {parent.time_ms}, the interval {interval_ms}")
     if (header.state_root, header.receipt_root) != (parent.state_root, parent.receipt_root):
         raise StateDiverged(
             f"height {parent.height}: state root {parent.state_root.hex()} here, {header.state_root.hex()} in the "

@@ -110,7 +110,7 @@ def test_the_header_carries_the_roots_after_the_parent(node: Node) -> None:
     second = node.grow(first.block_hash, transfer(ALICE, 1, BOB.address, COIN))
     assert (second.header.state_root, second.header.receipt_root) == (first.state_root, first.receipt_root)
     assert second.header.base_fee == first.execution.next_base_fee < first.header.base_fee
-    assert second.header.time_ms == first.header.time_ms + 1  # never before its parent's
+    assert second.header.time_ms == first.header.time_ms + node.chain.runtime.chain.block_interval_ms_min
     assert node.chain.tip.height == 0
     assert nonce_of(node.store, ALICE.address) == 0
     assert nonce_of(node.chain.state_after(second.block_hash), ALICE.address) == 2
@@ -181,6 +181,7 @@ HEADER_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"proposer_seat": 2}, "invalid_block"),
     ({"parent_hash": b"p" * 32}, "block_unknown"),
     ({"time_ms": START_MS}, "block_time_wrong"),
+    ({"time_ms": START_MS + 999}, "block_time_wrong"),
     ({"time_ms": START_MS + 2_002}, "block_time_wrong"),
     ({"tx_root": b"t" * 32}, "invalid_block"),
     ({"tx_count": 2}, "invalid_block"),
