@@ -261,11 +261,15 @@ class Credit:
             host.network, now_ms
         )
 
+    def is_stranger(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
+        """Tell whether nothing covers what ``payer`` is carried for but its network's bounds."""
+        if not self._price or self._is_trusted(payer, host):
+            return False
+        return not self._covers(payer, self._look_up(payer, host, now_ms), now_ms)
+
     def carried(self, payer: bytes, host: HostUse, size_bytes: int, now_ms: int) -> None:
         """Note what was carried, free or not: strangers use up what is left to their network."""
-        if not self._price or self._is_trusted(payer, host):
-            return
-        if not self._covers(payer, self._look_up(payer, host, now_ms), now_ms):
+        if self.is_stranger(payer, host, now_ms):
             self.strangers.carried(host.network, size_bytes, now_ms)
 
     # What they have signed

@@ -60,7 +60,7 @@ from relay.protocol import (
 )
 from relay.receipts import ReceiptStore, StoredReceipt, settle_receipts
 from relay.route import Route, VerifiedRoute
-from relay.splice import Circuit, keep_alive, set_pace
+from relay.splice import LOOK_BYTES, STRANGER_LOOK_BYTES, Circuit, keep_alive, set_pace
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError
 
@@ -521,6 +521,7 @@ class RelayDaemon:
             on_end_closed=self.gone,
             on_closed=self._on_circuit_closed,
             on_look=self._look,
+            look_bytes=STRANGER_LOOK_BYTES if self.options.tariff.price_per_gib else LOOK_BYTES,
         )
         self._circuits[join.circuit] = circuit
         assert isinstance(dialler, _Opening)  # what this relay opened leads onward, never back
@@ -613,6 +614,8 @@ class RelayDaemon:
     def _collect(self, circuit: Circuit, now_ms: int) -> str | None:
         """Hold a circuit whose payer owes too much; return why it is to end, where that has lasted."""
         payer, _, host = self._payers[circuit.number]
+        is_stranger = self.credit.is_stranger(payer, host, now_ms)
+        circuit.look_bytes = STRANGER_LOOK_BYTES if is_stranger else LOOK_BYTES
         if self.credit.is_served(payer, host, now_ms):
             circuit.release()
             return None

@@ -35,6 +35,8 @@ PAY_MS: Final = 10_000
 CLAIM_PERCENT: Final = 2
 CLAIM_BYTES: Final = 16 * 2**20
 """How far a payer follows a relay that has counted more: what was under way when circuits broke, say."""
+AHEAD_BYTES_MAX: Final = 64 * 2**20
+"""How far signing ahead carries a payer: it signs for what lies in buffers on the way, so a little is usual."""
 ACCOUNTS_MAX: Final = 65_536
 CHANNEL_AGE_MS_MAX: Final = 7 * 24 * 3_600_000
 """A channel that is paid on is given up after so long: its payer's certificate and the chain's patience end."""
@@ -204,7 +206,7 @@ class Cashier:
             raise RelayProtocolError("a channel older than one that was paid on")
         # Nobody is carried far ahead of its account: where the account was forgotten, old bytes would count twice.
         paid = account.paid + receipt.size_bytes - known_bytes
-        account.paid = min(paid, account.charged + self.tariff.unpaid_bytes_max)
+        account.paid = min(paid, account.charged + AHEAD_BYTES_MAX)
         account.last = receipt
         return receipt
 

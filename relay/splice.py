@@ -13,14 +13,16 @@ from typing import Final
 
 from relay.limits import RelayLimits
 
-__all__ = ["Circuit", "keep_alive", "set_pace"]
+__all__ = ["LOOK_BYTES", "STRANGER_LOOK_BYTES", "Circuit", "keep_alive", "set_pace"]
 
 _SO_MAX_PACING_RATE: Final = 47
 _PACE_MAX: Final = 2**31 - 1
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """A host that vanished is noticed after 40 s in which nothing moved."""
 LOOK_BYTES: Final = 4 * 1024 * 1024
-"""So much of one direction passes between two looks at whether it is paid, however fast the line."""
+"""So much of one direction passes between two looks at whether it is paid, however fast the line ..."""
+STRANGER_LOOK_BYTES: Final = 256 * 1024
+"""... and so much where its payer is a stranger: many begin at once, and each may pass the bounds by this."""
 _TCP_LIVE: Final = frozenset({1, 4, 5})
 """States of a TCP connection whose other side may still send: established, or only this side has ended."""
 
@@ -52,7 +54,7 @@ class _Half(asyncio.Protocol):
         self.source = source
         self.sink = sink
         self.received = 0
-        self.look_at = LOOK_BYTES
+        self.look_at = circuit.look_bytes
         self.is_full = False
         """Whether this end takes no more for now."""
         self.ended = False
@@ -62,7 +64,7 @@ class _Half(asyncio.Protocol):
         self.received += len(data)
         self.sink.write(data)
         if self.received >= self.look_at:
-            self.look_at = self.received + LOOK_BYTES
+            self.look_at = self.received + self.circuit.look_bytes
             self.circuit.on_look(self.circuit)
 
     def eof_received(self) -> bool:
@@ -98,12 +100,12 @@ class Circuit:
     """Both directions of one circuit.
 
     ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed; ``on_look``
-    after every ``LOOK_BYTES`` of either direction.
+    after every ``look_bytes`` of either direction.
     """
 
     __slots__ = (
         "_is_held", "_limits", "_lost", "_moved_at_ms", "_moved_bytes", "_on_closed", "_on_end_closed", "backward",
-        "forward", "held_since_ms", "lingers_since_ms", "number", "on_look", "started_ms",
+        "forward", "held_since_ms", "lingers_since_ms", "look_bytes", "number", "on_look", "started_ms",
     )  # fmt: skip
 
     def __init__(
@@ -117,8 +119,10 @@ class Circuit:
         on_end_closed: Callable[[asyncio.Transport], None],
         on_closed: Callable[[Circuit], None],
         on_look: Callable[[Circuit], None],
+        look_bytes: int = LOOK_BYTES,
     ) -> None:
         self.number = number
+        self.look_bytes = look_bytes
         self.started_ms = now_ms
         self.forward = _Half(self, dialler, target)
         """From the dialler to the target."""
