@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Final
 
 from rpc.view import BlockRecord, Waiting
@@ -21,8 +22,8 @@ class LoadedBlock:
     """A block with its receipts; what is costly is computed at first use and kept. Immutable to its users."""
 
     __slots__ = (
-        "_hashes", "_receipts", "_record", "_senders", "_transactions", "block", "certificate", "hash", "hooks",
-        "leader", "size_bytes",
+        "_before", "_hashes", "_receipts", "_record", "_senders", "_tips", "_transactions", "block", "bloom",
+        "certificate", "hash", "hooks", "leader", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, record: BlockRecord) -> None:
@@ -35,7 +36,11 @@ class LoadedBlock:
         self.leader: bytes = _NOBODY
         """Whose seat made the block; zeros where the committee of its epoch is not at hand."""
         self._record = record
-        self._transactions: list[Transaction] | None = None
+        self._transactions: list[Transaction | None] = [None] * len(self.block.transactions)
+        self._before: list[tuple[int, int]] | None = None
+        self._tips: tuple[list[int], list[int]] | None = None
+        self.bloom: int | None = None
+        """That of its logs, once somebody has computed it."""
         self._receipts: list[Receipt] | None = None
         self._hashes: list[bytes] | None = None
         self._senders = False
@@ -76,9 +81,40 @@ class LoadedBlock:
     @property
     def transactions(self) -> list[Transaction]:
         """The transactions; their senders are known once ``recover`` was called."""
-        if self._transactions is None:
-            self._transactions = [decode_transaction(raw) for raw in self.block.transactions]
-        return self._transactions
+        return [self._decoded(index) for index in range(len(self._transactions))]
+
+    def _decoded(self, index: int) -> Transaction:
+        found = self._transactions[index]
+        if found is None:
+            found = self._transactions[index] = decode_transaction(self.block.transactions[index])
+        return found
+
+    @property
+    def before(self) -> list[tuple[int, int]]:
+        """For each transaction the gas used and the events in the block before it; last, those of all."""
+        if self._before is None:
+            gas, events = 0, 0
+            sums = [(0, 0)]
+            for receipt in self.receipts:
+                gas += receipt.gas_used
+                events += len(receipt.events)
+                sums.append((gas, events))
+            self._before = sums
+        return self._before
+
+    @property
+    def gas_used(self) -> int:
+        """The gas that all transactions used."""
+        return self.before[-1][0]
+
+    @property
+    def tips(self) -> tuple[list[int], list[int]]:
+        """What the transactions paid above the base fee, the least first, and the gas used up to each of them."""
+        if self._tips is None:
+            base_fee = self.block.header.base_fee
+            paid = sorted((receipt.effective_gas_price - base_fee, receipt.gas_used) for receipt in self.receipts)
+            self._tips = [tip for tip, _ in paid], list(accumulate(gas for _, gas in paid))
+        return self._tips
 
     @property
     def has_senders(self) -> bool:
@@ -96,7 +132,7 @@ class LoadedBlock:
 
     def transaction(self, index: int) -> Transaction:
         """Return one transaction with its sender, without recovering those of the others."""
-        transaction = self.transactions[index]
+        transaction = self._decoded(index)
         transaction.recover_sender()
         return transaction
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+import orjson
 import structlog
 
 from rpc.blocks import LoadedBlock
@@ -72,6 +73,10 @@ MIN_HEIGHT_WAIT_MS: Final = 2_000
 """How long a request waits for its ``min_height``: about two blocks."""
 SMALL_VALUE_BYTES: Final = 1024
 """Larger values of the state are not kept."""
+ITEMS_OF_TURN: Final = 16
+"""Transactions of a block shown, or recovered, before others have their turn: a millisecond."""
+RENDERS_MAX: Final = 2
+"""Blocks shown at once; what they take of each turn of the loop adds up."""
 RECONNECT_S_MIN: Final = 0.05
 RECONNECT_S_MAX: Final = 2.0
 _ABSENT: Final = object()
@@ -90,6 +95,8 @@ class LinkOptions:
     """About 300 bytes each; a question about logs reads the blocks that are not among them."""
     waiters_max: int = 16_384
     """Requests that wait for a height, and as many more that wait for a transaction."""
+    rendered_bytes_max: int = 64 * 1024 * 1024
+    """Parts of large blocks as JSON."""
     queries_max: int = 64
     query_threads: int = 4
     large_block_transactions: int = 128
@@ -184,6 +191,10 @@ class Link:
         self._blocks: Cache[int, LoadedBlock] = Cache(self._options.block_bytes_max)
         self._loading: dict[int, asyncio.Future[LoadedBlock | None]] = {}
         self._places: Cache[bytes, tuple[int, int]] = Cache(self._options.place_entries_max)
+        self._recovering: dict[int, asyncio.Future[None]] = {}
+        self._rendered: Cache[tuple[str, bytes], bytes] = Cache(self._options.rendered_bytes_max)
+        self._rendering: dict[tuple[str, bytes], asyncio.Future[bytes]] = {}
+        self._renders = asyncio.Semaphore(RENDERS_MAX)
         self._leaders: Cache[int, list[bytes]] = Cache(EPOCHS_KEPT)
         self._heights: Cache[bytes, int] = Cache(self._options.place_entries_max)
         self._hashes: Cache[int, bytes] = Cache(self._options.place_entries_max)
@@ -205,6 +216,8 @@ class Link:
         self.waits = Waits(self, self._options.waiters_max)
         self._queries = 0
         self._threads = ThreadPoolExecutor(self._options.query_threads, thread_name_prefix="rpc-query")
+        # One of its own: large blocks must not take the places of views, nor more than one processor.
+        self._block_thread = ThreadPoolExecutor(1, thread_name_prefix="rpc-block")
         self._listeners: list[Callable[[Head], None]] = []
         self.blooms: Cache[int, int] = Cache(self._options.bloom_entries_max)
         self.filters = Filters(time.monotonic, self._options.filters_per_caller_max)
@@ -231,6 +244,7 @@ class Link:
         finally:
             sweeper.cancel()
             self._threads.shutdown(wait=False, cancel_futures=True)
+            self._block_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _connect(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -526,11 +540,51 @@ class Link:
         """Return the block at ``height`` with the senders of all its transactions."""
         loaded = await self.block(height)
         if loaded is not None and not loaded.has_senders:
-            await self._in_thread(LoadedBlock.recover, loaded)
+            if len(loaded.block.transactions) <= ITEMS_OF_TURN:
+                loaded.recover()
+                return loaded
+            recovering = self._recovering.get(height)
+            if recovering is None:  # once for all who ask
+                recovering = asyncio.ensure_future(self._in_thread(LoadedBlock.recover, loaded))
+                self._recovering[height] = recovering
+                recovering.add_done_callback(lambda _done: self._recovering.pop(height, None))
+                recovering.add_done_callback(_look_at)
+            await asyncio.shield(recovering)
         return loaded
 
     async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        await asyncio.get_running_loop().run_in_executor(self._block_thread, function, *args)
+
+    async def rendered(self, part: str, loaded: LoadedBlock, item: Callable[[int], Any]) -> Any:
+        """Return the JSON of ``item`` of each transaction of a block; ``part`` names it.
+
+        That of a large block is made in turns, once for all who ask, and kept.
+        """
+        count = len(loaded.block.transactions)
+        if count <= ITEMS_OF_TURN:
+            return [item(index) for index in range(count)]
+        key = (part, loaded.hash)
+        found = self._rendered.get(key)
+        if found is None:
+            rendering = self._rendering.get(key)
+            if rendering is None:
+                rendering = asyncio.ensure_future(self._render(key, count, item))
+                self._rendering[key] = rendering
+                rendering.add_done_callback(lambda _done: self._rendering.pop(key, None))
+                rendering.add_done_callback(_look_at)
+            found = await asyncio.shield(rendering)
+        return orjson.Fragment(found)
+
+    async def _render(self, key: tuple[str, bytes], count: int, item: Callable[[int], Any]) -> bytes:
+        async with self._renders:
+            parts = []
+            for first in range(0, count, ITEMS_OF_TURN):
+                items = [item(index) for index in range(first, min(first + ITEMS_OF_TURN, count))]
+                parts.append(orjson.dumps(items)[1:-1])
+                await asyncio.sleep(0)
+        found = b"[" + b",".join(parts) + b"]"
+        self._rendered.put(key, found, len(found))
+        return found
 
     async def height_of(self, block_hash: bytes) -> int | None:
         """Return the height of a finalised block."""
@@ -690,8 +744,14 @@ def _waiting(items: Any) -> list[Waiting]:
     return [read_record(Waiting, item) for item in items]
 
 
+def _look_at(done: asyncio.Future[Any]) -> None:
+    """Take note of a failure that nobody may wait for any more."""
+    if not done.cancelled():
+        done.exception()
+
+
 def _decode_all(loaded: LoadedBlock) -> None:
-    _ = loaded.hashes, loaded.receipts
+    _ = loaded.hashes, loaded.before
 
 
 def fields_to_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:

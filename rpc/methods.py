@@ -190,9 +190,16 @@ def _supply(reader: Reader) -> tuple[int, int]:
 async def get_block(node: Node, block: int | bytes | None, transactions: bool) -> Json:
     """Answer ``dekube_getBlock``."""
     loaded = await _find_block(node, block, senders=transactions)
+    whole = None
+    if loaded is not None and transactions:
+        whole = await node.rendered(
+            "transactions",
+            loaded,
+            lambda index: render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index)),
+        )
     return {
         "at": at(node.head),
-        "block": None if loaded is None else render.block(loaded, node.kinds, node.events, whole=transactions),
+        "block": None if loaded is None else render.block(loaded, node.events, whole),
     }
 
 
@@ -225,8 +232,9 @@ async def get_block_receipts(node: Node, block: int | bytes | None) -> Json:
     loaded = await _find_block(node, block, senders=True)
     receipts = None
     if loaded is not None:
-        count = len(loaded.block.transactions)
-        receipts = [render.receipt(loaded, index, node.kinds, node.events) for index in range(count)]
+        receipts = await node.rendered(
+            "receipts", loaded, lambda index: render.receipt(loaded, index, node.kinds, node.events)
+        )
     return {"at": at(node.head), "receipts": receipts}
 
 
@@ -235,14 +243,21 @@ async def get_block_receipts(node: Node, block: int | bytes | None) -> Json:
 
 async def get_transaction(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getTransaction``."""
-    place = await node.locate(hash_)
-    found: Json = None
-    if place is not None and (loaded := await node.block(place[0])) is not None:
-        index = place[1]
-        found = render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index))
-    elif (waiting := await node.pool_get(hash_)) is not None:
-        found = render.transaction(waiting_transaction(waiting), node.kinds, None)
+    found = await _final_transaction(node, hash_)
+    if found is None:
+        waiting = await node.pool_get(hash_)
+        if waiting is not None:
+            found = render.transaction(waiting_transaction(waiting), node.kinds, None)
+        else:
+            found = await _final_transaction(node, hash_)  # a block may have taken it in between
     return {"at": at(node.head), "transaction": found}
+
+
+async def _final_transaction(node: Node, hash_: bytes) -> Json:
+    place = await node.locate(hash_)
+    if place is None or (loaded := await node.block(place[0])) is None:
+        return None
+    return render.transaction(loaded.transaction(place[1]), node.kinds, render.place(loaded, place[1]))
 
 
 async def _receipt_at(node: Node, place: tuple[int, int] | None) -> Json:

@@ -282,20 +282,14 @@ def header(loaded: LoadedBlock) -> Json:
     }
 
 
-def block(
-    loaded: LoadedBlock, kinds: Mapping[int, str], types: Mapping[tuple[bytes, bytes], EventType], *, whole: bool
-) -> Json:
-    """Return a block with the hashes of its transactions, or with the ``whole`` of them."""
+def block(loaded: LoadedBlock, types: Mapping[tuple[bytes, bytes], EventType], transactions: Json = None) -> Json:
+    """Return a block with ``transactions`` as they were rendered, or with the hashes of its own."""
     return header(loaded) | {
         "size_bytes": loaded.size_bytes,
-        "gas_used": sum(outcome.gas_used for outcome in loaded.receipts),
+        "gas_used": loaded.gas_used,
         "evidence_count": len(loaded.block.evidence),
         "certificate": hexed(loaded.certificate),
-        "transactions": [
-            transaction(item, kinds, place(loaded, index)) for index, item in enumerate(loaded.transactions)
-        ]
-        if whole
-        else [hexed(item) for item in loaded.hashes],
+        "transactions": [hexed(item) for item in loaded.hashes] if transactions is None else transactions,
         "events": [event(item, types) for item in loaded.hooks.events] if loaded.hooks else [],
     }
 

@@ -1,7 +1,8 @@
 """Subscriptions over WebSockets: finalised heads and events, in order and without gaps.
 
 A session has one bounded queue of what waits to be sent. Answers wait for room in it, which stops the reading of
-further requests; news never wait: a session whose queue is full is closed with SLOW_READER, and its client
+further requests. News of a block go into it whole, or the subscription falls behind and reads the blocks by itself
+as room comes; a session in whose queue none comes for ``slow_reader_s`` is closed with SLOW_READER, and its client
 subscribes again with ``from_height``. Nothing here can delay another session or the node.
 """
 
@@ -53,6 +54,8 @@ class SessionOptions:
 
     queue_messages_max: int = 1_024
     queue_bytes_max: int = 4 * 1024 * 1024
+    slow_reader_s: float = 10.0
+    """How long the queue may stay full while there is news."""
     subscriptions_max: int = 32
     requests_max: int = 32
     """Requests under way; over it the connection is not read."""
@@ -148,6 +151,14 @@ class Session:
         if not self.is_closed and not self._held.keep(self._queued_bytes + self._other_bytes):
             self.close(SLOW_READER, "too much that is not read; subscribe again with from_height")
 
+    async def wait_reader(self) -> None:
+        """Wait until the queue is not full, and end the session where that takes too long."""
+        try:
+            async with asyncio.timeout(self._options.slow_reader_s):
+                await self.wait_room()
+        except TimeoutError:
+            self.close(SLOW_READER, "too slow; subscribe again with from_height")
+
     async def wait_room(self) -> None:
         """Wait until the queue is not full."""
         while self.is_full and not self.is_closed:
@@ -155,12 +166,7 @@ class Session:
             await self._room.wait()
 
     def tell(self, messages: list[bytes]) -> None:
-        """Queue the news of one block, or end the session where it does not take them."""
-        if self.is_closed:
-            return
-        if self.is_full:
-            self.close(SLOW_READER, "too slow; subscribe again with from_height")
-            return
+        """Queue the news of one block, for which there has to be room."""
         for message in messages:  # of one block: bounded by the events that it may have
             self._put(message)
 
@@ -304,7 +310,12 @@ class Hub:
             self._told += 1
             rendered: dict[Filter, list[bytes]] = {}
             for subscription in list(self._live):
-                if subscription.height <= self._told:
+                if subscription.height > self._told:
+                    continue
+                if subscription.session.is_full:  # of this very block, perhaps: the writer had no turn yet
+                    self._live.discard(subscription)
+                    self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
+                else:
                     self._tell(subscription, loaded, rendered)
 
     def _tell(self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Filter, list[bytes]]) -> None:
@@ -338,7 +349,10 @@ class Hub:
                 loaded = await self.link.block(subscription.height)
                 if loaded is None:
                     return
-                await subscription.session.wait_room()
+                if subscription.session.is_full:
+                    await subscription.session.wait_reader()
+                    if subscription.session.is_closed:
+                        return
                 self._tell(subscription, loaded, {})
             # Nothing was awaited since the look at what was told: no block falls between.
             self._live.add(subscription)

@@ -75,6 +75,10 @@ class Node(Protocol):
         """Return the block at ``height`` with the senders of all its transactions."""
         ...
 
+    async def rendered(self, part: str, loaded: LoadedBlock, item: Callable[[int], Json]) -> Json:
+        """Return the JSON of ``item`` of each transaction of a block; ``part`` names it, as it may be kept."""
+        ...
+
     async def height_of(self, block_hash: bytes) -> int | None:
         """Return the height of a finalised block."""
         ...

@@ -18,6 +18,7 @@ __all__ = [
     "LOGS_MAX",
     "Log",
     "LogFilter",
+    "add_logs",
     "block_bloom",
     "bloom_of",
     "find_logs",
@@ -32,6 +33,7 @@ LOGS_MAX: Final = 10_000
 """Logs of one answer."""
 _TURN: Final = 256
 """Blocks looked at before other requests have their turn."""
+_LOGS_OF_TURN: Final = 128
 
 
 class Log(NamedTuple):
@@ -101,7 +103,9 @@ def logs_of(loaded: LoadedBlock) -> Iterator[Log]:
 
 def block_bloom(loaded: LoadedBlock) -> int:
     """Return the bloom of a block, the OR of those of its logs."""
-    return bloom_of(*(event for _, event in _events(loaded)))
+    if loaded.bloom is None:
+        loaded.bloom = bloom_of(*(event for _, event in _events(loaded)))
+    return loaded.bloom
 
 
 def log_json(loaded: LoadedBlock, log: Log) -> Json:
@@ -145,7 +149,7 @@ async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> lis
             break
         if bloom is None:
             node.blooms.put(height, block_bloom(loaded))
-        found += logs_in(loaded, wanted)
+        await add_logs(node, loaded, wanted, found)
         if len(found) > LOGS_MAX:
             raise RpcError(
                 "limit_exceeded",
@@ -153,3 +157,14 @@ async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> lis
                 limit=LOGS_MAX,
             )
     return found
+
+
+async def add_logs(node: Node, loaded: LoadedBlock, wanted: LogFilter, found: list[Json]) -> None:
+    """Add the wanted logs of a block to ``found``, in turns where there are many."""
+    for log in logs_of(loaded):
+        if wanted.matches(log.event):
+            found.append(log_json(loaded, log))
+            if len(found) % _LOGS_OF_TURN == 0:
+                await node.yield_turn()
+    if len(loaded.receipts) > _LOGS_OF_TURN:
+        await node.yield_turn()

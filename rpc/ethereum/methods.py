@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from rpc.ethereum import render
 from rpc.ethereum.contracts import CODE, CONTRACTS, abi_json, parameters_of, view_of
 from rpc.ethereum.errors import NotFinalYet, Reverted, as_revert
 from rpc.ethereum.filters import LiveFilter
-from rpc.ethereum.logs import BLOCKS_MAX, find_logs, logs_in
+from rpc.ethereum.logs import BLOCKS_MAX, add_logs, find_logs
 from rpc.ethereum.params import (
     ACCOUNT,
     BLOCK,
@@ -71,6 +72,8 @@ __all__ = ["METHODS"]
 
 FEE_BLOCKS_MAX: Final = 100
 """Blocks of one fee history; more are asked for in several questions."""
+RECEIPTS_OF_TURN: Final = 128
+"""A block with more is looked at in a turn of the loop of its own."""
 BLOCKS_OF_UNIT: Final = 10
 """Blocks looked through that cost as much as reading one record."""
 SYNC_WAIT_MS: Final = 20_000
@@ -266,11 +269,12 @@ async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: t
     rewards: list[list[str]] = []
     for height in range(first, last + 1):
         loaded = await node.block(height) if height else None
-        receipts = [] if loaded is None else loaded.receipts
         base_fee = initial if loaded is None else loaded.block.header.base_fee
         fees.append(base_fee)
-        ratios.append(sum(receipt.gas_used for receipt in receipts) / limit)
-        rewards.append([quantity(tip) for tip in _tips(receipts, base_fee, percentiles or ())])
+        ratios.append(0.0 if loaded is None else loaded.gas_used / limit)
+        rewards.append([quantity(tip) for tip in _tips(loaded, percentiles or ())])
+        if loaded is not None and len(loaded.receipts) > RECEIPTS_OF_TURN:
+            await node.yield_turn()
     after = await node.block(last + 1) if last < head.height else None
     fees.append(head.base_fee_next if after is None else after.block.header.base_fee)
     answer = {
@@ -281,19 +285,13 @@ async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: t
     return answer if percentiles is None else answer | {"reward": rewards}
 
 
-def _tips(receipts: list[Receipt], base_fee: int, percentiles: tuple[float, ...]) -> list[int]:
+def _tips(loaded: LoadedBlock | None, percentiles: tuple[float, ...]) -> list[int]:
     """Return the tips at percentiles of the gas of a block."""
-    if not receipts:
+    if loaded is None or not loaded.receipts or not percentiles:
         return [0] * len(percentiles)
-    paid = sorted((receipt.effective_gas_price - base_fee, receipt.gas_used) for receipt in receipts)
-    total = sum(gas for _, gas in paid)
-    tips, at, used = [], 0, paid[0][1]
-    for percentile in percentiles:
-        while used < total * percentile / 100 and at < len(paid) - 1:
-            at += 1
-            used += paid[at][1]
-        tips.append(paid[at][0])
-    return tips
+    tips, used = loaded.tips
+    places = (bisect_left(used, used[-1] * percentile / 100) for percentile in percentiles)
+    return [tips[min(at, len(tips) - 1)] for at in places]
 
 
 # Calls
@@ -410,11 +408,15 @@ async def _find_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int]
 async def get_transaction(node: Node, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionByHash``."""
     found = await _find_transaction(node, hash_)
-    if found is not None:
-        loaded, index = found
-        return render.transaction(loaded.transaction(index), node.description, loaded, index)
-    waiting = await node.pool_get(hash_)
-    return None if waiting is None else render.transaction(waiting_transaction(waiting), node.description, None)
+    if found is None:
+        waiting = await node.pool_get(hash_)
+        if waiting is not None:
+            return render.transaction(waiting_transaction(waiting), node.description, None)
+        found = await _find_transaction(node, hash_)  # a block may have taken it in between
+        if found is None:
+            return None
+    loaded, index = found
+    return render.transaction(loaded.transaction(index), node.description, loaded, index)
 
 
 async def get_receipt(node: Node, hash_: bytes) -> Json:
@@ -448,7 +450,15 @@ async def get_block(node: Node, block: BlockParam, whole: bool) -> Json:
     loaded = await _find_block(node, block, senders=whole)
     if loaded is None:
         return await _genesis(node, block)
-    return render.block(loaded, node.description, whole=whole)
+    if not whole:
+        return render.block(loaded, node.description)
+    what = node.description
+    transactions = await node.rendered(
+        "eth transactions",
+        loaded,
+        lambda index: render.transaction(loaded.transaction(index), what, loaded, index),
+    )
+    return render.block(loaded, what, transactions)
 
 
 async def get_block_receipts(node: Node, block: BlockParam) -> Json:
@@ -456,7 +466,8 @@ async def get_block_receipts(node: Node, block: BlockParam) -> Json:
     loaded = await _find_block(node, block, senders=True)
     if loaded is None:
         return [] if await _genesis(node, block) else None
-    return render.receipts(loaded, node.description)
+    what = node.description
+    return await node.rendered("eth receipts", loaded, lambda index: render.receipt(loaded, index, what))
 
 
 async def get_transaction_count_of(node: Node, block: BlockParam) -> Json:
@@ -518,7 +529,9 @@ async def get_logs(node: Node, wanted: FilterParam) -> Json:
         if await _genesis(node, wanted.block_hash):
             return []
         raise RpcError("not_found", "unknown block", block_hash=hexed(wanted.block_hash))
-    return logs_in(loaded, wanted.logs)
+    found: list[Json] = []
+    await add_logs(node, loaded, wanted.logs, found)
+    return found
 
 
 async def new_filter(node: Node, caller: str, wanted: FilterParam) -> Json:

@@ -33,7 +33,6 @@ __all__ = [
     "header",
     "quantity",
     "receipt",
-    "receipts",
     "transaction",
     "transaction_gas_max",
 ]
@@ -178,7 +177,7 @@ def transaction_gas_max(what: Description) -> int:
 def header(loaded: LoadedBlock, what: Description) -> Json:
     """Return the header of a block."""
     item = loaded.block.header
-    gas_used = sum(outcome.gas_used for outcome in loaded.receipts)
+    gas_used = loaded.gas_used
     gas_max = transaction_gas_max(what)
     return {
         "number": hex(item.height),
@@ -201,14 +200,12 @@ def header(loaded: LoadedBlock, what: Description) -> Json:
     }
 
 
-def block(loaded: LoadedBlock, what: Description, *, whole: bool) -> Json:
-    """Return a block with the hashes of its transactions, or with the ``whole`` of them."""
+def block(loaded: LoadedBlock, what: Description, transactions: Json = None) -> Json:
+    """Return a block with ``transactions`` as they were rendered, or with the hashes of its own."""
     return header(loaded, what) | {
         "size": hex(loaded.size_bytes),
         "uncles": [],
-        "transactions": [transaction(item, what, loaded, index) for index, item in enumerate(loaded.transactions)]
-        if whole
-        else [hexed(item) for item in loaded.hashes],
+        "transactions": [hexed(item) for item in loaded.hashes] if transactions is None else transactions,
     }
 
 
@@ -298,23 +295,7 @@ def transaction(item: Transaction, what: Description, loaded: LoadedBlock | None
 
 def receipt(loaded: LoadedBlock, index: int, what: Description) -> Json:
     """Return the receipt of the transaction at ``index``, whose sender is known or cheap to find."""
-    before = loaded.receipts[:index]
-    return _receipt(
-        loaded, index, what, sum(r.gas_used for r in before), sum(len(r.events) for r in before)
-    )  # fmt: skip
-
-
-def receipts(loaded: LoadedBlock, what: Description) -> Json:
-    """Return the receipts of all transactions of a block."""
-    shown, gas_before, logs_before = [], 0, 0
-    for index, outcome in enumerate(loaded.receipts):
-        shown.append(_receipt(loaded, index, what, gas_before, logs_before))
-        gas_before += outcome.gas_used
-        logs_before += len(outcome.events)
-    return shown
-
-
-def _receipt(loaded: LoadedBlock, index: int, what: Description, gas_before: int, logs_before: int) -> Json:
+    gas_before, logs_before = loaded.before[index]
     item, outcome = loaded.transaction(index), loaded.receipts[index]
     return {
         "type": _type(item),

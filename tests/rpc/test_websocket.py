@@ -162,10 +162,31 @@ async def test_a_hostile_or_broken_client_is_answered_or_closed(tmp_path: Path) 
         assert (await it.call("dekube_head"))["at"]["height"] == 1
 
 
+async def test_who_reads_gets_all_of_it_however_much_a_block_tells(tmp_path: Path) -> None:
+    """Thirty times what the queue holds in one block, and many blocks at once."""
+    node = Node(tmp_path / "db")
+    node.mint()
+    options = GatewayOptions("", session=SessionOptions(queue_messages_max=8))
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
+        reader = await Socket.open(it)
+        subscribed = [await reader.call("dekube_subscribe", "heads") for _ in range(30)]
+        node.mint(20)
+        heights: dict[str, list[int]] = {answer["result"]["subscription"]: [] for answer in subscribed}
+        for _ in range(30 * 20):
+            identifier, result = await reader.next_news()
+            heights[identifier].append(result["header"]["height"])
+        assert len(heights) == 30 and all(seen == list(range(2, 22)) for seen in heights.values())
+        node.mint()
+        for _ in range(30):
+            identifier, result = await reader.next_news()
+            assert result["header"]["height"] == 22
+        await reader.close()
+
+
 async def test_a_client_that_does_not_read_is_closed_and_delays_nobody(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     node.mint()
-    options = GatewayOptions("", session=SessionOptions(queue_messages_max=8, queue_bytes_max=64 * 1024))
+    options = GatewayOptions("", session=SessionOptions(queue_messages_max=8, queue_bytes_max=64 * 1024, slow_reader_s=0.2))
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
         slow = await trio.to_thread.run_sync(connect_slowly, it)
         good = await Socket.open(it)
