@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import nsmallest
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +13,9 @@ import trio
 
 from consensus.wire import decode_certificate
 from node.runtime import PARAMETER_TABLES
+from p2p.records import PeerRecord
 from rpc.store_view import StoreView, describe
-from rpc.view import Peer, Submitted, Sync
+from rpc.view import KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.genesis import read_parameters
 
 if TYPE_CHECKING:
@@ -62,6 +64,30 @@ class LiveNode:
             for info in self._node.network.peers()
         ]
 
+    def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and those of the address book whose addresses follow ``after``."""
+        network, reached = self._node.network, self._node.reachability()
+        records = network.records()
+        following = nsmallest(limit, (record for record in records if record.address > after), key=_address_of)
+        return Network(
+            reached.how,
+            reached.why,
+            tuple(reached.endpoints.items()),
+            reached.relays,
+            len(records),
+            tuple(
+                KnownNode(
+                    address=record.address,
+                    roles=tuple(role.name.lower() for role in record.roles if role.name),
+                    endpoints=tuple(map(str, record.endpoints)),
+                    signed_ms=min(record.sequence, record.expiry_ms),
+                    expires_ms=record.expiry_ms,
+                    is_connected=int(network.is_connected(record.address)),
+                )
+                for record in following
+            ),
+        )
+
     def sync(self) -> Sync:
         """Return how far the node is."""
         progress = self._node.agreement.progress()
@@ -73,6 +99,10 @@ class LiveNode:
             epoch=progress.epoch,
             disk_free_mib=shutil.disk_usage(self._node.home.root).free // MIB,
         )
+
+
+def _address_of(record: PeerRecord) -> bytes:
+    return record.address
 
 
 def make_view(node: Node) -> StoreView:

@@ -414,6 +414,10 @@ class Network:
         """Return the newest record known of an address, our own included."""
         return self._records.own if address == self.identity.address else self._book.get(address)
 
+    def records(self) -> list[PeerRecord]:
+        """Return the newest record of everybody who is known, in no order."""
+        return list(self._book.records())
+
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
         """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
         self._bans.pop(address, None)

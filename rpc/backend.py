@@ -54,6 +54,8 @@ PLACES_MAX: Final = 256
 SUBMITS_MAX: Final = 64
 """Transactions of one ``submit``: some 2 ms of the loop."""
 HEIGHT_LIMIT: Final = 2**63
+KNOWN_MAX: Final = 1_000
+"""Nodes of the network that are told in one answer."""
 HEADERS_MAX: Final = 512
 RECORDS_MAX: Final = 32
 EPOCH_LIMIT: Final = 2**32
@@ -197,6 +199,7 @@ class Backend:
             "pool_of": self._pool_of,
             "pool_news": self._pool_news,
             "peers": self._peers,
+            "network": self._network,
             "sync": self._sync,
             "serving": self._serving,
             "submit": self._submit,
@@ -548,6 +551,13 @@ class Backend:
 
     def _peers(self, _params: list[Any]) -> Value:
         return [record_value(peer) for peer in self._view.peers()]
+
+    def _network(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(after), int(limit)] if len(after) <= ADDRESS_BYTES and 0 <= limit <= KNOWN_MAX:
+                return record_value(self._view.network(after, limit))
+            case _:
+                raise DecodeError("network: an address and a limit expected")
 
     def _sync(self, _params: list[Any]) -> Value:
         return record_value(self._view.sync())

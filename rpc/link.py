@@ -41,6 +41,8 @@ from rpc.view import (
     Description,
     Head,
     KindInfo,
+    KnownNode,
+    Network,
     Peer,
     PoolStatus,
     Submitted,
@@ -730,6 +732,12 @@ class Link:
     async def peers(self) -> list[Peer]:
         """Return the connected peers."""
         return [read_record(Peer, item) for item in await self.request("peers")]
+
+    async def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
+        value = await self.request("network", after, limit)
+        found = read_record(Network, value)
+        return found._replace(nodes=tuple(read_record(KnownNode, item) for item in value[-1]))
 
     async def sync(self) -> Sync:
         """Return how far the node is."""

@@ -16,6 +16,7 @@ from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.evidence import EVIDENCE_METHODS
 from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers
 from rpc.market import MARKET_METHODS
+from rpc.network import NETWORK_METHODS
 from rpc.render import AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
     ADDRESS,
@@ -837,6 +838,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *_TRANSACTIONS,
     *_ACCOUNTS,
     *_NETWORK,
+    *NETWORK_METHODS,
     *EPOCH_METHODS,
     *EVIDENCE_METHODS,
     *LIGHT_METHODS,

@@ -13,7 +13,7 @@ import trio
 from consensus.light import decode_epoch_record
 from consensus.wire import decode_certificate
 from rpc.errors import HeightUnknown, Pruned
-from rpc.view import BlockRecord, Description, Head, KindInfo, Peer, PoolStatus, Submitted, Sync, Waiting
+from rpc.view import BlockRecord, Description, Head, KindInfo, Network, Peer, PoolStatus, Submitted, Sync, Waiting
 from state.primitives.blocks import decode_header
 from state.primitives.genesis import Genesis
 from state.primitives.receipts import encode_receipt
@@ -100,6 +100,10 @@ class Live(Protocol):
 
     def peers(self) -> list[Peer]:
         """Return the connected peers."""
+        ...
+
+    def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
         ...
 
     def sync(self) -> Sync:
@@ -348,6 +352,10 @@ class StoreView:
     def peers(self) -> list[Peer]:
         """Return the connected peers."""
         return self._live.peers()
+
+    def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and some whom it knows."""
+        return self._live.network(after, limit)
 
     def sync(self) -> Sync:
         """Return how far the node is."""

@@ -10,7 +10,7 @@ from rpc.blocks import LoadedBlock
 from rpc.errors import RpcError
 from rpc.limits import Cache
 from rpc.schema import HEIGHT, Param, Schema
-from rpc.view import Description, Head, Peer, PoolStatus, Submitted, Sync, Waiting
+from rpc.view import Description, Head, Network, Peer, PoolStatus, Submitted, Sync, Waiting
 from state.primitives.receipts import EventType
 
 if TYPE_CHECKING:
@@ -174,6 +174,10 @@ class Node(Protocol):
 
     async def peers(self) -> list[Peer]:
         """Return the connected peers."""
+        ...
+
+    async def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
         ...
 
     async def sync(self) -> Sync:

@@ -15,6 +15,8 @@ __all__ = [
     "Description",
     "Head",
     "KindInfo",
+    "KnownNode",
+    "Network",
     "NodeView",
     "Peer",
     "PoolStatus",
@@ -109,6 +111,31 @@ class Peer(NamedTuple):
     roles: tuple[str, ...]
     latency_us: int
     version: str
+
+
+class KnownNode(NamedTuple):
+    """A node that has told of itself by a signed record; ``signed_ms`` is its own word."""
+
+    address: bytes
+    roles: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    signed_ms: int
+    expires_ms: int
+    is_connected: int
+
+
+class Network(NamedTuple):
+    """How the node is reached, and a page of those that it knows, by address; ``known`` counts them all.
+
+    ``endpoints`` are the node's own, each with what others found: public, closed or unknown.
+    """
+
+    how: str
+    why: str
+    endpoints: tuple[tuple[str, str], ...]
+    relays: tuple[str, ...]
+    known: int
+    nodes: tuple[KnownNode, ...]
 
 
 class Submitted(NamedTuple):
@@ -282,6 +309,10 @@ class NodeView(Protocol):
 
     def peers(self) -> list[Peer]:
         """Return the connected peers."""
+        ...
+
+    def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and at most ``limit`` known nodes whose addresses follow ``after``."""
         ...
 
     def sync(self) -> Sync:

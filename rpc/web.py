@@ -399,6 +399,7 @@ ROUTES: Final[tuple[tuple[str, str], ...]] = (
     ("/v1/slashes", "dekube_getSlashes"),
     ("/v1/slashes/{operator}", "dekube_getSlash"),
     ("/v1/peers", "dekube_getPeers"),
+    ("/v1/network", "dekube_getNetwork"),
     ("/v1/nodes", "dekube_getNodes"),
     ("/v1/nodes/{address}", "dekube_getNode"),
     ("/v1/nodes/{address}/duties", "dekube_getDuties"),

@@ -44,7 +44,7 @@ from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.limits import raise_descriptor_limit
 from rpc.store_view import StoreView, describe
-from rpc.view import Peer, Submitted, Sync
+from rpc.view import Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -195,6 +195,9 @@ class _Live:
 
     def peers(self) -> list[Peer]:
         return []
+
+    def network(self, after: bytes, limit: int) -> Network:
+        return Network("none", "", (), (), 0, ())
 
     def sync(self) -> Sync:
         return Sync(0, self.store.tip.height, 0, 0, 0)

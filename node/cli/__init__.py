@@ -42,6 +42,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "contracts": ("node.cli.contracts:contracts", "Write the system contracts for Solidity, ABI, ERC-7730."),
     "slashes": ("node.cli.slashes:slashes", "List who was slashed, and which validators are jailed."),
     "status": ("node.cli.status:status", "Show how a node and its chain are doing."),
+    "network": ("node.cli.network:network", "Show the nodes of the network, and how this one is reached."),
     "bench": ("node.cli.bench:bench", "Measure speed and memory."),
     "completion": ("node.cli.completion:completion", "Print a script for shell completion."),
 }

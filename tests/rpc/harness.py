@@ -22,7 +22,7 @@ from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend, BackendOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.store_view import StoreView, describe
-from rpc.view import Head, Peer, Submitted, Sync
+from rpc.view import Head, KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -72,6 +72,8 @@ class Node:
         self.pool = Mempool(MempoolOptions(), self._account)
         self.highest = 0
         self.disk_free_mib = -1
+        self.known: list[KnownNode] = []
+        """By address."""
         self.peer_list = [Peer(DAVE.address, "tcp:192.0.2.1:30303", 1, "direct", ("validate",), 1_500, "dekube/0")]
         description = describe(
             self.runtime,
@@ -114,6 +116,10 @@ class Node:
 
     def peers(self) -> list[Peer]:
         return self.peer_list
+
+    def network(self, after: bytes, limit: int) -> Network:
+        found = [node for node in self.known if node.address > after]
+        return Network("direct", "because", (("tcp:h:1", "public"),), (), len(self.known), tuple(found[:limit]))
 
     def sync(self) -> Sync:
         height = self.store.tip.height

@@ -20,6 +20,7 @@ from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions
 from rpc.schema import make_cursor
 from rpc.surface import DOCUMENT, SURFACE
+from rpc.view import KnownNode
 from state.primitives.blocks import decode_header, header_hash
 from state.primitives.codec import encode
 from state.primitives.committee import Committee
@@ -144,6 +145,25 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         assert (await call("dekube_getEpoch"))["committee_hash"] == (await call("dekube_getCommittee"))["hash"]
         assert [seat["address"].lower() for seat in seats] == [hexed(key.address) for key in VALIDATORS]
         assert (await call("dekube_getPeers"))["peers"][0]["address"].lower() == hexed(DAVE.address)
+        node.known = [
+            KnownNode(key, ("relay",), ("tcp:h:1", f"relay:{'ab' * 20}:r:2"), 1_000, 2_000, n % 2)
+            for n, key in enumerate(sorted(key.address for key in (*VALIDATORS, DAVE)))
+        ]
+        network = await call("dekube_getNetwork", None, 2)
+        assert network["known"] == len(node.known) and len(network["items"]) == 2
+        assert network["reachability"]["endpoints"] == [{"endpoint": "tcp:h:1", "verdict": "public"}]
+        assert network["items"][0]["endpoints"] == ["tcp:h:1"]
+        assert [relay["endpoint"] for relay in network["items"][0]["relays"]] == ["tcp:r:2"]
+        items = network["items"]
+        while network["next"] is not None:
+            network = await call("dekube_getNetwork", network["next"], 2)
+            items = items + network["items"]
+        assert [bytes.fromhex(item["address"][2:]) for item in items] == [known.address for known in node.known]
+        refused = await it.error("dekube_getNetwork", make_cursor(["network", b"short"]))
+        assert refused["data"]["reason"] == "invalid_params"
+        stakes = {item["address"].lower(): item["stake"] for item in items}
+        assert stakes[hexed(DAVE.address)] is None
+        assert all(int(stakes[hexed(key.address)]) > 0 for key in VALIDATORS)
         supply = await call("dekube_getSupply")
         assert int(supply["supply"]) == int(supply["issued"]) - int(supply["burned"]) < 40_000 * COIN
         assert (await call("dekube_quote"))["kinds"][0]["name"] == "transfer"
