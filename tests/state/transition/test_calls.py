@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,22 +11,29 @@ from hypothesis import strategies as st
 
 from billing.relay import Receipt
 from node.runtime import make_runtime
-from state.primitives.codec import Value
+from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, InvalidTransaction
+from state.primitives.receipts import decode_receipt
 from state.primitives.transactions import (
     CALL_KIND,
     DYNAMIC_FORM,
+    NATIVE_FORM,
     TRANSACTION_LIMIT_BYTES,
     Transaction,
     decode_transaction,
 )
 from state.transition.calls import NOTE_LIMIT_BYTES, CallForm
 from state.transition.errors import CallRefused, InvalidPayload, UnknownKind
+from state.transition.runtime import Runtime
 from state.transition.staking import STAKE_KIND, STAKING_ADDRESS, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
+from state.view import Overlay
+from state.view.accounts import Account, balance_of, save_account
 from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
-from tasks.lifecycle import Reason
+from tasks.lifecycle import Phase, Reason
 from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
+from tasks.queries import Action
+from tasks.registry import NodeRole
 from tasks.spec import encode_spec
 from tasks.transitions import (
     ACCEPT_TASK,
@@ -48,8 +55,9 @@ from tasks.transitions import (
 )
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
+from tests.tasks.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
 from tests.tasks.test_codecs import OPENING, PROFILE
-from tests.tasks.world import World, leaves_of, proof_of, spec
+from tests.tasks.world import QUICK, REQUESTER, Manners, leaves_of, proof_of, spec
 
 RUNTIME = make_runtime(genesis())
 ALICE, BOB = USERS[:2]
@@ -101,9 +109,9 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
 }  # fmt: skip
 
 
-def call_of(kind: int, payload: list[Any]) -> tuple[bytes, int, bytes]:
+def call_of(kind: int, payload: list[Any], runtime: Runtime = RUNTIME) -> tuple[bytes, int, bytes]:
     """The call that says the same: recipient, value, data."""
-    rule = RUNTIME.rules[kind]
+    rule = runtime.rules[kind]
     if rule.call is None:
         return payload[0], payload[1], b""
     return rule.call.contract, *rule.call.call_of(payload, rule.moves(rule.decode(payload)))
@@ -157,30 +165,85 @@ def test_execution_leaves_the_same_state_events_and_fee(data: st.DataObject, kin
     assert outcomes[0] == outcomes[1]
 
 
-class CallingWorld(World):
-    """A market whose every transaction goes through its call."""
+QUICK_RUNTIME = make_runtime(
+    replace(genesis(), parameters=tuple(sorted((f"tasks.{name}", value) for name, value in asdict(QUICK).items())))
+)
+
+
+class BothForms(Market):
+    """A market whose every transaction is executed by the runtime in both forms, on the state of that moment."""
+
+    def __post_init__(self) -> None:
+        self.succeeded: set[int] = set()
+        super().__post_init__()
 
     def send(self, sender: bytes, kind: int, payload: list[Value]) -> str | None:
-        _, value, data = call_of(kind, payload)
-        form = RUNTIME.rules[kind].call
-        assert form is not None
-        again = form.payload_of(value, data)
-        assert again == payload or again == [list(i) if isinstance(i, tuple) else i for i in payload]
-        return super().send(sender, kind, again)
+        self.compare(sender, kind, payload)
+        return super().send(sender, kind, payload)
+
+    def compare(self, sender: bytes, kind: int, payload: list[Value]) -> Overlay:
+        """Check that both forms leave the same; return the state after it."""
+        runtime, outcomes = QUICK_RUNTIME, []
+        received = decode(encode(payload), limit_bytes=TRANSACTION_LIMIT_BYTES)
+        assert isinstance(received, list)
+        called = list(call_of(kind, received, runtime))
+        for form, of_form, items in ((NATIVE_FORM, kind, received), (DYNAMIC_FORM, CALL_KIND, called)):
+            nonce = self.nonces.get(sender, 0)
+            transaction = Transaction(
+                b"", form, CHAIN_ID, nonce, 0, FEE, 2_000_000, of_form, items, (b"", 0, 0, b""), b""
+            )
+            transaction.sender = sender
+            after = Overlay(self.state)
+            save_account(after, sender, Account(nonce, balance_of(after, sender)))
+            told = runtime._apply_all(after, self.context(), [runtime.check(transaction)])
+            outcomes.append((after.changes, *told))
+        assert outcomes[0] == outcomes[1]
+        [receipt] = outcomes[0][1]
+        if decode_receipt(receipt).reason is None:
+            self.succeeded.add(kind)
+        return after
 
 
-def test_a_whole_task_by_calls_leaves_the_state_that_it_leaves_without() -> None:
-    roots = []
-    for world in (World(), CallingWorld()):
-        for name in range(1, 6):
-            world.add_machine(name)
-        task = world.create()
-        for _ in range(60):
-            world.act()
-            world.block()
-        roots.append((world.task(task), world.events, world.state.changes))
-    assert roots[0] == roots[1]
-    assert len(roots[0][1]) > 10
+@settings(max_examples=2, deadline=None)
+@given(st.integers(0, 2**32))
+def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: int) -> None:
+    world = BothForms(seed=seed)
+    names = [world.add_machine(name) for name in range(1, 6)]
+    assert world.settle(receipt()) is None
+    assert world.send(WORKER.address, FUND_CARRIAGE, [COIN]) is None
+    assert world.send(WORKER.address, WITHDRAW_CARRIAGE, [COIN // 2]) is None
+    assert world.send(RELAY, RETIRE_NODE, []) is None
+    profile = PROFILE._replace(operator=names[0], roles=NodeRole.COMPUTE | NodeRole.VERIFY)
+    assert world.send(names[0], UPDATE_NODE, node_payload(profile, 0)) is None
+    world.run_to(world.create(), Phase.SETTLED)
+
+    given_up = world.create()
+    worker = world.run_to(given_up, Phase.ASSIGNED).worker
+    assert world.send(worker, GIVE_UP_TASK, [given_up, int(Reason.WORKER_LEFT)]) is None
+    assert world.send(REQUESTER, CANCEL_TASK, [given_up]) is None
+
+    for name in world.machines:
+        world.machines[name] = Manners(silent=frozenset({Action.COMPUTE}))
+    paused = world.create()
+    world.run_to(paused, Phase.PAUSED)
+    assert world.send(REQUESTER, TOP_UP_TASK, [paused, COIN]) is None
+    assert world.send(REQUESTER, RESUME_TASK, [paused]) is None
+
+    late = world.create()
+    world.time_ms += spec().match_ms
+    assert world.send(REQUESTER, POKE, [late]) is None
+
+    world.fund(ALICE.address, 10_000 * COIN)
+    staking = stake_payload(5_000 * COIN, ALICE, genesis_hash=GENESIS_HASH, address=ALICE.address)
+    last: list[tuple[int, list[Value]]] = [
+        (TRANSFER_KIND, [BOB.address, COIN]),
+        (STAKE_KIND, staking),
+        (UNSTAKE_KIND, unstake_payload(COIN)),
+    ]
+    for kind, payload in last:
+        world.state = world.compare(ALICE.address, kind, payload)
+        world.nonces[ALICE.address] = world.nonces.get(ALICE.address, 0) + 1
+    assert world.succeeded == QUICK_RUNTIME.rules.keys()
 
 
 def test_a_call_to_an_account_is_a_transfer_and_its_data_is_not_read() -> None:
