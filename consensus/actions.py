@@ -114,7 +114,7 @@ class RaiseFloor(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The guard refused a vote the core asked for; for the metric alone."""
+    """The guard refused a vote the core asked for, or signed another; for the metric alone."""
 
     rule: str
 

@@ -36,6 +36,7 @@ __all__ = [
     "Allowance",
     "Decoded",
     "EarlyMessages",
+    "FalseWindow",
     "Inbound",
     "Inbox",
     "Pace",
@@ -74,6 +75,12 @@ SEATS_IN_A_ROW_MAX: Final = 16
 """Messages of seats that are taken before one of a stranger, while both wait."""
 
 
+class FalseWindow(DecodeError):
+    """Blocks that an honest node does not serve: they hang together otherwise, or no quorum made them final."""
+
+    code = "false_window"
+
+
 class Decoded(NamedTuple):
     """A message and the blocks in it, each with its hash and its bytes; header and body belong together."""
 
@@ -103,28 +110,36 @@ class Inbound(NamedTuple):
 def decode_inbound(data: bytes) -> Decoded:
     """Return the message of a peer's bytes. Touches no replica, so a worker thread may do it for large ones.
 
-    Raises DecodeError, also for a block whose body is not the one its header names.
+    Raises DecodeError, also for a block whose body is not the one its header names, and of it FalseWindow for a
+    window whose blocks or certificate do not belong together.
     """
     message = decode_message(data)
     match message:
         case Proposal() | BlockReply():
             raw: tuple[bytes, ...] = (message.block,)
         case BlocksReply():
-            raw = message.blocks
+            return Decoded(message, _window_blocks(message))
         case _:
             return Decoded(message, ())
     blocks = tuple([_decode_whole_block(block) for block in raw])
     if isinstance(message, Proposal) and blocks[0][0] != message.candidate.block_hash:
         raise DecodeError("a proposal of another block")
-    if isinstance(message, BlocksReply):
-        for number, (_, block, _) in enumerate(blocks):
-            if block.header.height != message.from_height + number or (
-                number > 0 and block.header.parent_hash != blocks[number - 1][0]
-            ):
-                raise DecodeError("a window of blocks that do not follow each other")
-        if blocks[-1][0] != message.certificate.block_hash or message.certificate.kind != FINALIZE:
-            raise DecodeError("a window of blocks without the certificate of its last")
     return Decoded(message, blocks)
+
+
+def _window_blocks(window: BlocksReply) -> tuple[tuple[bytes, Block, bytes], ...]:
+    try:
+        blocks = tuple([_decode_whole_block(block) for block in window.blocks])
+    except DecodeError as error:
+        raise FalseWindow(str(error)) from None
+    for number, (_, block, _) in enumerate(blocks):
+        if block.header.height != window.from_height + number or (
+            number > 0 and block.header.parent_hash != blocks[number - 1][0]
+        ):
+            raise FalseWindow("a window of blocks that do not follow each other")
+    if blocks[-1][0] != window.certificate.block_hash or window.certificate.kind != FINALIZE:
+        raise FalseWindow("a window of blocks without the certificate of its last")
+    return blocks
 
 
 def _decode_whole_block(raw: bytes) -> tuple[bytes, Block, bytes]:

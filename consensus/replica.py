@@ -43,7 +43,16 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
-from consensus.inbound import Allowance, Decoded, EarlyMessages, Inbound, Pace, decode_inbound, epoch_of
+from consensus.inbound import (
+    Allowance,
+    Decoded,
+    EarlyMessages,
+    FalseWindow,
+    Inbound,
+    Pace,
+    decode_inbound,
+    epoch_of,
+)
 from consensus.sync import GAP_BLOCKS, BlockSync, Progress, Window
 from consensus.votes import Certificate, Check, Signer, Verifier, certificate_checks, verify_checks, vote_check
 from consensus.wire import (
@@ -346,8 +355,11 @@ class Replica:
                 if last <= core.root.height or not self._sync.is_asked(sender, from_height, len(blocks)):
                     return None
                 if certificate.epoch != self._epoch or last > self._reign.last_height:
-                    raise DecodeError("a window of blocks of another epoch")
-                checks = certificate_checks(self._committee, self._genesis_hash, certificate)
+                    raise FalseWindow("a window of blocks of another epoch")
+                try:
+                    checks = certificate_checks(self._committee, self._genesis_hash, certificate)
+                except DecodeError as error:
+                    raise FalseWindow(str(error)) from None
                 return Inbound(sender, (), checks, blocks, window=certificate, during=self._epoch)
             case GetCertificates(_, from_view, to_view):
                 found = core.certificates(from_view, to_view)
@@ -656,7 +668,7 @@ class Replica:
             return [Refused("mismatch")]
         return self._run([], now_ms, released=(vote, effect))
 
-    def vote_refused(self, request: RequestVote, rule: str, *, is_final: bool = True) -> list[Action]:
+    def vote_refused(self, request: RequestVote, *, is_final: bool = True) -> list[Action]:
         """Take the other answer to RequestVote: the guard refused, or is away (``is_final`` False).
 
         What could not be asked is asked again when the view makes no progress: a view ends by votes alone, and
@@ -667,7 +679,7 @@ class Replica:
             self._requested.pop(slot, None)
         elif slot in self._requested:
             self._unanswered.append(request)
-        return [Refused(rule)]
+        return []
 
     def _ask_again(self) -> list[Action]:
         """The votes of open views that their guard has not been reached for, once each."""

@@ -22,7 +22,7 @@ from consensus.core import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard, GuardRefused
 from consensus.guard_log import Log, VoteDirectory
-from consensus.inbound import Inbox
+from consensus.inbound import FalseWindow, Inbox
 from consensus.signer import Voter
 from consensus.sync import Progress
 from consensus.votes import Certificate, Check, Signer, verify_checks
@@ -35,6 +35,7 @@ from consensus.wire import (
     encode_certificate,
     encode_message,
 )
+from state.primitives.address import format_address
 from state.primitives.blocks import Block
 from state.primitives.errors import DecodeError, DekubeError, InvalidBlock
 from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Equivocation, vrf_alpha
@@ -107,7 +108,10 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 """Every metric of SDBFT.md 6, without its prefix ``sdbft_``: its type and its labels.
 
-The node sets ``evidence_pending`` and ``statesync_chunks_total``; all others are set here.
+A ``leader`` or ``seat`` is told by its address: its number belongs to somebody else in the next epoch. Of
+``votes_total`` the result ``stale`` was too late to be asked for, ``unanswered`` is what a signer elsewhere did
+not answer; only what a guard refused is in ``guard_refusals_total``. The node sets ``evidence_pending``,
+``signer_connected`` and ``statesync_chunks_total``; all others are set here.
 """
 
 
@@ -208,6 +212,10 @@ class NetworkPort(Protocol):
         """Tell that an address sent what only a faulty node sends."""
         ...
 
+    def ban(self, address: bytes, reason: str) -> None:
+        """Tell that an address served false blocks when it was asked for blocks."""
+        ...
+
 
 class Metrics(Protocol):
     """Where the figures of METRICS go."""
@@ -224,6 +232,10 @@ class Metrics(Protocol):
         """Add to a histogram, in seconds."""
         ...
 
+    def clear(self, name: str) -> None:
+        """Forget every value of a metric with labels."""
+        ...
+
 
 class NoMetrics:
     """Takes figures and forgets them."""
@@ -235,6 +247,9 @@ class NoMetrics:
         """Forget."""
 
     def observe(self, name: str, value: float) -> None:
+        """Forget."""
+
+    def clear(self, name: str) -> None:
         """Forget."""
 
 
@@ -415,6 +430,8 @@ class ConsensusService:
                 continue
             name = self._expired_timer()
             if name is not None:
+                if name == c.STATUS:
+                    self._tell_standing()
                 await self._perform(self._replica.step(c.TimerFired(name), self._now_ms()))
                 continue
             message = self._inbox.take()
@@ -487,6 +504,9 @@ class ConsensusService:
         else:
             self._blame_signature(inbound)
 
+    def _address_of(self, seat: int) -> str:
+        return format_address(self._replica.core.committee.seats[seat].address)
+
     def _limiter(self, is_seat: bool) -> trio.CapacityLimiter:
         return self._threads if is_seat else self._threads_of_strangers
 
@@ -521,19 +541,23 @@ class ConsensusService:
                 self._metrics.count("votes_total", kind=KINDS[vote.kind], result="counted")
                 if core.is_late(vote):
                     self._metrics.count("late_votes_total", kind=KINDS[vote.kind])
-                self._metrics.set("seat_last_vote_view", vote.view, seat=str(vote.seat))
+                self._metrics.set("seat_last_vote_view", vote.view, seat=self._address_of(vote.seat))
         return self._replica.admit(inbound, self._now_ms())
 
     def _blame(self, sender: bytes, error: DecodeError) -> None:
         self._metrics.count("messages_dropped_total", reason=error.code)
-        self._blame_for(sender, str(error))
+        self._blame_for(sender, str(error), is_false_window=isinstance(error, FalseWindow))
 
     def _blame_signature(self, inbound: r.Inbound) -> None:
         self._metrics.count("messages_dropped_total", reason="signature")
-        self._blame_for(inbound.sender, "a signature that does not verify")
+        is_window = inbound.window is not None
+        self._blame_for(inbound.sender, "a signature that does not verify", is_false_window=is_window)
 
-    def _blame_for(self, sender: bytes, reason: str) -> None:
-        self._network.blame(sender, reason)
+    def _blame_for(self, sender: bytes, reason: str, *, is_false_window: bool) -> None:
+        if is_false_window:
+            self._network.ban(sender, f"false blocks: {reason}")
+        else:
+            self._network.blame(sender, reason)
         self._put(lambda: self._replica.blamed(sender, self._now_ms()))
 
     # Actions.
@@ -583,21 +607,22 @@ class ConsensusService:
                     self._floor = action
                     self._floor_wake.set()
                 case c.Halt(code, message):
-                    if code == "state_divergence":
-                        self._metrics.set("state_divergence", 1)
-                    raise ConsensusHalted(code, message)
+                    raise self._halted(code, message)
                 case _:
                     self._note(action)
+
+    def _halted(self, code: str, message: str) -> ConsensusHalted:
+        if code == "state_divergence":
+            self._metrics.set("state_divergence", 1)
+        return ConsensusHalted(code, message)
 
     def _note(self, action: r.Action) -> None:
         metrics, core = self._metrics, self._replica.core
         match action:
             case c.EnterView(view, _, backoff_exponent):
-                final = core.final_certificate
                 metrics.set("view", view)
                 metrics.set("backoff_exponent", backoff_exponent)
-                metrics.set("finalized_view_lag", view - 1 - (final.view if final is not None else 0))
-                metrics.set("missing_weight_ratio", core.missing_weight(self._now_ms()) / core.committee.weight)
+                self._tell_standing()
                 self._entered_s[view] = trio.current_time()
                 for old in [known for known in self._entered_s if known < view - EVIDENCE_VIEWS]:
                     del self._entered_s[old]
@@ -640,9 +665,9 @@ class ConsensusService:
         """One line that names the leader that failed, and why this replica gave it up."""
         core, view = self._replica.core, certificate.view
         leader = core.committee.leader(view)
-        self._metrics.count("nullifications_total", leader=str(leader))
+        self._metrics.count("nullifications_total", leader=self._address_of(leader))
         if core.root.height >= self._replica.epoch.last_height - TAIL_BLOCKS:
-            self._metrics.count("epoch_tail_misses_total", seat=str(leader))
+            self._metrics.count("epoch_tail_misses_total", seat=self._address_of(leader))
         _log.warning(
             "view nullified",
             epoch=core.epoch,
@@ -672,6 +697,13 @@ class ConsensusService:
         progress = self.progress()
         self._metrics.set("blocksync_lag_blocks", max(0, progress.claimed_height - progress.height))
 
+    def _tell_standing(self) -> None:
+        """Also between views: in an outage, when it matters most, no view ends."""
+        core = self._replica.core
+        final = core.final_certificate
+        self._metrics.set("finalized_view_lag", max(0, core.view - 1 - (final.view if final is not None else 0)))
+        self._metrics.set("missing_weight_ratio", core.missing_weight(self._now_ms()) / core.committee.weight)
+
     def _tell_epoch(self) -> None:
         epoch = self._replica.epoch
         self._metrics.set("epoch", epoch.number)
@@ -694,6 +726,7 @@ class ConsensusService:
         self._entered_s.clear()
         self._reasons.clear()
         self._accused = {known for known in self._accused if known[0] >= epoch.number - 1}
+        self._metrics.clear("seat_last_vote_view")
         if voter is not None and voter is not self._voter:
             self._voter = voter
             self._voting.cancel()
@@ -740,18 +773,19 @@ class ConsensusService:
     async def _ask_vote(self, voter: Voter, request: r.RequestVote) -> None:
         core = self._replica.core
         if request.candidate.epoch != core.epoch or request.candidate.view < core.root.view - STALE_VIEWS:
-            self._put(lambda: self._replica.vote_refused(request, "stale"))
+            self._metrics.count("votes_total", kind=KINDS[request.kind], result="stale")
+            self._put(lambda: self._replica.vote_refused(request))
             return
         try:
             vote = await voter.vote(*request)
         except GuardRefused as error:
-            rule, is_final = error.rule, True
-        except DekubeError as error:
-            rule, is_final = error.code, False
+            self._metrics.count("guard_refusals_total", rule=error.rule)
+            self._put(lambda: self._replica.vote_refused(request))
+        except DekubeError:
+            self._metrics.count("votes_total", kind=KINDS[request.kind], result="unanswered")
+            self._put(lambda: self._replica.vote_refused(request, is_final=False))
         else:
             self._put(lambda: self._replica.voted(request, vote, self._now_ms()))
-            return
-        self._put(lambda: self._replica.vote_refused(request, rule, is_final=is_final))
 
     async def _prove(self, action: c.Build) -> bytes | None:
         if self._key is not None:
@@ -839,7 +873,7 @@ class ConsensusService:
         except InvalidBlock as error:
             if replica.core.is_held(block_hash):
                 message = f"block {block.header.height} has a quorum's votes and cannot be executed here: {error}"
-                raise ConsensusHalted("state_divergence", message) from error
+                raise self._halted("state_divergence", message) from error
             return  # its branch was dropped meanwhile
         self._metrics.observe("block_execute_seconds", trio.current_time() - begun_s)
         event = c.BlockExecuted(block_hash, state_root, receipt_root)

@@ -402,6 +402,12 @@ class _NetworkPort:
             _log.warning("a peer sent what only a faulty node sends", peer=address, reason=reason)
         self._network.penalise(address, 10.0)
 
+    def ban(self, address: bytes, reason: str) -> None:
+        """Keep a liar away at once; one that sits only loses points, for its votes count whatever it serves."""
+        self.blame(address, reason)
+        if address not in self._network.persistent:
+            self._network.ban(address, reason)
+
 
 def _lane(is_bulk: bool) -> tuple[Class, int]:
     return (Class.BLOCK, KIND_CONSENSUS_BULK) if is_bulk else (Class.CONSENSUS, KIND_CONSENSUS)

@@ -34,6 +34,10 @@ class NodeMetrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self._consensus: dict[str, Any] = {}
+        self._node: Node | None = None
+        self._loop: trio.lowlevel.TrioToken | None = None
+        self._scraped: trio.Event | None = None
+        r.register(self)  # first: what is read after it has answered is at least as new as wait_scrape says
         for name, (kind, labels) in METRICS.items():
             text = name.removesuffix("_total").replace("_", " ")
             if kind == "histogram":
@@ -42,9 +46,6 @@ class NodeMetrics:
             else:
                 cls = Gauge if kind == "gauge" else Counter
                 self._consensus[name] = cls(f"sdbft_{name}", text, labels, registry=r)
-        self._node: Node | None = None
-        self._loop: trio.lowlevel.TrioToken | None = None
-        r.register(self)
 
     # What the consensus service calls (consensus.service.Metrics).
 
@@ -60,11 +61,25 @@ class NodeMetrics:
         """Add to a histogram, in seconds."""
         self._consensus[name].observe(value)
 
+    def clear(self, name: str) -> None:
+        """Forget every value of a metric with labels."""
+        self._consensus[name].clear()
+
     def _labelled(self, name: str, labels: dict[str, str]) -> Any:
         metric = self._consensus[name]
         return metric.labels(**labels) if labels else metric
 
     # The node's own.
+
+    async def wait_scrape(self) -> None:
+        """Wait until somebody reads the metrics, from now on."""
+        self._loop = trio.lowlevel.current_trio_token()
+        self._scraped = trio.Event()
+        await self._scraped.wait()
+
+    def unwatch(self) -> None:
+        """Show the node's own numbers no more: what they are read from is about to be closed."""
+        self._node = None
 
     def watch(self, node: Node) -> None:
         """Take the node's own numbers at each scrape; call it on the event loop that runs the node."""
@@ -72,13 +87,18 @@ class NodeMetrics:
 
     def collect(self) -> Iterable[Any]:
         """Return the numbers that are read rather than counted."""
-        if self._node is None:
+        if self._loop is None:
             return []  # asked once when registered
-        return self._on_loop(self._read, self._node)
+        return self._on_loop(self._read_now)
 
     def _on_loop(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Call from a thread of the server: what is read belongs to the loop."""
         return trio.from_thread.run_sync(function, *arguments, trio_token=self._loop)
+
+    def _read_now(self) -> list[Any]:
+        if self._scraped is not None:
+            self._scraped.set()
+        return [] if self._node is None else self._read(self._node)
 
     def _read(self, node: Node) -> list[Any]:
         families: list[Any] = []
@@ -122,8 +142,10 @@ class NodeMetrics:
 
     def is_ready(self) -> bool:
         """Tell whether the node follows the chain."""
-        node = self._node
-        return node is not None and not self._on_loop(node.view.sync).syncing
+        return self._node is not None and self._on_loop(self._follows)
+
+    def _follows(self) -> bool:
+        return self._node is not None and not self._node.view.sync().syncing
 
 
 class _QuietHandler(WSGIRequestHandler):

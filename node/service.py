@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
+from consensus.service import ConsensusHalted
 from node.admin import Admin, serve_admin
 from node.agreement import Agreement
 from node.blobs import GatewayBlobs
@@ -75,6 +76,10 @@ TOPIC_EVIDENCE: Final = "evidence"
 COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
 BLOB_UPLINK_PERCENT: Final = 70
 """Part of the line's upload that blobs may take; the rest is for the chain."""
+LAST_SCRAPE_S: Final = 60.0
+"""A node whose state diverges waits so long for somebody to fetch its metrics, before it ends; ..."""
+LAST_ANSWER_S: Final = 1.0
+"""... and so long for them to arrive."""
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 RELAYS_LOOK_BLOCKS: Final = 600
 DESCRIPTORS_MAX: Final = 8_192
@@ -122,6 +127,37 @@ class Node:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run all parts; tells ``task_status`` when the node answers. Raises PartFailed or a typed error."""
+        ended: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            if self.options.metrics.listen:
+                host, port = parse_host_port(self.options.metrics.listen)
+                await self._start(nursery, "metrics", serve_metrics, self.metrics, host, port)
+            try:
+                await self._run_parts(task_status)
+            except Exception as error:
+                ended = error
+                if self.options.metrics.listen and _is_divergence(error):
+                    await self._show_last()
+            nursery.cancel_scope.cancel()
+        if ended is not None:
+            raise ended
+
+    async def _show_last(self) -> None:
+        """Keep what pages somebody until it was fetched: the process that shows it is about to end."""
+        _log.critical("the state diverges: ends when its metrics were fetched", within_s=LAST_SCRAPE_S)
+        with trio.move_on_after(LAST_SCRAPE_S):
+            async with trio.open_nursery() as nursery:
+
+                async def fetched() -> None:
+                    await self.metrics.wait_scrape()
+                    await trio.sleep(LAST_ANSWER_S)
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(fetched)
+                await self._stop.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _run_parts(self, task_status: trio.TaskStatus[None]) -> None:
         with ExitStack() as stack:
             runtime = make_runtime(
                 self.genesis,
@@ -207,6 +243,7 @@ class Node:
             admin = Admin(self)
             control = ControlServer(self.home.control, self._verbs(admin))
             self.metrics.watch(self)
+            stack.callback(self.metrics.unwatch)
 
             async with trio.open_nursery() as nursery:
                 await self._start(nursery, "network", self.network.run)
@@ -242,9 +279,6 @@ class Node:
                     await self._start(
                         nursery, "admin", serve_admin, admin, self.options.admin.listen, self.home.admin_token
                     )
-                if self.options.metrics.listen:
-                    host, port = parse_host_port(self.options.metrics.listen)
-                    await self._start(nursery, "metrics", serve_metrics, self.metrics, host, port)
                 _tune_collector()
                 self._write_ready()
                 task_status.started()
@@ -471,6 +505,13 @@ def _raise_part(name: str, error: Exception) -> NoReturn:
         raise error
     _log.critical("a part of the node failed", part=name, exc_info=error)
     raise PartFailed(name, error) from None
+
+
+def _is_divergence(error: BaseException) -> bool:
+    """Tell whether what ended the node is a state that differs from what a quorum made final."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_divergence(inner) for inner in error.exceptions)
+    return isinstance(error, ConsensusHalted) and error.reason == "state_divergence"
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:

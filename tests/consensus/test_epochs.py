@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from consensus.guard import GuardMissing
 from consensus.service import METRICS, STALE_VIEWS, ConsensusHalted
 from consensus.wire import Status, decode_certificate, decode_message, encode_message
+from state.primitives.address import format_address
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
 from state.primitives.votes import Candidate, Vote
@@ -50,6 +51,22 @@ class Figures:
 
     def observe(self, name: str, value: float) -> None:
         self._key(name, "histogram", {})
+
+    def clear(self, name: str) -> None:
+        self.gauges = {key: value for key, value in self.gauges.items() if key[0] != name}
+
+
+class Outage(Figures):
+    """Tells when half of the weight is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = trio.Event()
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        super().set(name, value, **labels)
+        if name == "missing_weight_ratio" and value >= 0.5:
+            self.seen.set()
 
 
 def changing(number: int) -> Committee:
@@ -96,6 +113,8 @@ async def test_committees_change_at_every_epoch_and_the_chain_goes_on(tmp_path: 
     assert (2, vote_key(0, 1).vote_key) in proposers, "the rotated key leads in its first epoch"
     assert figures.gauges["epoch",] == 4
     assert figures.gauges["missing_weight_ratio",] < 1
+    voted = {key[1] for key in figures.gauges if key[0] == "seat_last_vote_view"}
+    assert voted <= {format_address(address_of(account)) for account in range(5)}
 
 
 async def test_a_late_joiner_catches_up_over_epochs_from_several_peers(tmp_path: Path) -> None:
@@ -157,7 +176,7 @@ async def test_who_claims_heights_and_serves_nothing_is_forgotten(tmp_path: Path
     assert_one_chain(late.chain, members[0].chain)
 
 
-async def test_a_false_window_is_blamed_and_asked_for_elsewhere(tmp_path: Path) -> None:
+async def test_who_serves_a_false_window_is_banned_and_it_is_asked_for_elsewhere(tmp_path: Path) -> None:
     board, epochs = Switchboard(), Epochs(EPOCH_BLOCKS)
     members = [Member(tmp_path, account, board, epochs) for account in range(4)]
     late = Member(tmp_path, 9, board, epochs, keys=0)
@@ -183,7 +202,8 @@ async def test_a_false_window_is_blamed_and_asked_for_elsewhere(tmp_path: Path) 
             late.service.receive(spoiled, encode_message(Status(0, 9, 2**20, b"x" * 32)))
             await late.chain.wait_height(4 * EPOCH_BLOCKS)
             nursery.cancel_scope.cancel()
-    assert set(board.blamed) == {spoiled}
+    assert set(board.banned) == {spoiled}
+    assert not board.blamed
     assert_one_chain(late.chain, members[1].chain)
 
 
@@ -403,12 +423,27 @@ async def test_figures_and_lines_name_the_leader_that_failed(tmp_path: Path) -> 
     assert (3, address_of(3)) in {(line["leader"], line["address"]) for line in failed}
     assert {line["reason"] for line in failed} & {"leader", "advance"}
     assert {line["epoch"] for line in failed} == {0, 1}
-    assert figures.counts["nullifications_total", "3"] > 0
+    assert figures.counts["nullifications_total", format_address(address_of(3))] > 0
     assert figures.counts["view_timeouts_total", "leader"] > 0
-    assert figures.counts["epoch_tail_misses_total", "3"] > 0
+    assert figures.counts["epoch_tail_misses_total", format_address(address_of(3))] > 0
     assert figures.counts["certificates_total", "finalize", "formed"] > 0
     assert figures.gauges["missing_weight_ratio",] >= 0.25
     assert {line["event"] for line in lines} >= {"epoch ended", "epoch began"}
+
+
+async def test_an_outage_shows_whose_votes_are_missing_although_no_view_ends(tmp_path: Path) -> None:
+    board = Switchboard()
+    members = [Member(tmp_path, account, board) for account in range(4)]
+    figures = members[0].metrics = Outage()
+    members[0].parameters = replace(PARAMETERS, silent_ms=500)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                await nursery.start(member.live)
+            await members[0].chain.wait_height(3)
+            board.down |= {members[2].address, members[3].address}
+            await figures.seen.wait()
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_key_without_its_record_never_votes(tmp_path: Path) -> None:

@@ -60,13 +60,13 @@ class RemoteCluster(Cluster):
 
     def _ask(self, node: Node, replica: r.Replica, guard: Guard, request: r.RequestVote) -> None:
         if self.rng.random() < 0.1:
-            self.perform(node, replica.vote_refused(request, "signer_unavailable", is_final=False))
+            self.perform(node, replica.vote_refused(request, is_final=False))
             return
         candidate = request.candidate
         try:
             made = guard.check(request.kind, candidate)
-        except GuardRefused as error:
-            self.perform(node, replica.vote_refused(request, error.rule))
+        except GuardRefused:
+            self.perform(node, replica.vote_refused(request))
             return
         if made is None:
             digest = vote_digest(self.world.genesis_hash, request.kind, candidate)
@@ -79,7 +79,7 @@ class RemoteCluster(Cluster):
                 self.oracle.saw_block(candidate.block_hash, header.parent_hash, header.height, header.epoch)
             self.oracle.saw_vote(made)
         if self.rng.random() < 0.05:  # it has voted, and nobody hears of it
-            self.perform(node, replica.vote_refused(request, "signer_unavailable", is_final=False))
+            self.perform(node, replica.vote_refused(request, is_final=False))
             return
         self._push(self.now_ms + self.rng.randrange(5), node.number, node.incarnation, "voted", (request, made))
 

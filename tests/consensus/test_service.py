@@ -116,6 +116,7 @@ async def test_a_divergent_state_halts_loudly(tmp_path: Path) -> None:
     board = Switchboard()
     members = [Member(tmp_path, number, board) for number in range(4)]
     members[2].chain.is_wrong = True
+    figures = members[2].metrics = Figures()
     with trio.fail_after(30), pytest.raises(ExceptionGroup) as caught:
         async with trio.open_nursery() as nursery:
             for member in members:
@@ -126,6 +127,7 @@ async def test_a_divergent_state_halts_loudly(tmp_path: Path) -> None:
         error = error.exceptions[0]
     assert isinstance(error, ConsensusHalted)
     assert error.reason == "state_divergence"
+    assert figures.gauges["state_divergence",] == 1
 
 
 async def test_one_asker_cannot_keep_others_from_catching_up(tmp_path: Path, nursery: trio.Nursery) -> None:

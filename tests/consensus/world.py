@@ -189,6 +189,7 @@ class Switchboard:
     def __init__(self) -> None:
         self.services: dict[bytes, ConsensusService] = {}
         self.blamed: list[bytes] = []
+        self.banned: list[bytes] = []
         self.reasons: list[str] = []
         self.down: set[bytes] = set()
         self.taps: list[Callable[[bytes, bytes, bytes], bool]] = []
@@ -218,6 +219,9 @@ class Port:
     def blame(self, address: bytes, reason: str) -> None:
         self._board.blamed.append(address)
         self._board.reasons.append(reason)
+
+    def ban(self, address: bytes, reason: str) -> None:
+        self._board.banned.append(address)
 
 
 class ElsewhereVoter:

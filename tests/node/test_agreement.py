@@ -12,16 +12,18 @@ from consensus.core import EVIDENCE_VIEWS
 from consensus.service import BuildRequest
 from consensus.votes import Certificate
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate
-from node.agreement import _ChainPort, _root
+from node.agreement import _ChainPort, _NetworkPort, _root
 from node.stages import Stages
 from node.verifier import SignatureVerifier, VerifierOptions
 from p2p.frame import Class
 from p2p.mux import MuxLimits
+from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.votes import FINALIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
 from state.store import Nullification
 from state.transition.staking import load_committee
 from tests.node.world import START_MS, VALIDATOR, World
+from tests.p2p.helpers import NOW_MS, identity
 
 
 def test_every_message_of_consensus_fits_into_its_lane() -> None:
@@ -102,3 +104,15 @@ def test_a_restart_reads_the_nullifications_of_the_last_views_again(tmp_path: Pa
     assert (root.view, root.certificate) == (view, final)
     assert certificates == tuple(skipped[-EVIDENCE_VIEWS:])
     store.close()
+
+
+async def test_who_serves_false_blocks_is_kept_away_unless_it_sits() -> None:
+    sitting, liar = b"s" * 20, b"l" * 20
+    network = Network(NetworkConfig(), identity(0), now_ms=lambda: NOW_MS)
+    network.set_persistent([sitting])
+    port = _NetworkPort(network)
+    port.blame(liar, "nonsense")
+    assert not network.bans()
+    for address in (sitting, liar):
+        port.ban(address, "false blocks")
+    assert list(network.bans()) == [liar]

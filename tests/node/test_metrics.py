@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,16 +15,26 @@ import trio
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from consensus.service import METRICS, ConsensusHalted
+from node.config import MetricsOptions, NodeOptions
+from node.home import Home
 from node.metrics import NodeMetrics, serve_metrics
+from node.service import Node
 from state.primitives.errors import ConfigError
+from state.primitives.keys import SecretKey
+from tests.node.test_home import GENESIS
 
 SPECIFIED = """epoch view finalized_height finalized_view_lag backoff_exponent notarization_latency_seconds
 finalization_latency_seconds proposal_build_seconds block_execute_seconds vote_guard_fsync_seconds
 view_timeouts_total nullifications_total votes_total seat_last_vote_view equivocations_total guard_refusals_total
-certificates_total retransmits_total blocksync_lag_blocks state_divergence"""
+certificates_total retransmits_total blocksync_lag_blocks state_divergence late_votes_total
+missing_weight_ratio evidence_pending statesync_chunks_total epoch_tail_misses_total
+committee_lottery_weight_ratio"""
+ADDED = {"messages_dropped_total", "signer_connected"}
 LABELS = {"view_timeouts": ("reason",), "nullifications": ("leader",), "votes": ("kind", "result"),
           "seat_last_vote_view": ("seat",), "equivocations": ("type",), "guard_refusals": ("rule",),
-          "certificates": ("kind", "source")}  # fmt: skip
+          "certificates": ("kind", "source"), "late_votes": ("kind",), "statesync_chunks": ("result",),
+          "epoch_tail_misses": ("seat",)}  # fmt: skip
 
 
 def families(metrics: NodeMetrics) -> dict[str, Any]:
@@ -31,6 +43,7 @@ def families(metrics: NodeMetrics) -> dict[str, Any]:
 
 
 def test_the_names_and_labels_are_those_of_the_specification() -> None:
+    assert set(METRICS) == {*SPECIFIED.split(), *ADDED}
     metrics = NodeMetrics()
     for name, labels in LABELS.items():
         known = dict.fromkeys(labels, "x")
@@ -54,6 +67,14 @@ def test_what_is_counted_set_and_observed_is_shown() -> None:
     assert found["sdbft_view"].samples[0].value == 7
     samples = found["sdbft_finalization_latency_seconds"].samples
     assert next(s.value for s in samples if s.name.endswith("_count")) == 1
+
+
+def test_what_is_cleared_is_shown_no_more() -> None:
+    metrics = NodeMetrics()
+    metrics.set("seat_last_vote_view", 5, seat="0x01")
+    assert families(metrics)["sdbft_seat_last_vote_view"].samples
+    metrics.clear("seat_last_vote_view")
+    assert not families(metrics)["sdbft_seat_last_vote_view"].samples
 
 
 def fetch(url: str) -> tuple[int, bytes]:
@@ -91,3 +112,48 @@ async def test_health_readiness_and_metrics_are_served_and_nothing_else(port: in
         with pytest.raises(ConfigError, match=str(port)):
             await serve_metrics(metrics, "127.0.0.1", port)
         nursery.cancel_scope.cancel()
+
+
+class Diverging(Node):
+    """A node that fetches a state, is told to go on, and then finds that its state is another one."""
+
+    def __init__(self, home: Home, options: NodeOptions) -> None:
+        super().__init__(home, options, GENESIS, SecretKey(b"k" * 32), ())
+        self.goes_on = trio.Event()
+
+    async def _run_parts(self, task_status: trio.TaskStatus[None]) -> None:
+        self.metrics.count("statesync_chunks_total", result="ok")
+        task_status.started()
+        await self.goes_on.wait()
+        self.metrics.set("state_divergence", 1)
+        raise ConsensusHalted("state_divergence", "a test")
+
+
+def shows(text: bytes, line: str) -> bool:
+    return line in text.decode().splitlines()
+
+
+async def test_metrics_are_there_from_the_start_and_until_a_divergence_was_seen(port: int, tmp_path: Path) -> None:
+    options = NodeOptions(metrics=MetricsOptions(listen=f"127.0.0.1:{port}"))
+    node = Diverging(Home(tmp_path), options)
+    get: Callable[[str], Any] = lambda path: trio.to_thread.run_sync(fetch, f"http://127.0.0.1:{port}{path}")  # noqa: E731
+    ended: list[ConsensusHalted] = []
+
+    async def live(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with pytest.raises(ConsensusHalted) as caught:
+            await node.run(task_status)
+        ended.append(caught.value)
+
+    with trio.fail_after(50):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(live)
+            assert await get("/healthz") == (200, b"ok\n")
+            assert (await get("/readyz"))[0] == 503
+            assert shows((await get("/metrics"))[1], 'sdbft_statesync_chunks_total{result="ok"} 1.0')
+            node.goes_on.set()
+            seen = False
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                while not ended:  # also once more than it is seen: what was read too early is not counted
+                    seen |= shows((await get("/metrics"))[1], "sdbft_state_divergence 1.0")
+    assert seen
+    assert [error.reason for error in ended] == ["state_divergence"]
