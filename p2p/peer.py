@@ -609,19 +609,28 @@ class Peer:
         self.mux.may_begin_bulk = False
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_lane, lane, link, nursery.cancel_scope)
-                nursery.start_soon(self._watch_lane, lane, link, nursery.cancel_scope)
-                nursery.start_soon(self._read_lane, lane, link, nursery.cancel_scope)
+                nursery.start_soon(self._write_lane, lane, link)
+                nursery.start_soon(self._watch_lane, lane, link)
+                await self._read_lane(lane, link)
+                nursery.cancel_scope.cancel()
         finally:
-            if self.lanes.pop(link, None) is not None:
-                self._bytes_in += link.bytes_in
-                self._bytes_out += link.bytes_out
-            lane.lost()
-            self._share_bulk()
-            self._want_lanes()
-            self._bulk_wake.set()
-            self._wake.set()
+            self._end_lane(lane, link)
             await link.aclose()
+
+    def _end_lane(self, lane: Lane, link: Link) -> None:
+        """Take a lane out of use. What has wholly come on it is still dealt with: it will not come again."""
+        link.retire()
+        if self.lanes.pop(link, None) is None:
+            return
+        self._bytes_in += link.bytes_in
+        self._bytes_out += link.bytes_out
+        lane.is_draining = True  # its writer may not have ended yet, and must take nothing more
+        lane.lost()
+        if self.closed_for is None and self._nursery is not None:
+            self._nursery.start_soon(link.aclose)
+        self._share_bulk()
+        self._want_lanes()
+        self._wake.set()
 
     def _share_bulk(self) -> None:
         """Let our bulk begin on the lanes that are there for it, on the peer's only while there is none."""
@@ -630,7 +639,7 @@ class Peer:
             lane.is_spare = has_own and not lane.is_ours
         self._bulk_wake.set()
 
-    async def _write_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+    async def _write_lane(self, lane: Lane, link: Link) -> None:
         sent_bytes = 0
         buffer = memoryview(bytearray(_LANE_WRITE_RECORDS * RECORD_BYTES_MAX))
         try:
@@ -647,9 +656,9 @@ class Peer:
                 await link.send(buffer[:size], timeout_s=self._limits.write_timeout_s)
                 self._give_room()
         except (LinkLost, trio.TooSlowError):
-            scope.cancel()
+            self._end_lane(lane, link)
 
-    async def _watch_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+    async def _watch_lane(self, lane: Lane, link: Link) -> None:
         limits = self._limits
         watch = StallWatch(self._patience, trio.current_time())
         pinged_at, told = -math.inf, (link.bytes_in, 0)
@@ -659,7 +668,7 @@ class Peer:
             idle_s = limits.lane_idle_s * (1 if lane.is_ours else 2)
             if now - link.used_at > idle_s and not lane.is_owed:
                 link.is_broken = False
-                scope.cancel()
+                self._end_lane(lane, link)
                 return
             if now - pinged_at > (limits.idle_timeout_s if link.rtt_s is not None else limits.probe_s):
                 pinged_at = now
@@ -681,15 +690,14 @@ class Peer:
                 self._patience.alarmed(now)
                 link.is_stalled = True
                 self.mux.give_up(lane.name)
-                self._wake.set()
-                scope.cancel()
+                self._end_lane(lane, link)
                 return
             lane.is_doubtful = watch.is_doubtful(now)
             if lane.is_doubtful and self.is_attached and now - self._pinged_at >= limits.probe_s / 2:
                 self._ping(now)  # a word of the peer's on the other connection is what tells the two apart
             await trio.sleep(limits.lane_tick_s)
 
-    async def _read_lane(self, lane: Lane, link: Link, scope: trio.CancelScope) -> None:
+    async def _read_lane(self, lane: Lane, link: Link) -> None:
         data, received_bytes = b"", 0
         try:
             while True:
@@ -716,10 +724,9 @@ class Peer:
                     self._wake.set()
                 data = await link.receive(_LANE_READ_BYTES)
         except LinkLost:
-            scope.cancel()
+            pass
         except RecordDamaged:
             link.suspect()
-            scope.cancel()
         except ProtocolError as error:
             self.close(error.code)
 

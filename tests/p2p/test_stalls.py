@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
@@ -361,3 +361,50 @@ async def test_a_swallowed_lane_over_real_sockets() -> None:
             await collect(inbox, 180)
             assert alice.counters["lanes_stalled"] >= 1
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_lines_do_bulk_of_both_ends_arrives_once(seed: int, autojump_clock: object) -> None:
+    """Connections swallow, come back and end, one by one and road by road; only Alice can dial."""
+    rng = Random(seed)
+    async with holes() as roads:
+        roads.bytes_per_s = {"first": 2_000_000, "second": 1_000_000}
+        ends = member(0, roads), member(1, roads)
+        got: tuple[list[int], list[int]] = [], []
+
+        def taking(numbers: list[int]) -> Callable[[bytes, bytes], Awaitable[None]]:
+            async def take(peer: bytes, body: bytes) -> None:
+                numbers.append(int.from_bytes(body[:4], "big"))
+                await trio.sleep(rng.choice((0, 0, 0, 0.02, 0.3)))
+
+            return take
+
+        for end, numbers in zip(ends, got, strict=True):
+            end.on_message(BLOCK, taking(numbers))
+        ends[0].add_endpoint(B, FIRST)
+        ends[0].add_endpoint(B, SECOND)
+        async with running(*ends), trio.open_nursery() as nursery:
+            await ends[0].wait_peers(1)
+            await trio.sleep(1)
+            nursery.start_soon(feed, ends[0], B, 150)
+            nursery.start_soon(feed, ends[1], A, 150)
+            for _ in range(15):
+                await trio.sleep(rng.uniform(0.1, 2))
+                match rng.randrange(4):
+                    case 0:
+                        await roads.cut(rng.choice(("first", "second")), for_good=False)
+                    case 1:
+                        roads.swallow(rng.choice(("first", "second")))
+                        await trio.sleep(rng.uniform(0.5, 4))
+                    case _:
+                        roads.swallow(
+                            *(f"{rng.choice(('first', 'second'))}#{rng.randrange(12)}" for _ in range(3))
+                        )
+                if rng.random() < 0.5:
+                    roads.swallow()
+            roads.swallow()
+            await until(lambda: all(len(numbers) >= 150 for numbers in got))
+            await trio.sleep(5)
+            assert [sorted(numbers) for numbers in got] == [list(range(150))] * 2
+            assert all(end.memory.used_bytes == 0 for end in ends)
+            assert all(end.peers()[0].age_s > 5 for end in ends)
