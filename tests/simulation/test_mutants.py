@@ -200,6 +200,19 @@ class KeepsTheJournal(r.Replica):
         self._torn = None
 
 
+def tears_all_journals(cluster: Cluster) -> None:
+    """The power of all fails again and again, each time amid a record; without the bug every run lives on."""
+    cluster.replica_type = KeepsTheJournal
+
+    def cut() -> None:
+        for node in cluster.nodes:
+            node.is_torn_next = True
+            cluster.crash(node, 20)
+
+    for at_ms in range(300, 2_400, 150):
+        cluster.call_at(at_ms, cut)
+
+
 class SunkenGuard(Guard):
     """Its floor never rises."""
 
@@ -288,36 +301,37 @@ def loses_the_journal(cluster: Cluster) -> None:
     cluster.start = forgetful  # type: ignore[method-assign]
 
 
+# By name: a kind of seeds where the campaign's own mixture finds it later than in 500, and the bug.
 MUTANTS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "finalize after nullify": (None, {"core_type": FinalizeAfterNullify, "guard_type": OpenGuard}),
     "nullify after finalize": (None, {"core_type": NullifyAfterFinalize, "guard_type": OpenGuard}),
     "notarize after nullify": (None, {"core_type": NotarizeAfterNullify, "guard_type": OpenGuard}),
-    "votes for every proposal": ("adversary", {"core_type": VotesForEveryProposal, "guard_type": OpenGuard}),
-    "skips without nullification": ("adversary", {"core_type": SkipsWithoutNullification}),
-    "any parent": ("adversary", {"core_type": AnyParent}),
-    "never asks for blocks": ("blackout", {"core_type": NeverAsks}),
-    "never repeats": ("crash", {"core_type": NeverRepeats}),
+    "votes for every proposal": (None, {"core_type": VotesForEveryProposal, "guard_type": OpenGuard}),
+    "skips without nullification": (None, {"core_type": SkipsWithoutNullification}),
+    "any parent": (None, {"core_type": AnyParent}),
+    "never asks for blocks": (None, {"core_type": NeverAsks}),
+    "never repeats": (None, {"core_type": NeverRepeats}),
     "commits what is only notarized": (None, {"core_type": CommitsNotarized}),
-    "guard forgets at a crash": ("crash", {"guard_type": ForgetfulGuard}),
-    "quorum too small": ("twins", {"mutate": smaller_quorum}),
-    "signatures not verified": ("adversary", {"mutate": unverified}),
-    "vote leaves before it is on disk": ("blackout", {"mutate": sends_before_sync}),
-    "nothing is ever synced": ("blackout", {"mutate": never_syncs}),
-    "journal lost at a crash": ("blackout", {"mutate": loses_the_journal}),
-    "torn journal not cut": ("blackout", replica(KeepsTheJournal)),
-    "torn guard not cut": ("blackout", {"guard_type": KeepsTheTornSlot}),
-    "floor of the guard not raised": ("epochs", {"guard_type": SunkenGuard}),
-    "floor of the guard off by one": ("calm", {"guard_type": GuardOffByOne}),
+    "guard forgets at a crash": (None, {"guard_type": ForgetfulGuard}),
+    "quorum too small": (None, {"mutate": smaller_quorum}),
+    "signatures not verified": (None, {"mutate": unverified}),
+    "vote leaves before it is on disk": (None, {"mutate": sends_before_sync}),
+    "nothing is ever synced": (None, {"mutate": never_syncs}),
+    "journal lost at a crash": (None, {"mutate": loses_the_journal}),
+    "torn journal not cut": ("blackout", {"mutate": tears_all_journals}),
+    "torn guard not cut": (None, {"guard_type": KeepsTheTornSlot}),
+    "floor of the guard not raised": (None, {"guard_type": SunkenGuard}),
+    "floor of the guard off by one": (None, {"guard_type": GuardOffByOne}),
     "a new block on the last of the epoch": (
-        "epochs",
+        None,
         {"core_type": NewBlockOnTheLast, "mutate": state_knows_no_epochs},
     ),
-    "last block never proposed again": ("epochs_partition", {"core_type": NeverProposesAgain}),
-    "last block refused when proposed again": ("epochs_partition", {"core_type": RefusesTheLastAgain}),
-    "votes of the old committee count": ("epochs_crash", replica(HearsEveryEpoch)),
-    "what was verified beside counts in any epoch": ("epochs_crash", replica(AdmitsInAnyEpoch)),
-    "quorum of the first committee": ("epochs_adversary", {"mutate": quorum_of_the_first_committee}),
-    "seat of the first committee": ("epochs", replica(KeepsTheSeat)),
+    "last block never proposed again": (None, {"core_type": NeverProposesAgain}),
+    "last block refused when proposed again": (None, {"core_type": RefusesTheLastAgain}),
+    "votes of the old committee count": (None, replica(HearsEveryEpoch)),
+    "what was verified beside counts in any epoch": (None, replica(AdmitsInAnyEpoch)),
+    "quorum of the first committee": (None, {"mutate": quorum_of_the_first_committee}),
+    "seat of the first committee": (None, replica(KeepsTheSeat)),
 }
 
 
