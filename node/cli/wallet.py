@@ -343,13 +343,19 @@ def _offer_options(function: _Function) -> _Function:
 
 
 def _hand_in(client: Client, raw: bytes, what: dict[str, Any], *, yes: bool) -> Receipt:
-    """Show what ``raw`` does and costs, ask where somebody is there to answer, and return its receipt."""
+    """Show what ``raw`` does and costs, ask where somebody is there to answer, and return its receipt.
+
+    ``what`` says of a call which one its data is.
+    """
     signed, chain = decode_transaction(raw), client.chain()
     fee, limit = signed.max_fee_per_gas, signed.gas_limit
+    to, amount = signed.payload[:2]  # of a transfer and of a call alike
     shown_first = {
         "chain": f"{chain.name} ({signed.chain_id})",
         "from": format_address(signed.recover_sender()),
+        "to": format_address(to),
         **what,
+        "amount": show_amount(amount),
         "fee": f"at most {show_amount(fee * limit)} ({limit} gas, {show_gwei(fee)} each)",
         "nonce": signed.nonce,
     }
@@ -389,8 +395,7 @@ def send(
             key, TRANSFER_KIND, [who, amount],
             nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
         )  # fmt: skip
-        what = {"to": format_address(who), "amount": show_amount(amount)}
-        receipt = _hand_in(client, raw, what, yes=yes)
+        receipt = _hand_in(client, raw, {}, yes=yes)
     show_receipt(receipt, as_json)
 
 
@@ -455,10 +460,7 @@ def call(
             session.key(), wanted.address, value=value, data=wanted.encode(values),
             nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
         )  # fmt: skip
-        what = {
-            "contract": f"{contract} ({format_address(wanted.address)})", "function": str(wanted),
-            "arguments": list(arguments), "value": show_amount(value),
-        }  # fmt: skip
+        what = {"contract": contract, "function": str(wanted), "arguments": list(arguments)}
         receipt = _hand_in(client, raw, what, yes=yes)
     show_receipt(receipt, as_json)
 
