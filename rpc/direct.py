@@ -215,6 +215,8 @@ class DirectRequest:
         try:
             async with asyncio.timeout(SEND_DEADLINE_S):
                 await flow.drain()
+                if self.disconnected:
+                    return
                 first = body[:CHUNK_BYTES]
                 transport.write(self._start(body) + first)
                 for at in range(CHUNK_BYTES, len(body), CHUNK_BYTES):

@@ -133,6 +133,10 @@ class Dispatcher:
             raise RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=1)
         return held
 
+    def weigh_answer(self, caller: Caller, size: int) -> None:
+        """Charge for an answer by its length, which is what the work for it follows."""
+        self._budgets.owe(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
+
     def charge(self, caller: str, units: int) -> float:
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
         return self._budgets.take(caller, units, self._clock())
@@ -211,7 +215,7 @@ class Dispatcher:
             if len(answer) > self._options.answer_bytes_max:
                 raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
             if len(answer) > ANSWER_BYTES_OF_UNIT:
-                self._budgets.owe(caller.key, len(answer) // ANSWER_BYTES_OF_UNIT - 1, self._clock())
+                self.weigh_answer(caller, len(answer))
             return answer
         except DekubeError as error:
             known = as_rpc_error(error)

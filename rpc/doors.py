@@ -120,6 +120,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         _in_headers = False
         _trailers = 0
         _lingers = False
+        _answering: Any = None
+        """The request that had to wait for those before it, and is answered now."""
         _header_bytes = 0
         _asker: Caller | None = None
         _is_proxy = False
@@ -255,6 +257,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         def on_body(self, body: bytes) -> None:
             if self._direct is None:
                 super().on_body(body)
+                if not self._waiting.keep(len(self.cycle.body)):
+                    self.transport.abort()
             else:
                 self._direct.on_body(body)
 
@@ -274,10 +278,13 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 return
             self.flow.resume_reading()
             if self.pipeline:
-                self._start_asgi_task(*self.pipeline.pop())
+                self._answering, application = self.pipeline.pop()
+                self._start_asgi_task(self._answering, application)
                 return
             if self._waiting.told:
                 self._waiting.keep(0)
+            if self.cycle.body and self.cycle.response_complete:
+                self.cycle.body = bytearray()  # of a request that needs none, like GET: nobody has read it
             self._idle_since = self.loop.time()
             if self._idle_timer is None:
                 self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
@@ -306,9 +313,12 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._caller is not None:
                 doors.leave(self._caller)
                 self._caller = None
-            for request in (self.cycle, *(waiting for waiting, _ in self.pipeline)):
-                if isinstance(request, DirectRequest) and not request.response_complete:
-                    request.disconnected = True
+            for request in (self.cycle, self._answering, *(waiting for waiting, _ in self.pipeline)):
+                if request is None or request.response_complete:
+                    continue
+                request.disconnected = True  # or it would write to what is closed
+                request.message_event.set()
+                if isinstance(request, DirectRequest):
                     request.let_go()
                     if request.task is not None:
                         request.task.cancel()

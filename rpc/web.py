@@ -497,7 +497,9 @@ async def _answer_rest(
         headers = {"retry-after": "1"} if status in (429, 503) else None
         return _json({"error": known.to_json()}, status, headers)
     application.metrics.observe(method.name, "ok")
-    return _json(result, 404 if any(value is None for value in _subject(result)) else 200)
+    response = _json(result, 404 if any(value is None for value in _subject(result)) else 200)
+    application.dispatcher.weigh_answer(caller, len(response.body))
+    return response
 
 
 def _subject(result: Json) -> list[Json]:

@@ -17,7 +17,7 @@ from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions
 from tests.rpc.harness import Gateway
 from tests.rpc.raw import Wire, call, chunked, post
-from tests.rpc.test_hostile import CHAIN, FREE, Place, attacked, rss_mib
+from tests.rpc.test_hostile import CHAIN, FREE, NOWHERE, Place, attacked, rss_mib
 
 MIB = 1024 * 1024
 OPTIONS = GatewayOptions("", dispatch=FREE)
@@ -198,7 +198,21 @@ async def openings_that_are_none(place: Place) -> None:
                 pass
 
 
+async def who_leaves_behind_requests_in_line(place: Place) -> None:
+    """What is answered when the client has gone is not written to what is closed."""
+    slow = call("dekube_waitForReceipt", NOWHERE, 100)
+    big = b"[" + b",".join([call("rpc.discover")] * 8) + b"]"
+    get = b"GET /openrpc.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for line in (post(slow) + post(big) * 3, post(slow) + get * 3, get * 4 + post(slow) * 2, post(big) * 4):
+        for _ in range(5):
+            async with await Wire.open(place.it) as wire:
+                await wire.send(line)
+                with trio.move_on_after(0.15):
+                    await wire.answer()
+
+
 SCENARIOS = [
+    who_leaves_behind_requests_in_line,
     chunks_of_a_byte,
     trailers_without_end,
     fragments_of_nothing,
