@@ -529,7 +529,7 @@ def _check_place(header: Header, parent: _Parent, interval_ms: int) -> None:
         raise InvalidBlock(f"height {header.height} on a parent of height {parent.height}")
     # With what voters hold because it is ahead of their clocks, this keeps any leader from making time run faster.
     if header.time_ms < parent.time_ms + interval_ms:
-        raise BlockTimeWrong(f"time {header.time_ms}, less than {interval_ms} ms after the parent's {parent.time_ms}")
+        raise BlockTimeWrong(f"time {header.time_ms}, the parent's {parent.time_ms}, interval {interval_ms} ms")
     if (header.state_root, header.receipt_root) != (parent.state_root, parent.receipt_root):
         raise StateDiverged(
             f"height {parent.height}: state root {parent.state_root.hex()} here, {header.state_root.hex()} in the "
