@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -368,7 +368,7 @@ async def test_who_dawdles_or_does_not_read_holds_nobody_up(
         before = rss_mib(place.it.process.pid)
         for _ in range(5):
             for wire in wires[2::4]:
-                with trio.move_on_after(0.05):
+                with trio.move_on_after(0.05), suppress(trio.BrokenResourceError):  # the address holds too much
                     await wire.send(big)  # more questions behind the unread answer
             await place.is_well()
         await mint(place.it, place.node)
