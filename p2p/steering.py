@@ -30,6 +30,8 @@ __all__ = ["Steering"]
 
 _PROBES_MAX: Final = 4
 """Handshakes at once that only take a round trip."""
+_PROBES_PER_S: Final = 1.0
+"""Over all peers: where ways lead is what their records say, and those may be anybody's."""
 
 
 class Steering:
@@ -61,6 +63,7 @@ class Steering:
         self._numbers: dict[Peer, WayNumbers] = {}
         """The ways that we have to those who ask."""
         self._probing = 0
+        self._probes = RateLimiter(per_s=_PROBES_PER_S, burst=_PROBES_MAX)
         self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
         """Lanes that others asked for, from their dial to their end."""
         self._answers = RateLimiter(per_s=limits.lane_answers_per_s, burst=4)
@@ -226,7 +229,7 @@ class Steering:
             return
         if self._nursery is not None and self._probing < _PROBES_MAX:
             path = table.to_probe(control.endpoint, now)
-            if isinstance(path, Endpoint):
+            if isinstance(path, Endpoint) and self._probes.allows(None, now):
                 self._probing += 1
                 self._nursery.start_soon(self._probe, peer.address, path)
 
