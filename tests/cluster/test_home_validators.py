@@ -107,7 +107,8 @@ def test_validators_find_out_how_they_are_reached(tmp_path: Path) -> None:
                 wait_for(lambda at=host: reached(at).get("how") == "direct", "it knows that others can dial it")
                 there = f"tcp:{lab.plan.address4(host)}:{PEER_PORT}"
                 assert reached(host)["endpoints"] == {there: "public"}
-            wait_for(lambda: "could not dial" in reached("A").get("why", ""), "it knows that nobody can dial it")
+            wait_for(lambda: reached("A").get("how") == "relays", "it is reached through its relay")
             at_home = reached("A")
-            assert at_home["how"] == "relays" and len(at_home["relays"]) == 1
-            assert list(at_home["endpoints"].values()) == ["closed"]
+            assert len(at_home["relays"]) == 1
+            # Whether anybody could try it directly depends on who dialled whom first.
+            assert {*at_home["endpoints"].values()} <= {"closed", "unknown"}
