@@ -84,6 +84,8 @@ class Play:
         self._client = client
         self._job = job
         self._node = node
+        self._height = ""
+        """Where the client first stood: a state that every node still has a moment later."""
         self._moves = moves
         self._sent: list[Sent] = []
         self._nonces: Counter[str] = Counter()
@@ -206,6 +208,7 @@ class Play:
         )  # fmt: skip
         assert found["chain_id"] == str(CHAIN_ID)
         assert int(found["height"]) > 0
+        self._height = str(found["height"])
         self._did("connect")
 
     async def _look_around(self) -> None:
@@ -213,7 +216,7 @@ class Play:
         for who in (job.requester, job.worker, job.staker):
             assert await self._ask("balance", address=who.address) == str(FUNDS)
             self._did("balances")
-        assert await self._ask("balance", address=job.staker.address, height="1") == str(FUNDS)
+        assert await self._ask("balance", address=job.staker.address, height=self._height) == str(FUNDS)
         assert await self._ask("nonce", address=job.staker.address) == "0"
         if not self._lacks("batches"):
             addresses = [job.requester.address, job.worker.address, "0x" + "33" * 20] * 10
