@@ -44,8 +44,9 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 unit: $(VENV)/dev.stamp ## unit and property tests
 	$(BIN)/pytest -q -n $(JOBS) -m "not cluster and not compose" --ignore tests/simulation
 
-fuzz: $(VENV)/dev.stamp ## N changed inputs to every decoder
-	FUZZ_INPUTS=$(N) $(BIN)/pytest -q -n $(JOBS) tests/fuzz
+fuzz: $(VENV)/dev.stamp ## N changed inputs to every decoder, as many as it is told; goes on where it was stopped
+	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
+	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
 simulation: $(VENV)/dev.stamp ## consensus simulation: at least 2,000 seeds
 	$(BIN)/pytest -q -n $(JOBS) tests/simulation

@@ -295,7 +295,7 @@ class Target:
     covers: tuple[str, ...]
     raises: Raises = MALFORMED
     cost: int = 1
-    """How many times fewer inputs it gets than others, because each takes longer."""
+    """How many times fewer inputs it gets with every run of the tests; in a campaign all get as many."""
     memory: int = 40
     """Peak bytes allowed for each byte of input; what is fixed is allowed on top."""
 

@@ -1,29 +1,25 @@
 """Every decoder against changed bytes: typed errors or the one spelling, bounded time, bounded memory.
 
-``FUZZ_INPUTS`` sets the inputs for each decoder (``make fuzz N=...``); ``FUZZ_SEED`` another sequence of them.
+A quick look with every run of the tests, dear decoders with fewer inputs; the long one, with N inputs to each, is
+tests/fuzz/campaign.py (``make fuzz N=...``).
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import tracemalloc
-from pathlib import Path
 from random import Random
 from time import perf_counter
 
 import pytest
 
+from tests.fuzz.campaign import CORPUS, OTHERS, SECONDS_MAX, corpus_of
 from tests.fuzz.decoders import TARGETS, Target
 from tests.fuzz.mutate import mutate
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
-SEED = os.environ.get("FUZZ_SEED", "1")
-SECONDS_MAX = 5.0
-"""For one input, on a machine that does other things; what is quadratic in a whole message takes longer."""
+INPUTS = 3_000
+SEED = "1"
 MEMORY_FIXED_BYTES = 512 * 1024
-CORPUS = Path(__file__).parent / "corpus"
-OTHERS = tuple(sample for target in TARGETS.values() for sample in target.samples[:2])
 
 
 def read(name: str, target: Target, data: bytes) -> bool:
@@ -50,7 +46,7 @@ def test_the_first_sample_is_good(name: str) -> None:
 def test_changed_bytes_raise_typed_errors_only(name: str) -> None:
     target = TARGETS[name]
     random = Random(f"{SEED}/{name}")
-    pool = list(target.samples)
+    pool = [*target.samples, *corpus_of(name)]
     for _ in range(max(10, INPUTS // target.cost)):
         data = mutate(random, random.choice(pool), OTHERS)
         # What was accepted though changed leads further than the samples do.
@@ -78,7 +74,8 @@ def test_memory_is_bounded_by_the_size_of_the_input(name: str) -> None:
         tracemalloc.stop()
 
 
-def test_what_once_failed_does_not_again() -> None:
+def test_what_once_failed_or_led_further_is_read() -> None:
     for file in sorted(CORPUS.glob("*.hex")):
-        name, data = file.read_text().splitlines()
-        read(name, TARGETS[name], bytes.fromhex(data))
+        name, *inputs = file.read_text().splitlines()
+        for data in inputs:
+            read(name, TARGETS[name], bytes.fromhex(data))
