@@ -1,9 +1,10 @@
-"""Blocks of many transactions: shown in turns and once for all who ask, and what is shown is what each alone says."""
+"""Blocks of many transactions: shown in turns, once for all who ask, and as each transaction alone is shown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -120,7 +121,7 @@ def test_a_large_block_is_shown_in_turns_and_once(tmp_path: Path, monkeypatch: p
         asking = [link.rendered("part", loaded, item) for _ in range(4)]
         *answers, _ = await asyncio.gather(*asking, other())
         assert shown == list(range(COUNT)), "once for all who ask"
-        assert max(b - a for a, b in zip(turns, turns[1:], strict=False)) <= ITEMS_OF_TURN
+        assert max(b - a for a, b in pairwise(turns)) <= ITEMS_OF_TURN
         answers.append(await link.rendered("part", loaded, item))
         assert len(shown) == COUNT, "and kept"
         assert all(json.loads(orjson.dumps(answer)) == list(range(COUNT)) for answer in answers)

@@ -186,7 +186,8 @@ async def test_who_reads_gets_all_of_it_however_much_a_block_tells(tmp_path: Pat
 async def test_a_client_that_does_not_read_is_closed_and_delays_nobody(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     node.mint()
-    options = GatewayOptions("", session=SessionOptions(queue_messages_max=8, queue_bytes_max=64 * 1024, slow_reader_s=0.2))
+    session = SessionOptions(queue_messages_max=8, queue_bytes_max=64 * 1024, slow_reader_s=0.2)
+    options = GatewayOptions("", session=session)
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
         slow = await trio.to_thread.run_sync(connect_slowly, it)
         good = await Socket.open(it)
