@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ pytestmark = pytest.mark.cluster
 def heights(network: HomeNetwork) -> list[int]:
     statuses = [network.status(host) for host in network.validators]
     return [-1 if status is None else int(status["height"]) for status in statuses]
+
+
+def have(network: HomeNetwork, height: int) -> bool:
+    return min(heights(network)) >= height
 
 
 def reservations(network: HomeNetwork) -> list[int]:
@@ -54,7 +59,7 @@ def test_validators_that_nobody_can_dial_agree_on_blocks(tmp_path: Path) -> None
                 processes[relay].kill()
                 processes[relay].wait()
                 height = max(heights(network))
-                wait_for(lambda top=height: min(heights(network)) >= top + 3, "blocks go on without a relay")
+                wait_for(partial(have, network, height + 3), "blocks go on without a relay")
                 costs.append(timeouts(network) - before)
                 assert all(process.poll() is None for host, process in processes.items() if host != relay)
                 if not costs[-1]:
@@ -103,8 +108,11 @@ def test_validators_find_out_how_they_are_reached(tmp_path: Path) -> None:
                 status = network.status(host)
                 return {} if status is None else dict(status["reachability"])
 
+            def is_direct(host: str) -> bool:
+                return reached(host).get("how") == "direct"
+
             for host in ("P1", "P2", "P3"):
-                wait_for(lambda at=host: reached(at).get("how") == "direct", "it knows that others can dial it")
+                wait_for(partial(is_direct, host), "it knows that others can dial it")
                 there = f"tcp:{lab.plan.address4(host)}:{PEER_PORT}"
                 assert reached(host)["endpoints"] == {there: "public"}
             wait_for(lambda: reached("A").get("how") == "relays", "it is reached through its relay")

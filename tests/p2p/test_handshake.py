@@ -168,3 +168,26 @@ def test_a_node_without_its_account_key_loads_secret_and_certificate() -> None:
     assert (loaded.address, loaded.signer.address) == (ALICE.address, issued.certificate.signer)
     with pytest.raises(CertificateInvalid):
         Identity.load(bytes(32), issued.certificate, now_ms=NOW_MS)
+
+
+@given(st.integers(1, 3), st.booleans())
+def test_what_was_recorded_of_a_handshake_opens_no_other(messages: int, towards_dialler: bool) -> None:
+    """Both ends bring ephemeral keys of their own, so old messages prove nothing to a new handshake."""
+    initiator, responder = pair(identity(ALICE), identity(BOB))
+    first = initiator.start()
+    second = responder.receive(first)
+    third = initiator.receive(second)
+    assert initiator.session is not None
+    if towards_dialler:
+        again, _ = pair(identity(ALICE), identity(BOB))
+        again.start()
+        with pytest.raises(HandshakeFailed):
+            again.receive(second)
+        assert again.session is None
+    else:
+        _, again = pair(identity(ALICE), identity(BOB))
+        again.receive(first)
+        if messages > 1:
+            with pytest.raises(HandshakeFailed):
+                again.receive(third)
+        assert again.session is None
