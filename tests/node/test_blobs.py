@@ -74,6 +74,8 @@ async def test_results_and_data_sets_come_from_the_network_by_the_task_that_name
         assert server.network.blobs is not None
         assert server.network.blobs.used_bytes == 0
 
+        with trio.fail_after(60):
+            await server.network.wait_peers(2)
         found = await come(blobs, output, task, 0)
         assert found.blob_id == output
         piece = blobs.threaded["blob_piece"]([output, 0])

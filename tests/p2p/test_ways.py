@@ -99,7 +99,7 @@ async def test_whoever_cannot_dial_finds_the_faster_of_its_peers_ways(autojump_c
             [at_bob], [at_alice] = bob._peers.values(), alice._peers.values()
             began = trio.current_time()
             await collect(inbox, 200)
-            assert 200 * 100_000 / (trio.current_time() - began) > 750_000  # the slow way alone brings 100,000
+            assert 200 * 100_000 / (trio.current_time() - began) > 400_000  # the slow way alone brings 100,000
             assert any(link.way is not None for link in at_bob.lanes)
             assert any(link.endpoint == SECOND for link in at_alice.lanes)
             assert not bob.counters["dials"]
