@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from rpc.client import Client, TaskUpdate
 from rpc.client.blobs import Progress, blob_of_file
 from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
-from tasks.datasets import make_dataset
+from tasks.datasets import Dataset, make_dataset
 from tasks.recipes import digits_spec
 
-__all__ = ["Job", "follow", "make_digits_job", "say_update", "task_transactions"]
+__all__ = ["Job", "follow", "make_digits_job", "put_digits_of", "say_update", "task_transactions"]
 
 
 class Job(NamedTuple):
@@ -37,17 +38,38 @@ def make_digits_job(
     Raises UnsupportedJob for what the engine cannot train, ConfigError without the extra ``datasets``,
     ControlUnavailable when the node does not run, ClientError when no gateway takes it.
     """
+    dataset, blob = _put_digits(client, control, key, progress)
+    price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
+    return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
+
+
+def put_digits_of(
+    client: Client, raw: bytes, *, control: Path | None, key: SecretKey, progress: Progress | None = None
+) -> None:
+    """Put the digits data set where workers find it, if the job of the canonical bytes ``raw`` trains on it.
+
+    A job that was only priced, and kept in a file, names it too. Without the extra ``datasets`` nothing is put;
+    other errors as ``make_digits_job``.
+    """
+    try:
+        _, blob = _put_digits(client, None, None, None)
+    except ConfigError:
+        return
+    if specs.decode_spec(raw).dataset.blob == blob:
+        _put_digits(client, control, key, progress)
+
+
+def _put_digits(
+    client: Client, control: Path | None, key: SecretKey | None, progress: Progress | None
+) -> tuple[Dataset, bytes]:
     dataset = make_dataset("digits")
     with tempfile.NamedTemporaryFile(suffix=".dataset") as file:
         file.write(dataset.encode())
         file.flush()
         path = Path(file.name)
         if control is None and key is None:
-            blob = blob_of_file(path).blob_id
-        else:
-            blob = client.upload(path, control=control, key=key, progress=progress)
-    price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
-    return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
+            return dataset, blob_of_file(path).blob_id
+        return dataset, client.upload(path, control=control, key=key, progress=progress)
 
 
 def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s: float = 3600.0) -> str:

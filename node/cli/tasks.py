@@ -14,7 +14,7 @@ from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_
 from node.cli.options import AMOUNT
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
-from node.posting import follow, make_digits_job
+from node.posting import follow, make_digits_job, put_digits_of
 from rpc.client import Client, NoResult, TaskEnded, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.shapes import EscrowTotals, Receipt, Task
@@ -132,7 +132,11 @@ def _recipe_options(function: _Function) -> _Function:
 def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | None = None) -> bytes:
     """Return the canonical bytes of the job; with a ``key`` a built-in data set goes to where workers find it."""
     if recipe.spec_file is not None:
-        return read_spec(recipe.spec_file)
+        raw = read_spec(recipe.spec_file)
+        if key is not None:
+            shown = show_progress("Uploading the data set")
+            put_digits_of(client, raw, control=session.control(), key=key, progress=shown)
+        return raw
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
             f"{recipe.steps} steps in {recipe.windows} windows: each window must have a multiple of "
