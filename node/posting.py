@@ -63,7 +63,9 @@ def _put_digits(
     client: Client, control: Path | None, key: SecretKey | None, progress: Progress | None
 ) -> tuple[Dataset, bytes]:
     dataset = make_dataset("digits")
-    with tempfile.NamedTemporaryFile(suffix=".dataset") as file:
+    # Beside the control socket: the node, which may be in another container, opens the file by its path.
+    place = None if control is None else control.parent
+    with tempfile.NamedTemporaryFile(dir=place, suffix=".dataset") as file:
         file.write(dataset.encode())
         file.flush()
         path = Path(file.name)
