@@ -33,14 +33,14 @@ from rpc.dispatch import Caller
 from rpc.doors import DoorOptions, Doors, make_protocols
 from rpc.errors import RpcError
 from rpc.holding import Ledger
-from rpc.limits import Budgets, caller_key
+from rpc.limits import Budgets, Proxies, caller_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.keys import SecretKey
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.transfer import TRANSFER_KIND
 
-__all__ = ["Faucet", "FaucetOptions", "FaucetRefused", "GrantBook", "read_address", "serve"]
+__all__ = ["Faucet", "FaucetOptions", "FaucetRefused", "GrantBook", "caller_of", "read_address", "serve"]
 
 _log = structlog.get_logger(__name__)
 
@@ -57,6 +57,8 @@ GRANTS_PER_DAY_MAX: Final = 1_000_000
 _COUNT_ADDRESS: Final = "SELECT count(*), min(time_ms) FROM grants WHERE address = ?"
 _COUNT_CALLER: Final = "SELECT count(*), min(time_ms) FROM grants WHERE caller = ?"
 _COUNT_ALL: Final = "SELECT count(*), min(time_ms) FROM grants WHERE time_ms > ?"
+_PROXIES: Final = Proxies(("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7"))
+"""Where a proxy of one's own stands; who asks from elsewhere names himself in vain."""
 AGAIN_S: Final = 5
 """After so long somebody who found the faucet busy, or its node away, may try again."""
 
@@ -80,7 +82,7 @@ class FaucetOptions:
     alarm: int = 1_000 * 10**18
     """A balance below is an alarm, in the metrics and the log."""
     proxied: bool = False
-    """Behind a proxy of one's own: callers are whom it names last in X-Forwarded-For."""
+    """Behind a proxy on an inner network: callers are whom it names last in X-Forwarded-For."""
     ready_file: Path | None = None
     """Written when it listens (JSON with process id and port)."""
 
@@ -323,7 +325,7 @@ class Application:
 
     async def _post(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         try:
-            caller = self._caller(scope)
+            caller = caller_of(scope, proxied=self._faucet.options.proxied)
             if wait_s := self._budgets.take(caller, 1, time.monotonic()):
                 raise FaucetRefused("too_often", "too many requests", status=429, retry_after_s=int(wait_s) + 1)
             hash_ = await self._faucet.give(read_address(await _read_body(receive)), caller)
@@ -333,13 +335,15 @@ class Application:
             return
         await _answer_json(send, 200, {"hash": hexed(hash_), "amount": str(self._faucet.options.amount)})
 
-    def _caller(self, scope: Mapping[str, Any]) -> str:
-        if self._faucet.options.proxied:
-            named = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-            if named:
-                return caller_key(named[-1].decode("latin-1").rpartition(",")[2].strip()[:64])
-        client = scope.get("client")
-        return caller_key(str(client[0])) if client else ""
+
+def caller_of(scope: Mapping[str, Any], *, proxied: bool) -> str:
+    """Return under what name the grants of whoever asks are counted."""
+    client = scope.get("client")
+    host = str(client[0]) if client else ""
+    if proxied and _PROXIES.include(host):
+        named = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        host = (Proxies.client_of(named[-1]) if named else None) or host
+    return caller_key(host) if host else ""
 
 
 async def _read_body(receive: Receive) -> bytes:

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from node.home import save_key
 from rpc.client import AnswerMalformed, AsyncClient, ClientError
 from rpc.client.api import read_grant
-from rpc.faucet import DAY_MS, FaucetOptions, FaucetRefused, GrantBook, read_address
+from rpc.faucet import DAY_MS, FaucetOptions, FaucetRefused, GrantBook, caller_of, read_address
+from rpc.limits import caller_key
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tests.rpc.harness import ALICE, COIN, DAVE, Gateway, Node, gateway, hexed, served
@@ -259,3 +260,13 @@ def _serious(genesis: Any) -> Any:
     from dataclasses import replace
 
     return replace(genesis, testnet=False)
+
+
+def test_a_proxy_is_believed_on_an_inner_network_alone() -> None:
+    def caller(host: str, *, proxied: bool = True, named: bytes = b"6.6.6.6, 192.0.2.7") -> str:
+        return caller_of({"client": (host, 1), "headers": [(b"x-forwarded-for", named)]}, proxied=proxied)
+
+    assert caller("127.0.0.1") == caller("10.1.2.3") == caller_key("192.0.2.7")
+    assert caller("203.0.113.5") == caller_key("203.0.113.5"), "a stranger names whom he likes"
+    assert caller("127.0.0.1", proxied=False) == caller_key("127.0.0.1")
+    assert caller("127.0.0.1", named=b"nobody") == caller_key("127.0.0.1")
