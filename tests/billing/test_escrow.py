@@ -138,3 +138,32 @@ def test_an_escrow_that_a_block_unbalances_is_found_among_its_changes() -> None:
     block.put(key, encode(fields))
     with pytest.raises(AssertionError):
         check_touched_escrows(block)
+
+
+def test_a_block_reads_its_own_lines_of_a_bill_and_may_change_no_older_one() -> None:
+    below, vault, _ = make()
+    vault.lock(Pool.PRICE, PAYER, 600, Purpose.PRICE)
+    vault.pay(Pool.PRICE, WORKER, 100, Purpose.WINDOW_PAY, Role.COMPUTE)
+    block = Overlay(below)
+    later = Vault.load(block, ID, lambda event: None, 9)
+    later.pay(Pool.PRICE, WORKER, 50, Purpose.WINDOW_PAY, Role.COMPUTE)
+    check_touched_escrows(block)
+    check_escrows(block)
+    prefix = bytes([Table.BILL]) + ID
+    newest, oldest = (prefix + number.to_bytes(4, "big") for number in (2, 0))
+    for key in (newest, oldest):
+        kept = block.get(key)
+        assert kept is not None
+        block.delete(key)
+        with pytest.raises(AssertionError):
+            check_touched_escrows(block)
+        block.put(key, kept)
+
+
+def test_a_bill_without_its_escrow_is_noticed() -> None:
+    below, vault, _ = make()
+    vault.lock(Pool.PRICE, PAYER, 600, Purpose.PRICE)
+    block = Overlay(below)
+    block.delete(bytes([Table.BILL]) + ID + bytes(4))
+    with pytest.raises(AssertionError):
+        check_touched_escrows(block)
