@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.terminal import printable_lines
 from state.primitives.errors import DekubeError
 
 __all__ = ["group", "main"]
@@ -111,10 +112,10 @@ def main() -> None:
         assert known is not None
         leaves = _leaves(known)
         for leaf in leaves:
-            click.echo(f"dekube: {leaf} [{_told(leaf)}]", err=True)
+            click.echo(f"dekube: {printable_lines(str(leaf))} [{_told(leaf)}]", err=True)
         sys.exit(max(map(exit_status, leaves)))
     except DekubeError as error:
-        click.echo(f"dekube: {error} [{_told(error)}]", err=True)
+        click.echo(f"dekube: {printable_lines(str(error))} [{_told(error)}]", err=True)
         sys.exit(exit_status(error))
 
 

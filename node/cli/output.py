@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from node.cli.terminal import printable
 
 __all__ = ["json_option", "parse_amount", "show", "show_amount", "show_fields", "show_gwei", "show_rows"]
 
@@ -39,7 +42,7 @@ def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(_plain(row.get(column)) for column in columns))
     _console().print(table)
 
 
@@ -52,7 +55,7 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in fields.items():
-        table.add_row(name, _cell(value))
+        table.add_row(name, _plain(value))
     _console(err=err).print(table)
 
 
@@ -86,6 +89,10 @@ def parse_amount(text: str) -> int:
     return int(whole or "0") * scale + (int((fraction or "0").ljust(unit, "0")) if unit else 0)
 
 
+def _plain(value: Any) -> Text:
+    return Text(printable(_cell(value)), overflow="fold")  # square brackets of a stranger are no markup
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
@@ -100,9 +107,3 @@ def _console(*, err: bool = False) -> Console:
     # A pipe has no width of its own; a narrow default would break every address in two.
     console = Console(stderr=err)
     return console if console.is_terminal else Console(width=200, stderr=err)
-
-
-def lines(items: Iterable[str]) -> None:
-    """Print each of ``items`` on a line."""
-    for item in items:
-        click.echo(item)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_
 from node.cli.options import AMOUNT
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
+from node.cli.terminal import printable_lines
 from node.posting import follow, make_digits_job, put_digits_of
 from rpc.client import Client, NoResult, TaskEnded, TransactionRefused
 from rpc.client.core import hexed
@@ -254,12 +256,12 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
     _expect_settled(made.id, str(answer["phase"]))
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+def _say(line: str, *, err: bool = True) -> None:
+    click.echo(printable_lines(line), err=err)
 
 
 def _watch(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
-    phase = follow(client, task_id, _say if as_json else click.echo, timeout_s=timeout_s)
+    phase = follow(client, task_id, partial(_say, err=as_json), timeout_s=timeout_s)
     if not as_json:
         _show_sums(client.bill(task_id).totals)
         click.echo(f"The task has ended: {phase}.")

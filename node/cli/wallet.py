@@ -20,6 +20,7 @@ from node.cli.options import (
 )
 from node.cli.output import json_option, show, show_amount, show_fields, show_gwei, show_rows
 from node.cli.session import Session, session_options
+from node.cli.terminal import printable_lines
 from node.home import save_key, write_private
 from node.keyring import MNEMONIC_WORDS, Keyring, key_of_mnemonic, new_mnemonic, parse_secret, random_key
 from rpc.client import Client, ClientError
@@ -611,5 +612,5 @@ def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as
 
 
 def _say(document: dict[str, Any], as_json: bool, text: str) -> None:
-    click.echo(json.dumps(document) if as_json else text)
+    click.echo(json.dumps(document) if as_json else printable_lines(text))
     sys.stdout.flush()
