@@ -17,7 +17,9 @@ from node.control import ask_node
 from rpc.client import Client
 from state.primitives.errors import DekubeError
 from testnet.cluster import PLAN_FILE
+from testnet.faucet import FAUCET
 from testnet.plan import member_names
+from tests.cluster.ports import free_ports
 
 PATIENCE_S = 60.0
 """For what must happen at all; how fast it must happen is measured in times of blocks."""
@@ -135,15 +137,21 @@ class Network:
     def wait_height(self, name: str, height: int) -> None:
         wait_for(lambda: self.height(name) >= height, f"{name} at height {height}")
 
-    def call(self, name: str, method: str, *params: Any) -> Any:
-        """Ask the gateway of a member, which may still be coming up."""
+    def url(self, name: str) -> str:
+        """Return where the gateway of a member is, or the faucet."""
         plan = json.loads((self.root / PLAN_FILE).read_text())
         members = member_names(plan["validators"], plan["workers"])
-        port = self.base_port + 3 * members.index(name) + 1
+        if name == FAUCET:
+            return f"http://127.0.0.1:{self.base_port + 3 * len(members)}"
+        return f"http://127.0.0.1:{self.base_port + 3 * members.index(name) + 1}"
+
+    def call(self, name: str, method: str, *params: Any) -> Any:
+        """Ask the gateway of a member, which may still be coming up."""
+        url = self.url(name)
 
         def ask() -> list[Any] | None:
             try:
-                with Client(f"http://127.0.0.1:{port}") as client:
+                with Client(url) as client:
                     return [client.call(method, *params)]
             except DekubeError:
                 return None
@@ -181,9 +189,9 @@ def is_alive(handle: int) -> bool:
 
 
 @contextmanager
-def network(root: Path, base_port: int, *options: str) -> Iterator[Network]:
-    """A network that is ended with the block, whatever happened in it."""
-    made = Network(root, base_port, *options)
+def network(root: Path, *options: str) -> Iterator[Network]:
+    """A network at ports of its own that is ended with the block, whatever happened in it."""
+    made = Network(root, free_ports(), *options)
     try:
         yield made
     finally:

@@ -7,11 +7,12 @@ import pytest
 from node.config import MempoolOptions, NodeOptions
 from node.stages import STAGES
 from testnet.bench import run
+from tests.cluster.ports import free_ports
 
 
 @pytest.mark.cluster
 def test_a_short_load_becomes_final_and_its_time_is_accounted_for() -> None:
-    figures = run(seconds=3, rate=2_000, window=6_000, base_port=28_700)
+    figures = run(seconds=3, rate=2_000, window=6_000, base_port=free_ports())
     assert figures["transactions_final"] >= 200
     assert figures["compact_proposals_sent"] > 0
     assert figures["compact_proposals_rebuilt"] + figures["compact_proposals_whole"] > 0
@@ -27,6 +28,6 @@ def test_more_than_the_pools_hold_is_refused_and_nothing_ends(monkeypatch: pytes
     """What was refused is sent again and becomes final; the validators agree at the end, or ``run`` raises."""
     small = MempoolOptions(transactions_max=300)
     monkeypatch.setattr("testnet.plan.NodeOptions", partial(NodeOptions, mempool=small))
-    figures = run(seconds=4, rate=3_000, window=50_000, base_port=28_750)
+    figures = run(seconds=4, rate=3_000, window=50_000, base_port=free_ports())
     assert figures["refusals"] > 0
     assert figures["transactions_final"] > 300

@@ -19,14 +19,13 @@ from tests.rpc.validate import validate
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 29_500
 ACCURACY_MIN = 0.9
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     root = tmp_path_factory.mktemp("cli")
-    with network(root / "net", BASE_PORT, "--workers", "1", "--no-task") as made:
+    with network(root / "net", "--workers", "1", "--no-task") as made:
         made.start()
         made.wait_up()
         wait_for(lambda: machines(made) == 5, "all machines are registered")

@@ -26,7 +26,7 @@ VIEWS = 8
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    with network(tmp_path_factory.mktemp("crashes"), 27_100, "--no-task") as made:
+    with network(tmp_path_factory.mktemp("crashes"), "--no-task") as made:
         made.start()
         made.wait_up()
         made.wait_height("validator-0", 2)

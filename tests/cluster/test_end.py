@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.network import Network, dekube, network, wait_for
+from tests.cluster.ports import free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +35,7 @@ def interrupted(net: Network, number: int = signal.SIGINT) -> int:
 
 def test_a_network_ends_cleanly_at_any_moment_and_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "net"
-    with network(root, 27_300) as net:
+    with network(root) as net:
         net.start()  # during the start: members are on their way up
         wait_for((root / "validator-1" / "log").exists, "the first members start")
         assert interrupted(net) == 128 + signal.SIGINT
@@ -94,12 +95,15 @@ def check_verbs(net: Network) -> None:
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    base_port = free_ports()
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 27_404))
+        other.bind(("127.0.0.1", base_port + 4))
         other.listen()
-        done = dekube("testnet", "up", "--dir", tmp_path / "net", "--base-port", 27_400, "--no-task")
+        done = dekube("testnet", "up", "--dir", tmp_path / "net", "--base-port", base_port, "--no-task")
     assert done.returncode == 1
-    assert "port 27404 of 127.0.0.1 cannot be used" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (
+        f"port {base_port + 4} of 127.0.0.1 cannot be used" in done.stderr and len(done.stderr.splitlines()) == 1
+    )
     check_free(tmp_path / "net")
 
 

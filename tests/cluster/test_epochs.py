@@ -41,7 +41,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         ("consensus.silent_ms", 3_000),
     ):
         options += ["--parameter", f"{name}={number}"]
-    with network(tmp_path_factory.mktemp("epochs"), 27_700, *options) as made:
+    with network(tmp_path_factory.mktemp("epochs"), *options) as made:
         made.start()
         made.wait_up()
         made.wait_height("validator-0", 2)

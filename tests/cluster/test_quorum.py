@@ -20,7 +20,7 @@ ALL = [f"validator-{i}" for i in range(4)]
 
 def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: Path) -> None:
     root = tmp_path / "net"
-    with network(root, 27_200, "--no-task", "--workers", "0") as net:
+    with network(root, "--no-task", "--workers", "0") as net:
         net.start("--without", "validator-2", "--without", "validator-3")
         net.wait_up()
         assert [net.state(name) for name in ALL] == ["running", "running", "absent", "absent"]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,13 @@ from tests.relay.test_service import pour
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 28_020
-URL = f"http://127.0.0.1:{BASE_PORT + 4}"
 MIB = 2**20
 COIN = 10**18
 PRICE = 64 * COIN
 DEPOSIT = 4 * COIN
 PAYER, TARGET = (SecretKey(digest(b"test", b"relay pay " + who)) for who in (b"payer", b"target"))
 OPTIONS = RelayHomeOptions(
-    listen="127.0.0.1:0", metrics="", rpc=(URL,), tariff=Tariff(PRICE, free_bytes=MIB, unpaid_bytes_max=8 * MIB),
+    listen="127.0.0.1:0", metrics="", tariff=Tariff(PRICE, free_bytes=MIB, unpaid_bytes_max=8 * MIB),
     # 32 MiB on the deposit, then no more before it has paid.
     credit=CreditOptions(stranger_bytes=MIB, deposit_percent=50, settle_s=1),
     limits=RelayLimits(trusted_networks=()),
@@ -55,7 +54,7 @@ OPTIONS = RelayHomeOptions(
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    with network(tmp_path_factory.mktemp("pay") / "net", BASE_PORT, "--workers", "0", "--no-task") as made:
+    with network(tmp_path_factory.mktemp("pay") / "net", "--workers", "0", "--no-task") as made:
         made.start()
         made.wait_up()
         made.call("validator-0", "dekube_chainInfo")  # its gateway answers
@@ -72,14 +71,14 @@ def coins(amount: int) -> str:
     return f"{amount // COIN}.{amount % COIN:018d}"
 
 
-def carriage(who: bytes) -> Any:
-    with Client(URL) as client:
+def carriage(url: str, who: bytes) -> Any:
+    with Client(url) as client:
         return client.call("dekube_getCarriage", address="0x" + who.hex())
 
 
-def owned(who: bytes) -> tuple[int, int]:
+def owned(url: str, who: bytes) -> tuple[int, int]:
     """What ``who`` owns freely, and what its transactions have cost."""
-    with Client(URL) as client:
+    with Client(url) as client:
         sent = [item for item in client.history(who) if item.sender == who]
         receipts = [client.receipt(item.hash) for item in sent]
         return client.balance(who), sum(receipt.fee for receipt in receipts if receipt is not None)
@@ -99,7 +98,7 @@ def relay_runs(home: Home) -> Iterator[Endpoint]:
         process.wait()
 
 
-async def carry(chain: bytes, endpoint: Endpoint, size: int) -> int:
+async def carry(url: str, chain: bytes, endpoint: Endpoint, size: int) -> int:
     """Send so much through the relay; returns for how much the payer has signed in the end, all of it settled."""
     nodes: list[Node] = []
     for key in (PAYER, TARGET):
@@ -110,10 +109,10 @@ async def carry(chain: bytes, endpoint: Endpoint, size: int) -> int:
         nodes.append(node)
     payer, target = nodes
     with trio.fail_after(2 * PATIENCE_S):
-        return await _carry(payer, target, endpoint, size)
+        return await _carry(url, payer, target, endpoint, size)
 
 
-async def _carry(payer: Node, target: Node, endpoint: Endpoint, size: int) -> int:
+async def _carry(url: str, payer: Node, target: Node, endpoint: Endpoint, size: int) -> int:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(payer.run)
         nursery.start_soon(target.run)
@@ -124,7 +123,7 @@ async def _carry(payer: Node, target: Node, endpoint: Endpoint, size: int) -> in
         await wait_until(lambda: tally._signed >= tally.size_bytes == size - MIB)
 
         def is_paid() -> bool:
-            return bool(sum(item["bytes"] for item in carriage(PAYER.address)["relays"]) == tally._signed)
+            return bool(sum(item["bytes"] for item in carriage(url, PAYER.address)["relays"]) == tally._signed)
 
         while not await trio.to_thread.run_sync(is_paid):  # noqa: ASYNC110  the doing of other processes
             await trio.sleep(0.2)
@@ -133,36 +132,36 @@ async def _carry(payer: Node, target: Node, endpoint: Endpoint, size: int) -> in
 
 
 def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Network, tmp_path: Path) -> None:
-    home = Home(tmp_path / "relay")
+    home, url = Home(tmp_path / "relay"), net.url("validator-0")
     dekube("relay", "init", "--home", home.root, "--genesis", net.root / "validator-0" / "genesis.json")
-    write_whole(home.config, dump_options(OPTIONS))
+    write_whole(home.config, dump_options(replace(OPTIONS, rpc=(url,))))
     keys = OPTIONS.keys
     relay = load_key(home.path(keys.account), read_passphrase(home.path(keys.passphrase_file))).address
-    with Client(URL) as client:
+    with Client(url) as client:
         chain = client.chain().genesis_hash
         bank = account_of_home(Home(net.root / "validator-0"))
         for who, amount in ((relay, 100 * COIN), (PAYER.address, 10 * COIN)):
             assert client.transfer(bank, who, amount).succeeded
-    dekube("relay", "register", "--home", home.root, "--rpc", URL, "--at", "127.0.0.1:1")
+    dekube("relay", "register", "--home", home.root, "--rpc", url, "--at", "127.0.0.1:1")
 
     for name, text in (("passphrase", "p\n"), ("secret", PAYER.secret.hex() + "\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)
-    wallet = ("--home", tmp_path / "wallet", "--rpc", URL, "--passphrase-file", tmp_path / "passphrase")
+    wallet = ("--home", tmp_path / "wallet", "--rpc", url, "--passphrase-file", tmp_path / "passphrase")
     dekube("wallet", "import", "payer", *wallet, "--secret-file", tmp_path / "secret")
     assert dekube("relay", "deposit", "4", *wallet)["succeeded"]
     assert int(dekube("relay", "account", *wallet)["deposit"]) == DEPOSIT
 
-    before, fees_before = owned(relay)
+    before, fees_before = owned(url, relay)
     with relay_runs(home) as endpoint:
-        signed = trio.run(carry, chain, endpoint, 41 * MIB)
+        signed = trio.run(carry, url, chain, endpoint, 41 * MIB)
     assert 40 * MIB <= signed <= 57 * MIB, "the first was free; where circuits are held, counts drift apart"
     earned = carriage_price(signed, PRICE)
-    said = carriage(PAYER.address)
+    said = carriage(url, PAYER.address)
     assert (int(said["deposit"]), int(said["due"]), said["earning"]) == (DEPOSIT - earned, 0, False)
-    after, fees = owned(relay)
+    after, fees = owned(url, relay)
     assert after == before + earned - (fees - fees_before) and fees > fees_before
-    mine, spent = owned(PAYER.address)
+    mine, spent = owned(url, PAYER.address)
     assert mine == 10 * COIN - DEPOSIT - spent
 
     # What is left comes back, though not now.
@@ -170,12 +169,12 @@ def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Networ
     with pytest.raises(TransactionRefused, match="insufficient"):
         dekube("relay", "withdraw", coins(left + 1), *wallet)
     receipt = dekube("relay", "withdraw", coins(left), *wallet)
-    said = carriage(PAYER.address)
+    said = carriage(url, PAYER.address)
     assert receipt["succeeded"] and int(said["withdrawing"]) == int(said["deposit"]) == left
-    with Client(URL) as client:
+    with Client(url) as client:
         assert said["release_ms"] > client.head().time_ms + WITHDRAWAL_MS - 600_000
     net.wait_height("validator-0", net.height("validator-0") + 2)
-    assert carriage(PAYER.address)["deposit"] == said["deposit"], "not before its time"
+    assert carriage(url, PAYER.address)["deposit"] == said["deposit"], "not before its time"
 
     # Nothing is left to settle, and a relay that stands still can say so.
-    assert dekube("relay", "settle", "--home", home.root, "--rpc", URL, "--all") == []
+    assert dekube("relay", "settle", "--home", home.root, "--rpc", url, "--all") == []

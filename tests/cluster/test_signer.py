@@ -27,10 +27,10 @@ from state.primitives.keys import SecretKey
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
 from tests.cluster.network import wait_for
+from tests.cluster.ports import free_ports
 from tests.node.test_signer import signer_process
 
 pytestmark = pytest.mark.cluster
-PORT = 27_960
 
 
 @contextmanager
@@ -55,8 +55,9 @@ def height(home: Home) -> int:
 
 
 def test_a_validator_votes_through_its_signer_over_tcp_and_both_may_be_killed(tmp_path: Path) -> None:
+    port = free_ports()
     placements = {
-        name: Placement("127.0.0.1", "127.0.0.1", PORT, PORT + 1, PORT + 2) for name in member_names(1, 0)
+        name: Placement("127.0.0.1", "127.0.0.1", port, port + 1, port + 2) for name in member_names(1, 0)
     }
     now_ms = time.time_ns() // 1_000_000  # of an old chain it would ask for the newest state first
     plan = make_plan(validators=1, workers=0, seed=5, time_ms=now_ms, placements=placements)
@@ -66,7 +67,7 @@ def test_a_validator_votes_through_its_signer_over_tcp_and_both_may_be_killed(tm
     write_home(home.root, member, plan)
     account = SecretKey(b"s" * 32)
     options = SignerHomeOptions(
-        listen=f"127.0.0.1:{PORT + 3}", clients=(format_address(member.account.address),)
+        listen=f"127.0.0.1:{port + 3}", clients=(format_address(member.account.address),)
     )  # fmt: skip
     signer = create_signer_home(
         tmp_path / "signer", genesis=plan.genesis, account=account, vote=member.vote, is_new_key=True,

@@ -29,7 +29,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         ("consensus.advance_ms", 2_000),
     ):
         options += ["--parameter", f"{name}={number}"]
-    with network(tmp_path_factory.mktemp("sync"), 27_900, *options) as made:
+    with network(tmp_path_factory.mktemp("sync"), *options) as made:
         made.start()
         made.wait_up()
         made.wait_height("validator-0", 2 * EPOCH_BLOCKS + 2)

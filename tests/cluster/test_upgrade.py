@@ -32,7 +32,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         options += ["--parameter", f"{name}={number}"]
     for name in ALL:
         options += ["--without", name]
-    with network(tmp_path_factory.mktemp("upgrade"), 28_050, *options) as made:
+    with network(tmp_path_factory.mktemp("upgrade"), *options) as made:
         made.start()
         made.wait_up()
         for name in KNOWING:  # without any of them there is no block: nobody is jailed for having started late

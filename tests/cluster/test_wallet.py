@@ -17,15 +17,13 @@ from tests.cluster.network import Network, dekube, network, wait_for
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 28_450
-MEMBERS = 6
 EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/sdk.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     root = tmp_path_factory.mktemp("wallet")
-    with network(root / "net", BASE_PORT, "--workers", "1", "--no-task", "--faucet") as made:
+    with network(root / "net", "--workers", "1", "--no-task", "--faucet") as made:
         made.start()
         made.wait_up()
         wait_for(lambda: len(made.call("validator-0", "dekube_getNodes")["items"]) == 5, "all machines registered")
@@ -42,8 +40,8 @@ def test_the_examples_of_the_document_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = EXAMPLES[number].replace(".testnet/", f"{net.root}/")
-    for written, port in ((26604, BASE_PORT + 4), (26607, BASE_PORT + 7), (26621, BASE_PORT + 3 * MEMBERS)):
-        text = text.replace(f":{written}", f":{port}")
+    for written, member in ((26604, "validator-0"), (26607, "validator-1"), (26621, "faucet")):
+        text = text.replace(f"http://127.0.0.1:{written}", net.url(member))
     assert ":266" not in text
     exec(compile(text, f"docs/sdk.md, example {number}", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out or number == 3
@@ -53,7 +51,7 @@ def test_a_fresh_wallet_gets_coins_spends_them_and_believes_nobody(net: Network,
     passphrase = tmp_path / "passphrase"
     passphrase.write_text("p\n")
     passphrase.chmod(0o600)
-    gateways = [word for at in (4, 7) for word in ("--rpc", f"http://127.0.0.1:{BASE_PORT + at}")]
+    gateways = [word for name in ("validator-0", "validator-1") for word in ("--rpc", net.url(name))]
 
     def ask(*arguments: object) -> Any:
         command = ["wallet", *map(str, arguments), "--home", str(tmp_path), *gateways, "--json"]
@@ -66,7 +64,7 @@ def test_a_fresh_wallet_gets_coins_spends_them_and_believes_nobody(net: Network,
 
     secret = ("--passphrase-file", passphrase)
     made = ask("new", "me", *secret)
-    granted = ask("faucet", "me", "--from", f"http://127.0.0.1:{BASE_PORT + 3 * MEMBERS}")
+    granted = ask("faucet", "me", "--from", net.url("faucet"))
     assert ask("watch", granted["transaction"])[-1]["receipt"]["succeeded"]
     receipt = ask("send", "0x" + "77" * 20, "2.5", *secret)
     assert receipt["succeeded"] and receipt["from"] == made["address"]
@@ -86,7 +84,7 @@ def test_a_fresh_wallet_gets_coins_spends_them_and_believes_nobody(net: Network,
 def test_a_task_is_posted_followed_and_fetched_without_a_node(net: Network, tmp_path: Path) -> None:
     home = net.root / "validator-0"
     key = ("--key", home / "keys" / "account.json", "--passphrase-file", home / "keys" / "passphrase")
-    gateways = [word for at in (4, 7) for word in ("--rpc", f"http://127.0.0.1:{BASE_PORT + at}")]
+    gateways = [word for name in ("validator-0", "validator-1") for word in ("--rpc", net.url(name))]
 
     def ask(*arguments: object) -> Any:
         environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
@@ -106,7 +104,7 @@ def test_a_task_is_posted_followed_and_fetched_without_a_node(net: Network, tmp_
     window = net.call("validator-3", "dekube_getTaskWindows", made["task"])["items"][1]
     blob = window["proof"]["output_blob"]
     out = tmp_path / "state"
-    only = ("--task", made["task"], "--window", 1, "--rpc", f"http://127.0.0.1:{BASE_PORT + 13}")
+    only = ("--task", made["task"], "--window", 1, "--rpc", net.url("validator-3"))
     command = [*map(str, ("blob", "get", blob, "--out", out, *only)), "--json"]
     done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
     assert json.loads(done.stdout)["bytes"] == out.stat().st_size == result["bytes"]
@@ -121,7 +119,7 @@ def test_the_faucet_is_a_member(net: Network) -> None:
     def shown(verb: str) -> dict[str, Any]:
         return next(row for row in net.verb(verb) if row["name"] == "faucet")
 
-    assert shown("list")["rpc"] == f"http://127.0.0.1:{BASE_PORT + 3 * MEMBERS}"
+    assert shown("list")["rpc"] == net.url("faucet")
     assert {row["height"] > 0 for row in net.verb("status") if row["role"] in ("validator", "worker")} == {True}
     wait_for(lambda: shown("status").get("owns"), "the faucet tells what it owns")
     net.verb("kill", "faucet")
@@ -148,7 +146,7 @@ def test_a_node_drains_says_when_it_is_empty_and_goes_back_to_work(net: Network)
     assert registered() == "active"
     assert drain("--wait")["empty"]
     assert registered() == "retiring"
-    with Client(f"http://127.0.0.1:{BASE_PORT + 13}") as client, pytest.raises(GatewayUnreachable):
+    with Client(net.url("validator-3")) as client, pytest.raises(GatewayUnreachable):
         client.head()
     height = net.status(member)["height"]
     net.wait_height("validator-0", height + 2)

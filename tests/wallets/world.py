@@ -8,7 +8,6 @@ exactly one of them. One account checks all work; its transactions are numbered 
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -65,6 +64,7 @@ from tasks.transitions import REGISTER_NODE
 from testnet.cluster import lay_out
 from testnet.plan import CHAIN_ID, COIN
 from tests.cluster.network import Network, wait_for
+from tests.cluster.ports import free_ports
 from tests.wallets.tap import Tap
 
 VALIDATORS: Final = 4
@@ -79,7 +79,6 @@ PARAMETERS: Final = {
 }  # fmt: skip
 """What somebody must do in time has much of it, what only time does comes at once."""
 HEIGHT_PATIENCE_S: Final = 60.0
-PORTS: Final = range(28_600, 28_800, 20)
 
 
 class Account(NamedTuple):
@@ -283,7 +282,7 @@ def start(folder: Path, base_port: int) -> Network:
 @asynccontextmanager
 async def world(folder: Path) -> AsyncIterator[World]:
     """Run the network and its taps."""
-    base_port = next(port for port in PORTS if _are_free(port))
+    base_port = free_ports()
     with network_of(folder, base_port) as made:
         ports = [base_port + 3 * (1 + number) + 1 for number in range(VALIDATORS)]
         it = World(ports)
@@ -297,18 +296,6 @@ async def world(folder: Path) -> AsyncIterator[World]:
             await it.register_checker()
             yield it
             nursery.cancel_scope.cancel()
-
-
-def _are_free(base_port: int) -> bool:
-    """Tell whether a network could have its ports from ``base_port`` on; another run may have them."""
-    for port in range(base_port, base_port + PORTS.step):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-    return True
 
 
 @contextmanager
