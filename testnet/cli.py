@@ -19,7 +19,6 @@ from node.control import ask_node
 from node.home import Home
 from state.primitives.errors import ConfigError, DekubeError
 from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, write_home
-from testnet.demonstration import run_demonstration
 from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
 from testnet.plan import Placement, derive_key, make_plan, member_names
 from testnet.wan.cli import wan
@@ -128,6 +127,8 @@ class _Up:
             if status.role == FAUCET:
                 click.echo(f"Coins: dekube wallet faucet NAME --from {status.rpc}")
         if demonstrate:
+            from testnet.demonstration import run_demonstration
+
             await run_demonstration(self._cluster.home("validator-0"), self._cluster.plan.requester, self._say)
         self._is_done = True
 
@@ -260,6 +261,8 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
 @click.option("--seed", default=1, show_default=True, help="The seed of the network.")
 def demonstrate(home_path: Path, seed: int) -> None:
     """Run one real training task through the member in --home until its bill is settled."""
+    from testnet.demonstration import run_demonstration
+
     trio.run(run_demonstration, Home(home_path.absolute()), derive_key(seed, "requester"), click.echo)
 
 

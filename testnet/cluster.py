@@ -26,8 +26,6 @@ from node.children import Child
 from node.config import LogOptions
 from node.control import ControlServer, ControlUnavailable, Verb, ask_node
 from node.home import Home, create_home, write_whole
-from node.relay import RelayHomeOptions, create_relay_home
-from relay.limits import RelayLimits
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
@@ -197,6 +195,9 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
         return
     shutil.rmtree(root / "keys", ignore_errors=True)  # they derive from the seed
     if member.options is None:
+        from node.relay import RelayHomeOptions, create_relay_home  # a relay's daemon: no verb needs it
+        from relay.limits import RelayLimits
+
         at = member.placement
         create_relay_home(
             root, genesis=plan.genesis, account=member.account, passphrase=plan.passphrase,

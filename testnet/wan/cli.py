@@ -16,7 +16,6 @@ from node.cli.output import json_option, show, show_rows
 from testnet.cluster import hold_folder
 from testnet.wan.check import check
 from testnet.wan.lab import Lab, attach, changes_of, destroy, labs, load_plan, shipped
-from testnet.wan.network import lay_out_homes
 
 __all__ = ["wan"]
 
@@ -165,6 +164,8 @@ def network(topology: str, folder: Path, seed: int) -> None:
     Hosts of TOPOLOGY behind a gateway are validators that nobody can dial, public hosts that nobody is behind are
     relays. Each has its home and its log in the folder; `dekube status --home FOLDER/HOST` asks one.
     """
+    from testnet.wan.network import lay_out_homes
+
     with Lab(load_plan(topology)) as lab, hold_folder(folder.absolute()):
         members = lay_out_homes(lab, folder.absolute(), seed=seed)
         click.echo(f"Starting {len(members.validators)} validators and {len(members.relays)} relays ...")
