@@ -21,6 +21,8 @@ class NetworkLimits:
     peers_in_max: int = 64
     peers_out_target: int = 12
     peers_per_ip_max: int = 8
+    peers_per_network_max: int = 16
+    """Of those that come in, from one public /24 or /48 of IPv6; whom the node wants always is not counted."""
     accepts_per_ip_per_s: float = 10.0
     accepts_per_ip_burst: float = 20.0
     accepts_per_s: float = 200.0

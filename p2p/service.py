@@ -7,7 +7,6 @@ One ``Network`` is started in the node's nursery. It knows nothing of what it ca
 from __future__ import annotations
 
 import ipaddress
-import math
 import secrets
 import time
 from collections import Counter, OrderedDict, deque
@@ -22,15 +21,18 @@ import trio
 from p2p.addrbook import ANCHORS_MAX, AddressBook
 from p2p.blobs import BlobStore
 from p2p.channel import Hello, Opening, Word
+from p2p.crowds import Origin, crowd_of, origin_of, site_of
 from p2p.dialling import Dialling, PathMaker, Way, parse_bootstrap
+from p2p.entrance import Entrance
 from p2p.errors import PeerUnreachable
 from p2p.frame import Class
 from p2p.gossip import Deliver, Disconnect, Effect, Gossip, GossipParameters, Send, Verdict
 from p2p.handshake import Handshake, Session
 from p2p.identity import Identity, Purpose
-from p2p.limits import HalfOpen, NetworkLimits, Place, RateLimiter, ReceiveMemory
+from p2p.limits import NetworkLimits, Place, ReceiveMemory
 from p2p.link import Link, LinkLost, shake_hands
 from p2p.multicast_service import MulticastService
+from p2p.outbox import Outbox
 from p2p.peer import (
     KIND_GOSSIP,
     RESERVED_KIND_MIN,
@@ -41,6 +43,7 @@ from p2p.peer import (
     RequestHandler,
     Served,
 )
+from p2p.places import Guest, admit
 from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
 from p2p.records import RECORD_BYTES_MAX, PeerRecord
 from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
@@ -62,8 +65,6 @@ __all__ = [
 TOPIC_RECORD: Final = "record"
 _MANAGE_INTERVAL_S: Final = 0.25
 _SIMULTANEOUS_S: Final = 5.0
-_ARRIVALS_MAX: Final = 1_024
-"""Hosts whose last connection to us is remembered."""
 
 MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
 Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
@@ -112,6 +113,7 @@ class Network:
         acceptors: Sequence[Acceptor] = (),
         fanout: Fanout | None = None,
         connector: Connector | None = None,
+        origin_of: Callable[[str], Origin] = origin_of,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         random: Random | None = None,
         log: Callable[..., None] | None = None,
@@ -127,7 +129,6 @@ class Network:
         """Where its owner says that others can dial this node, once ``run`` has started; see ``p2p.reach``."""
         self.open_ports: tuple[int, ...] = ()
         """Where it listens on all addresses and its owner does not say which of them others can dial."""
-        self._arrivals: OrderedDict[str, float] = OrderedDict()
         self.congestion_control = ""
         """What the kernel granted on the listening sockets."""
         self.started = trio.Event()
@@ -152,22 +153,19 @@ class Network:
         self._draw_at = 0.0
         self._draw_delay_s = 0.0
         self._bans: OrderedDict[bytes, float] = OrderedDict()
-        self._outbox: OrderedDict[bytes, deque[tuple[float, Class, int, bytes]]] = OrderedDict()
+        self._outbox = Outbox(config.limits)
         self._handlers: dict[int, MessageHandler] = {}
         self._served: dict[str, Served] = {}
         self._validators: dict[str, BatchValidator] = {}
         self._inboxes: dict[str, deque[Deliver]] = {}
         self._inbox_wakes: dict[str, trio.Event] = {}
         self._watchers: list[Callable[[bytes, bool], None]] = []
-        self._half_open = HalfOpen(config.limits.half_open_max)
+        self._entrance = Entrance(config.limits)
+        self._origin_of = origin_of
         self._dialling_now = 0
         self._lanes_in = 0
-        self._per_ip: Counter[str] = Counter()
-        limits = self.limits
-        self._ip_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)
-        self._accept_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
-        self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
         self._nursery: trio.Nursery | None = None
+        limits = self.limits
         self._dialling = Dialling(
             limits=limits, dialers=self._dialers, book=book, counters=self.counters, shake=self._shake_out,
             log=self._log,
@@ -263,7 +261,7 @@ class Network:
         if address == self.identity.address or self._is_banned(address):
             return False
         self._reach(address)
-        return self._post(address, cls, kind, body)
+        return self._outbox.post(address, cls, kind, body, trio.current_time())
 
     async def send_when_room(self, address: bytes, cls: Class, kind: int, body: bytes) -> None:
         """Queue a message for a connected peer as soon as its class has room, so that a sender of much is paced.
@@ -456,7 +454,7 @@ class Network:
 
     def arrived_at(self, host: str) -> float:
         """Return when a connection last came from an IP address, by trio's clock; minus infinity: long ago."""
-        return self._arrivals.get(host, -math.inf)
+        return self._entrance.arrived_at(host)
 
     def penalise(self, address: bytes, points: float) -> None:
         """Take points from a peer for what the node found out about it; enough of them drop or ban it."""
@@ -465,11 +463,12 @@ class Network:
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""
         assert self._nursery is not None
-        if not self._circuit_rate.allows(None, trio.current_time()):
+        place = self._entrance.circuit(remote, trio.current_time())
+        if place is None:
             self.counters["accepts_refused"] += 1
             self._nursery.start_soon(trio.aclose_forcefully, stream)
             return
-        self._nursery.start_soon(self._incoming, stream, remote, None, self._half_open.enter(remote))
+        self._nursery.start_soon(self._incoming, stream, remote, None, place)
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
         """Say where this node can be reached by way of ``source`` (``Acceptance``)."""
@@ -562,55 +561,39 @@ class Network:
             except OSError:
                 stream.socket.close()
                 continue
-            ip = _site_of(remote)
-            self._note_arrival(str(_address_of(remote)))
-            if not self._may_enter(ip):
+            place = self._entrance.connection(remote, trio.current_time())
+            if place is None:
                 self.counters["accepts_refused"] += 1
                 stream.socket.close()
                 continue
             tune(stream.socket)
-            self._nursery.start_soon(
-                self._incoming, stream, remote, ip, self._half_open.enter(_network_of(remote))
-            )
+            self._nursery.start_soon(self._incoming, stream, remote, site_of(remote), place)
 
-    def _note_arrival(self, host: str) -> None:
-        self._arrivals[host] = trio.current_time()
-        self._arrivals.move_to_end(host)
-        if len(self._arrivals) > _ARRIVALS_MAX:
-            self._arrivals.popitem(last=False)
-
-    def _may_enter(self, ip: str) -> bool:
-        limits = self.limits
-        if ipaddress.ip_address(ip).is_loopback:
-            return True  # a test network lives behind one address, and this machine can harm itself otherwise
-        now = trio.current_time()
-        return (
-            self._per_ip[ip] < limits.peers_per_ip_max
-            and self._ip_rate.allows(ip, now)
-            and self._accept_rate.allows(None, now)
-        )
-
-    async def _incoming(self, stream: trio.abc.Stream, remote: str, ip: str | None, place: Place) -> None:
+    async def _incoming(self, stream: trio.abc.Stream, remote: str, site: str | None, place: Place) -> None:
         self.counters["accepts"] += 1
         link: Link | None = None
         hello: Hello | None = None
-        self._enter(ip, 1)
+        self._entrance.count(site, 1)
+        is_direct = site is not None
         try:
             try:
                 with trio.CancelScope() as scope:
                     place.on_lost = scope.cancel
                     if place.is_lost:
                         scope.cancel()
-                    purpose = Purpose.PEER if ip is not None else Purpose.CIRCUIT
+                    purpose = Purpose.PEER if is_direct else Purpose.CIRCUIT
                     session = await self._shake(stream, purpose, is_initiator=False, expected=None)
                     if session is not None:
-                        link = Link(session, stream, remote=remote, is_direct=ip is not None)
+                        link = Link(session, stream, remote=remote, is_direct=is_direct)
                         hello = await self._hear(link)
             finally:
-                self._half_open.leave(place)
+                self._entrance.half_open.leave(place)
             self.counters["half_open_lost"] += scope.cancelled_caught
             if link is None or hello is None:
                 return
+            if link.session.address in self._persistent:  # many of them may live in one place
+                self._entrance.count(site, -1)
+                site = None
             peer = self._peers.get(link.session.address)
             match hello.opening:
                 case Opening.NEW:
@@ -619,22 +602,16 @@ class Network:
                     if await self._steering.take_move(peer, hello, link):
                         await link.ended.wait()
                 case Opening.LANE:
-                    await self._take_lane(peer, hello, link, ip)
+                    await self._take_lane(peer, hello, link, site)
                 case _:
                     self.counters["handshake_failed"] += 1
         except (LinkLost, trio.TooSlowError, ProtocolError):
             self.counters["handshake_failed"] += 1
         finally:
-            self._enter(ip, -1)
+            self._entrance.count(site, -1)
             if link is not None:
                 await link.aclose()
             await trio.aclose_forcefully(stream)
-
-    def _enter(self, ip: str | None, change: int) -> None:
-        if ip is not None:
-            self._per_ip[ip] += change
-            if not self._per_ip[ip]:
-                del self._per_ip[ip]
 
     async def _hear(self, link: Link) -> Hello | None:
         """Return what a connection is for, or None when it does not say so in time."""
@@ -647,20 +624,20 @@ class Network:
             self.counters["handshake_failed"] += 1
         return None
 
-    async def _take_lane(self, peer: Peer | None, hello: Hello, link: Link, ip: str | None) -> None:
+    async def _take_lane(self, peer: Peer | None, hello: Hello, link: Link, site: str | None) -> None:
         is_full = self._lanes_in >= self.limits.lanes_in_sum_max and link.session.address not in self._persistent
         if peer is None or not peer.may_add_lane(hello, link) or is_full:
             self.counters["lanes_refused"] += 1
             return
         # It belongs to a peer that has its place already, and has limits of its own.
-        self._enter(ip, -1)
+        self._entrance.count(site, -1)
         self._lanes_in += 1
         self._steering.lane_asked(peer, hello, link)
         try:
             await peer.carry_lane(link, hello)
         finally:
             self._lanes_in -= 1
-            self._enter(ip, 1)
+            self._entrance.count(site, 1)
         self._steering.lane_ended(peer, link)
 
     async def _shake_out(
@@ -713,7 +690,7 @@ class Network:
                     peer.queue(cls, kind, body)
         self._peers[address] = peer
         self._apply(
-            self._gossip.peer_joined(address, outbound=peer.is_outbound, network=_crowd_of(link.remote_host))
+            self._gossip.peer_joined(address, outbound=peer.is_outbound, network=crowd_of(link.remote_host))
         )
         self._flush(peer)
         self._tell(address, True)
@@ -738,11 +715,22 @@ class Network:
         old = self._peers.get(address)
         if old is not None:
             return None if self._replaces(link, old) else "refused_duplicate"
-        if not link.is_outbound and address not in self._persistent:
-            incoming = sum(not p.is_outbound and a not in self._persistent for a, p in self._peers.items())
-            if incoming >= self.limits.peers_in_max:
-                return "refused_full"
-        return None
+        return None if link.is_outbound or address in self._persistent else self._admit(link)
+
+    def _admit(self, link: Link) -> str | None:
+        """Make room for a peer that came in without a place of its own; return why there is none, or None."""
+        guests = [
+            Guest(address, self._origin_of(peer.remote), peer.since, self._gossip.score(address), peer.rtt_s)
+            for address, peer in self._peers.items()
+            if not peer.is_outbound and address not in self._persistent and peer.closed_for is None
+        ]
+        admission = admit(
+            guests, self._origin_of(link.remote), places_max=self.limits.peers_in_max,
+            per_network_max=self.limits.peers_per_network_max,
+        )  # fmt: skip
+        if admission.gives_way is not None:
+            self._peers[admission.gives_way].close("crowded_out")
+        return admission.refusal
 
     def _replaces(self, new: Link, old: Peer) -> bool:
         ours, theirs = new.session.certificate, old.session.certificate
@@ -970,8 +958,7 @@ class Network:
             self._apply(self._gossip.heartbeat(now))
             for address in [a for a, until in self._bans.items() if until <= now]:
                 del self._bans[address]
-            for address in [a for a, box in self._outbox.items() if box[-1][0] <= now]:
-                del self._outbox[address]
+            self._outbox.expire(now)
             await trio.sleep(self.config.gossip.heartbeat_s)
 
     def _is_banned(self, address: bytes) -> bool:
@@ -979,58 +966,19 @@ class Network:
 
     # -- messages that wait for a connection -----------------------------------------------------------------
 
-    def _post(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool:
-        box = self._outbox.get(address)
-        if box is None:
-            if len(self._outbox) >= self.limits.outbox_peers_max:
-                self._outbox.popitem(last=False)
-            box = self._outbox[address] = deque()
-        if sum(len(item[3]) for item in box) + len(body) > self.limits.outbox_bytes_max or len(box) >= 256:
-            return False
-        box.append((trio.current_time() + self.limits.outbox_s, cls, kind, body))
-        return True
-
     def _keep_for_later(self, peer: Peer) -> None:
         """Keep what a lost peer was to hear of the consensus: it may be back in a moment, and know nothing."""
         for cls, kind, body in peer.mux.undelivered():
             if cls is Class.CONSENSUS and kind < RESERVED_KIND_MIN:
-                self._post(peer.address, cls, kind, body)
+                self._outbox.post(peer.address, cls, kind, body, trio.current_time())
 
     def _flush(self, peer: Peer) -> None:
-        now = trio.current_time()
-        for until, cls, kind, body in self._outbox.pop(peer.address, ()):
-            if until > now:
-                peer.queue(cls, kind, body)
+        for _, cls, kind, body in self._outbox.take(peer.address, trio.current_time()):
+            peer.queue(cls, kind, body)
 
 
 _FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
 """Reasons to end a connection that speak against the peer. A want of memory does not: others may have made it."""
-
-
-def _site_of(remote: str) -> str:
-    """Return what the bounds for one address hold for: an IPv4 address, or the /64 that one site has of IPv6."""
-    address = ipaddress.ip_address(remote.partition("%")[0])
-    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback:
-        return str(address)
-    return str(address.ipv4_mapped or ipaddress.IPv6Address(int(address) >> 64 << 64))
-
-
-def _address_of(remote: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    address = ipaddress.ip_address(remote.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
-
-
-def _network_of(remote: str) -> str:
-    """Return the network that an address lies in: its /24, or /48 of IPv6."""
-    address = _address_of(remote)
-    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
-
-
-def _crowd_of(host: str | None) -> str | None:
-    """Return the network in whose crowd a peer counts; only public addresses have one."""
-    return None if host is None or not _address_of(host).is_global else _network_of(host)
 
 
 def vicinity_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> Vicinity:

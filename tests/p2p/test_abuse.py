@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from p2p.channel import Channel
+from p2p.crowds import site_of
 from p2p.errors import FrameInvalid
 from p2p.frame import Class, frame, header
 from p2p.gossip import PAYLOADS_MAX, Gossip, Send, Verdict
@@ -19,7 +20,7 @@ from p2p.mux import Mux
 from p2p.peer import KIND_GOSSIP
 from p2p.record import seal
 from p2p.records import sign_record
-from p2p.service import Network, NetworkConfig, _site_of
+from p2p.service import Network, NetworkConfig
 from p2p.sockets import TcpDialer
 from p2p.transport import Endpoint
 from state.primitives.codec import Value, encode
@@ -148,7 +149,7 @@ async def test_a_full_disk_does_not_end_the_network(tmp_path: Path, autojump_clo
 
 
 def test_a_site_of_ipv6_counts_as_one_address() -> None:
-    assert _site_of("2001:db8:1:2:aaaa::1") == _site_of("2001:db8:1:2:bbbb::2") != _site_of("2001:db8:1:3::1")
-    assert _site_of("::ffff:192.0.2.1") == _site_of("192.0.2.1") == "192.0.2.1"
-    assert _site_of("fe80::1%eth0") == "fe80::"
-    assert _site_of("::1") == "::1"
+    assert site_of("2001:db8:1:2:aaaa::1") == site_of("2001:db8:1:2:bbbb::2") != site_of("2001:db8:1:3::1")
+    assert site_of("::ffff:192.0.2.1") == site_of("192.0.2.1") == "192.0.2.1"
+    assert site_of("fe80::1%eth0") == "fe80::"
+    assert site_of("::1") == "::1"

@@ -8,8 +8,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.crowds import crowd_of, network_of
 from p2p.limits import HalfOpen, NetworkLimits, Place
-from p2p.service import Network, NetworkConfig, _crowd_of, _network_of
+from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from tests.p2p.helpers import NOW_MS, identity
 from tests.p2p.test_service import running
@@ -48,10 +49,10 @@ def test_a_small_network_is_not_pushed_out_by_a_large_one() -> None:
 
 
 def test_networks_of_addresses() -> None:
-    assert _network_of("192.0.2.7") == _network_of("::ffff:192.0.2.99") == "192.0.2.0/24"
-    assert _network_of("2001:db8:1:2::3") == _network_of("2001:db8:1:ffff::3") == "2001:db8:1::/48"
-    assert _network_of("fe80::1%eth0") == "fe80::/48"
-    assert _crowd_of("8.8.8.8") == "8.8.8.0/24" and _crowd_of("127.0.0.1") is None and _crowd_of(None) is None
+    assert network_of("192.0.2.7") == network_of("::ffff:192.0.2.99") == "192.0.2.0/24"
+    assert network_of("2001:db8:1:2::3") == network_of("2001:db8:1:ffff::3") == "2001:db8:1::/48"
+    assert network_of("fe80::1%eth0") == "fe80::/48"
+    assert crowd_of("8.8.8.8") == "8.8.8.0/24" and crowd_of("127.0.0.1") is None and crowd_of(None) is None
 
 
 async def test_an_honest_peer_gets_in_while_strangers_hold_every_place() -> None:
@@ -79,7 +80,7 @@ async def test_an_honest_peer_gets_in_while_strangers_hold_every_place() -> None
                 nursery.start_soon(hostile, number)
             while made < 40 or alice.counters["half_open_lost"] < 16:  # noqa: ASYNC110 - has no event
                 await trio.sleep(0.01)
-            assert len(alice._half_open) == 24
+            assert len(alice._entrance.half_open) == 24
             for number in range(1, 6):
                 bob = Network(NetworkConfig(), identity(number), now_ms=lambda: NOW_MS)
                 async with running(bob):

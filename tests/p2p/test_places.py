@@ -1,0 +1,213 @@
+"""Places for peers that come in: whoever takes them all makes room for others, and useful ones are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.channel import Channel, Hello, Opening
+from p2p.crowds import Crowds, Origin, block_of, network_of, origin_of
+from p2p.handshake import Handshake
+from p2p.identity import Identity, Purpose
+from p2p.limits import NetworkLimits
+from p2p.places import Admission, Guest, admit
+from p2p.service import Network, NetworkConfig
+from tests.p2p.helpers import NOW_MS, identity
+from tests.p2p.test_service import running, wires
+
+__all__ = ["wires"]
+
+PLACES, PER_NETWORK = 16, 4
+
+
+def origin(block: int, network: int = 0, *, is_bounded: bool = True) -> Origin:
+    return Origin(f"{block}.{network}", str(block), is_bounded)
+
+
+class House:
+    def __init__(self, places_max: int = PLACES) -> None:
+        self.places_max = places_max
+        self.guests: dict[bytes, Guest] = {}
+        self.count = 0
+
+    def knock(self, where: Origin, *, score: float = 0.0, rtt_s: float | None = None) -> Admission:
+        answer = admit(
+            [*self.guests.values()], where, places_max=self.places_max, per_network_max=PER_NETWORK
+        )  # fmt: skip
+        if answer.gives_way is not None:
+            del self.guests[answer.gives_way]
+        if answer.refusal is None:
+            self.count += 1
+            name = self.count.to_bytes(20, "big")
+            self.guests[name] = Guest(name, where, self.count, score, rtt_s)
+        return answer
+
+    def blocks(self) -> Counter[str]:
+        return Counter(guest.origin.block for guest in self.guests.values())
+
+
+origins = st.builds(
+    origin, st.integers(0, 9), st.integers(0, 9), is_bounded=st.booleans()
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(origins, st.floats(-200, 100), st.none() | st.floats(0.001, 1)), max_size=80))
+def test_bounds_hold_and_nobody_gives_way_who_is_alone_in_its_block(
+    knocks: list[tuple[Origin, float, float | None]],
+) -> None:
+    house = House()
+    for where, score, rtt_s in knocks:
+        before, blocks = dict(house.guests), house.blocks()
+        answer = house.knock(where, score=score, rtt_s=rtt_s)
+        assert len(house.guests) <= PLACES
+        networks = Counter(g.origin.network for g in house.guests.values() if g.origin.is_bounded)
+        if answer.refusal is None and where.is_bounded:
+            assert networks[where.network] <= PER_NETWORK
+        if answer.gives_way is not None:
+            left = before[answer.gives_way].origin.block
+            assert blocks[left] >= 2 and blocks[left] > blocks[where.block] + 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 30)), max_size=80))
+def test_a_crowd_of_few_blocks_cannot_keep_a_newcomer_out_nor_push_it_out_again(
+    blocks: int, attack: list[tuple[int, int]]
+) -> None:
+    """However good its members look: the crowd came first, answers at once and has earned the best scores."""
+    house = House(64)
+    for number in range(200):
+        house.knock(origin(number % blocks, number % 50), score=100.0, rtt_s=0.001)
+    assert house.knock(origin(99)).refusal is None
+    honest = next(guest for guest in house.guests.values() if guest.origin.block == "99")
+    for block, network in attack:
+        house.knock(origin(block % blocks, network), score=100.0, rtt_s=0.001)
+        assert honest.address in house.guests
+
+
+def test_the_newest_of_the_largest_network_gives_way_and_the_useful_are_passed_over() -> None:
+    house = House(8)
+    for number in range(8):
+        house.knock(origin(1, number // 3), rtt_s=0.5 - number / 100, score=number if number == 5 else 0)
+    # 1 and 2 have stayed longest, 8 is the nearest, 6 has the best score; 1 to 3 and 4 to 6 share a network each.
+    assert house.knock(origin(2)).gives_way == (5).to_bytes(20, "big")
+    assert house.knock(origin(3)).gives_way == (3).to_bytes(20, "big")
+
+
+def test_a_house_of_one_crowd_stays_as_it_is_for_more_of_it() -> None:
+    """As in a test network on one machine: nobody is pushed about."""
+    house = House()
+    for _ in range(PLACES):
+        assert house.knock(origin(1, is_bounded=False)).refusal is None
+    assert house.knock(origin(1, is_bounded=False)) == Admission("refused_full")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=120))
+def test_crowds_know_their_largest(steps: list[tuple[int, bool]]) -> None:
+    crowds: Crowds[int] = Crowds()
+    model: dict[int, str] = {}
+    for number, (at, leaves) in enumerate(steps):
+        if leaves and model:
+            gone = list(model)[at % len(model)]
+            crowds.leave(gone)
+            del model[gone]
+        else:
+            crowds.enter(str(at), number)
+            model[number] = str(at)
+        sizes = Counter(model.values())
+        assert len(crowds) == len(model) and all(crowds.size(name) == sizes[name] for name in "01234")
+        last = crowds.who_gives_way(str(at))
+        if max(sizes.values(), default=0) < sizes[str(at)] + 2:
+            assert last is None
+        else:
+            assert last is not None and sizes[model[last]] == max(sizes.values())
+            assert last == max(n for n, name in model.items() if name == model[last])
+
+
+def test_origins() -> None:
+    assert origin_of("8.8.8.8") == Origin("8.8.8.0/24", "8.8.0.0/16", True)
+    assert origin_of("::ffff:8.8.8.8") == origin_of("8.8.8.9") == origin_of("punch:8.8.8.9")
+    assert origin_of("2a00:1:2:3::4") == Origin("2a00:1:2::/48", "2a00:1::/32", True)
+    for inner in ("127.0.0.1", "10.1.2.3", "fe80::1%eth0", "::1", "relay:0xab:8.8.8.8:1", "memory"):
+        assert not origin_of(inner).is_bounded
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is the doing of sockets
+        await trio.sleep(0.005)
+
+
+class Caller:
+    """A peer that dials from one address of this machine and says no more than it must."""
+
+    def __init__(self, who: Identity, host: str, port: int) -> None:
+        self.who, self.host, self.port = who, host, port
+        self.stream: trio.SocketStream | None = None
+
+    async def dial(self) -> None:
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port, local_address=self.host)
+        self.stream = stream
+        shake = Handshake(self.who, Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
+        try:
+            await stream.send_all(shake.start())
+            while shake.session is None:
+                data = await stream.receive_some()
+                if not data:
+                    return
+                await stream.send_all(shake.receive(bytes(data)))
+            await stream.send_all(Channel(shake.session).seal(Hello(Opening.NEW).encode()))
+        except trio.BrokenResourceError:
+            return
+
+
+async def test_an_eclipse_from_a_few_blocks_leaves_room_for_honest_newcomers_and_seats() -> None:
+    """Real connections from many addresses, each of which counts as what a public one would."""
+    seat = identity(900)
+    alice = Network(
+        NetworkConfig(
+            listen=(("127.0.0.1", 0),),
+            limits=NetworkLimits(peers_in_max=8, peers_per_network_max=4, peers_out_target=0, idle_timeout_s=600),
+        ),
+        identity(0),
+        origin_of=lambda host: Origin(network_of(host), block_of(host), True),
+        now_ms=lambda: NOW_MS,
+        random=Random(1),
+    )
+    alice.set_persistent([seat.address])
+    async with running(alice):
+        port = alice.bound[0][1]
+        callers: list[Caller] = []
+
+        def refused() -> int:
+            return alice.counters["refused_full"] + alice.counters["refused_network"]
+
+        async def come(number: int, host: str) -> bytes:
+            """Dial, and wait until the node has decided."""
+            before = refused()
+            caller = Caller(identity(number), host, port)
+            callers.append(caller)
+            await caller.dial()
+            await wait_until(lambda: alice.is_connected(caller.who.address) or refused() > before)
+            return caller.who.address
+
+        with trio.fail_after(30):
+            for number in range(1, 25):  # 24 of them, in eight networks of two blocks
+                await come(number, f"127.{10 + number % 2}.{number % 8}.{number}")
+            assert len(alice.peers()) == 8 and refused() == 16
+            honest = [await come(100 + number, f"127.{20 + number}.0.1") for number in range(3)]
+            assert all(alice.is_connected(address) for address in honest)
+            for number in range(25, 45):
+                await come(number, f"127.{10 + number % 2}.{number % 8}.{number}")
+            await come(900, "127.10.0.1")  # from where the crowd is, and to its own place
+            assert alice.is_connected(seat.address)
+            assert all(alice.is_connected(address) for address in honest)
+            assert alice.counters["closed_crowded_out"] >= 3 and len(alice.peers()) <= 9
+        for caller in callers:
+            if caller.stream is not None:
+                caller.stream.socket.close()
