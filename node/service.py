@@ -6,7 +6,6 @@ workers, jobs) restarts inside its own part by the rules in docs/operations.md.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -58,7 +57,7 @@ from p2p.transport import Endpoint
 from relay.client import RelayClient
 from relay.publisher import FanoutClient
 from rpc.backend import Backend
-from rpc.limits import raise_descriptor_limit
+from rpc.limits import raise_descriptor_limit, tune_collector
 from state.primitives.address import format_address
 from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError, DekubeError
@@ -73,7 +72,6 @@ _log = structlog.get_logger("node")
 
 TOPIC_TRANSACTIONS: Final = "tx"
 TOPIC_EVIDENCE: Final = "evidence"
-COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
 BLOB_UPLINK_PERCENT: Final = 70
 """Part of the line's upload that blobs may take; the rest is for the chain."""
 LAST_SCRAPE_S: Final = 60.0
@@ -279,7 +277,7 @@ class Node:
                     await self._start(
                         nursery, "admin", serve_admin, admin, self.options.admin.listen, self.home.admin_token
                     )
-                _tune_collector()
+                tune_collector()
                 self._write_ready()
                 task_status.started()
                 try:
@@ -482,16 +480,6 @@ class Node:
     async def _stop_verb(self, _request: Mapping[str, Any]) -> Any:
         self.stop()
         return {}
-
-
-def _tune_collector() -> None:
-    """Look for cycles less often: a transaction makes none, but thousands that wait make each look long.
-
-    What lives since the start is not looked at again.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def _raise_part(name: str, error: Exception) -> NoReturn:

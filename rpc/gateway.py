@@ -26,7 +26,7 @@ import uvloop
 from rpc.blobs import BlobOptions
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions, Doors, make_protocols
-from rpc.limits import is_loopback, raise_descriptor_limit
+from rpc.limits import is_loopback, raise_descriptor_limit, tune_collector
 from rpc.link import Link, LinkOptions
 from rpc.subscriptions import Hub, SessionOptions
 from rpc.web import Application, WebOptions
@@ -160,6 +160,7 @@ async def serve(options: GatewayOptions) -> None:
     background = [asyncio.ensure_future(link.run()), asyncio.ensure_future(hub.run())]
     for task in background:
         task.add_done_callback(_end_on_failure)
+    tune_collector()
     _log.info("rpc gateway listens", host=link.serving[0], port=link.serving[1])
     try:
         await server.serve([listener])

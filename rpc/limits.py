@@ -1,8 +1,9 @@
-"""Bounds that belong to no one request: budgets of callers and who they are, caches with a size, open files."""
+"""Bounds that belong to no one request: budgets of callers and who they are, caches, open files, the collector."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import ipaddress
 import resource
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from state.primitives.errors import ConfigError
 
-__all__ = ["Budgets", "Cache", "Proxies", "caller_key", "is_loopback", "raise_descriptor_limit"]
+__all__ = ["Budgets", "Cache", "Proxies", "caller_key", "is_loopback", "raise_descriptor_limit", "tune_collector"]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -23,6 +24,7 @@ CALLERS_MAX: Final = 100_000
 ENTRY_LIMIT_BYTES: Final = 64
 """Longest entry of ``X-Forwarded-For`` that can be an address and a port."""
 CLIENTS_OF_PROXIES_KEPT: Final = 4096
+COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
 
 
 class Cache(Generic[_K, _V]):
@@ -177,6 +179,16 @@ def raise_descriptor_limit(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         return limit
     return soft
+
+
+def tune_collector() -> None:
+    """Look for cycles less often: what is asked makes none, but thousands of things that wait make each look long.
+
+    What lives since the start is not looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def is_loopback(host: str) -> bool:

@@ -42,7 +42,7 @@ from rpc.client import Call, Client
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
-from rpc.limits import raise_descriptor_limit
+from rpc.limits import raise_descriptor_limit, tune_collector
 from rpc.store_view import StoreView, describe
 from rpc.view import Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
@@ -244,6 +244,7 @@ async def _serve(path: Path, accounts: int) -> None:
         await nursery.start(backend.run)
         nursery.start_soon(live.make_blocks, path)
         _, port = await backend.wait_gateway()
+        tune_collector()  # as a node does
         print(json.dumps({"port": port}), flush=True)
         await trio.sleep_forever()
 
