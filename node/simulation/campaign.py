@@ -16,16 +16,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from consensus.simulation.crash_points import operations, run_crash_point
+from consensus.simulation.crash_points import COURSES, Course, operations, run_crash_point
 from consensus.simulation.disk import Fault
 from consensus.simulation.heal import breaks, run_break
 from consensus.simulation.scenarios import run_scenario
 from consensus.simulation.twins import count_scenarios, run_twins, scenario_of
+from node.simulation.crash_points import WHOLE
 from node.simulation.scenarios import run_whole
 
 __all__ = ["PLANS", "RUNS", "Campaign", "Part", "Piece", "Run", "markdown", "play"]
@@ -79,6 +81,26 @@ def _crash_point(number: int) -> Run:
     return Run(_FAULTS[fault].value, 0, run_crash_point(operation + 1, _FAULTS[fault]))
 
 
+@cache
+def _points(part: str) -> tuple[tuple[str, Course, int], ...]:
+    """Every durable operation of the courses of a part."""
+    courses = {"whole": WHOLE} if part == "crash-points-whole" else COURSES
+    return tuple(
+        [
+            (name, course, at + 1)
+            for name, course in courses.items()
+            if name != "one epoch"  # a part of its own
+            for at in range(len(operations(course)))
+        ]
+    )
+
+
+def _point_of(part: str, number: int) -> Run:
+    which, fault = divmod(number, len(_FAULTS))
+    name, course, operation = _points(part)[which]
+    return Run(f"{name}, {_FAULTS[fault].value}", 0, run_crash_point(operation, _FAULTS[fault], course))
+
+
 def _break(number: int) -> Run:
     seed, which = divmod(number, len(_BREAKS))
     return Run(_BREAKS[which].kind, 0, run_break(_BREAKS[which], seed).progress_ms)
@@ -91,6 +113,8 @@ RUNS: Final[dict[str, Callable[[int], Run]]] = {
     "twins-3": _three_rounds,
     "twins-7": _seven,
     "crash-points": _crash_point,
+    "crash-points-epochs": partial(_point_of, "crash-points-epochs"),
+    "crash-points-whole": partial(_point_of, "crash-points-whole"),
     "heal": _break,
 }
 """What a number means in each part."""
@@ -108,7 +132,9 @@ def _plans() -> dict[str, Callable[[], tuple[Part, ...]]]:
     def common() -> tuple[Part, ...]:
         return (
             Part("twins-2", count_scenarios(4, 1, 2), 256),
-            Part("crash-points", operations() * len(_FAULTS), 120),
+            Part("crash-points", len(operations()) * len(_FAULTS), 120),
+            Part("crash-points-epochs", len(_points("crash-points-epochs")) * len(_FAULTS), 60),
+            Part("crash-points-whole", len(_points("crash-points-whole")) * len(_FAULTS), 20),
             Part("heal", 5 * len(_BREAKS), 94),
             Part("twins-7", 50_000, 250),
         )
