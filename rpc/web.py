@@ -1,36 +1,33 @@
-"""The gateway's ASGI application: JSON-RPC bare at POST / and WebSocket, everything else through FastAPI."""
+"""The gateway's ASGI application: JSON-RPC bare at POST / and WebSocket, everything else by ``rpc.rest``."""
 
 from __future__ import annotations
 
 import asyncio
-import html
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
 from rpc.blobs import PREFIX as BLOBS
 from rpc.blobs import BlobDoor, BlobOptions
 from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
-from rpc.dispatch import Caller, Dispatcher, DispatchOptions, as_rpc_error
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.doors import Doors
-from rpc.errors import NodeUnavailable, RpcError
+from rpc.errors import RpcError
 from rpc.holding import Held, Ledger
 from rpc.limits import caller_key
 from rpc.link import Link
 from rpc.subscriptions import Hub, Session, SessionOptions
 from rpc.surface import SURFACE, absent
-from rpc.table import Json, Method
-from state.primitives.errors import DekubeError
 
-__all__ = ["ROUTES", "Application", "WebOptions", "rest_api"]
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+__all__ = ["Application", "WebOptions"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -38,20 +35,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-STATUS_OF_REASON: Final = {
-    "invalid_params": 400,
-    "decode_error": 400,
-    "not_found": 404,
-    "height_unknown": 404,
-    "task_unknown": 404,
-    "escrow_unknown": 404,
-    "pruned": 410,
-    "limit_exceeded": 429,
-    "internal_error": 500,
-    "node_unavailable": 503,
-    "height_not_reached": 503,
-}
-"""REST alone speaks in HTTP statuses; JSON-RPC answers 200, because wallets take others for a dead node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +65,8 @@ class Application:
         pages: Iterable[APIRouter] = (),
         blobs: BlobOptions | None = None,
     ) -> None:
+        from rpc.rest import rest_api  # FastAPI: a node, which only starts the gateway, does not load it
+
         self._link = link
         self._hub = hub
         self._ledger = doors.ledger
@@ -374,198 +359,3 @@ class Metrics:
     def expose(self) -> bytes:
         """Return the text of Prometheus."""
         return generate_latest(self.registry)
-
-
-# REST
-
-ROUTES: Final[tuple[tuple[str, str], ...]] = (
-    ("/v1/chain", "dekube_chainInfo"),
-    ("/v1/genesis", "dekube_genesis"),
-    ("/v1/supply", "dekube_getSupply"),
-    ("/v1/blocks", "dekube_getBlocks"),
-    ("/v1/blocks/{block}", "dekube_getBlock"),
-    ("/v1/blocks/{block}/receipts", "dekube_getBlockReceipts"),
-    ("/v1/transactions/{hash}", "dekube_getTransaction"),
-    ("/v1/transactions/{hash}/receipt", "dekube_getReceipt"),
-    ("/v1/accounts/{address}", "dekube_getAccount"),
-    ("/v1/accounts/{address}/history", "dekube_getAccountHistory"),
-    ("/v1/accounts/{address}/proof", "dekube_getAccountProof"),
-    ("/v1/mempool", "dekube_getMempool"),
-    ("/v1/quote", "dekube_quote"),
-    ("/v1/validators", "dekube_getValidators"),
-    ("/v1/committee", "dekube_getCommittee"),
-    ("/v1/epochs/{epoch}", "dekube_getEpoch"),
-    ("/v1/epochs/{epoch}/committee", "dekube_getCommittee"),
-    ("/v1/slashes", "dekube_getSlashes"),
-    ("/v1/slashes/{operator}", "dekube_getSlash"),
-    ("/v1/peers", "dekube_getPeers"),
-    ("/v1/network", "dekube_getNetwork"),
-    ("/v1/nodes", "dekube_getNodes"),
-    ("/v1/nodes/{address}", "dekube_getNode"),
-    ("/v1/nodes/{address}/duties", "dekube_getDuties"),
-    ("/v1/tasks", "dekube_getTasks"),
-    ("/v1/tasks/{task}", "dekube_getTask"),
-    ("/v1/tasks/{task}/history", "dekube_getTaskHistory"),
-    ("/v1/tasks/{task}/windows", "dekube_getTaskWindows"),
-    ("/v1/tasks/{task}/bill", "dekube_getBill"),
-    ("/v1/accounts/{address}/earnings", "dekube_getEarnings"),
-    ("/v1/accounts/{address}/carriage", "dekube_getCarriage"),
-)
-"""GET paths and the methods that answer them; path and query parameters are those of the method."""
-
-
-def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
-    """Return the REST application: health, metrics, convenience over the table, documents, and ``pages``."""
-    api = FastAPI(title="DEKUBE node", docs_url=None, redoc_url=None)
-    for path, name in ROUTES:
-        _add_route(api, application, path, SURFACE[name])
-
-    @api.get("/health", response_class=PlainTextResponse)
-    @api.get("/healthz", response_class=PlainTextResponse)
-    @api.get("/livez", response_class=PlainTextResponse)
-    async def healthz() -> str:
-        """The gateway's loop turns."""
-        return "ok\n"
-
-    @api.get("/readyz")
-    async def readyz() -> Response:
-        """The node answers, is close to the newest block, has peers enough and room on its disk."""
-        ready, detail = await _readiness(application)
-        return _json(detail, 200 if ready else 503)
-
-    @api.get("/status")
-    async def status(request: Request) -> Response:
-        """How far this node is."""
-        return await _answer_rest(application, SURFACE["dekube_status"], {}, request)
-
-    @api.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Counters of the gateway for Prometheus."""
-        return Response(application.metrics.expose(), media_type=CONTENT_TYPE_LATEST)
-
-    @api.get("/openrpc.json")
-    async def openrpc(request: Request) -> Response:
-        """The OpenRPC document."""
-        return await _answer_rest(application, SURFACE["rpc.discover"], {}, request)
-
-    @api.get("/docs", response_class=HTMLResponse)
-    async def docs() -> str:
-        """Every method on one page."""
-        return _DOCS
-
-    for router in pages:
-        api.include_router(router)
-    return api
-
-
-def _add_route(api: FastAPI, application: Application, path: str, method: Method) -> None:
-    async def endpoint(request: Request) -> Response:
-        given = {**request.query_params, **request.path_params}
-        return await _answer_rest(application, method, given, request)
-
-    parameters = [
-        {
-            "name": param.name,
-            "in": "path" if f"{{{param.name}}}" in path else "query",
-            "required": param.required or f"{{{param.name}}}" in path,
-            "description": param.text,
-            "schema": param.type.schema,
-        }
-        for param in method.all_params
-    ]
-    api.add_api_route(
-        path,
-        endpoint,
-        methods=["GET"],
-        summary=method.summary,
-        operation_id=path.strip("/").replace("/", "_").replace("{", "").replace("}", ""),
-        openapi_extra={"parameters": parameters},
-    )
-
-
-async def _answer_rest(
-    application: Application, method: Method, given: dict[str, str], request: Request
-) -> Response:
-    caller = Caller(caller_key(request.client.host) if request.client else "")
-    try:
-        params = {name: _from_text(method, name, value) for name, value in given.items()}
-        result = await application.dispatcher.call(method.name, params or None, caller)
-    except DekubeError as error:
-        known = as_rpc_error(error)
-        application.metrics.observe(method.name, known.reason)
-        status = STATUS_OF_REASON.get(known.reason, 400)
-        headers = {"retry-after": "1"} if status in (429, 503) else None
-        return _json({"error": known.to_json()}, status, headers)
-    application.metrics.observe(method.name, "ok")
-    response = _json(result, 404 if any(value is None for value in _subject(result)) else 200)
-    application.dispatcher.weigh_answer(caller, len(response.body))
-    return response
-
-
-def _subject(result: Json) -> list[Json]:
-    """Return the one thing asked for, where an answer has just one beside its stamp: null then means 404."""
-    parts = [value for name, value in result.items() if name != "at"] if type(result) is dict else []
-    return parts if len(parts) == 1 else []
-
-
-def _from_text(method: Method, name: str, value: str) -> Any:
-    """Return what a path or query says as JSON: numbers and booleans are written as such."""
-    param = next((param for param in method.all_params if param.name == name), None)
-    schema = {} if param is None else param.type.schema
-    kinds = {schema.get("type"), *(arm.get("type") for arm in schema.get("anyOf", ()))}
-    if "integer" in kinds and value.isascii() and value.isdigit() and len(value) < 20:
-        return int(value)
-    if "boolean" in kinds and value in ("true", "false"):
-        return value == "true"
-    return value
-
-
-async def _readiness(application: Application) -> tuple[bool, Json]:
-    options = application.options
-    try:
-        head, sync = application.link.head, await application.link.sync()
-    except (NodeUnavailable, RpcError) as error:
-        return False, {"ready": False, "reason": as_rpc_error(error).reason}
-    behind = max(sync.highest - head.height, 0)
-    reason = None
-    if behind > options.ready_blocks_behind_max:
-        reason = "behind"
-    elif sync.peers < options.ready_peers_min:
-        reason = "few_peers"
-    elif 0 <= sync.disk_free_mib < options.ready_disk_mib_min:
-        reason = "disk"
-    return reason is None, {
-        "ready": reason is None,
-        "reason": reason,
-        "height": head.height,
-        "behind": behind,
-        "peers": sync.peers,
-        "disk_free_mib": None if sync.disk_free_mib < 0 else sync.disk_free_mib,
-    }
-
-
-def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, "application/json")
-
-
-def _docs() -> str:
-    rows = []
-    for method in SURFACE.values():
-        params = ", ".join(param.name if param.required else f"[{param.name}]" for param in method.all_params)
-        notes = "".join(
-            f"<li><code>{html.escape(param.name)}</code> {html.escape(param.text)}</li>" for param in method.params
-        )
-        rows.append(
-            f"<h3 id='{method.name}'><code>{method.name}({html.escape(params)})</code></h3>"
-            f"<p>{html.escape(method.summary)}</p><ul>{notes}</ul>"
-        )
-    return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        "<title>DEKUBE JSON-RPC</title><style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;"
-        "padding:0 1rem}code{background:#8882;padding:.1em .3em;border-radius:.2em}</style><h1>JSON-RPC</h1>"
-        "<p>POST / or WebSocket /ws. The same as a document: <a href='/openrpc.json'>openrpc.json</a>; REST: "
-        "<a href='/openapi.json'>openapi.json</a>.</p>" + "".join(rows)
-    )
-
-
-_DOCS: Final = _docs()
