@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from p2p.crowds import Crowds
 from p2p.transport import Endpoint
 from relay.errors import RETRY_HELPS, Refusal, RelayProtocolError
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits
@@ -33,7 +34,7 @@ from relay.protocol import (
 from relay.route import SeenRoutes, VerifiedRoute
 from state.primitives.errors import DecodeError
 
-__all__ = ["Drop", "Effect", "Hold", "Join", "Onward", "Refuse", "RelayCore", "Send"]
+__all__ = ["Drop", "Effect", "End", "Hold", "Join", "Onward", "Refuse", "RelayCore", "Send"]
 
 RETRY_MS: Final = 5_000
 """Told to clients that a limit turned away."""
@@ -99,7 +100,15 @@ class Join:
     target_address: bytes
 
 
-Effect: TypeAlias = Send | Drop | Refuse | Hold | Onward | Join
+@dataclass(frozen=True, slots=True)
+class End:
+    """End both data connections of a circuit that runs; the core knows it no more."""
+
+    circuit: int
+    reason: str
+
+
+Effect: TypeAlias = Send | Drop | Refuse | Hold | Onward | Join | End
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +201,10 @@ class RelayCore:
         self._tokens: dict[bytes, tuple[_Circuit, int]] = {}
         self._waiting: dict[int, _Circuit] = {}
         self._running: dict[int, tuple[tuple[_Client, ...], HostUse]] = {}
+        self._crowds: Crowds[int] = Crowds()
+        """Circuits, pending ones too, by the block of who asked for them; trusted hosts are no crowd."""
+        self._pending_crowds: Crowds[int] = Crowds()
+        self._reserved_crowds: Crowds[bytes] = Crowds()
         self._number = 0
         self.refusals: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         """How often each was answered."""
@@ -326,7 +339,7 @@ class RelayCore:
         clients = circuit.clients()
         for client in clients:
             client.circuits += 1
-        circuit.host.circuits += 1
+        circuit.host.count(circuits=1)
         self._running[circuit.number] = clients, circuit.host
         return [Join(circuit.number, dialler, target, circuit.payer.address, circuit.target_address)]
 
@@ -357,8 +370,11 @@ class RelayCore:
 
     def circuit_closed(self, circuit: int) -> None:
         """Note that both ends of a joined circuit are closed."""
+        if circuit not in self._running:
+            return  # ended to make room
         clients, host = self._running.pop(circuit)
-        host.circuits -= 1
+        host.count(circuits=-1)
+        self._crowds.leave(circuit)
         for client in clients:
             client.circuits -= 1
             self._forget(client)
@@ -385,11 +401,17 @@ class RelayCore:
             # The same key on a newer connection: the old one is a ghost of a lost line, or will reconnect.
             effects = [*self.control_closed(holder.connection), Drop(holder.connection, "superseded")]
         if control.reserved_until_ms is None:
-            if len(self._reserved) >= self._limits.reservations_max:
-                return [*effects, self._refused(control, request, Refusal.RELAY_FULL)]
             if not self._hosts.may_reserve(control.host):
                 return [*effects, self._refused(control, request, Refusal.HOST_LIMIT)]
+            if len(self._reserved) >= self._limits.reservations_max:
+                last = self._reserved_crowds.who_gives_way(control.host.block)
+                if last is None:
+                    return [*effects, self._refused(control, request, Refusal.RELAY_FULL)]
+                number = self._reserved[last].connection
+                effects += [*self.control_closed(number), Drop(number, "crowded_out")]
             self._hosts.count_reservation(control.host, 1)
+            if not control.host.is_trusted:
+                self._reserved_crowds.enter(control.host.block, address)
             self._reserved[address] = control
         life_s = max(1, min(life_s, self._limits.reservation_s_max))
         control.reserved_until_ms = now_ms + life_s * 1000
@@ -439,6 +461,7 @@ class RelayCore:
         parked: bytes, now_ms: int,
     ) -> tuple[list[Effect], _Circuit]:  # fmt: skip
         """Note a circuit that waits for its ends, and ask for those that do not wait here already."""
+        effects = self._make_room(control.host)
         self._number += 1
         mine, theirs = self._random(32), self._random(32)
         wait_ms = self._limits.pending_ms_max
@@ -447,11 +470,12 @@ class RelayCore:
         )
         self._pending[circuit.number] = circuit
         control.offers.add(circuit.number)
-        control.host.circuits += 1
-        control.host.pending += 1
+        control.host.count(circuits=1, pending=1)
+        if not control.host.is_trusted:
+            self._crowds.enter(control.host.block, circuit.number)
+            self._pending_crowds.enter(control.host.block, circuit.number)
         for client in circuit.clients():
             client.pending += 1
-        effects: list[Effect] = []
         if target is not None:
             target.offers.add(circuit.number)
             waiting = next((token for token, number in target.parked.items() if number is not None), None)
@@ -506,12 +530,14 @@ class RelayCore:
             circuits_max = limits.circuits_per_host_max if is_dialler else limits.circuits_per_relay_max
             if control.host.circuits >= circuits_max or control.host.pending >= limits.pending_per_host_max:
                 return Refusal.HOST_LIMIT
+            net = control.host.net
+            if net.circuits >= limits.circuits_per_network_max or net.pending >= limits.pending_per_network_max:
+                return Refusal.HOST_LIMIT
         if not self._may_dial(payer.address, control.host):
             return Refusal.UNPAID
-        if len(self._pending) >= limits.pending_max or (
-            len(self._pending) + len(self._running) >= limits.circuits_max
-        ):
-            return Refusal.RELAY_FULL
+        for crowds, is_full in self._fullness():
+            if is_full and crowds.who_gives_way(control.host.block) is None:
+                return Refusal.RELAY_FULL
         clients = [(payer, Refusal.CLIENT_LIMIT)]
         if target is not None:
             clients.append((target.client, Refusal.TARGET_LIMIT))
@@ -523,6 +549,29 @@ class RelayCore:
                 return refusal
         return None
 
+    def _fullness(self) -> tuple[tuple[Crowds[int], bool], ...]:
+        """Return who shares each bound in sum, and whether it is reached."""
+        pending, running = len(self._pending), len(self._running)
+        return (
+            (self._pending_crowds, pending >= self._limits.pending_max),
+            (self._crowds, pending + running >= self._limits.circuits_max),
+        )
+
+    def _make_room(self, host: HostUse) -> list[Effect]:
+        """Let the newest circuit of the largest block give way to one of ``host``, where a bound is reached."""
+        effects: list[Effect] = []
+        for at in range(len(self._fullness())):
+            crowds, is_full = self._fullness()[at]
+            last = crowds.who_gives_way(host.block) if is_full else None
+            if last is None:
+                continue
+            if last in self._pending:
+                effects += self._abandon(self._pending[last], Refusal.RELAY_FULL)
+            else:
+                self.circuit_closed(last)
+                effects.append(End(last, "crowded_out"))
+        return effects
+
     def _settle(self, circuit: _Circuit) -> None:
         """Take a circuit out of the pending ones, with everything that counted it there."""
         del self._pending[circuit.number]
@@ -531,8 +580,8 @@ class RelayCore:
         for end in circuit.ends:
             if end is not None:
                 self._waiting.pop(end, None)
-        circuit.host.circuits -= 1
-        circuit.host.pending -= 1
+        circuit.host.count(circuits=-1, pending=-1)
+        self._pending_crowds.leave(circuit.number)
         circuit.dialler.offers.discard(circuit.number)
         if circuit.target is not None:
             circuit.target.offers.discard(circuit.number)
@@ -546,6 +595,7 @@ class RelayCore:
             if len(self._refused_ends) > REFUSED_ENDS_MAX:
                 self._refused_ends.popitem(last=False)
         self._settle(circuit)
+        self._crowds.leave(circuit.number)
         self._forget(circuit.payer)
         return [self._refuse(end, refusal) for end in circuit.ends if end is not None]
 
@@ -553,6 +603,7 @@ class RelayCore:
         if control.reserved_until_ms is not None:
             control.reserved_until_ms = None
             del self._reserved[control.client.address]
+            self._reserved_crowds.leave(control.client.address)
             self._hosts.count_reservation(control.host, -1)
 
     def _forget(self, client: _Client) -> None:

@@ -23,21 +23,21 @@ from typing import Any, Final, TypeVar, cast
 
 import structlog
 import uvloop
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.limits import Place
 from p2p.punch import OBSERVE_PREAMBLE, observed_answer
 from p2p.sockets import tune
 from p2p.transport import Endpoint
-from relay.circuit import Drop, Effect, Hold, Join, Onward, Refuse, RelayCore, Send
+from relay.circuit import Drop, Effect, End, Hold, Join, Onward, Refuse, RelayCore, Send
 from relay.credit import Credit, CreditOptions, Ledger, Standing
+from relay.door import Door
 from relay.errors import LedgerUnavailable, Refusal, RelayProtocolError
 from relay.fanout import FANOUT_PREAMBLE, FanoutLimits
 from relay.fanout_daemon import FanoutServer
-from relay.limits import Bucket, HostTable, HostUse, RelayLimits, paces
+from relay.limits import HostTable, HostUse, RelayLimits, paces
 from relay.links import LINK_STATE_S, LinkState
 from relay.metering import CHANNEL_AGE_MS_MAX, Cashier, FreeTier, Tariff
 from relay.onward import OnwardConnection, OnwardLinks
@@ -61,6 +61,7 @@ from relay.protocol import (
 from relay.receipts import ReceiptStore, StoredReceipt, settle_receipts
 from relay.route import Route, VerifiedRoute
 from relay.splice import LOOK_BYTES, STRANGER_LOOK_BYTES, Circuit, keep_alive, set_pace
+from relay.telemetry import HttpAnswerer, registry_of
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError
 
@@ -71,8 +72,6 @@ IDENTITY_RENEWAL_MS: Final = 24 * 3_600_000
 LISTEN_BACKLOG: Final = 1024
 EARLY_BYTES_MAX: Final = 4_096
 """What an end may send after its token, before the other end has come."""
-HTTP_REQUEST_BYTES_MAX: Final = 8_192
-HTTP_TIMEOUT_S: Final = 5
 DESCRIPTORS_SPARE: Final = 64
 SLOW_TICKS: Final = 4
 """Pacing and links to other relays are looked after every so many ticks."""
@@ -220,13 +219,10 @@ class RelayDaemon:
         self._drain_until_ms: int | None = None
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._servers: list[asyncio.AbstractServer] = []
-        self._accepts = Bucket(self.limits.accepts_per_s, self.limits.accepts_burst, self.now_ms())
+        self._door = Door(options.limits, self.hosts, self.drop, self.now_ms())
         self._number = 0
-        self._half_open = 0
         self._controls: dict[int, _Control] = {}
         self._waiting: dict[int, _Opening | OnwardConnection] = {}
-        self._connections: dict[asyncio.Transport, HostUse] = {}
-        self._all_gone = asyncio.Event()
         self._circuits: dict[int, Circuit] = {}
         self._counted_bytes: dict[int, int] = {}
         self._tick: asyncio.TimerHandle | None = None
@@ -244,10 +240,9 @@ class RelayDaemon:
         _raise_descriptor_limit(self.limits.connections_max + DESCRIPTORS_SPARE)
         self.endpoint = await self._listen(self.options.listen, lambda: _Opening(self), "relay.listen")
         if self.options.metrics_listen:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(cast(Any, _Collector(self)))
+            registry = registry_of(self)
             self.metrics_endpoint = await self._listen(
-                self.options.metrics_listen, lambda: _Http(registry), "relay.metrics_listen"
+                self.options.metrics_listen, lambda: HttpAnswerer(registry), "relay.metrics_listen"
             )
         self.links.keep(self._peers)
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
@@ -284,10 +279,7 @@ class RelayDaemon:
         for server in self._servers:
             server.close()
         self.links.close()
-        for transport in list(self._connections):
-            transport.abort()
-        if self._connections:
-            await self._all_gone.wait()  # connection_lost is called from the loop
+        await self._door.close()
         if self._saving is not None:
             await self._saving
         self._save_receipts()
@@ -307,12 +299,12 @@ class RelayDaemon:
     @property
     def half_open(self) -> int:
         """Connections that have not yet proved what they are for."""
-        return self._half_open
+        return self._door.half_open
 
     @property
     def connections(self) -> int:
         """All connections of clients."""
-        return len(self._connections)
+        return len(self._door)
 
     # What the links to other relays need and report.
 
@@ -329,13 +321,7 @@ class RelayDaemon:
 
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
         """Count a connection that this relay opened; None: too many."""
-        host = self.hosts.use(ip, self.now_ms())
-        if host is None or len(self._connections) >= self.limits.connections_max:
-            return None
-        host.connections += 1
-        self._connections[transport] = host
-        self._all_gone.clear()
-        return host
+        return self._door.adopt(transport, ip, self.now_ms())
 
     def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
         """Take the joined data connection of a circuit's next relay."""
@@ -364,45 +350,21 @@ class RelayDaemon:
 
     # What the protocols below report.
 
-    def admit(self, opening: _Opening) -> HostUse | str:
+    def admit(self, opening: _Opening) -> tuple[HostUse, Place] | str:
         """Count a new connection in, or return why it is turned away."""
-        ip = opening.peer[0]
-        limits, now_ms = self.limits, self.now_ms()
-        host = self.hosts.use(ip, now_ms)
-        if host is None:
-            return "hosts"
-        if not host.is_trusted:
-            if not host.accepts.take(now_ms):
-                return "host_rate"
-            if host.connections >= limits.connections_per_host_max:
-                return "host_connections"
-            if host.half_open >= limits.half_open_per_host_max:
-                return "host_half_open"
-        if len(self._connections) >= limits.connections_max:
-            return "connections"
-        if self._half_open >= limits.half_open_max:
-            return "half_open"
-        if not self._accepts.take(now_ms):
-            return "rate"
-        self._number += 1
-        opening.number = self._number
-        host.connections += 1
-        host.half_open += 1
-        self._half_open += 1
-        self._connections[opening.transport] = host
-        self._all_gone.clear()
-        return host
+        answer = self._door.admit(opening.transport, opening.peer[0], self.now_ms())
+        if not isinstance(answer, str):
+            self._number += 1
+            opening.number = self._number
+        return answer
 
-    def opened(self, host: HostUse) -> None:
+    def opened(self, host: HostUse, place: Place) -> None:
         """Count a connection out of the half-open ones."""
-        host.half_open -= 1
-        self._half_open -= 1
+        self._door.opened(host, place)
 
     def gone(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
-        self._connections.pop(transport).connections -= 1
-        if not self._connections:
-            self._all_gone.set()
+        self._door.gone(transport)
 
     def control_opened(self, opening: _Opening, channel: ControlChannel) -> None:
         """Take a connection whose handshake proved an address."""
@@ -509,6 +471,9 @@ class RelayDaemon:
                     self.links.carry(circuit, following, route, is_trusted=is_trusted)
                 case Join():
                     self._join(effect)
+                case End(circuit, reason):
+                    self.drops[f"circuit_{reason}"] += 1
+                    self._circuits[circuit].abort()
 
     def _join(self, join: Join) -> None:
         dialler, target = self._waiting.pop(join.dialler), self._waiting.pop(join.target)
@@ -733,12 +698,13 @@ class _Opening(asyncio.Protocol):
     """A connection from its first byte until it is known what it is; a data end also while it waits."""
 
     __slots__ = (
-        "_buffer", "_daemon", "_handshake", "_is_held", "_purpose", "_timer", "early", "host", "number", "peer",
-        "transport",
+        "_buffer", "_daemon", "_handshake", "_is_held", "_place", "_purpose", "_timer", "early", "host", "number",
+        "peer", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
     host: HostUse
+    _place: Place
 
     def __init__(self, daemon: RelayDaemon) -> None:
         self._daemon = daemon
@@ -758,11 +724,11 @@ class _Opening(asyncio.Protocol):
             transport.abort()  # type: ignore[attr-defined]
             return
         self.peer = peer[0], peer[1]
-        host = self._daemon.admit(self)
-        if isinstance(host, str):
-            self._daemon.drop(self.transport, f"refused_{host}", self.peer[0])
+        answer = self._daemon.admit(self)
+        if isinstance(answer, str):
+            self._daemon.drop(self.transport, f"refused_{answer}", self.peer[0])
             return
-        self.host = host
+        self.host, self._place = answer
         self._daemon.has_bbr = tune(cast(Any, self.socket())).congestion == "bbr"
         self._timer = asyncio.get_running_loop().call_later(
             self._daemon.limits.handshake_ms_max / 1000, self._too_slow
@@ -837,7 +803,7 @@ class _Opening(asyncio.Protocol):
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
-        self._daemon.opened(self.host)
+        self._daemon.opened(self.host, self._place)
 
     def _too_slow(self) -> None:
         self._daemon.drop(self.transport, "slow_handshake", self.peer[0])
@@ -897,87 +863,6 @@ class _Control(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._daemon.gone(self.transport)
         self._daemon.control_closed(self)
-
-
-class _Http(asyncio.Protocol):
-    """Answers one GET of /metrics or /healthz."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._buffer = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) > HTTP_REQUEST_BYTES_MAX:
-            self._transport.abort()
-        elif b"\r\n\r\n" in self._buffer and not self._transport.is_closing():
-            match self._buffer.split(b"\r\n", 1)[0].split(b" "):
-                case [b"GET", b"/metrics", _]:
-                    self._answer("200 OK", generate_latest(self._registry))
-                case [b"GET", b"/healthz", _]:
-                    self._answer("200 OK", b"ok\n")
-                case _:
-                    self._answer("404 Not Found", b"/metrics or /healthz\n")
-
-    def _answer(self, status: str, body: bytes) -> None:
-        head = (
-            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        self._transport.write(head.encode() + body)
-        self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._timer.cancel()
-
-
-class _Collector:
-    """Reads the daemon's counts when somebody asks; nothing is counted twice on the way."""
-
-    def __init__(self, daemon: RelayDaemon) -> None:
-        self._daemon = daemon
-
-    def collect(self) -> Iterable[Metric]:
-        daemon, core = self._daemon, self._daemon.core
-        carried = daemon.count_bytes()  # first: what is unpaid follows from it
-        for name, text, value in (
-            ("reservations", "Clients that can be reached through this relay", core.reservations),
-            ("circuits", "Circuits that run", core.circuits),
-            ("pending_circuits", "Circuits that wait for an end", core.pending),
-            ("controls", "Control connections", core.controls),
-            ("connections", "Connections of clients", daemon.connections),
-            ("parked", "Data connections that wait for a circuit", core.parked),
-            ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
-            ("links", "Connections to other relays", len(daemon.links.known)),
-            ("unpaid_bytes", "What payers owe beyond what is free", daemon.cashier.unpaid_bytes),
-            ("known_payers", "Payers that something is known of", len(daemon.credit)),
-            ("strangers_bytes", "Carried today for those who cannot pay", daemon.credit.strangers.size_bytes),
-            ("load_percent", "How full the relay is", core.load_percent),
-            ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
-            ("hosts", "Hosts remembered", len(daemon.hosts)),
-            ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
-        ):
-            yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
-        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
-        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
-        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=daemon.receipts_total)
-        yield CounterMetricFamily("dekube_relay_settled", "Receipts brought on chain", value=daemon.settled_total)
-        fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
-        for what, count in sorted(daemon.fanout.core.counters.items()):
-            fanout.add_metric([what], count)
-        yield fanout
-        refusals = CounterMetricFamily("dekube_relay_refusals", "Requests refused", labels=["reason"])
-        for refusal, count in core.refusals.items():
-            refusals.add_metric([refusal.label], count)
-        yield refusals
-        drops = CounterMetricFamily("dekube_relay_drops", "Connections closed by the relay", labels=["reason"])
-        for reason, count in sorted(daemon.drops.items()):
-            drops.add_metric([reason], count)
-        yield drops
 
 
 def _relay_endpoint(text: str) -> Endpoint:

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 from typing import Final
 
+from p2p.crowds import address_of, block_of, network_of, site_of
 from state.primitives.errors import ConfigError
 
 __all__ = ["Bucket", "HostTable", "HostUse", "RelayLimits", "paces"]
 
 FORGET_INTERVAL_MS: Final = 1_000
 """A full table is searched for idle hosts no oftener: it is large, and strangers fill it."""
-_V4_NETWORK_BITS: Final = 24
-_V6_HOST_BITS: Final = 64
-"""A home's IPv6 prefix: addresses below it are all one customer's."""
-_V6_NETWORK_BITS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """Bounds of a relay. A *host* is an IPv4 address or an IPv6 /64, a *network* a /24 or a /48."""
+    """Bounds of a relay. A *host* is an IPv4 address or an IPv6 /64, a *network* a /24 or a /48.
+
+    Where a bound in sum is reached, the largest *block* (a /16 or a /32) makes room for a smaller one.
+    """
 
     connections_max: int = 32_768
     connections_per_host_max: int = 256
+    connections_per_network_max: int = 4_096
     half_open_max: int = 256
     """Connections that have not yet proved what they are for."""
     half_open_per_host_max: int = 32
@@ -52,6 +53,7 @@ class RelayLimits:
     pending_per_client_max: int = 16
     pending_per_host_max: int = 128
     """Of those, the ones that one host asked for, for itself or as a relay for its clients."""
+    pending_per_network_max: int = 512
     pending_ms_max: int = 10_000
     circuits_max: int = 4_096
     circuits_per_client_max: int = 64
@@ -60,6 +62,8 @@ class RelayLimits:
     """Circuits that clients of one host asked for."""
     circuits_per_relay_max: int = 1_024
     """Circuits that one other relay brings for its clients."""
+    circuits_per_network_max: int = 1_024
+    """Circuits that hosts of one network asked for, for themselves or as relays."""
     parked_per_client_max: int = 4
     """Data connections of one client that wait for a circuit."""
     relays_max: int = 64
@@ -113,6 +117,16 @@ class Bucket:
 
 
 @dataclass(slots=True)
+class NetworkUse:
+    """What all hosts of one network have of the relay now."""
+
+    connections: int = 0
+    reservations: int = 0
+    circuits: int = 0
+    pending: int = 0
+
+
+@dataclass(slots=True)
 class HostUse:
     """What one host has of the relay now."""
 
@@ -120,6 +134,8 @@ class HostUse:
     connects: Bucket
     is_trusted: bool
     network: str
+    block: str
+    net: NetworkUse
     connections: int = 0
     half_open: int = 0
     reservations: int = 0
@@ -128,6 +144,15 @@ class HostUse:
     """Of the connections, those for fan-out."""
     pending: int = 0
     """Of the circuits, those that wait for an end."""
+
+    def count(self, *, connections: int = 0, circuits: int = 0, pending: int = 0) -> None:
+        """Note so many more of each, here and in the network."""
+        self.connections += connections
+        self.circuits += circuits
+        self.pending += pending
+        self.net.connections += connections
+        self.net.circuits += circuits
+        self.net.pending += pending
 
     def is_idle(self, now_ms: int) -> bool:
         """Tell whether the host may be forgotten."""
@@ -147,7 +172,7 @@ class HostTable:
     def __init__(self, limits: RelayLimits) -> None:
         self.limits = limits
         self._hosts: dict[str, HostUse] = {}
-        self._reservations_by_network: dict[str, int] = {}
+        self._networks: dict[str, NetworkUse] = {}
         self._forgot_at_ms = -FORGET_INTERVAL_MS
         try:
             self._trusted = [ip_network(text) for text in limits.trusted_networks]
@@ -156,8 +181,8 @@ class HostTable:
 
     def use(self, ip: str, now_ms: int) -> HostUse | None:
         """Return the entry of the host that ``ip`` belongs to; None when the table is full of busy hosts."""
-        address = _parse(ip)
-        key = _prefix(address, _V6_HOST_BITS) if address.version == 6 else str(address)
+        address = address_of(ip)
+        key = site_of(ip)
         found = self._hosts.get(key)
         if found is None:
             if len(self._hosts) >= self.limits.hosts_max:
@@ -166,11 +191,14 @@ class HostTable:
                 if len(self._hosts) >= self.limits.hosts_max:
                     return None
             limits = self.limits
+            network = network_of(ip)
             found = self._hosts[key] = HostUse(
                 accepts=Bucket(limits.accepts_per_host_per_s, limits.accepts_per_host_burst, now_ms),
                 connects=Bucket(limits.connects_per_host_per_s, limits.connects_per_host_burst, now_ms),
-                is_trusted=any(address in network for network in self._trusted),
-                network=_prefix(address, _V4_NETWORK_BITS if address.version == 4 else _V6_NETWORK_BITS),
+                is_trusted=any(address in trusted for trusted in self._trusted),
+                network=network,
+                block=block_of(ip),
+                net=self._networks.setdefault(network, NetworkUse()),
             )
         return found
 
@@ -178,22 +206,19 @@ class HostTable:
         """Forget the hosts that have nothing here and used up no allowance."""
         self._forgot_at_ms = now_ms
         self._hosts = {key: use for key, use in self._hosts.items() if not use.is_idle(now_ms)}
+        self._networks = {use.network: use.net for use in self._hosts.values()}
 
     def may_reserve(self, host: HostUse) -> bool:
         """Tell whether one more reservation of this host is within its and its network's bounds."""
         return host.is_trusted or (
             host.reservations < self.limits.reservations_per_host_max
-            and self._reservations_by_network.get(host.network, 0) < self.limits.reservations_per_network_max
+            and host.net.reservations < self.limits.reservations_per_network_max
         )
 
     def count_reservation(self, host: HostUse, change: int) -> None:
         """Note a reservation more (1) or less (-1)."""
         host.reservations += change
-        count = self._reservations_by_network.get(host.network, 0) + change
-        if count:
-            self._reservations_by_network[host.network] = count
-        else:
-            self._reservations_by_network.pop(host.network, None)
+        host.net.reservations += change
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -214,14 +239,3 @@ def paces(limits: RelayLimits, active: Mapping[int, bytes]) -> dict[int, int]:
         ]
         pace[circuit] = min(filter(None, bounds), default=0)
     return pace
-
-
-def _parse(ip: str) -> IPv4Address | IPv6Address:
-    address = ip_address(ip.partition("%")[0])  # a link-local address may carry its interface
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
-
-
-def _prefix(address: IPv4Address | IPv6Address, bits: int) -> str:
-    return str(ip_network((address, bits), strict=False))

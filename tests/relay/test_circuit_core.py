@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from p2p.transport import Endpoint
-from relay.circuit import Drop, Effect, Hold, Join, Onward, Refuse, RelayCore, Send
+from relay.circuit import Drop, Effect, End, Hold, Join, Onward, Refuse, RelayCore, Send
 from relay.errors import Refusal, RelayProtocolError
 from relay.limits import Bucket, HostTable, RelayLimits
 from relay.protocol import (
@@ -469,6 +469,8 @@ class RelayMachine(RuleBasedStateMachine):
                 case Onward(circuit, following):
                     assert following.relay == NEXT
                     self.onward.add(circuit)
+                case End(circuit, _):
+                    del self.running[circuit]
                 case _:
                     raise AssertionError(effect)
         return found
@@ -476,7 +478,7 @@ class RelayMachine(RuleBasedStateMachine):
     @rule(target=controls, who=st.integers(1, 4), host=st.integers(1, 3))
     def open(self, who: int, host: int) -> int:
         number = next(self.numbers)
-        self.relay.join(number, bytes((who,)) * 20, f"192.0.{host}.1")
+        self.relay.join(number, bytes((who,)) * 20, f"{190 + host}.0.2.1")
         self.open_controls.add(number)
         return number
 
@@ -601,9 +603,10 @@ class RelayMachine(RuleBasedStateMachine):
         assert (core.controls, core.pending, core.circuits, core.reservations) == (0, 0, 0, 0)
         assert not core._clients and not core._tokens and not core._waiting and not core._reserved
         assert not core._parked and not core._held
+        assert not len(core._crowds) + len(core._pending_crowds) + len(core._reserved_crowds)
         self.relay.hosts.forget_idle(self.relay.now_ms + 10**9)
         assert len(self.relay.hosts) == 0
-        assert not self.relay.hosts._reservations_by_network
+        assert not self.relay.hosts._networks
 
 
 TestRelayMachine = RelayMachine.TestCase

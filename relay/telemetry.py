@@ -1,0 +1,109 @@
+"""What a relay tells of itself: /metrics and /healthz, one request a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from relay.daemon import RelayDaemon
+
+__all__ = ["HttpAnswerer", "registry_of"]
+
+HTTP_REQUEST_BYTES_MAX: Final = 8_192
+HTTP_TIMEOUT_S: Final = 5
+
+
+def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
+    """Return what answers for a daemon's counts."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(cast(Any, _Collector(daemon)))
+    return registry
+
+
+class HttpAnswerer(asyncio.Protocol):
+    """Answers one GET of /metrics or /healthz."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the request, not for long."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the request when it is whole."""
+        self._buffer += data
+        if len(self._buffer) > HTTP_REQUEST_BYTES_MAX:
+            self._transport.abort()
+        elif b"\r\n\r\n" in self._buffer and not self._transport.is_closing():
+            match self._buffer.split(b"\r\n", 1)[0].split(b" "):
+                case [b"GET", b"/metrics", _]:
+                    self._answer("200 OK", generate_latest(self._registry))
+                case [b"GET", b"/healthz", _]:
+                    self._answer("200 OK", b"ok\n")
+                case _:
+                    self._answer("404 Not Found", b"/metrics or /healthz\n")
+
+    def _answer(self, status: str, body: bytes) -> None:
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._transport.write(head.encode() + body)
+        self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget it."""
+        self._timer.cancel()
+
+
+class _Collector:
+    """Reads the daemon's counts when somebody asks; nothing is counted twice on the way."""
+
+    def __init__(self, daemon: RelayDaemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterable[Metric]:
+        daemon, core = self._daemon, self._daemon.core
+        carried = daemon.count_bytes()  # first: what is unpaid follows from it
+        for name, text, value in (
+            ("reservations", "Clients that can be reached through this relay", core.reservations),
+            ("circuits", "Circuits that run", core.circuits),
+            ("pending_circuits", "Circuits that wait for an end", core.pending),
+            ("controls", "Control connections", core.controls),
+            ("connections", "Connections of clients", daemon.connections),
+            ("parked", "Data connections that wait for a circuit", core.parked),
+            ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
+            ("links", "Connections to other relays", len(daemon.links.known)),
+            ("unpaid_bytes", "What payers owe beyond what is free", daemon.cashier.unpaid_bytes),
+            ("known_payers", "Payers that something is known of", len(daemon.credit)),
+            ("strangers_bytes", "Carried today for those who cannot pay", daemon.credit.strangers.size_bytes),
+            ("load_percent", "How full the relay is", core.load_percent),
+            ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
+            ("hosts", "Hosts remembered", len(daemon.hosts)),
+            ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
+        ):
+            yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
+        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
+        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
+        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=daemon.receipts_total)
+        yield CounterMetricFamily("dekube_relay_settled", "Receipts brought on chain", value=daemon.settled_total)
+        fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
+        for what, count in sorted(daemon.fanout.core.counters.items()):
+            fanout.add_metric([what], count)
+        yield fanout
+        refusals = CounterMetricFamily("dekube_relay_refusals", "Requests refused", labels=["reason"])
+        for refusal, count in core.refusals.items():
+            refusals.add_metric([refusal.label], count)
+        yield refusals
+        drops = CounterMetricFamily("dekube_relay_drops", "Connections closed by the relay", labels=["reason"])
+        for reason, count in sorted(daemon.drops.items()):
+            drops.add_metric([reason], count)
+        yield drops

@@ -1,0 +1,176 @@
+"""A relay that is full: no block of addresses keeps the others out, however many hosts and networks it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.handshake import Handshake
+from p2p.identity import Purpose
+from p2p.link import shake_hands
+from relay.circuit import Drop, End, Join, Refuse
+from relay.errors import Refusal
+from relay.limits import RelayLimits
+from relay.protocol import CONTROL_PREAMBLE, Connect, ControlChannel, Message, Offered, Reserve, Reserved, Terms
+from tests.relay.daemon_process import DaemonProcess, identity_of
+from tests.relay.nodes import wait_until
+from tests.relay.test_circuit_core import LIMITS, Relay, refusal_of
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(20, "big")
+
+
+def crowded(limits: RelayLimits, *, hosts: int) -> Relay:
+    """Return a relay where a target is reserved and a crowd of so many hosts, one a /48, is connected."""
+    relay = Relay(limits)
+    relay.join(1, name(1), "198.51.100.1")
+    relay.say(1, Reserve(1, 60))
+    for number in range(hosts):
+        relay.join(100 + number, name(100 + number), f"2a00:1:{number:x}::1")
+    relay.join(2, name(2), "203.0.113.1")
+    return relay
+
+
+def test_pending_circuits_of_one_block_make_room_for_another_s() -> None:
+    relay = crowded(replace(LIMITS, pending_max=8), hosts=12)
+    for number in range(12):
+        answer = relay.say(100 + number, Connect(1, name(1)))
+        assert (len(answer) == 2) == (number < 8)
+    effects = relay.say(2, Connect(1, name(1)))
+    assert relay.core.pending == 8 and relay.core.refusals[Refusal.RELAY_FULL] == 4
+    assert len(effects) == 2
+    # And it is not pushed out again.
+    assert refusal_of(relay.say(108, Connect(1, name(1)))) is Refusal.RELAY_FULL
+
+
+def test_circuits_that_run_make_room_too() -> None:
+    relay = crowded(replace(LIMITS, circuits_max=4), hosts=5)
+    joined = []
+    for number in range(4):
+        mine, theirs = relay.offer(100 + number, name(1))
+        relay.core.data_opened(1000 + 2 * number, mine)
+        joined += relay.core.data_opened(1001 + 2 * number, theirs)
+    assert [type(effect) for effect in joined] == [Join] * 4
+    last = joined[-1]
+    assert isinstance(last, Join)
+    ended, *offers = relay.say(2, Connect(1, name(1)))
+    assert ended == End(last.circuit, "crowded_out") and len(offers) == 2
+    relay.core.circuit_closed(last.circuit)  # the shell says so when both ends are closed
+    assert (relay.core.circuits, relay.core.pending) == (3, 1)
+    assert refusal_of(relay.say(104, Connect(1, name(1)))) is Refusal.RELAY_FULL
+
+
+def test_reservations_make_room_too() -> None:
+    relay = crowded(replace(LIMITS, reservations_max=4), hosts=5)
+    for number in range(5):
+        relay.say(100 + number, Reserve(1, 60))
+    assert relay.core.reservations == 4 and relay.core.refusals[Refusal.RELAY_FULL] == 2  # the target has one
+    dropped, answer = relay.say(2, Reserve(1, 60))
+    assert dropped == Drop(102, "crowded_out") and isinstance(answer.message, Reserved)  # type: ignore[union-attr]
+    assert relay.core.is_reserved(name(2), 0) and relay.core.is_reserved(name(1), 0)
+
+
+def test_one_network_has_a_bound_of_its_own() -> None:
+    relay = Relay(replace(LIMITS, circuits_per_network_max=3, pending_per_network_max=2))
+    relay.join(1, name(1), "198.51.100.1")
+    relay.say(1, Reserve(1, 60))
+    for number in range(4):
+        relay.join(100 + number, name(100 + number), f"2a00:1:1:{number:x}::1")
+    for number in range(2):
+        mine, theirs = relay.offer(100 + number, name(1))
+        if not number:
+            relay.core.data_opened(11, mine)
+            relay.core.data_opened(12, theirs)
+    relay.offer(102, name(1))
+    assert refusal_of(relay.say(103, Connect(1, name(1)))) is Refusal.HOST_LIMIT
+    relay.core.circuit_closed(1)
+    assert refusal_of(relay.say(103, Connect(1, name(1)))) is Refusal.HOST_LIMIT  # two wait
+    relay.now_ms = 10_000
+    relay.core.tick(relay.now_ms)
+    relay.offer(103, name(1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=60))
+def test_whoever_is_alone_in_its_block_keeps_its_circuit(attack: list[tuple[int, int]]) -> None:
+    relay = crowded(replace(LIMITS, circuits_max=8, pending_max=6), hosts=0)
+    mine, theirs = relay.offer(2, name(1))
+    relay.core.data_opened(11, mine)
+    relay.core.data_opened(12, theirs)
+    ended: list[int] = []
+    for count, (block, network) in enumerate(attack):
+        relay.join(1000 + count, name(1000 + count), f"2a00:{block:x}:{network:x}::1")
+        effects = relay.say(1000 + count, Connect(1, name(1)))
+        ended += [effect.circuit for effect in effects if isinstance(effect, End)]
+        assert relay.core.circuits + relay.core.pending <= 8 and relay.core.pending <= 6
+        assert all(isinstance(e, Refuse | End) or e.connection in (1, 1000 + count) for e in effects)  # type: ignore[union-attr]
+    assert ended == [] and relay.core.circuits == 1
+
+
+class Caller:
+    """A client that dials from one address of this machine."""
+
+    def __init__(self, who: str, stream: trio.SocketStream) -> None:
+        self.who, self.stream = who, stream
+        self.channel: ControlChannel | None = None
+
+    @classmethod
+    async def dial(cls, daemon: DaemonProcess, who: str, host: str) -> Caller:
+        stream = await trio.open_tcp_stream("127.0.0.1", daemon.port, local_address=host)
+        caller = cls(who, stream)
+        handshake = Handshake(
+            identity_of(who), Purpose.RELAY_CONTROL, is_initiator=True, now_ms=time.time_ns() // 1_000_000
+        )
+        caller.channel = ControlChannel(await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE))
+        return caller
+
+    async def ask(self, message: Message) -> Message:
+        assert self.channel is not None
+        await self.stream.send_all(self.channel.seal(message))
+        while True:
+            for heard in self.channel.receive(bytes(await self.stream.receive_some())):
+                if not isinstance(heard, Terms):
+                    return heard
+
+
+async def test_a_relay_full_of_one_block_takes_a_newcomer_of_another(
+    start_relay: Callable[..., DaemonProcess],
+) -> None:
+    daemon = start_relay(connections_max=12, connections_per_network_max=6, trusted_networks=[])
+    with trio.fail_after(30):
+        crowd = [await Caller.dial(daemon, f"crowd {n}", f"127.10.{n % 4}.{n + 1}") for n in range(12)]
+        with pytest.raises((trio.BrokenResourceError, OSError, Exception)):
+            await Caller.dial(daemon, "one more", "127.10.9.9")
+        honest = await Caller.dial(daemon, "honest", "127.20.0.1")
+        assert isinstance(await honest.ask(Reserve(1, 60)), Reserved)
+        for n in range(6):
+            with pytest.raises((trio.BrokenResourceError, OSError, Exception)):
+                await Caller.dial(daemon, f"more {n}", f"127.10.{n}.99")
+        assert isinstance(await honest.ask(Reserve(2, 60)), Reserved)
+        dialler = await Caller.dial(daemon, "dialler", "127.21.0.1")
+        assert isinstance(await dialler.ask(Connect(1, identity_of("honest").address)), Offered)
+        await wait_until(lambda: daemon.metrics()['dekube_relay_drops_total{reason="crowded_out"}'] == 2)
+        assert daemon.metrics()["dekube_relay_connections"] == 12
+        for caller in (*crowd, honest, dialler):
+            await trio.aclose_forcefully(caller.stream)
+
+
+async def test_half_open_connections_of_one_block_make_room(start_relay: Callable[..., DaemonProcess]) -> None:
+    daemon = start_relay(half_open_max=6, half_open_per_host_max=2, trusted_networks=[], handshake_ms_max=60_000)
+    with trio.fail_after(30):
+        silent = [
+            await trio.open_tcp_stream("127.0.0.1", daemon.port, local_address=f"127.10.{n}.1") for n in range(9)
+        ]
+        honest = await Caller.dial(daemon, "honest", "127.20.0.1")
+        assert isinstance(await honest.ask(Reserve(1, 60)), Reserved)
+        await wait_until(lambda: daemon.metrics()["dekube_relay_half_open"] <= 6)
+        assert daemon.metrics()['dekube_relay_drops_total{reason="half_open_lost"}'] >= 3
+        for stream in (*silent, honest.stream):
+            await trio.aclose_forcefully(stream)
