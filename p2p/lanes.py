@@ -46,6 +46,10 @@ _SLIVER_BYTES: Final = 1024
 """A fragment that leaves more behind is not cut shorter than this."""
 _EPOCH_S_MIN: Final = 0.01
 """Shortest time over which a rate is taken: below it scheduling, not the line, decides."""
+_WINDOW_ROUND_TRIPS: Final = 4
+"""The window holds what comes in so many."""
+_TELL_S: Final = 0.025
+"""So much later at most what is done is told, while more comes: lanes are judged by it."""
 
 
 class Message(NamedTuple):
@@ -86,10 +90,12 @@ class BulkOut:
         "_message_bytes_max",
         "_number",
         "_queue_bytes_max",
+        "_under_way",
         "_undone",
         "_waiting",
         "_window_bytes_max",
         "carried",
+        "lanes",
         "outstanding_bytes",
         "waiting_bytes",
         "window_bytes",
@@ -110,9 +116,14 @@ class BulkOut:
         self._undone: OrderedDict[int, _Outgoing] = OrderedDict()
         """By number, the lowest first, whether it waits or is under way."""
         self._current: dict[object, _Outgoing] = {}
+        self._under_way: Counter[object] = Counter()
+        """Bytes by lane of what it was given and is not done."""
         self._number = 0
         self.carried: Counter[object] = Counter()
         """Bytes by lane of which the receiver said that they are done; whoever measures takes them out."""
+        self.lanes = 1
+        """Lanes that may begin messages. Each has its share of the window: what a slow one has taken into its
+        buffers would else leave nothing for a quick one, which then seems to bring nothing."""
         self.outstanding_bytes = 0
         """What has been given to lanes and is not done."""
         self.waiting_bytes = 0
@@ -136,14 +147,17 @@ class BulkOut:
 
     def is_ready(self, lane: object, *, may_begin: bool = True) -> bool:
         """Whether ``take`` would find something for this lane."""
-        return lane in self._current or (may_begin and self._may_begin())
+        return lane in self._current or (may_begin and self._may_begin(lane))
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, lane: object) -> bool:
         if not self._waiting:
             return False
         first = self._waiting[0]
-        if self.outstanding_bytes and self.outstanding_bytes + len(first.body) > self.window_bytes:
+        size, has = len(first.body), self._under_way[lane]
+        if self.outstanding_bytes and self.outstanding_bytes + size > self.window_bytes:
             return False  # one message may go, however small the window
+        if has and (has + size) * self.lanes > self.window_bytes:
+            return False  # and one on each lane, however small its share
         # Numbers stay close together, so that the receiver's memory of them is bounded.
         return first.number - next(iter(self._undone)) < OUTSTANDING_MAX
 
@@ -153,11 +167,16 @@ class BulkOut:
         while True:
             entry = self._current.get(lane)
             if entry is None:
-                if room - taken < _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES or not may_begin or not self._may_begin():
+                if (
+                    room - taken < _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES
+                    or not may_begin
+                    or not self._may_begin(lane)
+                ):
                     break
                 entry = self._waiting.popleft()
                 self.waiting_bytes -= len(entry.body) + HEADER_BYTES
                 self.outstanding_bytes += len(entry.body)
+                self._under_way[lane] += len(entry.body)
                 entry.lane, entry.sent = lane, 0
                 self._current[lane] = entry
             body, at = entry.body, entry.sent
@@ -185,6 +204,7 @@ class BulkOut:
                 raise FrameInvalid("a message done that had not been sent")
             if entry.lane is not None:
                 self.outstanding_bytes -= len(entry.body)
+                self._under_way[entry.lane] -= len(entry.body)
                 self.carried[entry.lane] += len(entry.body)
             elif entry.is_again:  # it had arrived before its lane died
                 self._waiting.remove(entry)
@@ -208,6 +228,7 @@ class BulkOut:
         """Put what a dead lane had under way back to the front; return how many messages."""
         self._current.pop(lane, None)
         self.carried.pop(lane, None)
+        self._under_way.pop(lane, None)
         lost = [entry for entry in self._undone.values() if entry.lane is lane]
         for entry in reversed(lost):
             self.outstanding_bytes -= len(entry.body)
@@ -244,8 +265,10 @@ class BulkIn:
         "_limits",
         "_message_bytes_max",
         "_partials",
+        "_released_at",
         "_to_tell",
         "_to_tell_bytes",
+        "_told_at",
         "granted_bytes",
         "held_bytes",
         "wants_grant",
@@ -267,6 +290,7 @@ class BulkIn:
         self._finished: set[int] = set()
         self._to_tell: list[int] = []
         self._to_tell_bytes = 0
+        self._released_at = self._told_at = 0.0
         self.granted_bytes = limits.first_bytes
         self._grant_max = limits.first_bytes
         self.wants_grant = False
@@ -351,13 +375,15 @@ class BulkIn:
     def release(self, number: int, now: float, rtt_s: float) -> None:
         """Say that a message has been dealt with; the sender will be told, and may send as much again."""
         size = self._drop(number)
+        self._released_at = now
         self._to_tell.append(number)
         self._to_tell_bytes += size
         self._epoch_bytes += size
         epoch_s = now - self._epoch_at
         if epoch_s >= max(rtt_s, _EPOCH_S_MIN):
-            # Twice what came in one round trip: while the window is the bound, it doubles.
-            wanted = int(2 * self._epoch_bytes * max(rtt_s, _EPOCH_S_MIN) / epoch_s)
+            # While the window is the bound it grows, also where half of it lies idle because whole messages do not
+            # fill the shares of lanes.
+            wanted = int(_WINDOW_ROUND_TRIPS * self._epoch_bytes * max(rtt_s, _EPOCH_S_MIN) / epoch_s)
             self._epoch_at, self._epoch_bytes = now, 0
             wanted = min(max(wanted, self.granted_bytes), self._limits.max_bytes)
             if self._account.is_scarce:
@@ -374,12 +400,14 @@ class BulkIn:
             self._to_tell_bytes >= self.granted_bytes // 4
             or not self._held
             or len(self._to_tell) >= DONE_NUMBERS_MAX // 4
+            or self._released_at - self._told_at >= _TELL_S
         )
 
     def take_done(self) -> list[int]:
         """Return the numbers to tell now, at most DONE_NUMBERS_MAX."""
         told, self._to_tell = self._to_tell[:DONE_NUMBERS_MAX], self._to_tell[DONE_NUMBERS_MAX:]
         self._to_tell_bytes = 0 if not self._to_tell else self._to_tell_bytes
+        self._told_at = self._released_at
         return told
 
 

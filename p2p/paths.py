@@ -80,6 +80,10 @@ class PathParameters:
     """By how much the sum must grow for more lanes or one more path to stay."""
     drop_loss_percent: int = 5
     """How much of the sum may be missing for a path or lanes that were taken away to stay away."""
+    doubt_percent: int = 10
+    """A trial that ends so near to what it had to bring is measured for another window, ..."""
+    trial_windows_max: int = 3
+    """... until there are so many."""
     hold_s: float = 20.0
     """Between two rounds of trials when the last one found nothing better."""
     hold_s_max: float = 160.0
@@ -339,6 +343,8 @@ class _Trial:
     before: dict[Path, int]
     rate_wanted: float
     """What must arrive for it to stay."""
+    rates: list[float] = field(default_factory=list)
+    """What did arrive, by window."""
 
 
 @dataclass(slots=True)
@@ -346,6 +352,8 @@ class _Window:
     """What arrived since a plan settled."""
 
     since: float
+    is_open: bool = False
+    """Whether what arrives is counted: the tick that began before ``since`` is not of it."""
     opens_until: float = 0.0
     """Until when it begins anew where lanes of the plan are not open."""
     carried: dict[Path, int] = field(default_factory=dict)
@@ -445,9 +453,11 @@ class BulkPlanner:
             self._window = _Window(now + parameters.settle_s)
             return
         if now < window.opens_until and not carried.keys() >= self.plan.keys():
-            window.since, window.carried = now + parameters.settle_s, {}
+            self._window = _Window(now + parameters.settle_s, opens_until=window.opens_until)
             return
-        if now <= window.since:
+        if not window.is_open:
+            if now >= window.since:
+                window.since, window.is_open = now, True
             return
         for path, count in carried.items():
             window.carried[path] = window.carried.get(path, 0) + count
@@ -456,7 +466,7 @@ class BulkPlanner:
         if took_s < min(max(parameters.window_s, 4 * max(rtts, default=0.0)), parameters.window_s_max):
             return
         rates = {path: window.carried.get(path, 0) / took_s for path in self.plan}
-        self._window = _Window(now)
+        self._window = _Window(now, is_open=True)
         self._judge(rates, now)
 
     def _race_late(self, waiting_bytes: int, now: float) -> None:
@@ -480,10 +490,17 @@ class BulkPlanner:
         total = sum(rates.values())
         trial, self._trial = self._trial, None
         if trial is not None:
-            if total < trial.rate_wanted:
+            trial.rates.append(total)
+            mean = sum(trial.rates) / len(trial.rates)
+            is_doubtful = abs(mean - trial.rate_wanted) * 100 < trial.rate_wanted * parameters.doubt_percent
+            if is_doubtful and len(trial.rates) < parameters.trial_windows_max:
+                self._trial = trial
+                return
+            if mean < trial.rate_wanted:
                 self._tried.add(trial.name)
                 if trial.before:
                     self._change(trial.before, now)
+                    self._last_rate = None  # what was closed and comes back begins slowly
                     return
             else:
                 undone = _INVERSE[trial.name[0]], trial.name[1]
@@ -510,7 +527,8 @@ class BulkPlanner:
         name, plan = found
         if name[0] == "double":
             self.table.doubled(name[1], now)
-        self._trial = _Trial(name, dict(self.plan), total * (100 + self._gain_percent(name, rates)) / 100)
+        usual = total if last is None else (last + total) / 2  # they are alike: it stands still
+        self._trial = _Trial(name, dict(self.plan), usual * (100 + self._gain_percent(name, rates)) / 100)
         self._change(plan, now)
 
     def _leave_losers(self, rates: dict[Path, float], now: float) -> bool:
@@ -569,7 +587,8 @@ class BulkPlanner:
         is_wider = any(path not in self.plan for path in plan)
         self.plan = dict(plan)
         self._losing.clear()
-        self._window = _Window(now + parameters.settle_s, now + parameters.open_patience_s if is_wider else 0.0)
+        opens_until = now + parameters.open_patience_s if is_wider else 0.0
+        self._window = _Window(now + parameters.settle_s, opens_until=opens_until)
 
 
 class PathBook:

@@ -637,6 +637,9 @@ class Peer:
         has_own = any(lane.is_ours and not lane.is_draining for lane in self.lanes.values())
         for lane in self.lanes.values():
             lane.is_spare = has_own and not lane.is_ours
+        self.mux.bulk_out.lanes = max(
+            sum(not (lane.is_spare or lane.is_draining) for lane in self.lanes.values()), 1
+        )
         self._bulk_wake.set()
 
     async def _write_lane(self, lane: Lane, link: Link) -> None:

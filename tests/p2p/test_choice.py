@@ -1,0 +1,103 @@
+"""The choice of ways over the real queue and windows, flows modelled: what is carried, and how soon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.transport import Endpoint
+from tests.p2p.bulk_world import MBIT, BulkWorld, Road
+
+DIRECT = Endpoint("192.0.2.1", 1)
+RELAY = Endpoint("192.0.2.9", 2, relay=bytes([9]) * 20)
+TWO = Endpoint("192.0.2.9", 2, relay=bytes([9]) * 20, via=Endpoint("192.0.2.7", 2, relay=bytes([7]) * 20))
+
+
+def congested(seed: int) -> BulkWorld:
+    """Two homes behind a slow exchange; two relays avoid it."""
+    segments = {"access": 96.5 * MBIT, "exchange": 1.9 * MBIT, "second": 1.9 * MBIT, "backbone": 95 * MBIT}
+    roads = {
+        DIRECT: Road(("access", "exchange"), 0.16),
+        RELAY: Road(("access", "second"), 0.16, opens_s=0.2),
+        TWO: Road(("access", "backbone"), 0.16, opens_s=0.3),
+    }
+    return BulkWorld(segments, roads, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_congested_exchange_is_left_within_seconds_and_for_good(seed: int) -> None:
+    world = congested(seed)
+    world.run(24)
+    assert world.rate(6, 24) >= 0.9 * 95 * MBIT
+    assert world.planner.plan == {TWO: 1}
+    assert len(world.plans) <= 4
+
+
+def test_what_slow_ways_have_taken_leaves_room_for_a_quick_one() -> None:
+    """Their buffers alone would take the whole first window."""
+    world = congested(1)
+    world.run(5)
+    assert world.rate(4, 5) >= 0.5 * 95 * MBIT
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_way_that_alone_fills_the_access_line_is_not_dropped_for_two_that_do_not(seed: int) -> None:
+    segments = {"access": 48 * MBIT, "bad": 40 * MBIT}
+    roads = {
+        DIRECT: Road(("access", "bad"), 0.2),
+        RELAY: Road(("access", "bad"), 0.2, opens_s=0.2),
+        TWO: Road(("access",), 0.2, opens_s=0.3),
+    }
+    world = BulkWorld(segments, roads, seed=seed, noise=0.2)
+    world.run(40)
+    assert world.rate(12, 40) >= 0.93 * 48 * MBIT  # the two without it bring 0.83
+
+
+@dataclass(frozen=True)
+class Lines:
+    access: float
+    rates: tuple[float, ...]
+    rtts_ms: tuple[int, ...]
+    opens_ms: tuple[int, ...]
+    is_shared: bool
+
+
+def lines(count: int) -> st.SearchStrategy[Lines]:
+    rate = st.one_of(st.floats(2, 8), st.floats(8, 60))
+    return st.builds(
+        Lines,
+        access=st.floats(10, 40),
+        rates=st.tuples(*[rate] * count),
+        rtts_ms=st.tuples(*[st.integers(20, 250)] * count),
+        opens_ms=st.tuples(*[st.integers(0, 600)] * count),
+        is_shared=st.booleans(),
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(2, 3).flatmap(lines), st.floats(0, 0.15), st.integers(0, 2**32))
+def test_whatever_the_lines_the_best_way_is_found_soon_and_kept(
+    given_lines: Lines, noise: float, seed: int
+) -> None:
+    rates = list(given_lines.rates)
+    names = [f"line{number}" for number in range(len(rates))]
+    if given_lines.is_shared:
+        names[-1], rates[-1] = names[0], rates[0]
+    segments = {"access": given_lines.access * MBIT} | {
+        name: rate * MBIT for name, rate in zip(names, rates, strict=True)
+    }
+    roads = {
+        path: Road(("access", name), rtt_ms / 1_000, opens_s=opens_ms / 1_000)
+        for path, name, rtt_ms, opens_ms in zip(
+            (DIRECT, RELAY, TWO), names, given_lines.rtts_ms, given_lines.opens_ms, strict=False
+        )
+    }
+    world = BulkWorld(segments, roads, seed=seed, noise=noise)
+    world.run(40)
+    best = min(max(rates), given_lines.access) * MBIT
+    assert world.rate(6, 24) >= 0.85 * best  # trials included
+    assert world.rate(16, 40) >= 0.9 * best
+    assert sum(at > 20 for at, _plan in world.plans) <= 6
