@@ -170,7 +170,7 @@ class DirectRequest:
         if self._connection.burst > BURST_MAX:
             self.task = asyncio.ensure_future(self.run_asgi(None))
             return
-        answer = start(self._answer())
+        answer = start(self._port.answer(self.body, self._caller) if self._refusal is None else self._answer())
         if isinstance(answer, Suspended):
             self.task = answer
             answer.then(self._answered)

@@ -84,7 +84,7 @@ class Dispatcher:
         ledger: Ledger | None = None,
     ) -> None:
         self._node = node
-        self._table = table
+        self._table = {name: (method, method.all_params) for name, method in table.items()}
         self._options = options
         self._clock = clock
         self._observe = observe
@@ -148,9 +148,9 @@ class Dispatcher:
 
     async def call(self, name: str, params: Any, caller: Caller) -> Json:
         """Return the result of one call, for REST. Raises DekubeError."""
-        method = self._table[name]
+        method, expected = self._table[name]
         self._charge(caller, method.cost)
-        return await self._run(method, params, caller)
+        return await self._run(method, bind(expected, params), caller)
 
     async def _batch(self, requests: list[Any], caller: Caller) -> bytes | None:
         if not requests:
@@ -189,25 +189,26 @@ class Dispatcher:
                 self._charge(caller, 1)
                 raise RpcError("invalid_request", "invalid request: an object expected")
             wants_answer = "id" in request
-            if not _is_identifier(found := request.get("id")):
+            if not _is_identifier(asked := request.get("id")):
                 self._charge(caller, 1)
                 raise RpcError("invalid_request", "invalid request: id: a string, a number or null expected")
-            identifier = found
+            identifier = asked
             if request.get("jsonrpc") != "2.0" or type(request.get("method")) is not str:
                 wants_answer = True  # an invalid request is answered, whatever it was meant to be
                 self._charge(caller, 1)
                 raise RpcError("invalid_request", 'invalid request: jsonrpc "2.0" and a method expected')
-            method = self._table.get(request["method"])
-            if method is None:
+            found = self._table.get(request["method"])
+            if found is None:
                 self._charge(caller, 1)
-                asked = request["method"][:64]
-                message = f"the method {asked} does not exist/is not available"
-                if hint := self._absent(asked):
+                absent = request["method"][:64]
+                message = f"the method {absent} does not exist/is not available"
+                if hint := self._absent(absent):
                     message = f"{message}: {hint}"
-                raise RpcError("method_not_found", message, method=asked)
+                raise RpcError("method_not_found", message, method=absent)
+            method, expected = found
             name = method.name
             self._charge(caller, method.cost)
-            result = await self._run(method, request.get("params"), caller)
+            result = await self._run(method, bind(expected, request.get("params")), caller)
             self._observe(name, "ok")
             if not wants_answer:
                 return None
@@ -231,8 +232,7 @@ class Dispatcher:
         if wait_s:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
 
-    async def _run(self, method: Method, params: Any, caller: Caller) -> Json:
-        values = bind(method.all_params, params)
+    async def _run(self, method: Method, values: list[Any], caller: Caller) -> Json:
         if self._running >= self._options.requests_max:
             raise RpcError("limit_exceeded", "limit exceeded: the gateway is busy", retry_after_s=1)
         mine = self._running_of.get(caller.key, 0)

@@ -82,9 +82,7 @@ class Param(NamedTuple):
     default: Any = None
 
     def read(self, value: Any) -> Any:
-        """Return the value of JSON ``value``. Raises RpcError."""
-        if value is None and not self.required:
-            return self.default
+        """Return the value of JSON ``value``, which is not null. Raises RpcError."""
         try:
             return self.type.read(value)
         except (ValueError, DecodeError) as error:

@@ -241,7 +241,10 @@ def bind(params: Sequence[Param], given: Any) -> list[Any]:
         raise RpcError("invalid_params", "invalid params: an array or an object expected")
     values = []
     for param, value in zip_longest(params, found):
-        if value is None and param.required:
+        if value is not None:
+            values.append(param.read(value))
+        elif param.required:
             raise RpcError("invalid_params", f"invalid params: missing parameter {param.name}", param=param.name)
-        values.append(param.read(value))
+        else:
+            values.append(param.default)
     return values
