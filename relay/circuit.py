@@ -82,8 +82,8 @@ class Onward:
     circuit: int
     following: Endpoint
     route: bytes
-    is_trusted: bool = False
-    """Whether who asks comes from a network that this relay trusts."""
+    asker: HostUse | None = field(default=None, compare=False)
+    """Where the request comes from: what a link to ``following`` costs is counted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +453,7 @@ class RelayCore:
         self._clients[payer.address] = payer
         effects, circuit = self._pend(control, payer, target, address, request, parked, now_ms)
         if following is not None:
-            effects.append(Onward(circuit.number, following, data, control.host.is_trusted))
+            effects.append(Onward(circuit.number, following, data, control.host))
         return effects
 
     def _pend(

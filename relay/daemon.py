@@ -467,8 +467,9 @@ class RelayDaemon:
                     opening = self._waiting[connection]
                     assert isinstance(opening, _Opening)
                     opening.hold()
-                case Onward(circuit, following, route, is_trusted):
-                    self.links.carry(circuit, following, route, is_trusted=is_trusted)
+                case Onward(circuit, following, route, asker):
+                    assert asker is not None
+                    self.links.carry(circuit, following, route, asker)
                 case Join():
                     self._join(effect)
                 case End(circuit, reason):

@@ -68,6 +68,14 @@ class RelayLimits:
     """Data connections of one client that wait for a circuit."""
     relays_max: int = 64
     """Other relays that are connected to at once."""
+    relays_per_asker_max: int = 8
+    """Of those, for routes that hosts of one network asked for."""
+    relays_per_network_max: int = 8
+    """Of those, that lie in one network; the ones of the configuration apart."""
+    relay_spare_ms: int = 60_000
+    """A link to another relay that was not used for so long makes room for another one."""
+    relay_idle_ms_max: int = 600_000
+    """A link to another relay that carried nothing for so long is ended."""
     circuit_idle_ms_max: int = 300_000
     """A circuit in which nothing moves for so long is ended."""
     circuit_linger_ms_max: int = 20_000

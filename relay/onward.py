@@ -16,13 +16,15 @@ from typing import Any, Final, Protocol, cast
 
 import structlog
 
+from p2p.crowds import network_of
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.sockets import tune
 from p2p.transport import Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
-from relay.limits import Bucket, HostUse, RelayLimits
+from relay.limits import Bucket, HostTable, HostUse, RelayLimits
+from relay.link_places import LinkUse, room_for_link
 from relay.links import Link
 from relay.protocol import (
     CONTROL_PREAMBLE,
@@ -45,7 +47,6 @@ __all__ = ["OnwardConnection", "OnwardLinks"]
 
 PARKED: Final = 2
 """Data connections kept waiting at a relay in use."""
-LINK_IDLE_S: Final = 600
 PING_S: Final = 10
 SILENT_S: Final = 25
 FAILED_S: Final = 5
@@ -63,6 +64,7 @@ class Daemon(Protocol):
     """What the links need of the daemon around them."""
 
     limits: RelayLimits
+    hosts: HostTable
 
     def identity(self) -> Identity:
         """Return what this relay proves itself with."""
@@ -115,12 +117,12 @@ class OnwardLinks:
         """Stay connected to these, used or not."""
         self._kept = frozenset(endpoints)
 
-    def carry(self, circuit: int, following: Endpoint, route: bytes, *, is_trusted: bool) -> None:
+    def carry(self, circuit: int, following: Endpoint, route: bytes, asker: HostUse) -> None:
         """Carry a circuit on to the relay ``following``; the daemon is told what came of it.
 
-        ``is_trusted`` says whether who asks may name hosts that are not public.
+        Who asks from a network that this relay trusts may name hosts that are not public, and is not bounded.
         """
-        self._spawn(self._carry(circuit, following, route, is_trusted=is_trusted))
+        self._spawn(self._carry(circuit, following, route, asker))
 
     def measured(self) -> dict[bytes, Link]:
         """Return what is known of the way to each relay that is connected now."""
@@ -149,7 +151,8 @@ class OnwardLinks:
         self._failed = {endpoint: until for endpoint, until in self._failed.items() if until > now}
         for endpoint, link in list(self._links.items()):
             link.ping(now)
-            if endpoint not in self._kept and now - link.used_at > LINK_IDLE_S:
+            idle_s = self._daemon.limits.relay_idle_ms_max / 1000
+            if endpoint not in self._kept and now - link.used_at > idle_s:
                 link.close("idle")
 
     def close(self) -> None:
@@ -167,15 +170,15 @@ class OnwardLinks:
     async def _try(self, endpoint: Endpoint) -> None:
         try:
             async with asyncio.timeout(self._daemon.limits.handshake_ms_max / 1000):
-                await self._link(endpoint, is_trusted=True)  # the operator named it
+                await self._link(endpoint, None)
         except (RelayUnreachable, RelayRefused, TimeoutError):
             self._failed[endpoint] = self._loop.time() + FAILED_S
 
-    async def _carry(self, circuit: int, following: Endpoint, route: bytes, *, is_trusted: bool) -> None:
+    async def _carry(self, circuit: int, following: Endpoint, route: bytes, asker: HostUse) -> None:
         connection: OnwardConnection | None = None
         try:
             async with asyncio.timeout(self._daemon.limits.pending_ms_max / 1000):
-                link = await self._link(following, is_trusted=is_trusted)
+                link = await self._link(following, None if asker.is_trusted else asker)
                 if not link.carries.take(int(self._loop.time() * 1000)):
                     raise RelayRefused(Refusal.TOO_FAST)
                 connection = await self._extend(link, route)
@@ -238,37 +241,63 @@ class OnwardLinks:
         connection.transport.write(DATA_PREAMBLE + token)
         return connection
 
-    async def _link(self, endpoint: Endpoint, *, is_trusted: bool) -> _Link:
-        """Return the open link to a relay. Raises RelayUnreachable, RelayRefused."""
+    async def _link(self, endpoint: Endpoint, asker: HostUse | None) -> _Link:
+        """Return the open link to a relay. Raises RelayUnreachable, RelayRefused.
+
+        ``asker`` is a stranger who named it; None: the operator, or somebody of a trusted network.
+        """
         link = self._links.get(endpoint)
         if link is None:
             now = self._loop.time()
             if self._failed.get(endpoint, 0.0) > now:
                 raise RelayUnreachable("failed a moment ago")
-            if len(self._links) >= self._daemon.limits.relays_max:
-                raise RelayRefused(Refusal.RELAY_FULL)
-            link = self._links[endpoint] = _Link(self._daemon, endpoint, self._forget)
-            self._spawn(self._open(link, is_trusted=is_trusted))
+            self._make_room(asker, int(now * 1000))
+            link = self._links[endpoint] = _Link(self._daemon, endpoint, asker, self._forget)
+            self._spawn(self._open(link))
         await asyncio.shield(link.opened)
         if link.is_leaving:
             raise RelayRefused(Refusal.RESTARTING)
         link.used_at = self._loop.time()
         return link
 
-    async def _open(self, link: _Link, *, is_trusted: bool) -> None:
+    def _make_room(self, asker: HostUse | None, now_ms: int) -> None:
+        """End a link for another one that ``asker`` wants. Raises RelayRefused."""
+        uses = [
+            LinkUse(endpoint, link.asker, int(link.used_at * 1000), endpoint in self._kept)
+            for endpoint, link in self._links.items()
+        ]
+        room = room_for_link(uses, asker, self._daemon.limits, now_ms)
+        if room.refusal is not None:
+            raise RelayRefused(room.refusal)
+        if room.gives_way is not None:
+            self._links[room.gives_way].close("made room")
+
+    async def _open(self, link: _Link) -> None:
         endpoint = link.endpoint
         try:
             async with asyncio.timeout(self._daemon.limits.handshake_ms_max / 1000):
                 found = await self._loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
                 ips = [str(item[4][0]) for item in found]
-                link.ip = next((ip for ip in ips if self._daemon.may_reach(ip, is_trusted=is_trusted)), "")
+                link.ip = next((ip for ip in ips if self._may_link(link, ip)), "")
                 if not link.ip:
-                    raise RelayUnreachable("an address that clients may not have connected to")
+                    raise RelayUnreachable("an address that clients may not have connected to, or one too many")
                 await self._loop.create_connection(lambda: link, link.ip, endpoint.port)
                 await asyncio.shield(link.opened)
         except (OSError, ValueError, TimeoutError, RelayUnreachable) as error:
             self._failed[endpoint] = self._loop.time() + FAILED_S
             link.close(str(error) or "too slow")
+
+    def _may_link(self, link: _Link, ip: str) -> bool:
+        """Say whether a link may lead to ``ip``: to one network few of those that strangers named may."""
+        if not self._daemon.may_reach(ip, is_trusted=link.asker is None):
+            return False
+        host = self._daemon.hosts.use(ip, int(self._loop.time() * 1000))
+        if link.asker is None or host is None or host.is_trusted:
+            return True
+        network = network_of(ip)
+        others = [other for other in self._links.values() if other.asker is not None and other.ip]
+        count = sum(network_of(other.ip) == network for other in others)
+        return count < self._daemon.limits.relays_per_network_max
 
     def _forget(self, link: _Link) -> None:
         if self._links.get(link.endpoint) is link:
@@ -278,9 +307,13 @@ class OnwardLinks:
 class _Link(asyncio.Protocol):
     """One control connection to another relay."""
 
-    def __init__(self, daemon: Daemon, endpoint: Endpoint, on_closed: Callable[[_Link], None]) -> None:
+    def __init__(
+        self, daemon: Daemon, endpoint: Endpoint, asker: HostUse | None, on_closed: Callable[[_Link], None]
+    ) -> None:
         assert endpoint.relay is not None
         self.endpoint = endpoint
+        self.asker = asker
+        """The stranger for whom it was opened."""
         self.relay: bytes = endpoint.relay
         self.ip = ""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()

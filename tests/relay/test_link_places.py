@@ -1,0 +1,144 @@
+"""Links to other relays: nobody fills them with relays of its own, and who needs one gets one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.identity import Identity
+from p2p.transport import Endpoint
+from relay.errors import Refusal
+from relay.limits import HostTable, HostUse, RelayLimits
+from relay.link_places import LinkUse, Room, room_for_link
+from relay.onward import OnwardConnection, OnwardLinks
+from tests.relay.daemon_process import identity_of
+
+LIMITS = replace(RelayLimits(), trusted_networks=(), relays_max=12, relays_per_asker_max=3)
+HOSTS = HostTable(LIMITS)
+
+
+def host(block: int, network: int = 0) -> HostUse:
+    found = HOSTS.use(f"100.{block}.{network}.1", 0)
+    assert found is not None
+    return found
+
+
+def relay_at(number: int, ip: str = "r", port: int = 1) -> Endpoint:
+    return Endpoint(ip, port, number.to_bytes(20, "big"))
+
+
+class Links:
+    def __init__(self, limits: RelayLimits = LIMITS) -> None:
+        self.limits = limits
+        self.links: dict[Endpoint, LinkUse] = {}
+        self.now_ms = self.count = 0
+
+    def ask(self, asker: HostUse | None, *, is_kept: bool = False) -> Room:
+        room = room_for_link([*self.links.values()], asker, self.limits, self.now_ms)
+        if room.gives_way is not None:
+            del self.links[room.gives_way]
+        if room.refusal is None:
+            self.count += 1
+            endpoint = relay_at(self.count)
+            self.links[endpoint] = LinkUse(endpoint, asker, self.now_ms, is_kept)
+        return room
+
+
+def test_one_network_has_few_and_its_unused_ones_go_first() -> None:
+    links = Links()
+    for _ in range(3):
+        assert links.ask(host(1)) == Room()
+    assert links.ask(host(1)) == Room(Refusal.HOST_LIMIT)
+    assert links.ask(host(1, 1)) == Room()
+    links.now_ms = LIMITS.relay_spare_ms
+    assert links.ask(host(1)) == Room(gives_way=relay_at(1))
+
+
+def test_a_full_house_makes_room_for_who_has_less_and_keeps_what_the_operator_named() -> None:
+    links = Links()
+    for _ in range(2):
+        assert links.ask(None, is_kept=True) == Room()
+    for number in range(10):
+        assert links.ask(host(1, number)) == Room()
+    assert links.ask(host(1, 99)) == Room(Refusal.RELAY_FULL)
+    assert links.ask(host(2)) == Room(gives_way=relay_at(3))
+    links.now_ms = 10 * LIMITS.relay_spare_ms
+    assert links.ask(host(1, 99)).gives_way == relay_at(4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9), st.integers(0, 500)), max_size=80))
+def test_whoever_fills_them_from_few_blocks_cannot_keep_others_out(attack: list[tuple[int, int, int]]) -> None:
+    links = Links()
+    for block, network, pause_ms in attack:
+        links.now_ms += pause_ms
+        links.ask(host(block, network))
+        assert len(links.links) <= LIMITS.relays_max
+        askers = [link.asker.network for link in links.links.values() if link.asker is not None]
+        assert all(askers.count(name) <= LIMITS.relays_per_asker_max for name in askers)
+    assert links.ask(host(9)).refusal is None
+
+
+class Daemon:
+    """What links need of a relay, on which this machine's addresses count as the world's."""
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self.limits = limits
+        self.hosts = HostTable(limits)
+        self.failed: list[tuple[int, Refusal]] = []
+
+    def identity(self) -> Identity:
+        return identity_of("relay")
+
+    def may_reach(self, ip: str, *, is_trusted: bool) -> bool:
+        return True
+
+    def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
+        return self.hosts.use(ip, 0)
+
+    def gone(self, transport: asyncio.Transport) -> None:
+        pass
+
+    def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
+        raise AssertionError("nobody answers here")
+
+    def onward_failed(self, circuit: int, refusal: Refusal) -> None:
+        self.failed.append((circuit, refusal))
+
+    def onward_lost(self, connection: OnwardConnection) -> None:
+        raise AssertionError("nobody answers here")
+
+
+def test_routes_that_name_own_relays_leave_the_links_to_others() -> None:
+    """Real sockets: relays that take a connection and say nothing, all on a few hosts."""
+
+    async def play() -> None:
+        limits = replace(LIMITS, relays_per_asker_max=6, relays_per_network_max=4, handshake_ms_max=60_000)
+        daemon = Daemon(limits)
+        links = OnwardLinks(daemon)
+        server = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "0.0.0.0", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            async with asyncio.timeout(20):
+                for number in range(8):
+                    links.carry(number, relay_at(number, "127.3.0.1", port), b"", host(1))
+                while len(daemon.failed) < 4:  # noqa: ASYNC110 - the doing of sockets
+                    await asyncio.sleep(0.01)
+                # Two were too many for who asked, two too many for the network that they are in.
+                assert sorted(refusal for _, refusal in daemon.failed) == [
+                    Refusal.HOST_LIMIT, Refusal.HOST_LIMIT, Refusal.NEXT_UNREACHABLE, Refusal.NEXT_UNREACHABLE,
+                ]  # fmt: skip
+                links.carry(20, relay_at(20, "127.4.0.1", port), b"", host(2))
+                while relay_at(20, "127.4.0.1", port) not in links._links:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
+                assert all(circuit != 20 for circuit, _ in daemon.failed)
+        finally:
+            links.close()
+            server.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(play())
