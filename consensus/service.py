@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -31,6 +31,7 @@ from consensus.wire import (
     WINDOW_BYTES_MAX,
     BlockReply,
     BlocksReply,
+    Proposal,
     decode_certificate,
     encode_certificate,
     encode_message,
@@ -38,7 +39,7 @@ from consensus.wire import (
 from state.primitives.address import format_address
 from state.primitives.blocks import Block
 from state.primitives.errors import DecodeError, DekubeError, InvalidBlock
-from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Equivocation, vrf_alpha
+from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Candidate, Equivocation, Vote, vrf_alpha
 
 __all__ = [
     "METRICS",
@@ -47,6 +48,7 @@ __all__ = [
     "ConsensusHalted",
     "ConsensusService",
     "ConsensusStatus",
+    "Listener",
     "Metrics",
     "NetworkPort",
     "NoMetrics",
@@ -60,6 +62,8 @@ INLINE_BYTES_MAX: Final = 16 * 1024
 INLINE_CHECKS_MAX: Final = 8
 """More signatures than this are verified in a worker thread."""
 THREADS_MAX: Final = 2
+THREADS_OF_HEARSAY_MAX: Final = 1
+"""What came by gossip is verified by threads of its own."""
 THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
 SERVES_MAX: Final = 8
@@ -237,6 +241,26 @@ class Metrics(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Is told what was verified, so that it can be passed on. Called inside a step: it only takes note."""
+
+    def entered(self, epoch: Epoch, view: int) -> None:
+        """Take notice of the present epoch and view."""
+        ...
+
+    def heard(self, vote: Vote, sender: bytes) -> None:
+        """Take notice of a verified vote of this epoch, and of who brought it."""
+        ...
+
+    def certified(self, certificate: Certificate) -> None:
+        """Take notice of a verified certificate."""
+        ...
+
+    def proposed(self, candidate: Candidate, data: bytes) -> None:
+        """Take notice of a verified proposal, and of the message that it came in."""
+        ...
+
+
 class NoMetrics:
     """Takes figures and forgets them."""
 
@@ -333,6 +357,8 @@ class ConsensusService:
             journal=self._logs[r.JOURNAL].read() if r.JOURNAL in self._logs else b"",
             certificates=certificates,
         )
+        self.listener: Listener | None = None
+        """Set before ``run``."""
         self._inbox = Inbox()
         self._events: deque[Callable[[], list[r.Action]]] = deque()
         self._work: deque[c.Execute | c.Commit | c.DropBlocks] = deque()
@@ -341,6 +367,7 @@ class ConsensusService:
         self._timers: dict[str, float] = {}
         self._threads = trio.CapacityLimiter(THREADS_MAX)
         self._threads_of_strangers = trio.CapacityLimiter(THREADS_OF_STRANGERS_MAX)
+        self._threads_of_hearsay = trio.CapacityLimiter(THREADS_OF_HEARSAY_MAX)
         self._serving: Counter[bytes] = Counter()
         self._entered_s: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
@@ -377,6 +404,50 @@ class ConsensusService:
     def connected(self, address: bytes) -> None:
         """Tell that a peer has connected: it learns at once where this replica is."""
         self._put(lambda: self._replica.connected(address))
+
+    async def verify(self, checks: Sequence[tuple[Check, ...]]) -> list[bool]:
+        """Tell of each of these whether its signatures are valid."""
+        if sum(map(len, checks)) <= INLINE_CHECKS_MAX:
+            return [verify_checks(some) for some in checks]
+        return await trio.to_thread.run_sync(
+            lambda: [verify_checks(some) for some in checks], limiter=self._threads_of_hearsay
+        )
+
+    def overheard(self, sender: bytes, said: Vote | Certificate) -> None:
+        """Take a vote or a certificate whose signatures were verified; nobody is to blame for it."""
+        self._put(lambda: self._take_overheard(sender, said))
+
+    def _take_overheard(self, sender: bytes, said: Vote | Certificate) -> list[r.Action]:
+        core = self._replica.core
+        event: c.Event
+        if isinstance(said, Vote):
+            is_wanted, event = core.wants_vote(said), c.VoteReceived(said)
+        else:
+            is_wanted, event = core.wants_certificate(said), c.CertificateReceived(said)
+        if not is_wanted:
+            return []
+        return self._admitted(r.Inbound(sender, (event,), (), during=core.epoch))
+
+    async def take_proposal(self, sender: bytes, data: bytes, asked: Container[Candidate]) -> bool:
+        """Take a proposal that a peer was asked for; False for another one, or one that is not genuine.
+
+        The peer is not blamed: what it could not check, since it had no use for it, may be false.
+        """
+        threads = self._threads_of_hearsay
+        try:
+            decoded = await trio.to_thread.run_sync(r.decode_inbound, data, limiter=threads)
+            if not isinstance(decoded.message, Proposal) or decoded.message.candidate not in asked:
+                return False
+            inbound = self._replica.receive(sender, decoded)
+            if inbound is None:
+                return True
+            checks = inbound.checks
+            if not await trio.to_thread.run_sync(verify_checks, checks, limiter=threads):
+                return False
+        except DecodeError:
+            return False
+        self._put(lambda: self._admitted(inbound, data))
+        return True
 
     def mempool_changed(self, has_transactions: bool) -> None:
         """Tell whether transactions wait; a leader with none delays its empty block."""
@@ -471,7 +542,7 @@ class ConsensusService:
             return
         self._done_with(message)
         if inbound is not None:
-            await self._admit_checked(inbound)
+            await self._admit_checked(inbound, message.data)
 
     async def _take_beside(self, message: _Message) -> None:
         """Decode and verify in a worker thread."""
@@ -498,9 +569,9 @@ class ConsensusService:
         else:
             await self._admit_checked(inbound)
 
-    async def _admit_checked(self, inbound: r.Inbound) -> None:
+    async def _admit_checked(self, inbound: r.Inbound, data: bytes = b"") -> None:
         if verify_checks(inbound.checks):
-            await self._perform(self._admitted(inbound))
+            await self._perform(self._admitted(inbound, data))
         else:
             self._blame_signature(inbound)
 
@@ -527,17 +598,24 @@ class ConsensusService:
         if message is not None:
             self._done_with(message)
         if is_valid:
-            self._put(lambda: self._admitted(inbound))
+            self._put(lambda: self._admitted(inbound, b"" if message is None else message.data))
         else:
             self._blame_signature(inbound)
 
-    def _admitted(self, inbound: r.Inbound) -> list[r.Action]:
+    def _admitted(self, inbound: r.Inbound, data: bytes = b"") -> list[r.Action]:
+        """Take in what is verified; ``data`` is the message, where it is known."""
         for event in inbound.events:
-            if isinstance(event, c.VoteReceived):
+            if isinstance(event, c.ProposalReceived) and self.listener is not None:
+                self.listener.heard(event.vote, inbound.sender)
+                if data:
+                    self.listener.proposed(event.vote.candidate, data)
+            elif isinstance(event, c.VoteReceived):
                 vote = event.vote
                 core = self._replica.core
                 if vote.epoch != core.epoch:
                     continue
+                if self.listener is not None:
+                    self.listener.heard(vote, inbound.sender)
                 self._metrics.count("votes_total", kind=KINDS[vote.kind], result="counted")
                 if core.is_late(vote):
                     self._metrics.count("late_votes_total", kind=KINDS[vote.kind])
@@ -624,6 +702,8 @@ class ConsensusService:
                 metrics.set("backoff_exponent", backoff_exponent)
                 self._tell_standing()
                 self._entered_s[view] = trio.current_time()
+                if self.listener is not None:
+                    self.listener.entered(self._replica.epoch, view)
                 for old in [known for known in self._entered_s if known < view - EVIDENCE_VIEWS]:
                     del self._entered_s[old]
                 for old in [known for known in self._reasons if known < view - EVIDENCE_VIEWS]:
@@ -634,6 +714,8 @@ class ConsensusService:
                     metrics.count("view_timeouts_total", reason=reason)
                     self._reasons[candidate.view] = reason
             case c.KeepCertificate(certificate, is_formed):
+                if self.listener is not None:
+                    self.listener.certified(certificate)
                 metrics.count(
                     "certificates_total",
                     kind=KINDS[certificate.kind],

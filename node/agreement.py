@@ -22,6 +22,7 @@ from node.chain import Body, Executed, decode_body
 from node.compact_service import CompactBlocks
 from node.config import NodeOptions, parse_vote_key
 from node.forks import kept, to_keep
+from node.hearsay import HearsayService
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
@@ -172,6 +173,13 @@ class Agreement:
             on_equivocation=evidence.found,
             on_fork=evidence.found_fork,
         )
+        self._hearsay = HearsayService(
+            network,
+            self.service,
+            genesis_hash=runtime.genesis_hash,
+            following=lambda epoch: load_committee(ledger.store, epoch),
+        )
+        self.service.listener = self._port.hearsay = self._hearsay
         self._pool = _PoolPort(ledger)
         self._port.compact = CompactBlocks(
             network,
@@ -200,6 +208,7 @@ class Agreement:
             async with trio.open_nursery() as nursery:
                 for signer in self._signers:
                     await nursery.start(signer.run)
+                nursery.start_soon(self._hearsay.run)
                 if self._port.compact is not None:
                     nursery.start_soon(self._port.compact.run)
                 await self.service.run(task_status)
@@ -368,6 +377,8 @@ class _NetworkPort:
 
     def __init__(self, network: Network) -> None:
         self._network = network
+        self.hearsay: HearsayService | None = None
+        """What brings words to seats that are not connected; without it they hear nothing."""
         self.compact: CompactBlocks | None = None
         """What brings proposals to others; without it they travel whole."""
         self.seats: tuple[bytes, ...] = ()
@@ -383,18 +394,23 @@ class _NetworkPort:
     async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
         """Send to one address."""
         cls, kind = _lane(is_bulk)
+        if self.hearsay is not None and not is_bulk:
+            address = self.hearsay.route(address, data)
         self._network.send_now(address, cls, kind, data)
 
     async def broadcast(self, data: bytes, is_bulk: bool) -> None:
         """Send to every other seat and to every connected follower, blocks to the seats first."""
         cls, kind = _lane(is_bulk)
-        followers = [peer.address for peer in self._network.peers()]
+        peers = self._network.peers()
+        followers = [peer.address for peer in peers]
         if is_bulk and self.compact is not None:
             self.compact.send(data, self.seats, followers)
         elif is_bulk:
             self._network.multicast(self.seats, cls, kind, data, followers=followers)
         else:
             self._network.broadcast(dict.fromkeys((*self.seats, *followers)), cls, kind, data)
+        if self.hearsay is not None:
+            self.hearsay.said(data, frozenset(peer.address for peer in peers if peer.is_attached))
 
     def blame(self, address: bytes, reason: str) -> None:
         """Count what only a faulty node sends against it."""

@@ -32,6 +32,7 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
+from consensus.hearsay import decode_said, decode_wanted, encode_said, encode_wanted
 from consensus.inbound import decode_inbound
 from consensus.light import (
     EpochRecord,
@@ -964,6 +965,15 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "consensus inbound", Target(
         canonical(decode_inbound, lambda found: encode_message(found.message)), wire,
         ("consensus.inbound:decode_inbound", "consensus.inbound:_decode_whole_block"),
+    )  # fmt: skip
+    yield "word of a seat", Target(
+        lambda data: encode_said(decode_said(data)),
+        tuple(encode_said(said) for said in (MESSAGES["votes"].votes[0], FINAL)),
+        ("consensus.hearsay:decode_said",),
+    )  # fmt: skip
+    yield "wanted proposal", Target(
+        canonical(decode_wanted, encode_wanted), (encode_wanted(FINAL.candidate),),
+        ("consensus.hearsay:decode_wanted",),
     )  # fmt: skip
     yield "committee", Target(
         canonical(Committee.decode, Committee.encode), (COMMITTEE.encode(),),
