@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from node.admin import TABLE
-from node.cli import group
 from node.control import ControlRefused, ask_node
-from tests.cluster.network import Network, dekube, network, wait_for
+from tests.cluster.network import Network, dekube, network, run_here, wait_for
 from tests.rpc.validate import validate
 
 pytestmark = pytest.mark.cluster
@@ -37,10 +35,7 @@ def machines(net: Network) -> int:
 
 
 def ask(net: Network, *arguments: object, member: str = "validator-0") -> Any:
-    """Run a command in this process, which spares the start of another; those that fail get one."""
-    command = [*map(str, arguments), "--home", str(net.root / member), "--json"]
-    done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
-    return json.loads(done.stdout)
+    return run_here(*arguments, "--home", net.root / member)
 
 
 def refused(net: Network, *arguments: object, member: str = "validator-0") -> str:

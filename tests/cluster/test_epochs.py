@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import trio
@@ -20,7 +20,7 @@ from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey
 from state.primitives.votes import NOTARIZE, Candidate, Vote, VoteKey, vote_digest
 from testnet.plan import STAKE, derive_key
-from tests.cluster.network import Network, dekube, network, wait_for
+from tests.cluster.network import Network, dekube, network, run_here, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -73,6 +73,12 @@ def led(running: Network, name: str, from_epoch: int, seat: int) -> bool:
     return any(running.block(name, height)["proposer_seat"] == seat for height in heights)
 
 
+def jail_of(running: Network, name: str, who: str) -> dict[str, Any] | None:
+    """What is told of the jail of ``who``, which lasts some epochs of seconds: it is looked for from the start."""
+    jailed = run_here("slashes", "--home", running.root / name)["jailed"]
+    return next((one for one in jailed if one["operator"] == who), None)
+
+
 def epoch(running: Network, name: str) -> int:
     return int(running.status(name)["epoch"])
 
@@ -119,11 +125,9 @@ def test_validators_join_leave_and_are_jailed_while_blocks_go_on(running: Networ
 
     # One is dead for an epoch: the others vote it out, and blocks go on all the time.
     running.verb("kill", names[1])
+    jail = wait_for(lambda: jail_of(running, names[0], accounts[names[1]]), "it is jailed", patience_s=90)
+    assert jail["until_epoch"] is not None, "for a time"
     wait_seat(running, names[0], accounts[names[1]], sits=False)
-    told = dekube("slashes", "--home", running.root / names[0], "--json")
-    assert told.returncode == 0, told.stderr
-    jailed = {one["operator"]: one for one in json.loads(told.stdout)["jailed"]}
-    assert jailed[accounts[names[1]]]["until_epoch"] > epoch(running, names[0]) - 1
     running.verb("restart", names[1])
     running.wait_height(names[1], running.height(names[0]))
 
@@ -143,7 +147,7 @@ def test_whoever_hears_a_validator_vote_twice_can_prove_it(running: Network) -> 
         lambda: running.call(listener, "dekube_getSlash", who)["slash"], "the culprit is slashed", patience_s=60
     )
     assert slashed["fault"] == "E1"
-    told = json.loads(dekube("slashes", "--home", running.root / listener, "--json").stdout)
+    told = run_here("slashes", "--home", running.root / listener)
     assert [(one["operator"], one["fault"]) for one in told["slashes"]] == [(who, "E1")]
     # The reporter is paid, the operator is out for ever with all its keys, whatever it stakes.
     assert slashed["reporter"] == address(running, listener)

@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 import trio
-from click.testing import CliRunner
 
 from billing.relay import carriage_price
-from node.cli import group
 from node.cli.options import account_of_home
 from node.config import dump_options
 from node.home import Home, load_key, read_passphrase, write_whole
@@ -33,7 +31,7 @@ from rpc.client import Client, TransactionRefused
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from tasks.carriage import WITHDRAWAL_MS
-from tests.cluster.network import PATIENCE_S, Network, network, wait_for
+from tests.cluster.network import PATIENCE_S, Network, network, run_here, wait_for
 from tests.relay.nodes import Node, wait_until
 from tests.relay.test_service import pour
 
@@ -59,12 +57,6 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         made.wait_up()
         made.call("validator-0", "dekube_chainInfo")  # its gateway answers
         yield made
-
-
-def dekube(*arguments: object) -> Any:
-    command = [*map(str, arguments), "--json"]
-    done = CliRunner().invoke(group, command, standalone_mode=False, catch_exceptions=False)
-    return json.loads(done.stdout)
 
 
 def coins(amount: int) -> str:
@@ -133,7 +125,7 @@ async def _carry(url: str, payer: Node, target: Node, endpoint: Endpoint, size: 
 
 def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Network, tmp_path: Path) -> None:
     home, url = Home(tmp_path / "relay"), net.url("validator-0")
-    dekube("relay", "init", "--home", home.root, "--genesis", net.root / "validator-0" / "genesis.json")
+    run_here("relay", "init", "--home", home.root, "--genesis", net.root / "validator-0" / "genesis.json")
     write_whole(home.config, dump_options(replace(OPTIONS, rpc=(url,))))
     keys = OPTIONS.keys
     relay = load_key(home.path(keys.account), read_passphrase(home.path(keys.passphrase_file))).address
@@ -142,15 +134,15 @@ def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Networ
         bank = account_of_home(Home(net.root / "validator-0"))
         for who, amount in ((relay, 100 * COIN), (PAYER.address, 10 * COIN)):
             assert client.transfer(bank, who, amount).succeeded
-    dekube("relay", "register", "--home", home.root, "--rpc", url, "--at", "127.0.0.1:1")
+    run_here("relay", "register", "--home", home.root, "--rpc", url, "--at", "127.0.0.1:1")
 
     for name, text in (("passphrase", "p\n"), ("secret", PAYER.secret.hex() + "\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)
     wallet = ("--home", tmp_path / "wallet", "--rpc", url, "--passphrase-file", tmp_path / "passphrase")
-    dekube("wallet", "import", "payer", *wallet, "--secret-file", tmp_path / "secret")
-    assert dekube("relay", "deposit", "4", *wallet)["succeeded"]
-    assert int(dekube("relay", "account", *wallet)["deposit"]) == DEPOSIT
+    run_here("wallet", "import", "payer", *wallet, "--secret-file", tmp_path / "secret")
+    assert run_here("relay", "deposit", "4", *wallet)["succeeded"]
+    assert int(run_here("relay", "account", *wallet)["deposit"]) == DEPOSIT
 
     before, fees_before = owned(url, relay)
     with relay_runs(home) as endpoint:
@@ -167,8 +159,8 @@ def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Networ
     # What is left comes back, though not now.
     left = DEPOSIT - earned
     with pytest.raises(TransactionRefused, match="insufficient"):
-        dekube("relay", "withdraw", coins(left + 1), *wallet)
-    receipt = dekube("relay", "withdraw", coins(left), *wallet)
+        run_here("relay", "withdraw", coins(left + 1), *wallet)
+    receipt = run_here("relay", "withdraw", coins(left), *wallet)
     said = carriage(url, PAYER.address)
     assert receipt["succeeded"] and int(said["withdrawing"]) == int(said["deposit"]) == left
     with Client(url) as client:
@@ -177,4 +169,4 @@ def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Networ
     assert carriage(url, PAYER.address)["deposit"] == said["deposit"], "not before its time"
 
     # Nothing is left to settle, and a relay that stands still can say so.
-    assert dekube("relay", "settle", "--home", home.root, "--rpc", url, "--all") == []
+    assert run_here("relay", "settle", "--home", home.root, "--rpc", url, "--all") == []
