@@ -9,6 +9,9 @@ JOBS ?= 2
 N ?= 100000
 TESTNET_ARGS ?=
 
+# A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release cluster test-wallets compose bench lock wheels image clean
 
 help: ## show the targets
