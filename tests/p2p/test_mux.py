@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.channel import Channel, Hello, Opening
@@ -43,14 +43,14 @@ def send_raw(mux: Mux, plaintext: bytes) -> bytes:
     return seal(mux.channel.session.send, plaintext)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(Class)), st.integers(0, 0xEF), st.integers(0, 5 * FRAGMENT_BYTES)),
         max_size=40,
     ),
     st.integers(1, 70_000),
-    st.randoms(use_true_random=False),
+    st.randoms(use_true_random=True),  # from a seed that is drawn: bodies are not for the engine to shrink
 )
 def test_every_message_arrives_once_whole_and_in_the_order_of_its_class(
     wanted: list[tuple[Class, int, int]], chunk: int, rng: random.Random
