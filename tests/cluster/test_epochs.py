@@ -188,7 +188,7 @@ async def tell_two_votes(running: Network, culprit: str, listener: str) -> None:
     peers.on_peer(on_peer)
     async with trio.open_nursery() as nursery:
         await nursery.start(peers.run)
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await met.wait()
         assert peers.send_now(target, Class.CONSENSUS, KIND_CONSENSUS, encode_message(Votes(tuple(votes))))
         await trio.sleep(1.0)  # it is on its way: nothing answers a vote

@@ -84,7 +84,7 @@ async def test_committees_change_at_every_epoch_and_the_chain_goes_on(tmp_path: 
     members = [Member(tmp_path, 0, board, epochs, keys=2)]
     members += [Member(tmp_path, account, board, epochs) for account in range(1, 5)]
     figures = members[0].metrics = Figures()
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -122,7 +122,7 @@ async def test_a_late_joiner_catches_up_over_epochs_from_several_peers(tmp_path:
     members = [Member(tmp_path, 0, board, epochs, keys=2)]
     members += [Member(tmp_path, account, board, epochs) for account in (1, 2, 4)]
     late = Member(tmp_path, 3, board, epochs)
-    with trio.fail_after(40):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -157,7 +157,7 @@ async def test_who_claims_heights_and_serves_nothing_is_forgotten(tmp_path: Path
         return target == liar
 
     board.taps.append(tap)
-    with trio.fail_after(40):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -193,7 +193,7 @@ async def test_who_serves_a_false_window_is_banned_and_it_is_asked_for_elsewhere
         return False
 
     board.taps.append(tap)
-    with trio.fail_after(40):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -224,7 +224,7 @@ async def test_a_straggler_in_an_old_epoch_is_told_how_it_ended(tmp_path: Path) 
         return len(members[3].chain.final) >= EPOCH_BLOCKS - 2 and any(vote.epoch == 0 for vote in votes)
 
     board.taps.append(tap)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -258,7 +258,7 @@ async def test_an_epoch_of_an_unknown_version_halts_with_its_code(tmp_path: Path
         del board.services[members[3].address]
 
     members[3].chain.epochs = old
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members[:3]:
                 await nursery.start(member.live)
@@ -275,7 +275,7 @@ async def test_a_guard_elsewhere_votes_over_epochs_and_may_be_away(tmp_path: Pat
     for member in members:
         member.voters = (ElsewhereVoter(vote_key(member.account)),)
     voters = [member.voters[0] for member in members]
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -303,7 +303,7 @@ async def test_of_several_keys_elsewhere_the_one_with_the_seat_votes(tmp_path: P
     members = [Member(tmp_path, account, board, epochs, keys=int(account > 0)) for account in range(3)]
     old, new = ElsewhereVoter(vote_key(0, 0)), ElsewhereVoter(vote_key(0, 1))
     members[0].voters = (new, old)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -332,7 +332,7 @@ async def test_a_guard_elsewhere_is_not_asked_for_votes_that_are_long_final(tmp_
         return await vote(kind, candidate, seat)
 
     voter.vote = slow  # type: ignore[method-assign]
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for each in members:
                 await nursery.start(each.live)
@@ -366,7 +366,7 @@ async def test_a_second_process_with_the_key_is_found_before_it_votes(tmp_path: 
     board.taps.append(relay)
     double.board.taps.append(listen)
     double.board.services[b"n" * 20] = None  # type: ignore[assignment]
-    with trio.fail_after(30), pytest.raises(ExceptionGroup) as caught:
+    with trio.fail_after(120), pytest.raises(ExceptionGroup) as caught:
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -396,7 +396,7 @@ async def test_a_network_whose_validators_all_listen_begins_by_time(tmp_path: Pa
         return False
 
     board.taps.append(tap)
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -411,7 +411,7 @@ async def test_figures_and_lines_name_the_leader_that_failed(tmp_path: Path) -> 
     board, epochs = Switchboard(), Epochs(EPOCH_BLOCKS)
     members = [Member(tmp_path, account, board, epochs) for account in range(3)]
     figures = members[0].metrics = Figures()
-    with capture_logs() as lines, trio.fail_after(30):
+    with capture_logs() as lines, trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)
@@ -436,7 +436,7 @@ async def test_an_outage_shows_whose_votes_are_missing_although_no_view_ends(tmp
     members = [Member(tmp_path, account, board) for account in range(4)]
     figures = members[0].metrics = Outage()
     members[0].parameters = replace(PARAMETERS, silent_ms=500)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in members:
                 await nursery.start(member.live)

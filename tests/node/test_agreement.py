@@ -58,7 +58,7 @@ async def test_an_execution_that_takes_long_does_not_stop_the_event_loop(tmp_pat
             is_held.set()
             was_told.append(may_end.wait(10))
 
-    with SignatureVerifier(VerifierOptions(workers=0)) as verifier, trio.fail_after(30):
+    with SignatureVerifier(VerifierOptions(workers=0)) as verifier, trio.fail_after(120):
         port = _ChainPort(world.ledger, verifier, Stages(), NoEvidence())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, execute)

@@ -25,7 +25,7 @@ from tests.tasks.executor.helpers import BLOB, make_spec
 
 async def come(blobs: GatewayBlobs, *params: Any) -> Any:
     """Ask for a blob until it is here; return its manifest."""
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while True:
             match blobs.inline["blob_want"](list(params)):
                 case ["complete", bytes(manifest)]:
@@ -74,7 +74,7 @@ async def test_results_and_data_sets_come_from_the_network_by_the_task_that_name
         assert server.network.blobs is not None
         assert server.network.blobs.used_bytes == 0
 
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             await server.network.wait_peers(2)
         found = await come(blobs, output, task, 0)
         assert found.blob_id == output

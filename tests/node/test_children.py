@@ -30,7 +30,7 @@ async def test_one_that_ignores_the_request_is_ended_after_the_grace() -> None:
     child = Child(SLEEPER, log=writer)
     os.close(writer)
     assert await trio.to_thread.run_sync(os.read, reader, 2) == b"up"
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         assert await child.stop(0.05) == -signal.SIGKILL
     os.close(reader)
 
@@ -49,7 +49,7 @@ def test_a_child_does_not_outlive_its_killed_parent() -> None:
     parent.wait()
 
     async def ended() -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             await trio.lowlevel.wait_readable(handle)
 
     trio.run(ended)

@@ -116,7 +116,7 @@ async def test_the_gateway_ends_in_order_and_starts_again(
     monkeypatch.setattr(node.gateway, "DELAY_S_MIN", 0.01)
     drain, gateway = Drain(), Gateway()
     nursery.start_soon(keep_gateway, RpcOptions(), tmp_path / "s", LogOptions(), drain, gateway)
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         await wait(1, is_running=True)
         drain.switch(on=True)
         await wait(1, is_running=False)

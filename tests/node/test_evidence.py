@@ -338,7 +338,7 @@ async def test_from_what_one_node_saw_to_the_same_punishment_on_all(
 
 
 async def wait_file(path: Path, content: list[bytes]) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while kept(path) != content:  # noqa: ASYNC110 - a file tells nobody that it has changed
             await trio.sleep(0.005)
 

@@ -144,7 +144,7 @@ async def test_metrics_are_there_from_the_start_and_until_a_divergence_was_seen(
             await node.run(task_status)
         ended.append(caught.value)
 
-    with trio.fail_after(50):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             await nursery.start(live)
             assert await get("/healthz") == (200, b"ok\n")

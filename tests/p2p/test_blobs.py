@@ -155,7 +155,7 @@ async def fetched(tmp_path: Path, behaviours: Sequence[str]) -> tuple[Path, Sour
     sources.behaviour = dict(zip(names, behaviours, strict=True))
     steps: list[int] = []
     transfer = BlobTransfer(target, sources.request, limits)
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         path = await transfer.fetch(name, names, lambda done, _all: steps.append(done))
     return path, sources, steps
 

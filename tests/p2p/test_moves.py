@@ -64,7 +64,7 @@ def member(number: int, roads: Roads, **limits: float) -> Network:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while not is_so():  # noqa: ASYNC110 - looks at what has no event
             await trio.sleep(0.05)
 
@@ -413,7 +413,7 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
     async with running(alice, bob):
         host, port = bob.bound[0]
         alice.add_endpoint(B, Endpoint(host, port))
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             await alice.request(B, "peers", b"")
             hosts = ("192.0.2.7",)
             while not alice.peers()[0].moves:

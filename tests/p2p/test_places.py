@@ -196,7 +196,7 @@ async def test_an_eclipse_from_a_few_blocks_leaves_room_for_honest_newcomers_and
             await wait_until(lambda: alice.is_connected(caller.who.address) or refused() > before)
             return caller.who.address
 
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             for number in range(1, 25):  # 24 of them, in eight networks of two blocks
                 await come(number, f"127.{10 + number % 2}.{number % 8}.{number}")
             assert len(alice.peers()) == 8 and refused() == 16

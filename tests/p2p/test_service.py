@@ -480,7 +480,7 @@ async def test_real_sockets_carry_blocks_gossip_and_blobs(tmp_path: Path) -> Non
         bob = network(1, (f"{host}:{port}",))
         carol = network(2, (f"0x{A.hex()}@{host}:{port}",))
         async with running(bob, carol):
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 await alice.wait_peers(2)
                 await bob.wait_peers(2)  # Carol found through Alice
                 assert await bob.send(A, Class.BLOCK, BLOCK, bytes(5_000_000))

@@ -345,7 +345,7 @@ async def test_a_swallowed_lane_over_real_sockets() -> None:
 
     alice, bob = network(0), network(1)
     inbox = Inbox(bob, BLOCK)
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with running(alice, bob), trio.open_nursery() as nursery:
             proxy = Proxy(bob.bound[0][1])
             alice.add_endpoint(B, Endpoint("127.0.0.1", await nursery.start(proxy.serve)))

@@ -59,7 +59,7 @@ async def pair(first: DaemonProcess, second: DaemonProcess) -> AsyncIterator[tup
     relays = (first.endpoint, second.endpoint)
     alice = Member("alice", relays)
     bob = Member("bob", relays, (f"{format_address(alice.address)}@{first.endpoint}",))
-    with trio.fail_after(40):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in (alice, bob):
                 nursery.start_soon(member.network.run)

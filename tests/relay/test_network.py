@@ -42,7 +42,7 @@ class Member:
 
 @asynccontextmanager
 async def members(*all_members: Member) -> AsyncIterator[None]:
-    with trio.fail_after(25):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             for member in all_members:
                 nursery.start_soon(member.network.run)

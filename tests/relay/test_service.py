@@ -123,7 +123,7 @@ async def test_a_relay_that_ends_sends_its_clients_away_first(start_relay: Start
 
 async def test_draining_ends_at_its_deadline(start_relay: StartRelay) -> None:
     daemon = start_relay(options={"drain_s_max": 1})
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         lazy = await RawClient.connect(daemon, "lazy")
         await lazy.say(Reserve(1, 60))
         await lazy.hear()
@@ -236,7 +236,7 @@ async def test_a_paced_client_gets_its_pace(start_relay: StartRelay) -> None:
 
 
 async def test_a_client_whose_request_is_refused_hears_how_full_the_relay_is(shared_relay: DaemonProcess) -> None:
-    with trio.fail_after(15):
+    with trio.fail_after(120):
         client = await RawClient.connect(shared_relay, "asker")
         await client.say(Connect(7, account_of("nobody").address))
         assert await client.hear() == Refused(7, Refusal.NO_RESERVATION, 0, 0, ())

@@ -250,7 +250,7 @@ async def gateway(backend: Backend, path: Path, options: GatewayOptions | None =
     options = replace(options or GatewayOptions(str(path)), socket=str(path), port=0, log_level="warning")
     process = spawn(options)
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             host, port = await backend.wait_gateway()
         async with httpx.AsyncClient(timeout=30) as http:
             yield Gateway(process, host, port, http)

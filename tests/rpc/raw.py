@@ -48,7 +48,7 @@ class Wire:
 
     async def answer(self) -> Answer:
         """Return the next answer. Raises EOFError when the connection ends instead."""
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while b"\r\n\r\n" not in self._buffer:
                 await self._more()
             head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
@@ -62,7 +62,7 @@ class Wire:
 
     async def is_closed(self) -> bool:
         """Wait for the other side to close; False for an answer instead."""
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             try:
                 await self._more()
             except (EOFError, trio.BrokenResourceError):

@@ -152,7 +152,7 @@ async def faucet(path: Path, it: Gateway, *options: object) -> AsyncIterator[Fau
     ready.unlink(missing_ok=True)
     process = await trio.to_thread.run_sync(subprocess.Popen, command(path, it, *options))
     try:
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             while not ready.exists() or not ready.read_text():
                 assert process.poll() is None
                 await trio.sleep(0.05)

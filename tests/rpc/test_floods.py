@@ -57,7 +57,7 @@ async def read(wire: Wire) -> tuple[int, bytes]:
                 raise EOFError
             data += part
 
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         await have(2)
         size, at = data[1] & 127, 2
         if size == 126:
@@ -157,7 +157,7 @@ async def many_messages_in_one_piece(place: Place) -> None:
 async def pings_that_nobody_reads(place: Place) -> None:
     wire = await websocket(place.it)
     before = rss_mib(place.it.process.pid)
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(other_answers, place)
             await flood(wire, frame(PING, b"x" * 125) * 500, 800)  # 50 MB: more than any buffer
@@ -239,7 +239,7 @@ async def held(place: Place) -> int:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         while not await condition():
             await trio.lowlevel.checkpoint()
 

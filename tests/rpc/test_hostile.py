@@ -52,7 +52,7 @@ class Place:
 
     async def is_well(self) -> None:
         """Check that others are served, that nothing moved, and that no bug showed."""
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             assert await self.it.call("eth_chainId") == "0x7"
             for key in (ALICE, BOB, CAROL):
                 assert await self.it.call("eth_getTransactionCount", who(key), "pending") == "0x0"
@@ -338,7 +338,7 @@ async def test_garbage_instead_of_http_ends_that_connection(
                 except (trio.BrokenResourceError, OSError):
                     pass  # closed in our face
 
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             for first in range(0, len(requests), 20):
                 async with trio.open_nursery() as nursery:
                     for request in requests[first : first + 20]:

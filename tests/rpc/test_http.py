@@ -147,7 +147,7 @@ async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path) 
         waiting = [await Wire.open(it) for _ in range(2)]
         for wire in waiting:
             await wire.send(post(call("dekube_waitForReceipt", NOWHERE, 60_000)))
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             while "result" in (await it.raw({"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"})):
                 pass
             for wire in waiting:

@@ -338,7 +338,7 @@ async def test_many_wait_at_a_real_gateway_and_all_are_told(tmp_path: Path) -> N
         async with trio.open_nursery() as nursery:
             for first in range(0, 50, 10):
                 nursery.start_soon(wait, hashes[first : first + 10])
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 while len(located) < 50:
                     await it.call("dekube_head")
             for raw in raws:

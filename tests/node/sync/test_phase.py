@@ -68,7 +68,7 @@ async def test_a_node_begins_with_the_state_and_then_opens_it(
     SyncServer(world.store, keeper, server_network)
     begin = Begin(tmp_path, NodeOptions(), client)
     async with running(server_network, wires=wires):
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             assert await begin.run()
         assert begin.results == {"taken": 1}
         assert not begin.home.control.exists()
@@ -92,7 +92,7 @@ async def test_its_owner_sees_and_stops_it(tmp_path: Path) -> None:
             ended.append(await begin.run())
 
         nursery.start_soon(run)
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while not begin.home.control.exists():  # noqa: ASYNC110  made by the control server
                 await trio.sleep(0.01)
             status = await ask("status")

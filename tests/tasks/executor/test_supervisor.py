@@ -257,7 +257,7 @@ async def test_what_a_process_started_is_ended_with_it(tmp_path: Path) -> None:
     with pytest.raises(JobFailed):
         await ProcessBackend(ProcessOptions(python=impostor(tmp_path, *lines))).run(make_order(), ignore)
     grandchild = int(marker.read_text(encoding="ascii"))
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while is_alive(grandchild):  # noqa: ASYNC110 - of a process
             await trio.sleep(0.01)
 
