@@ -348,6 +348,8 @@ class Node:
         client.on_leaving(network.leave)
         puncher.attach(network)
         self.reach.attach(network)
+        network.on_roam(client.roamed)
+        network.on_roam(self.reach.roamed)
         return network, client
 
     def _look_for_relays(self, blocks: Sequence[Executed]) -> None:

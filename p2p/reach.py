@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import HandshakeFailed, PeerUnreachable, RequestFailed, RequestRefused
+from p2p.errors import HandshakeFailed, PeerUnreachable, RequestFailed, RequestRefused, RequestTimeout
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import RateLimiter
@@ -183,6 +183,7 @@ class Reach:
         self._told: dict[Endpoint, Verdict] = {}
         self._asked_at: dict[tuple[int, str], tuple[float, float]] = {}
         """When a network was asked about a port, and how long it is left alone then."""
+        self._moved = trio.Event()
         self._dials = 0
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
@@ -226,7 +227,21 @@ class Reach:
                 await self._ask_about(port)
             verdicts = self.verdicts.values()
             is_open = bool(ports) and not self.is_confirmed and (not verdicts or Verdict.UNKNOWN in verdicts)
-            await trio.sleep(options.ask_again_s if is_open else options.ask_every_s)
+            with trio.move_on_after(options.ask_again_s if is_open else options.ask_every_s):
+                await self._moved.wait()
+                self._moved = trio.Event()
+                await trio.sleep(options.ask_again_s)  # they must be reached first, over other connections
+
+    def roamed(self, _gone: frozenset[str]) -> None:
+        """Forget where others saw this node: its address has changed. They are asked again as they come back."""
+        if self._network is None:
+            return
+        self._votes = {e: votes for e, votes in self._votes.items() if e in self._network.direct}
+        for votes in self._votes.values():
+            votes.said.clear()
+        self._asked_at.clear()
+        self._tell()
+        self._moved.set()
 
     async def _ask_about(self, port: int) -> None:
         """Ask one peer of each network, until enough have spoken; each again after a while, and ever later."""
@@ -252,7 +267,10 @@ class Reach:
                     limit_bytes=_ANSWER_BYTES_MAX,
                 )
                 answer = Answer.decode(said)
-            except (RequestFailed, PeerUnreachable, DecodeError):
+            except (RequestTimeout, PeerUnreachable):
+                self._asked_at[port, group] = now, options.ask_again_s  # it has hardly heard the question
+                continue
+            except (RequestFailed, DecodeError):
                 continue  # it will not or cannot say
             self._heard(port, group, answer, is_seen=network.arrived_at(host) >= now)
         self._tell()

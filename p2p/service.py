@@ -373,6 +373,10 @@ class Network:
         """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
         self._dialling.on_paths(maker)
 
+    def on_roam(self, watcher: Callable[[frozenset[str]], None]) -> None:
+        """Call ``watcher`` with the IP addresses from which this machine reaches the world no more."""
+        self._steering.roam_watchers.append(watcher)
+
     def _rtt_s(self, address: bytes) -> float | None:
         peer = self._peers.get(address)
         return None if peer is None else peer.rtt_s

@@ -54,6 +54,8 @@ class Steering:
         self._log = log
         self._own_hosts = own_hosts
         self._nursery: trio.Nursery | None = None
+        self.roam_watchers: list[Callable[[frozenset[str]], None]] = []
+        """Who is told which addresses this machine has no more."""
         self._planners: dict[Peer, BulkPlanner] = {}
         self._opening: Counter[tuple[Peer, Endpoint]] = Counter()
         self._offered: dict[Peer, PathTable] = {}
@@ -178,6 +180,8 @@ class Steering:
             known = hosts
             self._counters["roamed"] += 1
             self._log("own address changed", now=", ".join(hosts))
+            for watcher in self.roam_watchers:
+                watcher(frozenset(map(str, gone)))
             for peer in list(self._peers.values()):
                 for link in [peer.control, *peer.lanes]:
                     host = None if link is None else link.local_host

@@ -227,6 +227,18 @@ class RelayClient:
             self._is_needed = is_needed
             self._rechoose.set()
 
+    def roamed(self, gone: frozenset[str]) -> None:
+        """End what runs from addresses that this machine has lost, so that it begins anew from where it is now.
+
+        Nothing of it is held against the relays.
+        """
+        for link in list(self._links.values()):
+            if link.local_host in gone:
+                link.fail(RelayUnreachable("the address of this machine has changed"))
+        for circuit in list(self._circuits):
+            if _local_host(circuit.socket) in gone and self._nursery is not None:
+                self._nursery.start_soon(trio.aclose_forcefully, circuit)
+
     def on_leaving(self, watcher: Callable[[Endpoint], None]) -> None:
         """Call ``watcher`` with a relay's endpoint when the relay says that it will end soon.
 
@@ -868,6 +880,11 @@ class _Link:
         self._pinged: tuple[int, float] | None = None
         self._used = trio.current_time()
 
+    @property
+    def local_host(self) -> str | None:
+        """The address of this machine from which the relay is reached, once it is."""
+        return None if self._stream is None else _local_host(self._stream.socket)
+
     async def run(self) -> None:
         """Connect and serve until something fails; afterwards ``error`` says what."""
         try:
@@ -1034,6 +1051,13 @@ class _Link:
 def _check_relay(endpoint: Endpoint) -> None:
     if endpoint.relay is None or endpoint.via is not None:
         raise ConfigError(f"{endpoint}: relay:<address>:host:port expected")
+
+
+def _local_host(sock: trio.socket.SocketType) -> str | None:
+    try:
+        return str(sock.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return None
 
 
 def _refused(status: int) -> Exception:

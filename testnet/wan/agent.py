@@ -188,6 +188,8 @@ async def _be_node(spec: AgentSpec) -> None:
     if spec.punches:
         puncher.attach(network)
     reach.attach(network)
+    network.on_roam(client.roamed)
+    network.on_roam(reach.roamed)
     async with trio.open_nursery() as nursery:
         agent = _Agent(network, client, nursery)
         await nursery.start(network.run)
@@ -446,6 +448,25 @@ class _Agent:
             "reserved": len(self._client.reservations),
             "counters": dict(self._network.counters),
         }  # fmt: skip
+
+    async def do_record(self, *, peer: str) -> dict[str, Any]:
+        """Return where the newest record known of a peer says that it is."""
+        return {"endpoints": self._told(peer)}
+
+    async def do_await_record(self, *, peer: str, endpoints: list[str], timeout_s: float = 50) -> None:
+        """Wait until a peer's newest record says that it is there and nowhere else."""
+        with trio.fail_after(timeout_s):
+            while self._told(peer) != endpoints:  # noqa: ASYNC110
+                await trio.sleep(_LOOK_S)
+
+    def _told(self, peer: str) -> list[str]:
+        record = self._network.record(address_of(peer))
+        return [] if record is None else [str(endpoint) for endpoint in record.endpoints]
+
+    async def do_await_reserved(self, *, count: int, timeout_s: float = 50) -> None:
+        """Wait until so many relays have promised to carry circuits here."""
+        with trio.fail_after(timeout_s):
+            await self._client.wait_reserved(count)
 
     def _on_peer(self, _address: bytes, _is_there: bool) -> None:
         self._changed.set()

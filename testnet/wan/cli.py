@@ -116,6 +116,18 @@ def set_(name: str, line: str, settings: tuple[str, ...]) -> None:
 
 @wan.command()
 @click.argument("name")
+@click.argument("host")
+@click.option("--away", default=0.0, show_default=True, metavar="SECONDS", help="Without any address so long.")
+@json_option
+def roam(name: str, host: str, away: float, as_json: bool) -> None:
+    """Change the addresses of HOST, which is behind a gateway: its connections break without a word."""
+    address4, address6 = attach(name).roam(host, away_s=away)
+    row = {"host": host, "ipv4": str(address4), "ipv6": str(address6)}
+    show(row) if as_json else click.echo(f"{host} is at {address4} and {address6} now")
+
+
+@wan.command()
+@click.argument("name")
 @click.option("--reset", is_flag=True, help="Begin to count anew afterwards.")
 @json_option
 def stats(name: str, reset: bool, as_json: bool) -> None:
@@ -184,7 +196,7 @@ def _show_hosts(lab: Lab, as_json: bool) -> None:
     rows = [
         {
             "host": host.name, "behind": host.behind, "nat": host.nat,
-            "ipv4": str(lab.plan.address4(host.name)), "ipv6": str(lab.plan.address6(host.name)),
+            "ipv4": str(lab.address4(host.name)), "ipv6": str(lab.address6(host.name)),
         }
         for host in lab.plan.topology.hosts
     ]  # fmt: skip

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -29,6 +30,9 @@ __all__ = ["Lab", "attach", "check_machine", "destroy", "labs", "load_plan", "sh
 LABS: Final = Path("/run/dekube-wan/labs")
 PREFIX: Final = "dkw"
 END_S: Final = 2.0
+ROAM_BITS: Final = 16
+"""By so much the IPv6 address of a host is shifted that roams."""
+ROAMS_MAX: Final = 200
 _LAB: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}")
 _ADDRESS: Final = re.compile(r"\{([A-Za-z][A-Za-z0-9-]*)(\.6)?\}")
 
@@ -122,6 +126,48 @@ class Lab:
                 _destroy(self.name)
                 raise
 
+    def address4(self, host: str) -> IPv4Address:
+        """Return the IPv4 address that a host has now."""
+        return self.plan.address4(host) + self._roams(host)
+
+    def address6(self, host: str) -> IPv6Address:
+        """Return the IPv6 address that a host has now."""
+        return self.plan.address6(host) + (self._roams(host) << ROAM_BITS)
+
+    def _roams(self, host: str) -> int:
+        path = self._folder / f"roams-{self.plan.host(host).name}"
+        return int(path.read_text()) if path.exists() else 0
+
+    def roam(self, host: str, *, away_s: float = 0.0) -> tuple[IPv4Address, IPv6Address]:
+        """Take a host's addresses away and give it others, after ``away_s`` without any; return these.
+
+        Its connections break without a word, as those of a machine do that is carried to another network.
+        Raises TopologyInvalid for a public host: where such a one is, the whole lab knows.
+        """
+        gateway = self.plan.host(host).behind
+        if not gateway:
+            raise TopologyInvalid(f"{host} is behind no gateway: only such hosts roam")
+        before4, before6, roams = self.address4(host), self.address6(host), self._roams(host) + 1
+        if roams > ROAMS_MAX:
+            raise TopologyInvalid(f"{host} has roamed {ROAMS_MAX} times: make the lab anew")
+        self._ip(host, f"addr del {before4}/24 dev {DEVICE}", f"addr del {before6}/128 dev {DEVICE}")
+        time.sleep(away_s)
+        (self._folder / f"roams-{host}").write_text(str(roams))
+        after4, after6 = self.address4(host), self.address6(host)
+        inner = self.plan.host(host)
+        while inner.behind:
+            number = self.plan.topology.hosts.index(inner)
+            self._ip(inner.behind, f"-6 route add {after6}/128 via fe80::2 dev lan{number}")
+            inner = self.plan.host(inner.behind)
+        self._ip(
+            host,
+            f"addr add {after4}/24 dev {DEVICE}",
+            f"addr add {after6}/128 dev {DEVICE} nodad",
+            f"route replace default via {self.plan.address4(host) - 1}",
+            f"-6 route replace default via fe80::1 dev {DEVICE}",
+        )
+        return after4, after6
+
     def namespace(self, host: str) -> str:
         """Return the name of a host's namespace. Raises TopologyInvalid."""
         return f"{PREFIX}.{self.name}.{self.plan.host(host).name}"
@@ -130,7 +176,7 @@ class Lab:
         """Return ``command`` as it runs inside a host; ``{B}`` and ``{B.6}`` in a word become B's addresses."""
 
         def address(found: re.Match[str]) -> str:
-            return str(self.plan.address6(found[1]) if found[2] else self.plan.address4(found[1]))
+            return str(self.address6(found[1]) if found[2] else self.address4(found[1]))
 
         words = (_ADDRESS.sub(address, word) for word in command)
         return ["ip", "netns", "exec", self.namespace(host), *words]
