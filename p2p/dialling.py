@@ -16,7 +16,7 @@ from p2p.identity import Purpose
 from p2p.limits import NetworkLimits
 from p2p.link import Link
 from p2p.paths import PathBook, PathTable
-from p2p.transport import Dialer, Endpoint, Estimator
+from p2p.transport import Dialer, Endpoint, Estimator, Wary
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 
@@ -117,6 +117,8 @@ class Dialling:
         """Return the paths to an address, as they are known now."""
         table = self.paths.table(address)
         known = self._known(self.ways.get(address) or Way(address))
+        # What is avoided is dialled in need, by ``endpoints_of``, and is no choice.
+        known = [endpoint for endpoint in known if not self.is_avoided(endpoint)] or known
         table.offer(known)
         for endpoint in known:
             dialer = self._dialers[endpoint.scheme]
@@ -129,7 +131,13 @@ class Dialling:
         if way.target is None:
             return self._known(way)
         ordered = self.table(way.target).order(trio.current_time())
-        return [path for path in ordered if isinstance(path, Endpoint)]
+        found = [path for path in ordered if isinstance(path, Endpoint)]
+        return [*found, *(endpoint for endpoint in self._known(way) if endpoint not in found)]
+
+    def is_avoided(self, endpoint: Endpoint) -> bool:
+        """Tell whether so much is held against a way that it is not to be taken while there is another."""
+        dialer = self._dialers.get(endpoint.scheme)
+        return isinstance(dialer, Wary) and dialer.is_avoided(endpoint)
 
     def _known(self, way: Way) -> list[Endpoint]:
         record = None if way.target is None else self._book.get(way.target)

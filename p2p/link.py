@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 import trio
@@ -10,7 +11,7 @@ from p2p.channel import Channel, Hello
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import TcpInfo, tcp_info, tune
-from p2p.transport import Endpoint
+from p2p.transport import Doubt, Endpoint
 from p2p.ways import PeerWay
 
 __all__ = ["Link", "LinkLost", "shake_hands"]
@@ -64,6 +65,8 @@ class Link:
         self.since = trio.current_time()
         self.used_at = self.since
         self.rtt_s: float | None = None
+        self.least_rtt_s = inf
+        """The least that it was found to be."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.is_retired = False
@@ -154,11 +157,11 @@ class Link:
         self.ended.set()
         await trio.aclose_forcefully(self._stream)
 
-    def suspect(self) -> None:
-        """Tell who carries the stream for us, where somebody does, that it brought other bytes than were sent."""
-        report = getattr(self._stream, "suspect", None)
+    def doubt(self, doubt: Doubt) -> None:
+        """Tell who carries the stream for us, where somebody does, what was wrong with it."""
+        report = getattr(self._stream, "doubt", None)
         if report is not None:
-            report()
+            report(doubt)
 
     def make_bulk(self) -> None:
         """Let the kernel hold more unsent data: no vote waits behind it here."""

@@ -28,7 +28,8 @@ from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.link import Link, LinkLost
 from p2p.mux import Message, Mux
 from p2p.sockets import TcpInfo
-from p2p.stalls import Patience, StallWatch
+from p2p.stalls import Patience, StallWatch, is_silent
+from p2p.transport import Doubt
 from p2p.ways import PeerWay
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DekubeError, ProtocolError
@@ -342,6 +343,10 @@ class Peer:
     def attach(self, link: Link, hello: Hello) -> None:
         """Go on over ``link``; see ``may_move``. Raises FrameInvalid."""
         old = self.control
+        if old is not None:
+            silent_s = trio.current_time() - self._heard_at
+            if is_silent(silent_s, rtt_s=self.rtt_s or 0.0, limit_s=self._limits.stall_s):
+                old.doubt(Doubt.SILENT)
         self.mux.attach(link.channel, hello.received)
         self.control = self.last = link
         self.generation = hello.generation
@@ -384,7 +389,7 @@ class Peer:
         if isinstance(error, RecordDamaged) and self._damaged < _DAMAGED_MAX and self._has_heard:
             self._damaged += 1
             self._damaged_at = now
-            link.suspect()
+            link.doubt(Doubt.CHANGED)
             self._lose(link)
         else:
             self.close(error.code)
@@ -692,6 +697,7 @@ class Peer:
             if is_dead:
                 self._patience.alarmed(now)
                 link.is_stalled = True
+                link.doubt(Doubt.SILENT)
                 self.mux.give_up(lane.name)
                 self._end_lane(lane, link)
                 return
@@ -729,7 +735,7 @@ class Peer:
         except LinkLost:
             pass
         except RecordDamaged:
-            link.suspect()
+            link.doubt(Doubt.CHANGED)
         except ProtocolError as error:
             self.close(error.code)
 

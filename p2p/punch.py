@@ -3,8 +3,8 @@
 The two already talk through a relay. Each opens connections from one local port to two *observers* (relays), which
 say from which address they see it. If both see the same, the NAT keeps its mapping whatever the destination, and
 the peer may use that address too. They exchange what was observed, and at one agreed moment each dials the other
-from that port: each NAT takes the other's packet for an answer to its own. If the observers disagree the NAT is
-symmetric, and nothing is tried.
+from that port: each NAT takes the other's packet for an answer to its own. Where two disagree others
+are asked, for one may lie; if no two see the same the NAT is symmetric, and nothing is tried.
 
 ``Puncher`` is a way like any other (``p2p.transport``): a dialer of the scheme ``punch`` and an acceptor. The
 handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.
@@ -73,8 +73,12 @@ class PunchOptions:
     per_peer_s: float = 10.0
     """A peer may ask for one attempt in so many seconds (a burst of two)."""
     in_all_per_s: float = 2.0
+    observers_max: int = 4
+    """That answer and are asked: the first two that agree are believed."""
     symmetric_s: float = 600.0
-    """How long a NAT that was seen to be symmetric is not asked again."""
+    """How long a NAT is not asked again in which no two of three observers or more saw the same, ..."""
+    doubt_s: float = 60.0
+    """... and where there were two only: one of them may have lied."""
     look_s: float = 5.0
     """Between two looks for peers that are reached through a relay."""
     settled_s: float = 5.0
@@ -268,6 +272,8 @@ class Puncher:
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
         self._symmetric_until = -inf
+        self._doubted: dict[Endpoint, float] = {}
+        """Observers who saw other than two that agreed, and until when they are asked last."""
         self._next: dict[bytes, float] = {}
         """When to try a peer of ours."""
         self.attempts = 0
@@ -379,22 +385,36 @@ class Puncher:
         reasons: list[str] = []
         for family in families:
             port = _Port(family)
-            seen: list[Observed] = []
-            for observer in self._observers():
+            seen: dict[Endpoint, Observed] = {}
+            found: Observed | None = None
+            for observer in self._in_turn():
                 try:
                     with trio.fail_after(self._options.observe_s_max):
-                        seen.append(await port.observe(observer, self._look_up))
+                        answer = await port.observe(observer, self._look_up)
                 except (OSError, DecodeError, trio.TooSlowError, ValueError) as error:
                     reasons.append(f"{observer}: {error or type(error).__name__}")
-                if len(seen) == 2:
+                    continue
+                found = answer if answer in seen.values() else None
+                seen[observer] = answer
+                if found is not None or len(seen) == self._options.observers_max:
                     break
-            if len(seen) == 2 and seen[0] == seen[1]:
-                return port, seen[0]
+            now = trio.current_time()
+            if found is not None:
+                for observer in [observer for observer, answer in seen.items() if answer != found]:
+                    self._doubted[observer] = now + self._options.symmetric_s
+                return port, found
             port.close()
-            if len(seen) == 2:
-                self._symmetric_until = trio.current_time() + self._options.symmetric_s
+            if len(seen) >= 2:
+                pause_s = self._options.symmetric_s if len(seen) > 2 else self._options.doubt_s
+                self._symmetric_until = now + pause_s
                 raise PunchFailed("observers see different addresses: a symmetric NAT")
         raise PunchFailed("; ".join(reasons[-2:]) or "no observer")
+
+    def _in_turn(self) -> list[Endpoint]:
+        """Return the observers, those last whom others have contradicted."""
+        now = trio.current_time()
+        self._doubted = {observer: until for observer, until in self._doubted.items() if until > now}
+        return sorted(self._observers(), key=lambda observer: observer in self._doubted)
 
     # -- answering -------------------------------------------------------------------------------------------
 

@@ -10,11 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Patience", "StallParameters", "StallWatch"]
+__all__ = ["Patience", "StallParameters", "StallWatch", "is_held_up", "is_silent"]
 
 _COUNTED_S_MAX: Final = 1.0
 """Most that one word of the peer's adds: what comes after a long silence does not tell of all of it."""
 _DOUBT_S: Final = 0.5
+_ROUND_TRIPS: Final = 16
+_SLOW_FACTOR: Final = 3
+_SLOW_S_MIN: Final = 0.1
+"""A round trip above so many times another, and by so much, is slow."""
+
+
+def is_silent(silent_s: float, *, rtt_s: float, limit_s: float) -> bool:
+    """Tell whether a connection to a peer that answers elsewhere was silent for longer than loss explains."""
+    return silent_s > max(limit_s, _ROUND_TRIPS * rtt_s)
+
+
+def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
+    """Tell whether a way has become slow of itself: slower than it was, and than another way there is now.
+
+    What a full line at either end costs, all ways there pay.
+    """
+    others_s = max(least_s, elsewhere_s)
+    return rtt_s > max(_SLOW_FACTOR * others_s, others_s + _SLOW_S_MIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +40,7 @@ class StallParameters:
     """How long nothing may move on a lane to which something is owed; times in seconds."""
 
     quiet_s: float = 2.0
-    round_trips: int = 16
+    round_trips: int = _ROUND_TRIPS
     """At least so many round trips: where a packet is lost three times over, TCP itself pauses for fifteen."""
     alarms_max: int = 2
     """Each alarm doubles what the next one waits for, so often: a bad line that is only slow is soon known ..."""

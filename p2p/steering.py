@@ -22,7 +22,8 @@ from p2p.link import Link, LinkLost
 from p2p.paths import BulkPlanner, Path, PathTable
 from p2p.peer import Peer
 from p2p.sockets import is_paced, local_address
-from p2p.transport import Endpoint
+from p2p.stalls import is_held_up
+from p2p.transport import Doubt, Endpoint
 from p2p.ways import ANY_WAY, PeerWay, WayNumbers
 from state.primitives.errors import ProtocolError
 
@@ -64,6 +65,8 @@ class Steering:
         """What was last asked of them, and when."""
         self._numbers: dict[Peer, WayNumbers] = {}
         """The ways that we have to those who ask."""
+        self._moved_from: dict[Peer, Link] = {}
+        """The connection that was left for a quicker one, until that has been measured."""
         self._probing = 0
         self._probes = RateLimiter(per_s=_PROBES_PER_S, burst=_PROBES_MAX)
         self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
@@ -99,8 +102,10 @@ class Steering:
             elif present is not None and peer.is_stalled(trio.current_time()):
                 table.fell_silent(present, trio.current_time())
             # Whatever failed last comes last, and is tried all the same: it may be all there is.
-            known = [path for path in table.order(trio.current_time()) if isinstance(path, Endpoint)]
+            known = self._dialling.endpoints_of(self._dialling.way_to(peer.address))
             endpoints = sorted(known, key=lambda endpoint: endpoint == present)
+            if peer.is_attached and present is not None and self._dialling.is_avoided(present):
+                endpoints = [endpoint for endpoint in endpoints if not self._dialling.is_avoided(endpoint)]
             if not endpoints:
                 return
             link = await self._dialling.open(peer.address, endpoints)
@@ -209,7 +214,13 @@ class Steering:
                 for peer in {peer for peer, _ in self._granted}:
                     if peer.closed_for is None:
                         self._tell_ways(peer)  # one that failed may be tried again
-            kept: tuple[dict[Peer, Any], ...] = (self._planners, self._offered, self._asked, self._numbers)
+            kept: tuple[dict[Peer, Any], ...] = (
+                self._planners,
+                self._offered,
+                self._asked,
+                self._numbers,
+                self._moved_from,
+            )
             for of_peers in kept:
                 for peer in [peer for peer in of_peers if peer.closed_for is not None]:
                     del of_peers[peer]
@@ -227,8 +238,13 @@ class Steering:
         for link in (control, *peer.lanes):
             if link.endpoint is not None and link.rtt_s is not None:
                 table.measured_rtt(link.endpoint, link.rtt_s, now)
+                link.least_rtt_s = min(link.least_rtt_s, link.rtt_s)
+        self._compare(peer, control)
+        if self._leave_avoided(peer, control, table, now):
+            return
         better = table.better_control(control.endpoint, now)
         if isinstance(better, Endpoint) and not peer.is_finding_way and self._nursery is not None:
+            self._moved_from[peer] = control
             self._nursery.start_soon(self.move, peer, better)
             return
         if self._nursery is not None and self._probing < _PROBES_MAX:
@@ -236,6 +252,32 @@ class Steering:
             if isinstance(path, Endpoint) and self._probes.allows(None, now):
                 self._probing += 1
                 self._nursery.start_soon(self._probe, peer.address, path)
+
+    def _compare(self, peer: Peer, control: Link) -> None:
+        """Say of the way that was left for a quicker one whether it was slow of itself."""
+        left = self._moved_from.pop(peer, None)
+        if left is None or left is control or left.rtt_s is None:
+            return
+        if control.rtt_s is None:
+            self._moved_from[peer] = left  # too new to know
+        elif is_held_up(left.rtt_s, least_s=left.least_rtt_s, elsewhere_s=control.rtt_s):
+            left.doubt(Doubt.SLOW)
+
+    def _leave_avoided(self, peer: Peer, control: Link, table: PathTable, now: float) -> bool:
+        """Bring a live peer away from ways that are avoided, once there is another; whether that is tried."""
+        if not any(table.is_ready(path, now) for path in table.paths if not self._is_avoided(path)):
+            return False
+        for lane in list(peer.lanes):
+            if lane.endpoint is not None and self._dialling.is_avoided(lane.endpoint):
+                peer.close_lane(lane)
+                self._lane_failed(peer, lane.endpoint)
+        if control.endpoint is None or not self._dialling.is_avoided(control.endpoint):
+            return False
+        self.find_way(peer)
+        return True
+
+    def _is_avoided(self, path: Path) -> bool:
+        return isinstance(path, Endpoint) and self._dialling.is_avoided(path)
 
     async def _probe(self, address: bytes, path: Endpoint) -> None:
         """Take the round trip of a path by a handshake on it."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final, Protocol, runtime_checkable
 
 import trio
 
 from state.primitives.errors import DecodeError
 
-__all__ = ["ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Endpoint", "Estimator", "Fanout"]
+__all__ = [
+    "ENDPOINT_CHARACTERS_MAX", "Acceptance", "Acceptor", "Dialer", "Doubt", "Endpoint", "Estimator", "Fanout",
+    "Wary",
+]  # fmt: skip
 
 ENDPOINT_CHARACTERS_MAX: Final = 128
 _TEXT: Final = re.compile(
@@ -82,6 +86,26 @@ class Dialer(Protocol):
 
         Raises OSError or a DekubeError when there is none; the caller sets the time limit.
         """
+        ...
+
+
+class Doubt(Enum):
+    """What a node has found about how a stream was carried, with the other end alive by another way."""
+
+    CHANGED = "changed"
+    """What came was not what the other end has sealed."""
+    SILENT = "silent"
+    """It took what was sent and brought nothing."""
+    SLOW = "slow"
+    """It took far longer than it once did, and than another way takes now."""
+
+
+@runtime_checkable
+class Wary(Protocol):
+    """A dialer that holds things against ways."""
+
+    def is_avoided(self, endpoint: Endpoint) -> bool:
+        """Tell whether a way is not to be taken while there is another."""
         ...
 
 

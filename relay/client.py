@@ -26,9 +26,9 @@ from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.link import shake_hands
 from p2p.sockets import CONNECT_ERRORS, Opener, tune
-from p2p.transport import Acceptance, Endpoint
+from p2p.transport import Acceptance, Doubt, Endpoint
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
-from relay.judge import Fault, RelayJudge
+from relay.judge import Fault, RelayJudge, has_swallowed
 from relay.links import LINK_STATE_S, LinkState
 from relay.metering import FreeTier, Tally, Tariff
 from relay.protocol import (
@@ -74,8 +74,6 @@ OUTBOX_MESSAGES_MAX: Final = 64
 """Answers that a relay may provoke without reading them."""
 LOOK_S: Final = 1.0
 """How often circuits are looked at: counted, and watched for silence."""
-STALLED_S: Final = 12.0
-"""A circuit that ended after so long without an answer to what was sent has stalled."""
 PROBES_MAX: Final = 8
 TALLIES_MAX: Final = 1_024
 """Relays with a count, beyond which none is counted and paid for fan-out alone."""
@@ -259,7 +257,7 @@ class RelayClient:
             for endpoint in endpoints
             if endpoint.relay is not None and endpoint.via is None
             for relay in own
-            if relay.relay != endpoint.relay and not self.is_leaving(relay)
+            if relay.relay != endpoint.relay and not self.is_leaving(relay) and not self.is_avoided(relay)
         )
 
     def estimate(self, endpoint: Endpoint) -> float | None:
@@ -371,7 +369,7 @@ class RelayClient:
 
     def _track(self, stream: trio.SocketStream, endpoint: Endpoint, target: bytes | None) -> CircuitStream:
         """Return the stream of a circuit, counted from here on."""
-        circuit = CircuitStream(stream, endpoint, target, self._circuit_closed, self._suspect)
+        circuit = CircuitStream(stream, endpoint, target, self._circuit_closed, self._doubt)
         self._circuits[circuit] = _Running(circuit)
         return circuit
 
@@ -379,18 +377,34 @@ class RelayClient:
         running = self._circuits.pop(circuit, None)
         if running is not None:
             self._count(running)
-            self._judge_end(circuit)
 
-    def _judge_end(self, circuit: CircuitStream) -> None:
-        since = circuit.silent_since
-        if since is not None and trio.current_time() - since > STALLED_S and not self.is_leaving(circuit.endpoint):
+    def _doubt(self, circuit: CircuitStream, doubt: Doubt) -> None:
+        """Hold against the relays of a circuit what its end has found of it."""
+        match doubt:
+            case Doubt.CHANGED:
+                fault = Fault.BROKEN
+            case Doubt.SLOW:
+                fault = Fault.HELD_UP
+            case Doubt.SILENT if self._has_swallowed(circuit):
+                fault = Fault.STALLED
+            case _:
+                return
+        if not self.is_leaving(circuit.endpoint):
             for hop in circuit.endpoint.hops:
-                self._blame(hop, Fault.STALLED, about=circuit.target or b"")
+                self._blame(hop, fault, about=circuit.target or b"", among=len(circuit.endpoint.hops))
 
-    def _suspect(self, circuit: CircuitStream) -> None:
-        """Hold against the relays of a circuit that what came through it was not what its other end sealed."""
-        for hop in circuit.endpoint.hops:
-            self._blame(hop, Fault.BROKEN, about=circuit.target or b"")
+    def _has_swallowed(self, circuit: CircuitStream) -> bool:
+        since, link = circuit.silent_since, self._links.get(circuit.endpoint.hops[0])
+        if since is None or link is None:
+            return False
+        return has_swallowed(silent_s=trio.current_time() - since, spoke_s=link.heard_at - since)
+
+    def is_avoided(self, endpoint: Endpoint) -> bool:
+        """Tell whether a relay of this path is held to be bad (``Wary``)."""
+        now = trio.current_time()
+        return any(
+            self._speaks_for_its_relay(e) and self.judge.is_left(e.relay or b"", now) for e in endpoint.hops
+        )
 
     def _check_price(self, hops: Sequence[Endpoint]) -> None:
         for hop in hops:
@@ -806,13 +820,13 @@ class RelayClient:
         """
         return endpoint in self._relays or all(known.relay != endpoint.relay for known in self._relays)
 
-    def _blame(self, endpoint: Endpoint, fault: Fault, *, about: bytes = b"") -> None:
+    def _blame(self, endpoint: Endpoint, fault: Fault, *, about: bytes = b"", among: int = 1) -> None:
         relay = endpoint.relay or b""
         if not self._speaks_for_its_relay(endpoint):
             return
         now = trio.current_time()
         was_left = self.judge.is_left(relay, now)
-        self.judge.blame(relay, fault, now, about=about)
+        self.judge.blame(relay, fault, now, about=about, among=among)
         if not was_left and self.judge.is_left(relay, now):
             log.warning("relay avoided from now on", relay=str(endpoint), fault=fault.value)
             self._rechoose.set()
@@ -876,7 +890,8 @@ class _Link:
         self._scope = trio.CancelScope()
         self._calls: dict[int, _Call] = {}
         self._number = 0
-        self._heard = -math.inf
+        self.heard_at = -math.inf
+        """When the relay itself has last said something."""
         self._pinged: tuple[int, float] | None = None
         self._used = trio.current_time()
 
@@ -957,7 +972,7 @@ class _Link:
             self.fail(error if str(error) else RelayUnreachable("too slow to answer"), Fault.UNREACHED)
             return False
         self.channel = ControlChannel(session)
-        self._heard = trio.current_time()
+        self.heard_at = trio.current_time()
         self._client.measured(self.endpoint, connected_s)
         return True
 
@@ -979,7 +994,7 @@ class _Link:
             if not data:
                 self.fail(RelayUnreachable("the relay closed the connection"), Fault.LOST)
                 return
-            self._heard = trio.current_time()
+            self.heard_at = trio.current_time()
 
     def _take(self, message: Message) -> None:
         match message:
@@ -1016,7 +1031,7 @@ class _Link:
             is_busy = self._client.has_circuits(self.endpoint)
             pause_s = min(options.ping_s, options.busy_ping_s) if is_busy else options.ping_s
             silent_s = min(options.answer_s_max, options.busy_silent_s) if is_busy else options.answer_s_max
-            heard = max(self._heard, self._client.heard_at(self.endpoint))
+            heard = max(self.heard_at, self._client.heard_at(self.endpoint))
             if heard < asked_at and now - asked_at > silent_s:
                 self.fail(RelayUnreachable("the relay fell silent"), Fault.LOST)
                 self._client.cut(self.endpoint)

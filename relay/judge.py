@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-__all__ = ["LEAVE_POINTS", "Fault", "RelayJudge"]
+__all__ = ["LEAVE_POINTS", "Fault", "RelayJudge", "has_swallowed"]
 
 HALF_LIFE_S: Final = 600.0
 LEAVE_POINTS: Final = 50.0
@@ -25,6 +25,10 @@ DELAY_FACTOR: Final = 3
 DELAY_S_MIN: Final = 0.1
 """A round trip above so many times the least of late, and by so much, is slow."""
 DELAYS_IN_A_ROW: Final = 5
+SILENT_S_MIN: Final = 1.5
+"""A circuit that was left for its silence has stalled if it was silent for so long, ..."""
+SPOKE_S_MIN: Final = 1.0
+"""... and the relay has spoken so long after it fell silent: else our own line may have been gone."""
 _EWMA: Final = 0.25
 _LEAST_GROWTH: Final = 1.01
 """The least round trip is forgotten slowly, for routes change."""
@@ -43,6 +47,8 @@ class Fault(Enum):
     """It claims to have carried far more than was counted here; who sends what is never read can cause that."""
     DELAYED = "delayed"
     """Round trips have grown far above what they were."""
+    HELD_UP = "held_up"
+    """A circuit became far slower than it was, and than another way to the same node."""
     LOST = "lost"
     """The relay ended or fell silent."""
     UNREACHED = "unreached"
@@ -52,10 +58,19 @@ class Fault(Enum):
 
 
 POINTS: Final[Mapping[Fault, float]] = {
-    Fault.LIED: 100, Fault.STALLED: 20, Fault.BROKEN: 20, Fault.OVERCHARGED: 25, Fault.DELAYED: 25, Fault.LOST: 15,
-    Fault.UNREACHED: 15, Fault.REFUSED: 5,
+    Fault.LIED: 100, Fault.STALLED: 20, Fault.BROKEN: 20, Fault.OVERCHARGED: 25, Fault.DELAYED: 25,
+    Fault.HELD_UP: 20, Fault.LOST: 15, Fault.UNREACHED: 15, Fault.REFUSED: 5,
 }  # fmt: skip
-_ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED})
+_ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED, Fault.HELD_UP})
+
+
+def has_swallowed(*, silent_s: float, spoke_s: float) -> bool:
+    """Tell whether a relay is held to have swallowed what a circuit was given.
+
+    ``silent_s`` is how long nothing had come when the circuit was left for another way on which its other end
+    answered, ``spoke_s`` how long after its last answer the relay itself has last been heard.
+    """
+    return silent_s >= SILENT_S_MIN and spoke_s >= SPOKE_S_MIN
 
 
 @dataclass(slots=True)
@@ -74,8 +89,11 @@ class RelayJudge:
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
-    def blame(self, relay: bytes, fault: Fault, now: float, *, about: bytes = b"") -> None:
-        """Hold a fault against a relay; ``about`` is the node at the other end of the circuit that showed it."""
+    def blame(self, relay: bytes, fault: Fault, now: float, *, about: bytes = b"", among: int = 1) -> None:
+        """Hold a fault against a relay; ``about`` is the node at the other end of the circuit that showed it.
+
+        It may be the fault of any one of ``among`` relays.
+        """
         record = self._record(relay)
         if fault in _ONCE_EACH:
             key = fault, about
@@ -85,7 +103,7 @@ class RelayJudge:
                 record.about.popitem(last=False)
             if last is not None and now - last < HALF_LIFE_S:
                 return
-        record.points = self._decayed(record, now) + POINTS[fault]
+        record.points = self._decayed(record, now) + POINTS[fault] / among
         record.at = now
 
     def measured(self, relay: bytes, rtt_s: float, now: float) -> None:

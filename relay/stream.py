@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import trio
 
-from p2p.transport import Endpoint
+from p2p.transport import Doubt, Endpoint
 
 __all__ = ["CircuitStream"]
 
@@ -20,7 +20,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         endpoint: Endpoint,
         target: bytes | None,
         on_closed: Callable[[CircuitStream], None],
-        on_suspected: Callable[[CircuitStream], None],
+        on_doubt: Callable[[CircuitStream, Doubt], None],
     ) -> None:
         self.socket = stream.socket
         self.endpoint = endpoint
@@ -35,7 +35,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         """When the first bytes left that nothing has come after; None: all is quiet, or answered."""
         self._stream = stream
         self._on_closed = on_closed
-        self._on_suspected = on_suspected
+        self._on_doubt = on_doubt
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -65,9 +65,9 @@ class CircuitStream(trio.abc.HalfCloseableStream):
             self.silent_since = None
         return data
 
-    def suspect(self) -> None:
-        """Say that what came was not what the other end has sealed."""
-        self._on_suspected(self)
+    def doubt(self, doubt: Doubt) -> None:
+        """Say what was wrong with how it was carried."""
+        self._on_doubt(self, doubt)
 
     async def aclose(self) -> None:
         """Close."""

@@ -142,6 +142,34 @@ async def test_a_symmetric_nat_is_recognised_and_not_asked_again_soon() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_one_observer_that_lies_is_outvoted_and_asked_last() -> None:
+    async with trio.open_nursery() as nursery:
+        liar = await observer(nursery, shift=1)
+        observers = [await observer(nursery), liar, await observer(nursery)]
+        alice, _, _, bobs = await pair(nursery, observers)
+        with trio.fail_after(30):
+            here = await alice.dial(PUNCHED, BOB)
+            there = await bobs.taken.receive()
+            await here.send_all(b"hello")
+            assert await there.receive_some(5) == b"hello"
+        assert alice.can_try and alice._in_turn()[-1] == liar
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_observers_that_disagree_are_doubted_for_a_while_and_three_believed_for_long() -> None:
+    pauses = []
+    for shifts in ((0, 1), (0, 1, 2)):
+        async with trio.open_nursery() as nursery:
+            observers = [await observer(nursery, shift=shift) for shift in shifts]
+            alice, _, _, _ = await pair(nursery, observers)
+            with pytest.raises(PunchFailed, match="symmetric"):
+                await alice.dial(PUNCHED, BOB)
+            assert not alice.can_try
+            pauses.append(alice._symmetric_until - trio.current_time())
+            nursery.cancel_scope.cancel()
+    assert pauses[0] <= OPTIONS.doubt_s < OPTIONS.symmetric_s / 2 < pauses[1]
+
+
 async def test_one_observer_is_not_enough() -> None:
     async with trio.open_nursery() as nursery:
         alice, _, _, _ = await pair(nursery, [await observer(nursery)])

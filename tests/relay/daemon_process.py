@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from relay.metering import Tariff
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
+DELAY_S = 0.4
 GENESIS_HASH = digest(b"test", b"relay genesis")
 
 
@@ -123,7 +125,7 @@ def _wiretap(path: str) -> None:
 
 
 def _mischief(what: str) -> None:
-    """Carry something else than was given, ``swallow``, ``flip`` or ``replay``, as soon as a file is there."""
+    """``swallow``, ``flip``, ``replay`` or ``delay`` what is to be carried, as soon as a file is there."""
     kind, _, switch = what.partition(":")
     carry = relay.splice._Half.data_received
 
@@ -134,6 +136,8 @@ def _mischief(what: str) -> None:
             carry(half, bytes((data[0] ^ 1,)) + data[1:] if len(data) < 3 else data[:-1] + bytes((data[-1] ^ 1,)))
         elif kind == "replay":
             carry(half, data + data)
+        elif kind == "delay":
+            asyncio.get_running_loop().call_later(DELAY_S, lambda: half.sink.is_closing() or carry(half, data))
         else:
             half.received += len(data)
 

@@ -14,9 +14,11 @@ import trio
 
 from p2p.frame import Class
 from p2p.limits import NetworkLimits
+from p2p.peer import LaneStats
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient, RelayClientOptions
+from relay.judge import Fault
 from state.primitives.address import format_address
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
@@ -76,8 +78,25 @@ async def count_on(member: Member, numbers: range) -> None:
         assert await member.heard.receive() == b"vote %d" % number
 
 
+def blame(relay: DaemonProcess, *members: Member) -> list[float]:
+    """Return what each member holds against a relay."""
+    return [member.client.judge.points(relay.address, trio.current_time()) for member in members]
+
+
 def runs_through(member: Member, relay: Endpoint) -> bool:
     return any(circuit.endpoint.hops[-1] == relay for circuit in member.client.circuits)
+
+
+async def take(member: Member, to: Member, relay: Endpoint) -> None:
+    """Let what is said go through one relay and no other, and wait until its round trip is known."""
+    await wait_until(lambda: relay in known(member, to))
+    while control(member, to).path != str(relay):
+        await member.network.move(to.address, relay)
+    await wait_until(lambda: control(member, to).rtt_ms is not None)
+
+
+def control(member: Member, to: Member) -> LaneStats:
+    return member.network.lane_stats(to.address)[0]
 
 
 async def say(member: Member, to: Member, numbers: range) -> None:
@@ -96,14 +115,59 @@ async def test_what_a_relay_does_to_the_bytes_costs_no_message_and_is_held_again
     async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
         nursery.start_soon(count_on, alice, range(40))
         await say(bob, alice, range(20))
-        used = next(iter(bob.client.circuits)).endpoint
-        assert used.hops[-1] == first.endpoint
+        await take(bob, alice, first.endpoint)
         switch.touch()
         await say(bob, alice, range(20, 40))
-    blamed = [m.client.judge.points(first.address, trio.current_time()) for m in (alice, bob)]
-    if kind != "swallow":
-        assert max(blamed) > 0
-    assert all(m.client.judge.points(second.address, trio.current_time()) == 0 for m in (alice, bob))
+    assert max(blame(first, alice, bob)) > 0 and blame(second, alice, bob) == [0, 0]
+
+
+async def test_a_relay_that_delays_is_left_for_a_quicker_one_and_blamed_when_that_is_seen_to_be(
+    start_relay: StartRelay, tmp_path: Path
+) -> None:
+    switch = tmp_path / "switch"
+    first = start_relay(name="relay", mischief=f"delay:{switch}")
+    second = start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob):
+        await say(bob, alice, range(20))
+        await count_on(alice, range(20))
+        await take(bob, alice, second.endpoint)  # so that both are known
+        await take(bob, alice, first.endpoint)
+        switch.touch()
+        await wait_until(lambda: blame(first, bob)[0] > 0)
+        assert runs_through(bob, second.endpoint) and blame(second, alice, bob) == [0, 0]
+        await say(bob, alice, range(20, 40))
+        await count_on(alice, range(20, 40))
+
+
+async def test_what_runs_through_a_relay_that_is_found_to_be_bad_moves_to_another(start_relay: StartRelay) -> None:
+    """It does its work for this circuit: what it did to others is enough."""
+    first, second = start_relay(name="relay"), start_relay(name="second relay")
+    async with pair(first, second) as (alice, bob), trio.open_nursery() as nursery:
+        nursery.start_soon(count_on, alice, range(40))
+        await say(bob, alice, range(20))
+        await take(bob, alice, first.endpoint)
+        bob.client.judge.blame(first.address, Fault.LIED, trio.current_time())
+        await wait_until(
+            lambda: all(circuit.endpoint.hops == (second.endpoint,) for circuit in bob.client.circuits)
+        )
+        await say(bob, alice, range(20, 40))
+        assert first.endpoint not in bob.network._dialling.table(alice.address).paths
+
+
+async def test_a_bad_relay_is_used_where_there_is_no_other(start_relay: StartRelay) -> None:
+    only = start_relay(name="relay")
+    alice = Member("alice", (only.endpoint,))
+    bob = Member("bob", (), (f"{format_address(alice.address)}@{only.endpoint}",))
+    bob.client.judge.blame(only.address, Fault.LIED, trio.current_time())
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for member in (alice, bob):
+                nursery.start_soon(member.network.run)
+            await alice.client.wait_reserved(1)
+            await bob.network.wait_peers(1)
+            await say(bob, alice, range(5))
+            await count_on(alice, range(5))
+            nursery.cancel_scope.cancel()
 
 
 async def test_bulk_on_a_relay_that_swallows_all_goes_by_the_other_one(
