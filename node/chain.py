@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import NamedTuple
 
+from rpc.changes import named_in, rewarding
 from state.primitives.blocks import (
     Block,
     Header,
@@ -25,12 +26,14 @@ from state.primitives.blocks import (
 from state.primitives.errors import DecodeError, InvalidBlock, InvalidTransaction
 from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import ZERO_HASH
+from state.primitives.receipts import Event
 from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import vrf_alpha
 from state.primitives.vrf import vrf_verify
 from state.store import FinalisedBlock, Nullification, Store, Tip
 from state.transition.epochs import EpochInfo, check_voters, load_epoch, load_tally
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
+from state.transition.slashing import load_slash
 from state.transition.staking import load_committee
 from state.trie import NodeLayer, Trie
 from state.view import Overlay, Reader
@@ -201,9 +204,7 @@ class Executed:
             block=self.raw,
             certificate=certificate,
             transaction_hashes=[checked.transaction.hash for checked in self.transactions],
-            addresses=[
-                (transaction.sender, *rule.touches(payload)) for transaction, rule, payload, _ in self.transactions
-            ],
+            addresses=[*map(_accounts_of, self.transactions, execution.events), self._own_accounts()],
             receipts=execution.receipts,
             block_receipt=execution.block_receipt,
             changes=execution.changes,
@@ -211,6 +212,28 @@ class Executed:
             next_committee=None if following is None else following.committee.encode(),
             nullified=nullified,
         )
+
+    def _own_accounts(self) -> tuple[bytes, ...]:
+        """Return in whose history the block itself is listed: who leads it, and whom its own events name."""
+        execution = self.execution
+        events = execution.events[-1]
+        rewarded = [load_slash(self.state, operator) for operator in rewarding(events)]
+        return tuple(
+            dict.fromkeys(
+                (
+                    *((execution.leader,) if execution.tips else ()),
+                    *named_in(events),
+                    *(slash.reporter for slash in rewarded if slash is not None),
+                )
+            )
+        )
+
+
+def _accounts_of(checked: Checked, events: tuple[Event, ...]) -> tuple[bytes, ...]:
+    """Return in whose history a transaction is listed."""
+    transaction, rule, payload, _ = checked
+    touched = (transaction.sender, *rule.touches(payload))
+    return tuple(dict.fromkeys((*touched, *named_in(events)))) if events else touched
 
 
 class _Parent(NamedTuple):

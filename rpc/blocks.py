@@ -22,8 +22,8 @@ class LoadedBlock:
     """A block with its receipts; what is costly is computed at first use and kept. Immutable to its users."""
 
     __slots__ = (
-        "_before", "_hashes", "_receipts", "_record", "_senders", "_tips", "_transactions", "block", "bloom",
-        "certificate", "hash", "hooks", "leader", "size_bytes",
+        "_before", "_hashes", "_receipts", "_record", "_senders", "_tips", "_tips_paid", "_transactions", "block",
+        "bloom", "certificate", "hash", "hooks", "leader", "size_bytes",
     )  # fmt: skip
 
     def __init__(self, record: BlockRecord) -> None:
@@ -39,6 +39,7 @@ class LoadedBlock:
         self._transactions: list[Transaction | None] = [None] * len(self.block.transactions)
         self._before: list[tuple[int, int]] | None = None
         self._tips: tuple[list[int], list[int]] | None = None
+        self._tips_paid: int | None = None
         self.bloom: int | None = None
         """That of its logs, once somebody has computed it."""
         self._receipts: list[Receipt] | None = None
@@ -115,6 +116,16 @@ class LoadedBlock:
             paid = sorted((receipt.effective_gas_price - base_fee, receipt.gas_used) for receipt in self.receipts)
             self._tips = [tip for tip, _ in paid], list(accumulate(gas for _, gas in paid))
         return self._tips
+
+    @property
+    def tips_paid(self) -> int:
+        """What its leader got above the base fee."""
+        if self._tips_paid is None:
+            base_fee = self.block.header.base_fee
+            self._tips_paid = sum(
+                (receipt.effective_gas_price - base_fee) * receipt.gas_used for receipt in self.receipts
+            )
+        return self._tips_paid
 
     @property
     def has_senders(self) -> bool:

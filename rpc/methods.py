@@ -14,6 +14,7 @@ from rpc.blocks import LoadedBlock, waiting_transaction
 from rpc.epochs import EPOCH_METHODS, JAIL_OUT, jail_json
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.evidence import EVIDENCE_METHODS
+from rpc.history import HISTORY_METHODS
 from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers
 from rpc.market import MARKET_METHODS
 from rpc.network import NETWORK_METHODS
@@ -54,8 +55,6 @@ from state.view.overlay import KEY_BYTES_MAX
 __all__ = ["METHODS", "TABLE"]
 
 WAIT_MS_MAX: Final = 60_000
-INDEX_LIMIT: Final = 2**32
-"""Indices of transactions in a block stay below."""
 ARRIVALS_LIMIT: Final = 2**63
 """Numbers of arrivals in the mempool stay below."""
 BLOCKS_PAGE_MAX: Final = 100
@@ -392,38 +391,6 @@ async def get_account(node: Node, who: bytes, height: int | None) -> Json:
 
 def _stake_of(reader: Reader, who: bytes) -> Any:
     return load_stake(reader, who), unbondings_of(reader, who), load_jail(reader, who)
-
-
-async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: int) -> Json:
-    """Answer ``dekube_getAccountHistory``."""
-    match cursor:
-        case None:
-            before = None
-        case ["history", bytes(bound), int(height), int(index)] if (
-            bound == who and 0 <= height <= node.head.height and 0 <= index < INDEX_LIMIT
-        ):
-            before = (height, index)
-        case _:
-            raise RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
-    places = await node.history(who, before, limit + 1)
-    items = []
-    for height, index in places[:limit]:
-        loaded = await node.block(height)
-        if loaded is not None:
-            items.append(
-                {
-                    "transaction": render.transaction(
-                        loaded.transaction(index), node.kinds, render.place(loaded, index)
-                    ),
-                    "succeeded": loaded.receipts[index].status == 1,
-                }
-            )
-    more = len(places) > limit
-    return {
-        "at": at(node.head),
-        "items": items,
-        "next": make_cursor(["history", who, *places[limit - 1]]) if more else None,
-    }
 
 
 async def get_account_proof(node: Node, who: bytes, height: int | None) -> Json:
@@ -766,23 +733,7 @@ _ACCOUNTS: Final = (
         cost=10,
         group="accounts",
     ),
-    Method(
-        "dekube_getAccountHistory",
-        "Transactions that touch an account, newest first",
-        get_history,
-        obj(
-            {
-                "at": AT,
-                "items": array(
-                    obj({"transaction": ref("Transaction"), "succeeded": {"type": "boolean"}}), maximum=100
-                ),
-                "next": _NEXT,
-            }
-        ),
-        (_ADDRESS, _CURSOR, _LIMIT),
-        cost=20,
-        group="accounts",
-    ),
+    *HISTORY_METHODS,
     Method(
         "dekube_getAccountProof",
         "The account's record with its proof, the header that has the root, and the certificate over it",

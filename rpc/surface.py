@@ -10,6 +10,7 @@ from rpc.ethereum.methods import METHODS as ETHEREUM_METHODS
 from rpc.ethereum.pool import POOL_METHODS
 from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
 from rpc.ethereum.sessions import SESSION_METHODS as ETHEREUM_SESSION_METHODS
+from rpc.history import HISTORY_COMPONENTS
 from rpc.market import MARKET_COMPONENTS
 from rpc.methods import METHODS
 from rpc.openrpc import describe
@@ -67,7 +68,7 @@ DOCUMENT: Final[dict[str, Any]] = describe(
     description="Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which finalised block "
     "it holds. Errors carry a stable `data.reason`. The methods of Ethereum's clients have Ethereum's own "
     "conventions instead; the data of a revert is its bytes.",
-    schemas=COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS | ETHEREUM_COMPONENTS,
+    schemas=COMPONENTS | HISTORY_COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS | ETHEREUM_COMPONENTS,
     errors={
         str(code): {"code": code, "message": message, "data": {"reason": reason}}
         for code, message, reason in _ERRORS

@@ -26,7 +26,7 @@ from node.keyring import MNEMONIC_WORDS, Keyring, key_of_mnemonic, new_mnemonic,
 from rpc.client import Client, ClientError
 from rpc.client.contracts import functions_of, parse_argument, shown
 from rpc.client.core import hexed
-from rpc.client.shapes import Receipt, Transaction
+from rpc.client.shapes import HistoryEntry, Receipt
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, SignatureInvalid
 from state.primitives.hd import INDEX_MAX
@@ -544,7 +544,10 @@ def watch(session: Session, what: str | None, timeout_s: float | None, as_json: 
 
 def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterator[dict[str, Any]]:
     before = client.account(who)
-    yield {"height": before.at.height, "balance": str(before.balance), "nonce": before.nonce, "transactions": []}
+    yield {
+        "height": before.at.height, "balance": str(before.balance), "nonce": before.nonce, "transactions": [],
+        "changes": [],
+    }  # fmt: skip
     for news in client.news("heads", from_height=before.at.height + 1, timeout_s=timeout_s):
         now = client.account(who)
         if now.at.height <= before.at.height:
@@ -558,16 +561,17 @@ def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterat
                 "balance": str(now.balance),
                 "change": str(now.balance - before.balance),
                 "nonce": now.nonce,
-                "transactions": [found.document for found in fresh],
+                "transactions": [found.transaction.document for found in fresh if found.transaction is not None],
+                "changes": [change.document for found in fresh for change in found.changes],
             }
         before = now
         del news
 
 
-def _since(client: Client, who: bytes, height: int) -> list[Transaction]:
+def _since(client: Client, who: bytes, height: int) -> list[HistoryEntry]:
     found = []
     for item in client.history(who):  # newest first
-        if item.block is None or item.block.height <= height:
+        if item.block.height <= height:
             break
         found.append(item)
     return found[::-1]
@@ -580,6 +584,10 @@ def _account_text(line: dict[str, Any]) -> str:
         text += f"  ({'+' if change >= 0 else '-'}{show_amount(abs(change))})"
     for found in line["transactions"]:
         text += f"\n                {found['kind_name']} {found['hash']} from {found['from']}"
+    for found in line["changes"]:
+        amount = int(found["amount"])
+        shown = f"{'+' if amount >= 0 else '-'}{show_amount(abs(amount))}"
+        text += f"\n                {shown} {found['kind']}" + (" of the stake" * (found["holding"] == "bonded"))
     return text
 
 

@@ -17,6 +17,7 @@ from rpc.client.shapes import (
     ChainInfo,
     Contract,
     Head,
+    HistoryEntry,
     Machine,
     News,
     Nonce,
@@ -55,13 +56,11 @@ def one(core: Core, cls: type[_S], field: str, method: str, **named: Any) -> Flo
     return None if answer[field] is None else read_shape(cls, answer[field])
 
 
-def each(core: Core, cls: type[_S], method: str, field: str = "", **named: Any) -> Stream[_S]:
-    """Find all records of a paged method, those under ``field`` of its items where that is given."""
+def each(core: Core, cls: type[_S], method: str, **named: Any) -> Stream[_S]:
+    """Find all records of a paged method."""
 
     def read(item: Any) -> Generator[Any, Any, bool]:
-        if field and (type(item) is not dict or field not in item):
-            raise AnswerMalformed(f"{method}: an item without {field}")
-        yield Found(read_shape(cls, item[field] if field else item))
+        yield Found(read_shape(cls, item))
         return False
 
     return through(core.pages(method, **named), read)
@@ -125,9 +124,9 @@ def _receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
     return one(core, Receipt, "receipt", "dekube_getReceipt", hash=hexed(hash_))
 
 
-def _history(core: Core, address: bytes) -> Stream[Transaction]:
-    """Find the transactions that touch an account, newest first."""
-    return each(core, Transaction, "dekube_getAccountHistory", "transaction", address=hexed(address))
+def _history(core: Core, address: bytes) -> Stream[HistoryEntry]:
+    """Find what touched an account, newest first: transactions, and what blocks did by themselves."""
+    return each(core, HistoryEntry, "dekube_getAccountHistory", address=hexed(address))
 
 
 def _quote(core: Core) -> Flow[Quote]:

@@ -24,11 +24,14 @@ __all__ = [
     "BillLine",
     "Block",
     "ChainInfo",
+    "Change",
     "Contract",
+    "Difference",
     "EscrowTotals",
     "Event",
     "Head",
     "Header",
+    "HistoryEntry",
     "KindQuote",
     "LoggedEvent",
     "Machine",
@@ -52,6 +55,9 @@ _HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _AMOUNT: Final = "a natural number in a string"
 Amount = Annotated[int, _AMOUNT]
 """10^-18 DKB; a decimal string in the answer."""
+_DIFFERENCE: Final = "an integer in a string"
+Difference = Annotated[int, _DIFFERENCE]
+"""The same with a sign: negative where it left."""
 _T = TypeVar("_T", bound="Shape")
 _Reader = Callable[[Any], Any]
 
@@ -171,6 +177,35 @@ class Receipt(Shape):
     gas_used: int
     fee: Amount
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Shape):
+    """What moved money of an account: to or from ``other``, or an escrow. ``holding`` is "balance" or "bonded"."""
+
+    kind: str
+    holding: str
+    amount: Difference
+    other: bytes | None
+    escrow: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry(Shape):
+    """What touched an account: a transaction, or where that is None a block by itself.
+
+    ``changes`` are those of the account, ``events`` those that name it.
+    """
+
+    block: Place
+    transaction: Transaction | None
+    succeeded: bool
+    changes: tuple[Change, ...]
+    events: tuple[Event, ...]
+
+    def change_of(self, holding: str) -> int:
+        """Return what the free "balance" gained or lost, or what is "bonded"."""
+        return sum(change.amount for change in self.changes if change.holding == holding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +428,7 @@ def _reader(kind: Any) -> _Reader:
         return lambda value: value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return _amount
+        return _amount if arguments[1] == _AMOUNT else _difference
     if origin is types.UnionType or origin is typing.Union:
         [inner] = [_reader(argument) for argument in arguments if argument is not types.NoneType]
         return lambda value: None if value is None else inner(value)
@@ -420,6 +455,11 @@ def _amount(value: Any) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > DIGITS_MAX:
         raise ValueError(f"{_AMOUNT} expected")
     return int(text)
+
+
+def _difference(value: Any) -> int:
+    text: str = _exactly(str, value)
+    return -_amount(text[1:]) if text[:1] == "-" else _amount(text)
 
 
 def _hex(value: Any) -> bytes:

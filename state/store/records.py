@@ -79,8 +79,9 @@ class FinalisedBlock(NamedTuple):
     """All that one commit writes, each part already encoded; ``tip`` says what it leads to.
 
     ``block`` are the bytes as received. ``transaction_hashes``, ``addresses`` and ``receipts`` have one item a
-    transaction, in order; ``addresses`` are those in whose history the transaction is listed. ``block_receipt``
-    is that of the block's hooks, if they left events. ``changes`` and ``nodes`` hold None for what goes.
+    transaction, in order; ``addresses`` are those in whose history the transaction is listed, and may end with
+    those in whose history the block itself is, at the place behind its transactions. ``block_receipt`` is that of
+    the block's hooks, if they left events. ``changes`` and ``nodes`` hold None for what goes.
     ``next_committee`` is the encoded committee of the next epoch, in the last block of an epoch; ``certificate``
     is then that of this very block. ``nullified`` are the NULLIFY certificates of views that the chain skipped.
     """

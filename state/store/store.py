@@ -664,9 +664,10 @@ class Store:
         return None if data is None else decode_place(data)
 
     def history(self, address: bytes, *, before: Place | None = None, limit: int) -> list[Place]:
-        """Return up to ``limit`` transactions of ``address``, newest first, below the place ``before``.
+        """Return up to ``limit`` places of what touched ``address``, newest first, below the place ``before``.
 
-        Empty when the node does not index addresses.
+        The place behind the transactions of a block is that of what the block did by itself. Empty when the node
+        does not index addresses.
         """
         prefix = ADDRESS + address
         stop = prefix + (encode_place(*before) if before else b"\xff" * 12)

@@ -118,6 +118,7 @@ class Execution(NamedTuple):
 
     ``receipts`` are the encoded receipts of the transactions in order. ``block_receipt`` is that of the events of
     the hooks, which belong to no transaction; None when there were none. Both are leaves under ``receipt_root``.
+    ``events`` are those of each transaction, and last the block's own; ``tips`` went to ``leader``.
     """
 
     changes: dict[bytes, bytes | None]
@@ -126,6 +127,9 @@ class Execution(NamedTuple):
     receipt_root: bytes
     gas_used: int
     next_base_fee: int
+    events: tuple[tuple[Event, ...], ...]
+    leader: bytes
+    tips: int
 
     @property
     def leaves(self) -> tuple[bytes, ...]:
@@ -380,7 +384,7 @@ class Runtime:
         context = self._context(epoch, block, randomness)
         events: list[Event] = []
         apply_evidence(state, block.evidence, context, events.append)
-        receipts, gas_used, tips = self._apply_all(state, context, transactions)
+        receipts, gas_used, tips, emitted = self._apply_all(state, context, transactions)
         burn(state, gas_used * context.base_fee)
         credit(state, context.leader, tips)
         for hook in self.hooks:
@@ -398,7 +402,10 @@ class Runtime:
             self._check_supply(parent, state)
             for invariant in self.invariants:
                 invariant(state)
-        return Execution(state.changes, tuple(receipts), block_receipt, merkle_root(leaves), gas_used, fee)
+        return Execution(
+            state.changes, tuple(receipts), block_receipt, merkle_root(leaves), gas_used, fee,
+            (*emitted, tuple(events)), context.leader, tips,
+        )  # fmt: skip
 
     def dry_run(self, parent: Reader, block: BlockInput, checked: Checked) -> Receipt:
         """Return the receipt that ``checked`` would have as the only transaction of ``block``.
@@ -406,18 +413,19 @@ class Runtime:
         Raises a subclass of InvalidTransaction when it could not be included at all. Nothing is changed.
         """
         _claim(parent, block.base_fee, checked, {})
-        receipts, _, _ = self._apply_all(Overlay(parent), self.context(parent, block), [checked])
+        receipts, *_ = self._apply_all(Overlay(parent), self.context(parent, block), [checked])
         return decode_receipt(receipts[0])
 
     def _apply_all(
         self, state: Overlay, block: BlockContext, transactions: Sequence[Checked]
-    ) -> tuple[list[bytes], int, int]:
-        """Apply in order; return the encoded receipts, the gas used and the sum of the tips."""
+    ) -> tuple[list[bytes], int, int, list[tuple[Event, ...]]]:
+        """Apply in order; return the encoded receipts, the gas used, the sum of the tips, and all events."""
         base_fee = block.base_fee
         changes, read = state.changes, state.base.get
         receipts: list[bytes] = []
         plain: dict[tuple[int, int], bytes] = {}  # most receipts are equal: encode each once
         events: list[Event] = []
+        emitted: list[tuple[Event, ...]] = []
         gas_used = tips = 0
         for transaction, rule, payload, _ in transactions:
             sender, gas = transaction.sender, rule.gas
@@ -449,8 +457,9 @@ class Runtime:
                     reason = error.code
                 else:
                     state.keep()
+            emitted.append(tuple(events))
             if events:
-                receipts.append(encode_receipt(Receipt(int(reason is None), gas, price, reason, tuple(events))))
+                receipts.append(encode_receipt(Receipt(int(reason is None), gas, price, reason, emitted[-1])))
                 events.clear()
             elif reason is None:
                 receipt = plain.get((gas, price))
@@ -459,7 +468,7 @@ class Runtime:
                 receipts.append(receipt)
             else:
                 receipts.append(encode_receipt(Receipt(0, gas, price, reason, ())))
-        return receipts, gas_used, tips
+        return receipts, gas_used, tips, emitted
 
     # Invariants
 

@@ -71,7 +71,8 @@ def carriage(url: str, who: bytes) -> Any:
 def owned(url: str, who: bytes) -> tuple[int, int]:
     """What ``who`` owns freely, and what its transactions have cost."""
     with Client(url) as client:
-        sent = [item for item in client.history(who) if item.sender == who]
+        found = [item.transaction for item in client.history(who)]
+        sent = [item for item in found if item is not None and item.sender == who]
         receipts = [client.receipt(item.hash) for item in sent]
         return client.balance(who), sum(receipt.fee for receipt in receipts if receipt is not None)
 

@@ -78,7 +78,8 @@ def use_blocking(url: str) -> None:
         )
         assert client.wait(legacy).succeeded
         assert client.balance(DAVE.address) >= 5 * COIN + 1, "others send to it too"
-        assert [found.nonce for found in client.history(CAROL.address)] == [2, 1, 0]
+        sent = [found.transaction for found in client.history(CAROL.address) if found.transaction]
+        assert [found.nonce for found in sent] == [2, 1, 0]
 
 
 async def use(url: str, key_number: int) -> None:
@@ -98,7 +99,10 @@ async def use(url: str, key_number: int) -> None:
                 if len(heights) == 5:
                     break
         assert heights == [1, 2, 3, 4, 5]
-        assert (await anext(client.history(key.address))).hash == receipt.transaction_hash
+        found = await anext(client.history(key.address))
+        assert found.transaction is not None
+        assert found.transaction.hash == receipt.transaction_hash
+        assert found.change_of("balance") == after.balance - before.balance
 
 
 async def test_the_same_client_blocks_and_runs_on_both_event_loops(tmp_path: Path) -> None:
