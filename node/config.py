@@ -92,8 +92,9 @@ class SignerOptions:
 class NetworkOptions:
     """Peers and relays."""
 
-    listen: str = "0.0.0.0:26656"
-    """host:port for inbound connections; empty for a node that accepts none (it reserves at its relays)."""
+    listen: str = ":26656"
+    """host:port for inbound connections, without a host on all addresses of IPv4 and IPv6; empty for a node that
+    accepts none (it reserves at its relays)."""
     advertise: tuple[str, ...] = ()
     """Endpoints ("tcp:host:port") that peers are told; empty: the listening address unless it is a wildcard."""
     bootstrap: tuple[str, ...] = ()

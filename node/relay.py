@@ -40,8 +40,8 @@ REGISTERED_MAX: Final = 64
 class RelayHomeOptions:
     """Options of ``dekube relay run``, as they stand in config.toml."""
 
-    listen: str = "0.0.0.0:26680"
-    """host:port for clients."""
+    listen: str = ":26680"
+    """host:port for clients; without a host on all addresses of IPv4 and IPv6."""
     metrics: str = "127.0.0.1:9180"
     """host:port for /metrics and /healthz; empty: none."""
     keys: KeyOptions = field(default_factory=KeyOptions)
@@ -98,7 +98,8 @@ def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
 
     def tell(daemon: RelayDaemon) -> None:
         host, port = daemon.endpoint
-        ready = {"pid": os.getpid(), "address": format_address(account.address), "relay": f"{host}:{port}"}
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        ready = {"pid": os.getpid(), "address": format_address(account.address), "relay": at}
         home.ready.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         home.ready.write_text(json.dumps(ready) + "\n")
 

@@ -416,7 +416,7 @@ class Node:
         document = {
             "pid": os.getpid(),
             "address": format_address(self.account.address),
-            "p2p": f"{host}:{port}" if host else None,
+            "p2p": (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") if host else None,
             "rpc": self.options.rpc.listen or None,
             "metrics": self.options.metrics.listen or None,
             "version": version("dekube-node"),

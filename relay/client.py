@@ -8,11 +8,13 @@ what is held against it (``relay.judge``) decides whether it is used again.
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -75,6 +77,7 @@ OUTBOX_MESSAGES_MAX: Final = 64
 LOOK_S: Final = 1.0
 """How often circuits are looked at: counted, and watched for silence."""
 PROBES_MAX: Final = 8
+_NO_WAY: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
 TALLIES_MAX: Final = 1_024
 """Relays with a count, beyond which none is counted and paid for fan-out alone."""
 """Relays whose round trip is measured before some are chosen."""
@@ -184,6 +187,8 @@ class RelayClient:
         self._reservations: dict[Endpoint, Reservation] = {}
         self._keepers: dict[Endpoint, trio.CancelScope] = {}
         self._leaving: dict[Endpoint, float] = {}
+        self._missed: Counter[Endpoint] = Counter()
+        """How often in a row a place of a known relay could not be connected to."""
         self._watchers: list[Callable[[Endpoint], None]] = []
         self._circuits: dict[CircuitStream, _Running] = {}
         self._tallies: dict[bytes, Tally] = {}
@@ -218,6 +223,8 @@ class RelayClient:
         if len(known) > len(self._relays):
             self._relays = tuple(known)
             self._rechoose.set()
+            for endpoint in self._reservations:
+                self._announce(endpoint, self._places_of(endpoint))
 
     def need(self, is_needed: bool) -> None:
         """Say whether reservations are needed; where not, only those at the configuration's relays are kept."""
@@ -491,7 +498,26 @@ class RelayClient:
             for link in list(self._links.values()):
                 self._pay(link)
 
-    # Which relays.
+    # Which relays, and where.
+
+    def _places_of(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
+        """Return all the places of the relay at one of them: it may have several, as of IPv4 and of IPv6."""
+        others = (known for known in self._relays if known.relay == endpoint.relay)
+        return tuple(dict.fromkeys((endpoint, *others)))
+
+    def _one_place_each(self, known: Sequence[Endpoint]) -> list[Endpoint]:
+        """Return one place of each relay: where it has reserved for us, else the one least missed."""
+        chosen: dict[bytes | None, Endpoint] = {}
+        for endpoint in sorted(known, key=lambda e: (e not in self._reservations, self._missed[e])):
+            chosen.setdefault(endpoint.relay, endpoint)
+        return [endpoint for endpoint in known if chosen[endpoint.relay] == endpoint]
+
+    def _miss(self, endpoint: Endpoint) -> bool:
+        """Note that a relay could not be connected to at one of its places; whether it is to blame for that."""
+        if endpoint not in self._relays:
+            return True
+        self._missed[endpoint] += 1
+        return all(self._missed[other] >= self._missed[endpoint] for other in self._places_of(endpoint))
 
     async def _choose(self) -> None:
         """Keep reservations at the best relays that are known."""
@@ -500,7 +526,7 @@ class RelayClient:
             now = trio.current_time()
             self._leaving = {e: until for e, until in self._leaving.items() if until > now}
             needed = [e for e in self._relays if self._is_needed or e in self._configured]
-            known = [e for e in needed if e not in self._leaving]
+            known = self._one_place_each([e for e in needed if e not in self._leaving])
             if len(known) > self._options.reservations:
                 await self._probe(known)
             for endpoint in self._wanted(known):
@@ -618,7 +644,7 @@ class RelayClient:
                 self._reservations[link.endpoint] = Reservation(link.endpoint, voucher, observed)
                 if is_new:
                     log.info("relay reserved", relay=str(link.endpoint), observed=observed)
-                    self._announce(link.endpoint, (link.endpoint,))
+                    self._announce(link.endpoint, self._places_of(link.endpoint))
                 return life_s
             case Refused(_, refusal, _, _, alternatives):
                 self._offer_texts(alternatives)
@@ -767,6 +793,8 @@ class RelayClient:
         """Return the live link to a relay, opening it if need be. Raises RelayUnreachable."""
         link = self._links.get(endpoint)
         if link is None or link.error is not None:
+            link = None if ours else self._link_elsewhere(endpoint)
+        if link is None:
             if self._nursery is None:
                 raise RelayUnreachable("the relay client has ended")
             if len(self._links) >= self._options.links_max and not ours:
@@ -779,6 +807,13 @@ class RelayClient:
             raise RelayUnreachable(f"{endpoint}: {link.error}")
         return link
 
+    def _link_elsewhere(self, endpoint: Endpoint) -> _Link | None:
+        """Return a link over which the relay of this endpoint is spoken to at another of its places."""
+        for link in self._links.values():
+            if link.relay == endpoint.relay and link.opened.is_set() and link.error is None:
+                return link
+        return None
+
     async def _run_link(self, link: _Link) -> None:
         try:
             await link.run()
@@ -788,15 +823,18 @@ class RelayClient:
             for parked in link.parked:
                 parked.stream.socket.close()
             fault = link.fault
-            if fault is not None and not self.is_leaving(link.endpoint):
+            is_to_blame = fault is not Fault.UNREACHED or self._miss(link.endpoint)
+            if link.is_no_way:
+                self._miss(link.endpoint)
+            if fault is not None and is_to_blame and not self.is_leaving(link.endpoint):
                 self._blame(link.endpoint, fault)
 
     def _through(self, endpoint: Endpoint) -> list[CircuitStream]:
-        return [circuit for circuit in self._circuits if endpoint in circuit.endpoint.hops]
+        return [circuit for circuit in self._circuits if _crosses(circuit, endpoint)]
 
     def has_circuits(self, endpoint: Endpoint) -> bool:
         """Whether circuits run through this relay."""
-        return any(endpoint in circuit.endpoint.hops for circuit in self._circuits)
+        return any(_crosses(circuit, endpoint) for circuit in self._circuits)
 
     def heard_at(self, endpoint: Endpoint) -> float:
         """Return when a circuit through this relay has brought bytes last."""
@@ -810,6 +848,7 @@ class RelayClient:
 
     def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
         """Take a round trip to a relay."""
+        del self._missed[endpoint]
         if self._speaks_for_its_relay(endpoint):
             self.judge.measured(endpoint.relay or b"", rtt_s, trio.current_time())
 
@@ -877,6 +916,8 @@ class _Link:
         """What its end says of the relay; None: nothing."""
         self.is_ours = False
         """Kept open while nothing is asked."""
+        self.is_no_way = False
+        """Whether this machine has no way to such an address, as one of IPv4 alone to one of IPv6."""
         self.used_at = -math.inf
         """When a circuit was last dialled or brought in through it."""
         self.parked: list[_Parked] = []
@@ -969,7 +1010,9 @@ class _Link:
                 )
                 session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
         except (*CONNECT_ERRORS, HandshakeFailed) as error:
-            self.fail(error if str(error) else RelayUnreachable("too slow to answer"), Fault.UNREACHED)
+            self.is_no_way = self._stream is None and _is_no_way(error)
+            fault = None if self.is_no_way else Fault.UNREACHED  # which says nothing of the relay
+            self.fail(error if str(error) else RelayUnreachable("too slow to answer"), fault)
             return False
         self.channel = ControlChannel(session)
         self.heard_at = trio.current_time()
@@ -1066,6 +1109,19 @@ class _Link:
 def _check_relay(endpoint: Endpoint) -> None:
     if endpoint.relay is None or endpoint.via is not None:
         raise ConfigError(f"{endpoint}: relay:<address>:host:port expected")
+
+
+def _crosses(circuit: CircuitStream, endpoint: Endpoint) -> bool:
+    return any(hop.relay == endpoint.relay for hop in circuit.endpoint.hops)
+
+
+def _is_no_way(error: BaseException) -> bool:
+    """Whether the system says that it has no route of this kind at all."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_no_way, error.exceptions))
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_WAY
+    return error.__cause__ is not None and _is_no_way(error.__cause__)
 
 
 def _local_host(sock: trio.socket.SocketType) -> str | None:
