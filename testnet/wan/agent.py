@@ -194,7 +194,7 @@ async def _be_node(spec: AgentSpec) -> None:
         agent = _Agent(network, client, nursery)
         await nursery.start(network.run)
         with trio.move_on_after(STARTED_S_MAX):
-            await client.wait_reserved(len(spec.reserve))
+            await client.wait_reserved(len({relay_at(text).relay for text in spec.reserve}))
         _say({"id": 0, "ready": [list(at) for at in network.bound], "reserved": len(client.reservations)})
         async for command in _lines():
             nursery.start_soon(agent.obey, command)
