@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from pathlib import Path
 from random import Random
@@ -13,10 +13,11 @@ import trio
 from p2p.addrbook import AddressBook
 from p2p.errors import PeerUnreachable, RecordInvalid, RequestFailed, RequestRefused
 from p2p.gossip import Verdict
-from p2p.identity import Identity
+from p2p.identity import Identity, NodeCertificate
 from p2p.limits import NetworkLimits, RateLimiter
 from p2p.peer import Peer
 from p2p.records import RECORD_BYTES_MAX, PeerRecord, sign_record, verify_record
+from p2p.revocations import REVOCATIONS_BYTES_MAX, Revocations
 from p2p.transport import Endpoint
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
@@ -36,7 +37,8 @@ class RecordKeeper:
     """What one node knows of where others are, and what it says of itself.
 
     ``publish`` gossips a record; ``blame`` takes points from a peer whose answer broke a rule; ``on_news`` is
-    called when the book has grown.
+    called when the book has grown, ``on_revoked`` when an address has other keys than before; of an address that
+    ``is_kept`` the newest certificate is never forgotten.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class RecordKeeper:
         publish: Callable[[bytes], None],
         blame: Callable[[bytes], None],
         on_news: Callable[[], None],
+        is_kept: Callable[[bytes], bool],
+        on_revoked: Callable[[bytes], None],
         log: Callable[..., None],
     ) -> None:
         self.book = book
@@ -59,6 +63,7 @@ class RecordKeeper:
         self._told = -1
         """The highest sequence under which others know us; a run of ours before this one may have told it."""
         self._path = path
+        self._certificates = None if path is None else path.with_name("certificates")
         self._identity = identity
         self._limits = limits
         self._random = random
@@ -66,6 +71,8 @@ class RecordKeeper:
         self._publish = publish
         self._blame = blame
         self._on_news = on_news
+        self._on_revoked = on_revoked
+        self._revocations = Revocations(is_kept=is_kept)
         self._log = log
         self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
         self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
@@ -103,10 +110,22 @@ class RecordKeeper:
         if record.address == self._identity().address:
             self._told = max(self._told, min(record.sequence, _SEQUENCE_MAX))
             return False
+        if self._revocations.is_revoked(record.address, record.certificate):
+            return False
+        if self._revocations.note(record.address, record.certificate, is_met=False):
+            self._on_revoked(record.address)
         is_news = self.book.add(record, source=source)
         if is_news:
             self._on_news()
         return is_news
+
+    def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool:
+        """Tell whether an address is known to have a later certificate, for other keys."""
+        return self._revocations.is_revoked(address, certificate)
+
+    def met(self, address: bytes, certificate: NodeCertificate) -> None:
+        """Note the certificate of a node that has proved its keys."""
+        self._revocations.note(address, certificate, is_met=True)
 
     async def serve(self, sender: bytes, body: bytes) -> bytes:
         """Answer a peer that asks for others."""
@@ -138,6 +157,7 @@ class RecordKeeper:
             if now - saved_at >= _SAVE_INTERVAL_S:
                 saved_at = now
                 self.book.expire(self._now_ms())
+                self._revocations.expire(self._now_ms())
                 await self.save()
             look_at = now + min(_SAVE_INTERVAL_S, _OUTDONE_INTERVAL_S) / 4
             with trio.move_on_at(min([look_at, *again_at.values()])):
@@ -161,27 +181,41 @@ class RecordKeeper:
             self._blame(peer.address)
 
     async def load(self) -> None:
-        """Take up the book of an earlier run, where there is one."""
-        if self._path is None or not self._path.exists():
-            return
-        try:
-            data = await trio.to_thread.run_sync(self._path.read_bytes)
-            self.book.load(data[:_BOOK_BYTES_MAX], now_ms=self._now_ms())
-        except (OSError, DecodeError) as error:
-            self._log("address book not readable, starting with an empty one", error=str(error))
+        """Take up the book of an earlier run, where there is one, and the certificates that it knew."""
+        book, now_ms = self.book, self._now_ms()
+        for path, limit, load in (
+            (self._path, _BOOK_BYTES_MAX, book.load),
+            (self._certificates, REVOCATIONS_BYTES_MAX, self._revocations.load),
+        ):
+            if path is None or not path.exists():
+                continue
+            try:
+                data = await trio.to_thread.run_sync(_content_of, path, limit)
+                load(data, now_ms=now_ms)
+            except (OSError, DecodeError) as error:
+                self._log("file not readable, starting without it", file=path.name, error=str(error))
 
     async def save(self) -> None:
-        """Write the book."""
-        if self._path is None:
+        """Write the book, and the newest certificates where there are others."""
+        if self._path is None or self._certificates is None:
             return
+        files = {self._path: self.book.encode()}
+        if self._revocations.has_changed:
+            files[self._certificates] = self._revocations.encode()
         try:
-            await trio.to_thread.run_sync(_replace_file, self._path, self.book.encode())
+            await trio.to_thread.run_sync(_replace_files, files)
         except OSError as error:  # a full disk costs what was learnt of peers, not the node
             self._log("address book not written", error=str(error))
 
 
-def _replace_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+def _content_of(path: Path, limit_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit_bytes)
+
+
+def _replace_files(files: Mapping[Path, bytes]) -> None:
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_bytes(data)
+        temporary.replace(path)

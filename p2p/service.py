@@ -189,6 +189,8 @@ class Network:
             publish=lambda data: self.publish(TOPIC_RECORD, data),
             blame=lambda address: self.penalise(address, config.gossip.reject_points),
             on_news=lambda: self._manage.set(),
+            is_kept=lambda address: address in self._persistent,
+            on_revoked=self._close_revoked,
             log=self._log,
         )
         for text in config.bootstrap:
@@ -716,10 +718,19 @@ class Network:
             return "refused_self"
         if self._is_banned(address):
             return "refused_banned"
+        if self._records.is_revoked(address, link.session.certificate):
+            return "refused_revoked"
+        self._records.met(address, link.session.certificate)
         old = self._peers.get(address)
         if old is not None:
             return None if self._replaces(link, old) else "refused_duplicate"
         return None if link.is_outbound or address in self._persistent else self._admit(link)
+
+    def _close_revoked(self, address: bytes) -> None:
+        """Drop a peer of whom is known by now that its certificate is an old one."""
+        peer = self._peers.get(address)
+        if peer is not None and self._records.is_revoked(address, peer.session.certificate):
+            peer.close("certificate_revoked")
 
     def _admit(self, link: Link) -> str | None:
         """Make room for a peer that came in without a place of its own; return why there is none, or None."""

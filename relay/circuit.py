@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from p2p.crowds import Crowds
+from p2p.identity import NodeCertificate
+from p2p.revocations import Revocations
 from p2p.transport import Endpoint
 from relay.errors import RETRY_HELPS, Refusal, RelayProtocolError
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits
@@ -132,6 +134,7 @@ class _Control:
     reserved_until_ms: int | None = None
     offers: set[int] = field(default_factory=set)
     """Pending circuits that this connection asked for or was told of."""
+    certificate: NodeCertificate | None = None
     parked: dict[bytes, int | None] = field(default_factory=dict)
     """Tokens of parked data connections, and the connections that have come."""
 
@@ -205,6 +208,8 @@ class RelayCore:
         """Circuits, pending ones too, by the block of who asked for them; trusted hosts are no crowd."""
         self._pending_crowds: Crowds[int] = Crowds()
         self._reserved_crowds: Crowds[bytes] = Crowds()
+        self._revocations = Revocations(known_max=2 * limits.reservations_max, is_kept=self._reserved.__contains__)
+        """The newest certificates of those who reserve here."""
         self._number = 0
         self.refusals: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         """How often each was answered."""
@@ -259,12 +264,16 @@ class RelayCore:
         left_ms = max(0, until_ms - now_ms)
         return [Send(number, Restarting(left_ms)) for number in sorted(self._controls)]
 
-    def control_opened(self, connection: int, address: bytes, host: HostUse, observed: str, now_ms: int) -> None:
-        """Note a control connection whose handshake proved ``address``."""
+    def control_opened(
+        self, connection: int, address: bytes, host: HostUse, observed: str, now_ms: int,
+        certificate: NodeCertificate | None = None,
+    ) -> None:  # fmt: skip
+        """Note a control connection whose handshake proved ``address`` by ``certificate``."""
         client = self._clients.setdefault(address, _Client(address))
         client.controls += 1
         messages = Bucket(self._limits.messages_per_s, self._limits.messages_burst, now_ms)
-        self._controls[connection] = _Control(connection, client, host, observed, messages, now_ms)
+        control = _Control(connection, client, host, observed, messages, now_ms, certificate=certificate)
+        self._controls[connection] = control
 
     def control_message(self, connection: int, message: Message, now_ms: int) -> list[Effect]:
         """Take a client's message. Raises RelayProtocolError for one that a client may not send: then drop it."""
@@ -395,6 +404,10 @@ class RelayCore:
         address = control.client.address
         if self._drain_until_ms is not None:
             return [self._refused(control, request, Refusal.RESTARTING)]
+        if control.certificate is not None:
+            if self._revocations.is_revoked(address, control.certificate):
+                return [*self.control_closed(control.connection), Drop(control.connection, "revoked")]
+            self._revocations.note(address, control.certificate, is_met=True)
         holder = self._reserved.get(address)
         effects: list[Effect] = []
         if holder is not None and holder is not control:

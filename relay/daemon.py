@@ -372,7 +372,9 @@ class RelayDaemon:
         self._controls[opening.number] = control
         name, port = opening.peer
         observed = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-        self.core.control_opened(opening.number, channel.address, opening.host, observed, self.now_ms())
+        self.core.control_opened(
+            opening.number, channel.address, opening.host, observed, self.now_ms(), channel.certificate
+        )
         opening.transport.set_protocol(control)
         tariff = self.options.tariff
         control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))

@@ -120,6 +120,7 @@ from p2p.punch import Observed, Word
 from p2p.reach import Answer
 from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
+from p2p.revocations import Revocations
 from p2p.transport import Endpoint
 from relay import fanout as fanout_wire
 from relay.errors import Refusal, RelayProtocolError
@@ -666,6 +667,13 @@ def read_peer_request(data: bytes) -> None:
     assert refused
 
 
+def read_revocations(data: bytes) -> None:
+    """Load the newest certificates that an earlier run knew."""
+    known = Revocations(known_max=4)
+    known.load(data, now_ms=NOW_MS)
+    assert len(known) <= 4
+
+
 def read_book(data: bytes) -> None:
     """Load an address book."""
     book = AddressBook(key=b"key", genesis_hash=GENESIS)
@@ -1113,6 +1121,8 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     book = AddressBook(key=b"key", genesis_hash=GENESIS)
     book.add(RECORD, source=b"")
+    known = encode([[b"a" * 20, 5, b"k" * 32, 2**62, 1], [b"b" * 20, 5, b"k" * 32, 2**62, 0]])
+    yield "newest certificates", Target(read_revocations, (known,), ("p2p.revocations:Revocations.load",))
     yield "address book", Target(read_book, (book.encode(),), ("p2p.addrbook:AddressBook.load",))
     yield (
         "endpoint",

@@ -106,7 +106,6 @@ EXEMPT = {
     "rpc.dispatch:Dispatcher.answer": LATER_TESTED,
     "rpc.web:_read_headers": "headers that the HTTP library has parsed; tests/rpc/test_gateway.py",
     # Text of our own machine
-    "relay.limits:_parse": "an address as the kernel spells it",
     "relay.daemon:_relay_endpoint": "options",
 }
 

@@ -193,6 +193,8 @@ def keeper(number: int, now_ms: Callable[[], int], told: list[bytes]) -> RecordK
         publish=told.append,
         blame=lambda address: None,
         on_news=lambda: None,
+        is_kept=lambda address: False,
+        on_revoked=lambda address: None,
         log=lambda *args, **kwargs: None,
     )
 
