@@ -104,6 +104,11 @@ class AddressBook:
             if entry.failures >= _FAILURES_MAX:
                 self.remove(address)
 
+    def has_met(self, address: bytes) -> bool:
+        """Tell whether a connection to the address was ever made."""
+        entry = self._entries.get(address)
+        return entry is not None and entry.is_tried
+
     def remove(self, address: bytes) -> None:
         """Forget an address."""
         entry = self._entries.pop(address, None)

@@ -53,6 +53,8 @@ class Verdict(Enum):
     """Good: forward it."""
     IGNORE = "ignore"
     """Neither good nor the sender's fault (a duplicate, a state we lack): do not forward."""
+    LATER = "later"
+    """Not looked at, for want of room: do not forward, and take it when it comes again."""
     REJECT = "reject"
     """Bad in a way that the sender could have seen: do not forward, count it against the sender."""
 
@@ -294,6 +296,9 @@ class Gossip:
                 self._store(pending.topic, identifier, pending.payload)
                 had_it = frozenset((*pending.others, pending.first))
                 accepted.setdefault((pending.topic, had_it), []).append((identifier, pending.payload))
+            elif verdict is Verdict.LATER:
+                self._seen.discard(identifier)
+                self._seen_before.discard(identifier)
             elif verdict is Verdict.REJECT:
                 for sender in (pending.first, *pending.others):
                     effects += self.penalise(sender, self.parameters.reject_points)

@@ -107,8 +107,14 @@ class NetworkLimits:
     """Most of the event loop's time that what one peer sends may take."""
     loop_debt_s: float = 0.1
     """How far a peer may be ahead of its share, in time, before its connection is read more slowly."""
-    records_per_peer_per_s: float = 5.0
-    records_per_peer_burst: float = 200.0
+    records_per_peer_per_s: float = 20.0
+    records_per_peer_burst: float = 400.0
+    """Peer records that one peer passes on, whose signatures are checked."""
+    strangers_per_peer_per_s: float = 2.0
+    strangers_per_peer_burst: float = 200.0
+    """Of those, the ones of nodes that we have never met: anybody can make any number of them."""
+    records_per_author_per_s: float = 0.2
+    records_per_author_burst: float = 20.0
     exchange_interval_s: float = 60.0
     exchange_again_s: float = 4.0
     """After its first answer a new peer is asked once more."""

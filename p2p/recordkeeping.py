@@ -71,11 +71,18 @@ class RecordKeeper:
         self._publish = publish
         self._blame = blame
         self._on_news = on_news
+        self._is_kept = is_kept
         self._on_revoked = on_revoked
         self._revocations = Revocations(is_kept=is_kept)
         self._log = log
         self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
         self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
+        self._stranger_rate = RateLimiter(
+            per_s=limits.strangers_per_peer_per_s, burst=limits.strangers_per_peer_burst
+        )
+        self._author_rate = RateLimiter(
+            per_s=limits.records_per_author_per_s, burst=limits.records_per_author_burst
+        )
         self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
@@ -97,13 +104,25 @@ class RecordKeeper:
         return verify_record(data, genesis_hash=self._identity().genesis_hash, now_ms=self._now_ms())
 
     async def validate(self, sender: bytes, payload: bytes) -> Verdict:
-        """Say whether a gossiped record is news."""
-        if not self._record_rate.allows(sender, trio.current_time()):
-            return Verdict.IGNORE
+        """Say whether a gossiped record is news.
+
+        Anybody can sign any number of records, as many nodes, and honest peers pass them on. So a peer's ration for
+        those of strangers is apart from that for nodes that we know, whose word gets through however much junk comes
+        the same way; and what is over a ration is not taken for seen.
+        """
+        now = trio.current_time()
+        if not self._record_rate.allows(sender, now):
+            return Verdict.LATER
         try:
             record = self.verify(payload)
         except RecordInvalid:
             return Verdict.REJECT
+        author = record.address
+        is_known = author == sender or self._is_kept(author) or self.book.has_met(author)
+        if not is_known and not self._stranger_rate.allows(sender, now):
+            return Verdict.LATER
+        if not self._author_rate.allows(author, now):
+            return Verdict.IGNORE
         return Verdict.ACCEPT if self._note(record, sender) else Verdict.IGNORE
 
     def _note(self, record: PeerRecord, source: bytes) -> bool:

@@ -119,6 +119,25 @@ def test_nothing_is_forwarded_before_or_without_acceptance() -> None:
     assert net.nodes[1].score(net.names[0]) >= 0
 
 
+def test_what_was_not_looked_at_may_come_again_by_another() -> None:
+    """An ignored one is known for a minute or two; one for which there was no room is not."""
+    gossip = Gossip(random=Random(1), now=0.0)
+    gossip.subscribe(TOPIC, 1000)
+    one, other = b"1" * 20, b"2" * 20
+    for peer in (one, other):
+        gossip.peer_joined(peer, outbound=False)
+
+    def come(peer: bytes, payload: bytes) -> bool:
+        effects = gossip.receive(peer, encode([PUBLISH, TOPIC, [payload]]), 0.0)
+        return any(isinstance(effect, Deliver) for effect in effects)
+
+    for payload, verdict in ((b"ignored", Verdict.IGNORE), (b"later", Verdict.LATER)):
+        assert come(one, payload)
+        assert gossip.verdict([(message_id(TOPIC, payload), verdict)]) == []
+        assert come(other, payload) == (verdict is Verdict.LATER)
+    assert gossip.score(one) == gossip.score(other) == 0
+
+
 def test_rejected_payloads_cost_until_the_sender_is_banned() -> None:
     net = Net(2, [(0, 1)])
     net.judge = lambda _node, _item: Verdict.REJECT

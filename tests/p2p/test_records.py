@@ -3,6 +3,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,6 +198,44 @@ def keeper(number: int, now_ms: Callable[[], int], told: list[bytes]) -> RecordK
         on_revoked=lambda address: None,
         log=lambda *args, **kwargs: None,
     )
+
+
+async def test_a_flood_of_junk_hides_no_record_of_a_node_that_we_know(autojump_clock: object) -> None:
+    """An honest peer passes on what anybody signs, and the record of a node that has moved comes the same way."""
+    told: list[bytes] = []
+    friend = keeper(2, lambda: NOW_MS, told)
+    me = keeper(1, lambda: NOW_MS, [])
+    honest = account(3).address
+    friend.advertise("listen", (HOME,))
+    friend.sign()
+    assert await me.validate(honest, told[-1]) is Verdict.ACCEPT
+    me.book.succeeded(account(2).address)
+    strangers = [sign_record(identity(100 + n), (HOME,), now_ms=NOW_MS) for n in range(250)]
+    verdicts = [await me.validate(honest, record.data) for record in strangers]
+    assert verdicts[-1] is Verdict.LATER and Verdict.REJECT not in verdicts
+    friend.advertise("listen", (RELAYED,))
+    friend.sign()
+    assert await me.validate(honest, told[-1]) is Verdict.ACCEPT
+    # A node that we never met comes through by another peer, as its own, and after a while by the same one.
+    late = sign_record(identity(90), (RELAYED,), now_ms=NOW_MS)
+    assert await me.validate(honest, late.data) is Verdict.LATER
+    assert await me.validate(late.address, late.data) is Verdict.ACCEPT
+    await trio.sleep(1)
+    later = sign_record(identity(91), (RELAYED,), now_ms=NOW_MS)
+    assert await me.validate(honest, later.data) is Verdict.ACCEPT
+
+
+async def test_nobody_floods_others_with_records_of_its_own(autojump_clock: object) -> None:
+    told: list[bytes] = []
+    one, me = keeper(2, lambda: NOW_MS, told), keeper(1, lambda: NOW_MS, [])
+    for _ in range(40):
+        one.sign()
+    via = [account(10 + n % 5).address for n in range(40)]
+    verdicts = [await me.validate(sender, data) for sender, data in zip(via, told, strict=True)]
+    assert verdicts.count(Verdict.IGNORE) > 0 and verdicts[-1] is Verdict.IGNORE
+    await trio.sleep(10)
+    one.sign()
+    assert await me.validate(via[0], told[-1]) is Verdict.ACCEPT
 
 
 async def test_what_is_told_within_one_millisecond_or_by_an_earlier_clock_is_still_news() -> None:
