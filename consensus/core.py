@@ -678,7 +678,7 @@ class Core:
                 self._watch = None
         for old in [known for known in self._proposals if known < view]:
             del self._proposals[old]
-        self._resends = 0
+        self._resends = self._pull_tries = 0
         self._idle_added = not self._has_transactions and parameters.idle_ms > 0
         self._arm_view(parameters.idle_ms if self._idle_added else 0)
         self._arm_resend()
@@ -1236,7 +1236,6 @@ class Core:
     def _hint(self, view: int, seat: int) -> None:
         if view > self._hint_view:
             self._hint_view, self._hint_seat = view, seat
-            self._pull_tries = 0
             self._arm_pull()
 
     def _lack(self, view: int) -> None:
@@ -1252,15 +1251,18 @@ class Core:
 
     def _pull(self) -> None:
         view, lacks = self._view, self._lacks_views
-        if self._hint_view >= view:
-            seat = self._hint_seat if self._pull_tries == 0 else self._next_seat()
-            self._out.append(AskCertificates(seat, view, min(self._hint_view, view + VIEWS_MAX - 1)))
-        elif self._is_lacking(lacks):
-            from_view = max(self._root.view + 1, lacks - VIEWS_MAX + 1)
-            self._out.append(AskCertificates(self._next_seat(), from_view, lacks))
-        else:
+        is_behind, is_lacking = self._hint_view >= view, self._is_lacking(lacks)
+        if not (is_behind or is_lacking):
             self._lacks_views = self._pull_tries = 0
             return
+        if is_behind:
+            seat = self._hint_seat if self._pull_tries == 0 else self._next_seat()
+            self._out.append(AskCertificates(seat, view, min(self._hint_view, view + VIEWS_MAX - 1)))
+        if is_lacking:
+            # Whatever is hinted: by votes for views that nobody has reached, ever higher, one seat could keep this
+            # one from what the present view rests on, and the committee from its vote.
+            from_view = max(self._root.view + 1, lacks - VIEWS_MAX + 1)
+            self._out.append(AskCertificates(self._next_seat(), from_view, lacks))
         self._pull_tries += 1
         if self._pull_tries > PULL_TRIES_MAX:
             self._hint_view = 0  # a seat may sign a vote for a view that nobody has reached
