@@ -106,9 +106,9 @@ class RecordKeeper:
     async def validate(self, sender: bytes, payload: bytes) -> Verdict:
         """Say whether a gossiped record is news.
 
-        Anybody can sign any number of records, as many nodes, and honest peers pass them on. So a peer's ration for
-        those of strangers is apart from that for nodes that we know, whose word gets through however much junk comes
-        the same way; and what is over a ration is not taken for seen.
+        Anybody can sign any number of records, as many nodes, and honest peers pass them on. So there is a ration
+        for those of strangers, and the word of a node that we know gets through however much junk comes the same
+        way; and what is over a ration is not taken for seen.
         """
         now = trio.current_time()
         if not self._record_rate.allows(sender, now):
