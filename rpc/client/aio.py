@@ -32,6 +32,7 @@ from rpc.client.core import (
     Work,
 )
 from rpc.client.errors import GatewayUnreachable
+from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
 from rpc.client.websocket import Conversation
 from state.primitives.errors import DekubeError
@@ -43,7 +44,7 @@ READ_BYTES: Final = 65536
 _BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class AsyncClient(Api, TaskApi, BlobApi):
+class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
     """Speaks to the gateways at ``urls`` (http or https), the first that answers; many tasks may share it.
 
     Close iterators that are left early (``contextlib.aclosing``): each holds a connection.

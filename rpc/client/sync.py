@@ -30,6 +30,7 @@ from rpc.client.core import (
     Work,
 )
 from rpc.client.errors import GatewayUnreachable
+from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
 from state.primitives.errors import DekubeError
 
@@ -42,7 +43,7 @@ _T = TypeVar("_T")
 READ_BYTES: Final = 65536
 
 
-class Client(Api, TaskApi, BlobApi):
+class Client(Api, NetworkApi, TaskApi, BlobApi):
     """Speaks to the gateways at ``urls`` (http or https), the first that answers. One thread at a time."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:
