@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from node.chain import Executed
+from node.chain import BodyInvalid, Executed, decode_body
 from state.primitives.errors import DecodeError, InvalidTransaction
-from state.primitives.keys import SecretKey
+from state.primitives.keys import SecretKey, recover_addresses
 from state.primitives.transactions import decode_transaction, sign_transaction
 from state.transition.errors import UnknownKind
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
@@ -151,3 +151,25 @@ def test_of_many_admitted_together_each_fails_alone_and_who_builds_looks_once(wo
     assert names == [decode_transaction(raw).hash for raw in good]
     assert passed_on == good
     assert looked == [3]
+
+
+def test_a_sender_that_a_gateway_made_up_convinces_no_other_validator(world: World, tmp_path: Path) -> None:
+    thief, victim = SecretKey(b"x" * 32), account(1).address
+    world.ledger.admit(transfer(thief, 0, fee=10**10), victim)
+    tip = world.store.tip
+    block, _ = world.chain.build(
+        tip.block_hash, epoch=0, view=1, seat=0, time_ms=START_MS + 1_000, voters_bitmap=b"\1",
+        vrf_proof=world.prove(tip.block_hash, 1),
+        transactions=world.ledger.take(9, world.ledger.room_after(tip.block_hash)),
+    )  # fmt: skip
+    assert len(block.transactions) == 1
+    other = World(tmp_path / "other")
+    try:
+        body = decode_body(other.runtime, block.transactions, other.ledger.find)
+        checked = body.resolve(recover_addresses(body.batch))
+        assert [each.transaction.sender for each in checked] == [thief.address]
+        with pytest.raises(BodyInvalid) as refused:
+            other.chain.check(block, checked, now_ms=None)
+        assert refused.value.reason == "insufficient_funds"
+    finally:
+        other.store.close()
