@@ -41,7 +41,7 @@ _NS: Final = 1_000_000_000
 
 
 def run(
-    *, megabytes: int = 2_000, circuits: int = 4, reservations: int = 500, wan: int = 1, seconds: int = 10,
+    *, megabytes: int = 2_000, circuits: int = 4, reservations: int = 10_000, wan: int = 1, seconds: int = 10,
     warm_s: int = 8, loopback_too: int = 1,
 ) -> dict[str, float]:  # fmt: skip
     """Measure and return the figures; ``wan=0`` leaves out what needs root."""
