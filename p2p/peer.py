@@ -670,6 +670,7 @@ class Peer:
         limits = self._limits
         watch = StallWatch(self._patience, trio.current_time())
         pinged_at, told = -math.inf, (link.bytes_in, 0)
+        rekeyed_at = link.since
         rtt_s_min = math.inf
         while True:
             now = trio.current_time()
@@ -681,6 +682,10 @@ class Peer:
             if now - pinged_at > (limits.idle_timeout_s if link.rtt_s is not None else limits.probe_s):
                 pinged_at = now
                 lane.channel.say(Word.PING, _token(now))
+                self._bulk_wake.set()
+            if now - rekeyed_at > limits.rekey_interval_s:
+                rekeyed_at = now
+                lane.channel.rekey()
                 self._bulk_wake.set()
             if lane.is_busy or told != (link.bytes_in, lane.received_records):
                 told = link.bytes_in, lane.received_records

@@ -274,6 +274,28 @@ async def test_bulk_opens_a_lane_that_closes_when_it_is_idle(roads: Roads, autoj
         assert alice.is_connected(B)
 
 
+async def test_the_keys_of_a_lane_are_changed_from_time_to_time_in_both_directions(
+    roads: Roads, autojump_clock: object
+) -> None:
+    """As those of the control connection are; one that is used all the time would keep its own for ever."""
+    alice, bob = member(0, roads, rekey_interval_s=5), member(1, roads, rekey_interval_s=5)
+    inbox = Inbox(bob, BLOCK)
+    alice.add_endpoint(B, FIRST)
+    async with running(alice, bob):
+        await alice.wait_peers(1)
+        keys: set[bytes] = set()
+        for number in range(30):
+            body = bytes((number,)) * 300_000
+            await alice.send_when_room(B, Class.BULK, BLOCK, body)
+            assert (await inbox.receive.receive())[1] == body
+            ours, theirs = (next(iter(network._peers.values())).lanes for network in (alice, bob))
+            for link in (*ours, *theirs):
+                keys |= {link.session.send._key, link.session.receive._key}
+            assert len(ours) <= 1
+            await trio.sleep(1)
+        assert len(keys) >= 8  # two directions, each with its first key and several more
+
+
 async def test_whoever_can_be_dialled_by_nobody_opens_lanes_when_asked(
     roads: Roads, autojump_clock: object
 ) -> None:
