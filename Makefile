@@ -6,6 +6,8 @@ VALIDATORS ?= 4
 WORKERS ?= 2
 SEED ?= 1
 JOBS ?= 2
+# Most unit tests wait for clocks, sockets and processes: of twice as many at once somebody always computes.
+UNIT_JOBS ?= $(shell expr 2 '*' $(JOBS))
 N ?= 100000
 TESTNET_ARGS ?=
 
@@ -45,14 +47,14 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 	$(BIN)/lint-imports
 
 unit: $(VENV)/dev.stamp ## unit and property tests
-	$(BIN)/pytest -q -n $(JOBS) -m "not cluster and not compose" --ignore tests/simulation
+	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal -m "not cluster and not compose" --ignore tests/simulation
 
 fuzz: $(VENV)/dev.stamp ## N changed inputs to every decoder, as many as it is told; goes on where it was stopped
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
 simulation: $(VENV)/dev.stamp ## consensus simulation: at least 2,000 seeds
-	$(BIN)/pytest -q -n $(JOBS) tests/simulation
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/simulation
 
 sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds, Twins, whole nodes, on all cores; goes on where it was stopped
 	$(BIN)/python -m node.simulation run nightly
@@ -61,7 +63,7 @@ sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of th
 	$(BIN)/python -m node.simulation run release
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
-	$(BIN)/pytest -q -m cluster --ignore tests/wallets
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m cluster --ignore tests/wallets
 
 test-wallets: $(VENV)/dev.stamp ## viem, ethers, web3.py and cast against four validators; build/wallets/report.json
 	$(BIN)/pytest -q -m cluster tests/wallets
