@@ -60,6 +60,7 @@ from consensus.wire import (
     VIEWS_MAX,
     VOTES_MAX,
     BlockReply,
+    BlocksPruned,
     BlocksReply,
     Certificates,
     GetBlock,
@@ -364,7 +365,7 @@ class Replica:
             case GetCertificates(_, from_view, to_view):
                 found = core.certificates(from_view, to_view)
                 return Inbound(sender, (), (), reply=Certificates(found)) if found else None
-            case GetBlock() | GetBlocks() | Status():
+            case GetBlock() | GetBlocks() | Status() | BlocksPruned():
                 return Inbound(sender, (), (), reply=message)
             case _:
                 raise AssertionError(message)
@@ -455,6 +456,9 @@ class Replica:
                 return self._answer(sender, reply, now_ms)
             case Status():
                 return self._on_status(sender, reply, now_ms)
+            case BlocksPruned(from_height, oldest):
+                was_asked = self._sync.pruned(sender, from_height, oldest, now_ms)
+                return self._ask_windows(now_ms) if was_asked else []
             case _:
                 pass
         for block_hash, block, raw in blocks:

@@ -30,6 +30,7 @@ from consensus.wire import (
     BLOCKS_MAX,
     WINDOW_BYTES_MAX,
     BlockReply,
+    BlocksPruned,
     BlocksReply,
     Proposal,
     decode_certificate,
@@ -187,6 +188,10 @@ class ChainPort(Protocol):
 
         A window is proven by a certificate inside it, so a chain that serves blocks keeps their certificates.
         """
+        ...
+
+    def oldest_height(self) -> int:
+        """Return the lowest height from which on all final blocks are kept."""
         ...
 
     async def epoch(self, number: int) -> Epoch:
@@ -997,6 +1002,7 @@ class ConsensusService:
         """A window ends at the last block that has a certificate of its own and keeps it within the limit.
 
         It never crosses the last block of an epoch, which always has one: not everybody knows the next committee.
+        Who asks for what is kept no more hears from where on it is: silence would look like a lie.
         """
         size, raws, end, proof = 0, list[bytes](), 0, None
         for block_hash, raw, certificate in await self._chain.blocks(from_height, min(count_max, BLOCKS_MAX)):
@@ -1013,3 +1019,5 @@ class ConsensusService:
                 end, proof = len(raws), known
         if proof is not None:
             await self._send_served(address, encode_message(BlocksReply(from_height, proof, tuple(raws[:end]))))
+        elif not raws and (oldest := self._chain.oldest_height()) > from_height:
+            await self._send_served(address, encode_message(BlocksPruned(from_height, oldest)))

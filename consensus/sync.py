@@ -41,6 +41,10 @@ TRY_MS: Final = 10_000
 LATE_MAX: Final = 64
 STALLED_MS: Final = 30_000
 """Windows that came and were not executed for so long are fetched anew."""
+QUIET_MS: Final = 60_000
+"""After so long without a new block the claims of peers that are forgotten count as well."""
+PRUNED_MS: Final = 600_000
+"""So long a peer is not asked again for what it said it keeps no more."""
 SPEED_MS: Final = 10_000
 """The speed shown is that of so long."""
 
@@ -63,17 +67,22 @@ class Window(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far catching up is. ``claimed_height`` is what peers say, which nothing proves; for a progress bar."""
+    """How far catching up is. ``claimed_height`` is what peers say, which nothing proves; for a progress bar.
+
+    ``oldest_height`` is where the blocks of the peers that are ahead begin, by their word, when none of them keeps
+    the next one; else 0.
+    """
 
     height: int
     proven_height: int
     claimed_height: int
     blocks_per_s: float
     peers: int
+    oldest_height: int = 0
 
 
 class _Peer:
-    __slots__ = ("asked", "bytes_per_ms", "height", "misses")
+    __slots__ = ("asked", "bytes_per_ms", "height", "misses", "oldest", "pruned_ms")
 
     def __init__(self) -> None:
         self.height = 0
@@ -81,6 +90,23 @@ class _Peer:
         self.misses = 0
         self.bytes_per_ms = -1
         """Measured; -1 for a peer that has never served."""
+        self.oldest = 0
+        """Below this height it keeps no blocks, as it said at ``pruned_ms``."""
+        self.pruned_ms = 0
+
+    def may_keep(self, height: int, now_ms: int) -> bool:
+        """Tell whether it is worth asking for a height."""
+        return height >= self.oldest or now_ms - self.pruned_ms >= PRUNED_MS
+
+
+class _Forgotten:
+    __slots__ = ("factor", "height", "until_ms")
+
+    def __init__(self, until_ms: int, factor: int, height: int) -> None:
+        self.until_ms = until_ms
+        self.factor = factor
+        self.height = height
+        """What it claims; 0 for one that was blamed, whose word is worth nothing."""
 
 
 class BlockSync:
@@ -95,8 +121,7 @@ class BlockSync:
         self._proven = root
         self._moved_ms = 0
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
-        self._forgotten: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        """Until when, and how often in a row."""
+        self._forgotten: OrderedDict[bytes, _Forgotten] = OrderedDict()
         self._seats: tuple[bytes, ...] = ()
         self._turn = 0
         self._tried_ms = -TRY_MS
@@ -121,14 +146,32 @@ class BlockSync:
         return bool(self._asked) or self._target(0) > self._root
 
     def progress(self, now_ms: int) -> Progress:
-        """Return how far it is."""
-        heights = sorted((peer.height for peer in self._peers.values()), reverse=True)
+        """Return how far it is.
+
+        Who is silent may be honest and have nothing to serve, or not be reached: while no block comes, its claim
+        stands. Otherwise a node that nobody can help would take itself for synced.
+        """
+        claims = {address: peer.height for address, peer in self._peers.items()}
+        if not self._marks or now_ms - self._moved_ms >= QUIET_MS:
+            for address, gone in self._forgotten.items():
+                if gone.height:
+                    claims.setdefault(address, gone.height)
+        heights = sorted(claims.values(), reverse=True)
         # Above what a third of the peers say, liars may be alone.
         claimed = heights[(len(heights) - 1) // 3] if heights else 0
         speed = 0.0
         if self._marks and now_ms > self._marks[0][0]:
             speed = (self._root - self._marks[0][1]) * 1000 / (now_ms - self._marks[0][0])
-        return Progress(self._root, self.proven_height, max(claimed, self.proven_height), speed, len(heights))
+        ahead = [peer.oldest for peer in self._peers.values() if peer.height > self._root]
+        oldest = min(ahead, default=0)
+        return Progress(
+            self._root,
+            self.proven_height,
+            max(claimed, self.proven_height),
+            speed,
+            len(heights),
+            oldest if oldest > self._root + 1 else 0,
+        )
 
     def sizes(self) -> dict[str, int]:
         """Return how much is kept of what."""
@@ -148,7 +191,12 @@ class BlockSync:
 
     def claim(self, address: bytes, height: int, now_ms: int, *, is_least: bool = False) -> None:
         """Take a peer's word for what it has (``is_least``: at least), as a reason to ask it."""
-        if address == self._own or self._is_forgotten(address, now_ms):
+        if address == self._own:
+            return
+        if self._is_forgotten(address, now_ms):
+            gone = self._forgotten[address]
+            if gone.height:
+                gone.height = max(gone.height, height) if is_least else max(1, height)
             return
         peer = self._peer(address)
         peer.height = max(peer.height, height) if is_least else height
@@ -213,11 +261,29 @@ class BlockSync:
                 ready.append(waiting)
         return ready
 
+    def pruned(self, address: bytes, from_height: int, oldest: int, now_ms: int) -> bool:
+        """Take notice that a peer keeps no blocks below ``oldest``; tell whether it was asked for such.
+
+        It has answered: it is not forgotten, what it claims stands, and others are asked.
+        """
+        if oldest <= from_height or not self.is_asked(address, from_height, 1):
+            return False
+        peer = self._peer(address)
+        found = self._asked.get(from_height)
+        if found is not None and found[0].address == address:
+            del self._asked[from_height]
+            peer.asked = max(0, peer.asked - 1)
+        else:
+            del self._late[address, from_height]
+        peer.misses = 0
+        peer.oldest, peer.pruned_ms = oldest, now_ms
+        return True
+
     def blamed(self, address: bytes, now_ms: int) -> None:
         """Take notice that a peer's window was false: nothing is asked of it for a while."""
         for from_height in [at for at, (request, _) in self._asked.items() if request.address == address]:
             del self._asked[from_height]
-        self._forget(address, now_ms)
+        self._forget(address, now_ms, is_liar=True)
 
     def expire(self, now_ms: int) -> bool:
         """Give up requests that were not answered in time; tell whether nobody serves at all."""
@@ -299,7 +365,11 @@ class BlockSync:
         Of the unknown, seats go first: who has no seat may have any number of names. After a window that did not
         come the proven ones go before the unknown.
         """
-        able = [address for address, peer in self._peers.items() if peer.height >= height]
+        able = [
+            address
+            for address, peer in self._peers.items()
+            if peer.height >= height and peer.may_keep(height, now_ms)
+        ]
         if able:
             able = [address for address in able if self._peers[address].asked < PEER_WINDOWS_MAX]
             known = sum(self._peers[address].bytes_per_ms >= 0 for address in able)
@@ -320,7 +390,12 @@ class BlockSync:
         if height > self._proven:
             return None
         seats = [seat for seat in self._seats if seat != self._own]
-        seats = [seat for seat in seats if seat not in self._peers or self._peers[seat].asked < PEER_WINDOWS_MAX]
+        seats = [
+            seat
+            for seat in seats
+            if (peer := self._peers.get(seat)) is None
+            or (peer.asked < PEER_WINDOWS_MAX and peer.may_keep(height, now_ms))
+        ]
         willing = [seat for seat in seats if not self._is_forgotten(seat, now_ms)] or seats
         if not willing:
             return None
@@ -337,12 +412,13 @@ class BlockSync:
         return peer
 
     def _is_forgotten(self, address: bytes, now_ms: int) -> bool:
-        return address in self._forgotten and self._forgotten[address][0] > now_ms
+        return address in self._forgotten and self._forgotten[address].until_ms > now_ms
 
-    def _forget(self, address: bytes, now_ms: int) -> None:
-        self._peers.pop(address, None)
-        factor = min(FORGET_FACTOR_MAX, 2 * self._forgotten[address][1] if address in self._forgotten else 1)
-        self._forgotten[address] = now_ms + factor * FORGET_MS, factor
+    def _forget(self, address: bytes, now_ms: int, *, is_liar: bool = False) -> None:
+        peer, before = self._peers.pop(address, None), self._forgotten.get(address)
+        factor = 1 if before is None else min(FORGET_FACTOR_MAX, 2 * before.factor)
+        height = 0 if is_liar or peer is None else peer.height
+        self._forgotten[address] = _Forgotten(now_ms + factor * FORGET_MS, factor, height)
         self._forgotten.move_to_end(address)
         while len(self._forgotten) > PEERS_MAX:
             self._forgotten.popitem(last=False)

@@ -25,6 +25,7 @@ __all__ = [
     "VOTES_MAX",
     "WINDOW_BYTES_MAX",
     "BlockReply",
+    "BlocksPruned",
     "BlocksReply",
     "Certificates",
     "GetBlock",
@@ -121,6 +122,16 @@ class BlocksReply(NamedTuple):
     blocks: tuple[bytes, ...]
 
 
+class BlocksPruned(NamedTuple):
+    """The other answer to GetBlocks: blocks are kept from ``oldest_height`` on alone, which is above ``from_height``.
+
+    A hint, as a Status is: it says whom not to ask.
+    """
+
+    from_height: int
+    oldest_height: int
+
+
 class Status(NamedTuple):
     """Where a replica stands. A hint alone: a height is believed with its certificate only."""
 
@@ -131,11 +142,20 @@ class Status(NamedTuple):
 
 
 Message: TypeAlias = (
-    Votes | Proposal | Certificates | GetCertificates | GetBlock | BlockReply | GetBlocks | BlocksReply | Status
+    Votes
+    | Proposal
+    | Certificates
+    | GetCertificates
+    | GetBlock
+    | BlockReply
+    | GetBlocks
+    | BlocksReply
+    | BlocksPruned
+    | Status
 )
 
 _VOTES, _PROPOSAL, _CERTIFICATES, _GET_CERTIFICATES = 1, 2, 3, 4
-_GET_BLOCK, _BLOCK, _GET_BLOCKS, _BLOCKS, _STATUS = 5, 6, 7, 8, 9
+_GET_BLOCK, _BLOCK, _GET_BLOCKS, _BLOCKS, _STATUS, _BLOCKS_PRUNED = 5, 6, 7, 8, 9, 10
 
 
 def encode_certificate(certificate: Certificate) -> bytes:
@@ -178,6 +198,8 @@ def encode_message(message: Message) -> bytes:
             return encode([_BLOCKS, from_height, list(certificate), list(blocks)])
         case Status():
             return encode([_STATUS, *message])
+        case BlocksPruned():
+            return encode([_BLOCKS_PRUNED, *message])
         case _:
             raise AssertionError(message)
 
@@ -223,6 +245,8 @@ def decode_message(data: bytes) -> Message:
             and len(finalized_hash) == HASH_BYTES
         ):
             return Status(epoch, view, height, finalized_hash)
+        case [10, int(from_height), int(oldest)] if 0 < from_height < oldest < _VIEWS:
+            return BlocksPruned(from_height, oldest)
         case _:
             raise DecodeError("not a consensus message")
 

@@ -522,6 +522,9 @@ class _ChainPort:
             found.append((record.block_hash, raw, store.certificate(height)))
         return found
 
+    def oldest_height(self) -> int:
+        return self._ledger.store.oldest_block
+
     async def epoch(self, number: int) -> Epoch:
         return _epoch(await trio.to_thread.run_sync(_epoch_info, self._ledger, number))
 

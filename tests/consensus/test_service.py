@@ -164,6 +164,36 @@ async def test_one_asker_cannot_keep_others_from_catching_up(tmp_path: Path, nur
     assert asked == SERVES_OF_STRANGERS_MAX + 2
 
 
+async def test_who_asks_for_what_is_kept_no_more_is_told_so_and_stays_behind(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """A node that was away for longer than its peers keep blocks must not take itself for synced."""
+    board = Switchboard()
+    members = [Member(tmp_path, number, board) for number in range(3)]
+
+    async def nothing(from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
+        return []
+
+    for member in members:
+        member.chain.blocks = nothing  # type: ignore[method-assign]
+        member.chain.oldest_height = lambda: 10**6  # type: ignore[method-assign]
+        await nursery.start(member.live)
+    with trio.fail_after(120):
+        await members[0].chain.wait_height(8)
+        late = Member(tmp_path, 3, board)
+        await nursery.start(late.live)
+        late.service.connected(address_of(0))
+        for _ in range(200):
+            if late.service.progress().oldest_height:
+                break
+            for member in members:
+                member.service.connected(address_of(3))
+            await trio.sleep(0.05)
+    progress = late.service.progress()
+    assert (progress.oldest_height, progress.height) == (10**6, 0)
+    assert progress.claimed_height >= 8
+
+
 async def test_a_seat_that_contradicts_itself_often_is_told_of_once(tmp_path: Path) -> None:
     """Hundreds of its votes fit into one message; each would cost its proof on the event loop, and a line."""
     board = Switchboard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from hypothesis import given, settings
@@ -70,7 +71,7 @@ def test_a_claim_above_what_a_certificate_proves_is_believed_by_nobody() -> None
     sync.expire(6_000)
     sync.claim(PEERS[0], 2**40, 6_001)
     assert sync.plan(6_001) == [], "it is forgotten"
-    assert sync.progress(6_001).claimed_height == 0
+    assert sync.progress(6_001).claimed_height == 2**40, "its word stands while nothing moves"
     sync.claim(PEERS[0], 2**40, 17_000)
     assert sync.plan(17_000), "for a while"
     sync.expire(20_000)
@@ -78,6 +79,91 @@ def test_a_claim_above_what_a_certificate_proves_is_believed_by_nobody() -> None
     sync.expire(23_000)
     sync.claim(PEERS[0], 2**40, 40_000)
     assert sync.plan(40_000) == [], "and for twice as long the next time"
+
+
+def minutes_of(sync: BlockSync, ask: Callable[[int], None], minutes: int = 60) -> list[int]:
+    """Return what the peers are said to claim at each second."""
+    claimed = []
+    for now_ms in range(0, minutes * 60_000, 1_000):
+        ask(now_ms)
+        claimed.append(sync.progress(now_ms).claimed_height)
+    return claimed
+
+
+def test_a_node_that_nobody_serves_never_takes_itself_for_synced() -> None:
+    sync = sync_of(root=1_000)
+
+    def ask(now_ms: int) -> None:
+        for peer in PEERS:
+            if now_ms % 5_000 == 0:
+                sync.claim(peer, 200_000 + now_ms // 1_000, now_ms)
+        sync.expire(now_ms)
+        sync.plan(now_ms)
+
+    assert min(minutes_of(sync, ask)) >= 200_000
+
+
+def test_peers_that_keep_the_blocks_no_more_are_not_forgotten_and_asked_seldom() -> None:
+    sync, asked = sync_of(root=1_000), list[Request]()
+
+    def ask(now_ms: int) -> None:
+        for peer in PEERS:
+            if now_ms % 5_000 == 0:
+                sync.claim(peer, 200_000, now_ms)
+        assert not sync.expire(now_ms)
+        for request in sync.plan(now_ms):
+            asked.append(request)
+            assert not sync.pruned(OWN, request.from_height, 150_000, now_ms), "somebody else was asked"
+            assert sync.pruned(request.address, request.from_height, 150_000, now_ms + 10)
+            assert not sync.pruned(request.address, request.from_height, 150_000, now_ms + 10), "once"
+
+    assert set(minutes_of(sync, ask)) == {200_000}
+    assert sync.progress(3_600_000).oldest_height == 150_000
+    assert len(asked) < 5 * 60, "a peer is asked anew now and then, for up to four windows"
+
+
+def test_who_keeps_the_blocks_is_asked_for_what_others_do_not_keep() -> None:
+    sync = sync_of()
+    archive, *others = PEERS
+    for peer in PEERS:
+        sync.claim(peer, 3_000, 0)
+    for request in sync.plan(0):
+        if request.address != archive:
+            sync.pruned(request.address, request.from_height, 2_000, 10)
+    for _ in others:
+        for request in sync.plan(20):
+            if request.address != archive:
+                sync.pruned(request.address, request.from_height, 2_000, 20)
+    assert {request.address for request in sync.plan(30)} <= {archive}
+    assert sync.progress(30).oldest_height == 0, "one of them serves"
+    sync.commit(1_999, 1_000)
+    assert {request.address for request in sync.plan(1_000)} & set(others), "from there on they all may"
+
+
+def test_the_silent_do_not_count_while_blocks_come() -> None:
+    sync = sync_of(root=1_000)
+    liars, honest = PEERS[:3], PEERS[3:]
+    for now_ms in range(0, 120_000, 1_000):
+        sync.commit(1_000 + now_ms // 1_000, now_ms)
+        for peer in liars:
+            sync.claim(peer, 2**40, now_ms)
+        for peer in honest:
+            sync.claim(peer, 1_001 + now_ms // 1_000, now_ms)
+        sync.expire(now_ms)
+        sync.plan(now_ms)
+        if now_ms >= 30_000:
+            progress = sync.progress(now_ms)
+            assert progress.claimed_height <= progress.height + 1 or any(
+                not sync._is_forgotten(peer, now_ms) for peer in liars
+            )
+
+
+def test_the_word_of_who_was_blamed_is_worth_nothing() -> None:
+    sync = sync_of(root=10)
+    sync.claim(PEERS[0], 2**40, 0)
+    sync.blamed(PEERS[0], 1)
+    sync.claim(PEERS[0], 2**40, 2)
+    assert sync.progress(2).claimed_height == 10
 
 
 def test_a_peer_is_asked_for_no_more_windows_than_it_serves_at_once() -> None:

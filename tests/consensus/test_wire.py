@@ -16,6 +16,7 @@ from consensus.wire import (
     NULLS_MAX,
     VOTES_MAX,
     BlockReply,
+    BlocksPruned,
     BlocksReply,
     Certificates,
     GetBlock,
@@ -68,6 +69,7 @@ MESSAGES: dict[str, Message] = {
     "get blocks": GetBlocks(7, 64),
     "blocks": BlocksReply(7, FINAL, (encode_block(BLOCK),)),
     "status": Status(1, 9, 6, b"p" * 32),
+    "blocks pruned": BlocksPruned(7, 900),
 }
 
 

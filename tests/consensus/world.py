@@ -159,6 +159,9 @@ class HashChain:
         window = self.final[from_height - 1 : from_height - 1 + count_max]
         return [(known, raw, certificate) for known, raw, certificate, _ in window]
 
+    def oldest_height(self) -> int:
+        return 1
+
     async def epoch(self, number: int) -> Epoch:
         await trio.lowlevel.checkpoint()
         return self.epochs.get(number)
