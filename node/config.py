@@ -19,7 +19,7 @@ from p2p.transport import Endpoint
 from rpc.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
-from state.primitives.keys import VOTE_KEY_BYTES
+from state.primitives.keys import SIGNATURE_BYTES, VOTE_KEY_BYTES
 from state.store.profiles import PROFILES
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = [
     "load_table",
     "parse_checkpoint",
     "parse_host_port",
+    "parse_operator",
     "parse_peer",
     "parse_signer",
     "parse_vote_key",
@@ -199,6 +200,10 @@ class RegistryOptions:
     price_per_gpu_s: int = 10**14
     stake: int = 0
     """Stake to lock at registration, in 10^-18 DKB."""
+    operator: str = ""
+    """The account behind several machines, which never check each other; empty: this node's own."""
+    operator_consent: str = ""
+    """What `dekube worker endorse` printed for this machine with the operator's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +330,23 @@ def parse_checkpoint(text: str) -> Checkpoint:
     return Checkpoint(int(height), parsed)
 
 
+def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
+    """Return the operator's address and its signature; None where the node is its own. Raises ConfigError."""
+    if not registry.operator and not registry.operator_consent:
+        return None
+    try:
+        operator = parse_address(registry.operator)
+    except DecodeError as error:
+        raise ConfigError(f"registry.operator: {error}") from None
+    try:
+        consent = bytes.fromhex(registry.operator_consent.removeprefix("0x"))
+    except ValueError:
+        consent = b""
+    if len(consent) != SIGNATURE_BYTES:
+        raise ConfigError("registry.operator_consent: what `dekube worker endorse` prints expected")
+    return operator, consent
+
+
 def parse_host_port(text: str) -> tuple[str, int]:
     """Return host and port of "host:port" or "[v6]:port". Raises ConfigError."""
     host, colon, port = text.rpartition(":")
@@ -433,6 +455,7 @@ def check_options(options: NodeOptions) -> None:
         raise ConfigError("signer: a vote_key without an endpoint")
     if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
         raise ConfigError("p2p: a node that does not listen needs relays or bootstrap peers")
+    parse_operator(options.registry)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
     if options.sync.mode not in SYNC_MODES:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from node.config import NodeOptions
+from node.config import NodeOptions, parse_operator
 from tasks.registry import Gpu, NodeProfile, NodeRole
 
 __all__ = ["describe_machine", "measure_score"]
@@ -33,8 +33,9 @@ def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodePr
         roles |= NodeRole.COMPUTE
     if "verify" in options.roles:
         roles |= NodeRole.VERIFY
+    operator, consent = parse_operator(options.registry) or (address, b"")
     return NodeProfile(
-        operator=address,
+        operator=operator,
         roles=roles,
         gpus=_gpus() if "compute" in options.roles else (),
         cores=len(os.sched_getaffinity(0)),
@@ -46,6 +47,7 @@ def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodePr
         notice_ms=0,
         endpoints=options.p2p.advertise,
         version=version("dekube-node"),
+        consent=consent,
     )
 
 

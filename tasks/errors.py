@@ -12,6 +12,7 @@ __all__ = [
     "NodeUnknown",
     "NotYours",
     "NothingDue",
+    "OperatorUnproved",
     "ProofMismatch",
     "TaskUnknown",
     "TooManyOpenWindows",
@@ -42,6 +43,12 @@ class NodeKnown(ProtocolError):
     """The address has registered a node already."""
 
     code = "node_known"
+
+
+class OperatorUnproved(ProtocolError):
+    """The account that is named as a node's operator has not signed that it is."""
+
+    code = "operator_unproved"
 
 
 class NotYours(ProtocolError):

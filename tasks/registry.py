@@ -14,13 +14,15 @@ from typing import Any, Final, NamedTuple
 from billing.escrow import Pool, Purpose, Vault
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
-from state.primitives.errors import DecodeError
+from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import digest
+from state.primitives.keys import SIGNATURE_BYTES
 from state.primitives.receipts import Event, EventType
+from state.primitives.signing import personal_digest, recover_wallet_signature
 from state.transition.rules import BlockContext
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
-from tasks.errors import NodeKnown, NodeUnknown, WrongPhase
+from tasks.errors import NodeKnown, NodeUnknown, OperatorUnproved, WrongPhase
 from tasks.parameters import TaskParameters
 from tasks.queue import NODE_SLOT, Due, schedule
 
@@ -42,6 +44,7 @@ __all__ = [
     "mark_success",
     "node_subject",
     "on_node_due",
+    "operator_words",
     "profile_from_value",
     "profile_to_value",
     "register",
@@ -106,9 +109,11 @@ class Gpu(NamedTuple):
 class NodeProfile(NamedTuple):
     """What a node says of itself.
 
-    ``operator`` is the account behind it; nodes of one operator never check each other. ``price_per_gpu_s`` is
-    what it asks for a GPU-second (of a node without GPUs: for a second of its processors). ``score`` is its speed
-    in steps of the reference job a second, times 1000. ``notice_ms`` is how long before leaving it says so.
+    ``operator`` is the account behind it; nodes of one operator never check each other, so an account other than
+    the node's own must have signed ``operator_words``: ``consent`` is that signature, else empty.
+    ``price_per_gpu_s`` is what it asks for a GPU-second (of a node without GPUs: for a second of its processors).
+    ``notice_ms`` is how long before leaving it says so. ``score`` is its speed
+    in steps of the reference job a second, times 1000.
     """
 
     operator: bytes
@@ -123,6 +128,7 @@ class NodeProfile(NamedTuple):
     notice_ms: int
     endpoints: tuple[str, ...]
     version: str
+    consent: bytes = b""
 
 
 class NodeRecord(NamedTuple):
@@ -147,7 +153,7 @@ def profile_to_value(profile: NodeProfile) -> Value:
     return [
         profile.operator, int(profile.roles), [list(gpu) for gpu in profile.gpus], profile.cores,
         profile.memory_mib, profile.pcie_lanes, profile.price_per_gpu_s, profile.score, profile.slots,
-        profile.notice_ms, list(profile.endpoints), profile.version,
+        profile.notice_ms, list(profile.endpoints), profile.version, profile.consent,
     ]  # fmt: skip
 
 
@@ -156,19 +162,19 @@ def profile_from_value(value: Any) -> NodeProfile:
     match value:
         case [
             bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(score),
-            int(slots), int(notice), list(endpoints), str(version),
+            int(slots), int(notice), list(endpoints), str(version), bytes(consent),
         ] if (
             len(operator) == ADDRESS_BYTES and 0 < roles < 32 and len(gpus) <= GPUS_MAX
             and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, score, notice))
             and 0 < price < 1 << 100 and 0 < slots < 2**16 and len(version) <= TEXT_MAX
-            and len(endpoints) <= ENDPOINTS_MAX
+            and len(endpoints) <= ENDPOINTS_MAX and len(consent) in (0, SIGNATURE_BYTES)
             and all(type(item) is str and len(item) <= TEXT_MAX for item in endpoints)
         ):  # fmt: skip
             if len(encode(value)) > PROFILE_LIMIT_BYTES:
                 raise DecodeError(f"a node's profile has at most {PROFILE_LIMIT_BYTES} bytes")
             return NodeProfile(
                 operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, score,
-                slots, notice, tuple(endpoints), version,
+                slots, notice, tuple(endpoints), version, consent,
             )  # fmt: skip
         case _:
             raise DecodeError("not a node's profile")
@@ -270,6 +276,30 @@ def reputation_milli(node: NodeRecord) -> int:
     return 1000 * (node.good + 1) // (node.good + 4 * node.bad + 2)
 
 
+def operator_words(genesis_hash: bytes, node: bytes) -> bytes:
+    """Return what an account signs (EIP-191, with any wallet) to be the operator of ``node`` on one chain."""
+    return f"The DEKUBE machine 0x{node.hex()} is mine, on chain 0x{genesis_hash.hex()}.".encode()
+
+
+def _check_operator(address: bytes, profile: NodeProfile, block: BlockContext) -> None:
+    """Whoever could name anybody's account as its operator would choose who may not check it.
+
+    Raises OperatorUnproved.
+    """
+    if profile.operator == address:
+        if profile.consent:
+            raise OperatorUnproved("a node that is its own operator needs no signature")
+        return
+    try:
+        signer = recover_wallet_signature(
+            personal_digest(operator_words(block.genesis_hash, address)), profile.consent
+        )
+    except SignatureInvalid as error:
+        raise OperatorUnproved(str(error)) from None
+    if signer != profile.operator:
+        raise OperatorUnproved("another account signed")
+
+
 def _vault(state: Overlay, address: bytes, emit: Callable[[Event], None], height: int) -> Vault:
     return Vault.open(state, bond_id(address), address, emit, height)
 
@@ -282,9 +312,10 @@ def register(
     block: BlockContext,
     emit: Callable[[Event], None],
 ) -> None:
-    """Register a node and lock its bond. Raises NodeKnown, InsufficientBalance."""
+    """Register a node and lock its bond. Raises NodeKnown, OperatorUnproved, InsufficientBalance."""
     if load_node(state, address) is not None:
         raise NodeKnown(address.hex())
+    _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = NodeRecord(
         address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, 0, 0, 0, 0, 0, 0
@@ -304,9 +335,10 @@ def update(
 ) -> None:
     """Renew a node's record and add ``bond`` to what it has locked; ends its retirement if that was under way.
 
-    Raises NodeUnknown, InsufficientBalance.
+    Raises NodeUnknown, OperatorUnproved, InsufficientBalance.
     """
     node = require_node(state, address)
+    _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = node._replace(
         profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, bond=node.bond + bond

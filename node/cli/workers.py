@@ -13,8 +13,10 @@ from node.cli.tasks import ADDRESS
 from node.control import ask_node
 from rpc.client import Client
 from rpc.client.shapes import Receipt
+from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
-from tasks.registry import NodeProfile, NodeRole
+from state.primitives.signing import personal_digest, wallet_form
+from tasks.registry import NodeProfile, NodeRole, operator_words
 from tasks.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
 
 __all__ = ["worker"]
@@ -216,6 +218,32 @@ def update(session: Session, bond: int, as_json: bool) -> None:
         click.echo("Waiting until it is final ...", err=True)
         receipt = client.send(key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
     _show_done(receipt, "0x" + key.address.hex(), as_json)
+
+
+@worker.command()
+@session_options
+@click.argument("machine", type=ADDRESS)
+@json_option
+def endorse(session: Session, machine: str, as_json: bool) -> None:
+    """Sign, as the operator, that MACHINE is one of yours; machines of one operator never check each other.
+
+    Prints the lines for the machine's config.toml. Nothing is sent; the signature holds for this chain and machine
+    alone. A wallet that signs messages (EIP-191) does as well: `--json` shows the words.
+
+    \b
+    Example:
+      dekube worker endorse 0x67FaA1a0637CaDD4dBa57911F75820a5B22e7294 --key me
+    """
+    key = session.key()
+    with session.client() as client:
+        genesis_hash = bytes.fromhex(client.call("dekube_genesis")["hash"].removeprefix("0x"))
+    words = operator_words(genesis_hash, bytes.fromhex(machine.removeprefix("0x")))
+    consent = "0x" + wallet_form(key.sign(personal_digest(words))).hex()
+    operator = format_address(key.address)
+    if as_json:
+        show({"operator": operator, "operator_consent": consent, "words": words.decode()})
+        return
+    click.echo(f'[registry]\noperator = "{operator}"\noperator_consent = "{consent}"')
 
 
 @worker.command()

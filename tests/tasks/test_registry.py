@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from state.primitives.codec import Value
 from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+from state.primitives.signing import personal_digest, wallet_form
 from state.view.accounts import balance_of
 from tasks import queries
 from tasks.lifecycle import Phase
 from tasks.matching import draw_segments, draw_weighted
 from tasks.queries import Action
-from tasks.registry import Gpu, NodeProfile, NodeRole, candidates, is_limited, reputation_milli
+from tasks.registry import Gpu, NodeProfile, NodeRole, candidates, is_limited, operator_words, reputation_milli
 from tasks.transitions import GIVE_UP_TASK, REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
 from tests.tasks.world import DKB, HONEST, QUICK, Manners, World, spec
 
@@ -199,3 +202,28 @@ def test_draws_follow_the_weights_and_repeat_with_the_seed() -> None:
         assert len(set(segments)) == 2 and segments == tuple(sorted(segments))
         picks.update(segments)
     assert all(200 < picks[at] < 300 for at in range(8))
+
+
+def test_nobody_can_name_an_operator_that_has_not_signed_for_this_machine_on_this_chain() -> None:
+    world = funded()
+    owner, other = SecretKey(b"\x01" * 32), SecretKey(b"\x02" * 32)
+    genesis_hash = world.context().genesis_hash
+
+    def signed(key: SecretKey, node: bytes, chain: bytes) -> bytes:
+        return wallet_form(key.sign(personal_digest(operator_words(chain, node))))
+
+    def offer(consent: bytes, operator: bytes = owner.address) -> list[Value]:
+        return node_payload(PROFILE._replace(operator=operator, consent=consent), 10 * DKB)
+
+    good = signed(owner, NODE, genesis_hash)
+    for consent in (
+        b"", bytes(65), signed(other, NODE, genesis_hash), signed(owner, b"m" * 20, genesis_hash),
+        signed(owner, NODE, b"h" * 32),
+    ):  # fmt: skip
+        assert world.send(NODE, REGISTER_NODE, offer(consent)) == "operator_unproved"
+    assert world.send(NODE, REGISTER_NODE, offer(good, operator=NODE)) == "operator_unproved"
+    assert world.send(NODE, REGISTER_NODE, offer(good)) is None
+    node = queries.find_node(world.state, NODE)
+    assert node is not None and node.profile.operator == owner.address
+    assert world.send(NODE, UPDATE_NODE, offer(b"", operator=other.address)) == "operator_unproved"
+    assert world.send(NODE, UPDATE_NODE, node_payload(PROFILE, 0)) is None

@@ -34,7 +34,7 @@ from tasks.proofs import (
 )
 from tasks.queries import Action, CheckDuty, WorkDuty
 from tasks.records import TaskRecord
-from tasks.registry import Gpu, NodeProfile, NodeRole
+from tasks.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
 from tasks.transitions import (
     ACCEPT_TASK,
@@ -218,10 +218,14 @@ class World:
         address = bytes([name]) * 20
         self.fund(address, 1_000 * DKB)
         profile = NodeProfile(
-            operator or address, roles, tuple(Gpu("card", 1_000) for _ in range(gpus)), 64, 64_000, 64, price,
+            address, roles, tuple(Gpu("card", 1_000) for _ in range(gpus)), 64, 64_000, 64, price,
             score, slots, 0, (), "test",
         )  # fmt: skip
         assert self.send(address, REGISTER_NODE, node_payload(profile, self.parameters.node_bond_min)) is None
+        if operator is not None:  # as if it had signed: accounts of this world have no keys
+            save_node(
+                self.state, require_node(self.state, address)._replace(profile=profile._replace(operator=operator))
+            )
         self.machines[address] = manners
         return address
 
