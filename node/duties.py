@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from node.blob_search import BlobSearch
 from node.config import NodeOptions
 from node.home import Home
 from node.ledger import NodeLedger
@@ -119,6 +120,8 @@ class Duties:
         """Stands while the entry in the registry is retired because the node drains, and not because its owner
         wants out."""
         self.is_draining: Callable[[], bool] = lambda: False
+        self.search: BlobSearch | None = None
+        """Asks everybody for a data set that no peer has."""
         self._running: set[Hashable] = set()
         self._rests: dict[Hashable, float] = {}
         self._known_tasks: set[bytes] = set()
@@ -268,7 +271,7 @@ class Duties:
                     _log.info("accepted", task=task)
                 case Action.START:
                     try:
-                        await self._dataset(spec, self._peers())
+                        await self._dataset(spec, self._peers(), task)
                     except InputUnavailable:
                         await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.INPUT_UNAVAILABLE)])
                         raise
@@ -285,7 +288,7 @@ class Duties:
         return digest(b"machine", encode(profile_to_value(node.profile)) if node is not None else b"")
 
     async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
-        dataset = await self._dataset(spec, self._peers())
+        dataset = await self._dataset(spec, self._peers(), task)
         start: bytes | None = None
         if duty.window and task not in self._known_tasks:
             start = await self._fetch(duty.state_blob, self._peers(), spec.plan().state_limit_bytes)
@@ -375,7 +378,7 @@ class Duties:
         sources = self._peers(window.worker)
         try:
             leaves = await self._leaves(spec, window, sources)
-            dataset = await self._dataset(spec, sources)
+            dataset = await self._dataset(spec, sources, duty.task)
         except InputUnavailable as error:
             return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)
         found = []
@@ -417,12 +420,12 @@ class Duties:
         connected = [peer.address for peer in self._network.peers()]
         return list(dict.fromkeys([*([first] if first and first != self.address else []), *connected]))
 
-    async def _dataset(self, spec: JobSpec, sources: Sequence[bytes]) -> bytes:
+    async def _dataset(self, spec: JobSpec, sources: Sequence[bytes], task: bytes) -> bytes:
         """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
         known = self._datasets.get(spec.dataset.blob)
         if known is not None and known[0] == spec.dataset.root:
             return known[1]
-        data = await self._fetch(spec.dataset.blob, sources, DATASET_BYTES_MAX)
+        data = await self._fetch(spec.dataset.blob, sources, DATASET_BYTES_MAX, task)
         try:
             root = await trio.to_thread.run_sync(lambda: Dataset.decode(data).root())
         except DekubeError as error:
@@ -434,10 +437,13 @@ class Duties:
         self._datasets[spec.dataset.blob] = (root, data)
         return data
 
-    async def _fetch(self, name: bytes, sources: Sequence[bytes], limit_bytes: int) -> bytes:
+    async def _fetch(
+        self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes = b""
+    ) -> bytes:
         """Return the content of a blob, from here or from peers. Raises InputUnavailable.
 
-        The name is a stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
+        Where no peer has the data set of the task ``dataset_of``, everybody is asked who does. The name is a
+        stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
         """
         blobs = self._network.blobs
         assert blobs is not None
@@ -446,7 +452,7 @@ class Duties:
             try:
                 if not blobs.is_complete(name):
                     with trio.move_on_after(FETCH_TIMEOUT_S):
-                        await self._network.fetch_blob(name, sources, limit_bytes=limit_bytes)
+                        await self._bring(name, sources, limit_bytes, dataset_of)
                 manifest = blobs.manifest(name)
                 if manifest is not None and manifest.size_bytes > limit_bytes:
                     raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
@@ -458,6 +464,14 @@ class Duties:
                 error = failure
             await trio.sleep(RETRY_S / FETCH_TRIES_MAX)
         raise InputUnavailable(f"blob {name.hex()}: {error}")
+
+    async def _bring(self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes) -> None:
+        try:
+            await self._network.fetch_blob(name, sources, limit_bytes=limit_bytes)
+        except DekubeError:
+            if not dataset_of or self.search is None:
+                raise
+            await self.search.fetch(dataset_of, name, limit_bytes)
 
     # What outlives a restart
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from random import Random
 from typing import Any, Final, NoReturn
 
 import structlog
@@ -23,6 +25,7 @@ import trio
 from consensus.service import ConsensusHalted
 from node.admin import Admin, serve_admin
 from node.agreement import Agreement
+from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
 from node.config import NodeOptions, parse_host_port, parse_peer
@@ -233,6 +236,7 @@ class Node:
                 is_synced=self.agreement.is_synced,
             )
             self.duties.is_draining = lambda: self.drain.is_on
+            search = self.duties.search = BlobSearch(self.network, store, Random())
             self.view = LiveNode(self)
             blobs = GatewayBlobs(
                 self.network, store, self.options.uploads, self.home.uploads, self.account.address
@@ -247,6 +251,7 @@ class Node:
                 await self._start(nursery, "network", self.network.run)
                 await self._start(nursery, "evidence", self.evidence.run)
                 await self._start(nursery, "snapshots", self.snapshots.run)
+                nursery.start_soon(self._part, "blob search", search.run)
                 await self._start(nursery, "consensus", self.agreement.run)
                 await self._start(nursery, "rpc backend", backend.run)
                 await self._start(nursery, "control", control.run)
@@ -447,10 +452,8 @@ class Node:
         name = bytes.fromhex(request["blob"])
         sources = [bytes.fromhex(source) for source in request["sources"]]
         path = await self.network.fetch_blob(name, sources)
-        target = Path(str(request["path"]))
-        data = await trio.to_thread.run_sync(path.read_bytes)
-        await trio.to_thread.run_sync(target.write_bytes, data)
-        return {"bytes": len(data)}
+        target = await trio.to_thread.run_sync(shutil.copyfile, path, Path(str(request["path"])))
+        return {"bytes": target.stat().st_size}
 
     async def status(self) -> Any:
         """Return how the node is doing, for its owner."""

@@ -45,6 +45,7 @@ from consensus.light import (
     encode_merkle_proof,
 )
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
+from node.blob_search import Question, decode_question, encode_question
 from node.carriage import standing_from_document
 from node.chain import BodyInvalid, decode_body
 from node.cli.guard import read_watermark
@@ -982,6 +983,11 @@ def _targets() -> Iterator[tuple[str, Target]]:
     yield "wanted proposal", Target(
         canonical(decode_wanted, encode_wanted), (encode_wanted(FINAL.candidate),),
         ("consensus.hearsay:decode_wanted",),
+    )  # fmt: skip
+    yield "question for a blob", Target(
+        canonical(decode_question, encode_question),
+        (encode_question(Question(b"t" * 32, b"b" * 32, b"a" * 20, 7)),),
+        ("node.blob_search:decode_question",),
     )  # fmt: skip
     yield "committee", Target(
         canonical(Committee.decode, Committee.encode), (COMMITTEE.encode(),),

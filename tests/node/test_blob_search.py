@@ -1,0 +1,155 @@
+"""A data set that no peer has is found by asking everybody, and only by whom the chain lets ask."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from node.blob_search import (
+    HOLDERS_MAX,
+    KIND_BLOB_HELD,
+    TOPIC_BLOB,
+    BlobSearch,
+    Question,
+    decode_question,
+    encode_question,
+    is_due,
+)
+from p2p.errors import BlobUnavailable
+from p2p.frame import Class
+from p2p.gossip import Verdict
+from p2p.limits import NetworkLimits
+from p2p.service import Network, NetworkConfig
+from state.primitives.address import format_address
+from state.primitives.codec import encode
+from state.primitives.errors import DecodeError
+from tasks.datasets import DATASET_BYTES_MAX
+from tasks.records import load_spec
+from tests.node.test_duties import REQUESTER, Market
+from tests.node.world import Machine, World
+from tests.p2p.helpers import NOW_MS, account, identity
+from tests.tasks.executor.helpers import BLOB, make_spec
+
+ASKER, HOLDER = 1, 6
+LINE = (ASKER, 4, 5, HOLDER)
+
+
+class Node:
+    """A node that follows the chain, dials nobody but the one before it, and has a store."""
+
+    def __init__(self, world: World, number: int, before: Node | None, path: Path) -> None:
+        bootstrap = () if before is None else (before.endpoint(),)
+        self.network = Network(
+            NetworkConfig(
+                listen=(("127.0.0.1", 0),), bootstrap=bootstrap, blob_dir=path / f"blobs {number}",
+                limits=NetworkLimits(peers_out_target=len(bootstrap)),
+            ),
+            identity(number),
+            now_ms=lambda: NOW_MS,
+        )  # fmt: skip
+        self.address = self.network.identity.address
+        self.search = BlobSearch(self.network, world.store, Random(number))
+
+    def endpoint(self) -> str:
+        host, port = self.network.bound[0]
+        return f"{format_address(self.address)}@{host}:{port}"
+
+
+async def until(look: Callable[[], bool]) -> None:
+    while not look():  # noqa: ASYNC110 - many things end in it
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def line(tmp_path: Path, numbers: Sequence[int]) -> AsyncIterator[tuple[World, bytes, bytes, list[Node]]]:
+    """Yield a world with a task of machine ``ASKER``, its data set, and nodes each connected to its neighbours."""
+    with trio.fail_after(120):
+        world = World(tmp_path)
+        market = Market(
+            world, Machine(world, ASKER, "compute", alone=True), Machine(world, 2, "verify", alone=True)
+        )
+        async with trio.open_nursery() as nursery:
+            await market.start(nursery, make_spec(10, 10, 10))
+            await world.mint_until(lambda: market.record.worker == account(ASKER).address)
+            nodes: list[Node] = []
+            for number in numbers:
+                nodes.append(Node(world, number, nodes[-1] if nodes else None, tmp_path))
+                await nursery.start(nodes[-1].network.run)
+                nursery.start_soon(nodes[-1].search.run)
+            for at, node in enumerate(nodes):
+                await node.network.wait_peers((at > 0) + (at + 1 < len(nodes)))
+                await until(
+                    lambda node=node: all(  # type: ignore[misc]
+                        TOPIC_BLOB in peer.topics for peer in node.network._gossip._peers.values()
+                    )
+                )
+            yield world, market.task, load_spec(world.store, market.task).dataset.blob, nodes
+            nursery.cancel_scope.cancel()
+        world.store.close()
+
+
+async def test_a_holder_that_is_three_nodes_away_is_found_and_left_again(tmp_path: Path) -> None:
+    async with line(tmp_path, LINE) as (_, task, blob, nodes):
+        asker, holder = nodes[0], nodes[-1]
+        assert asker.network.blobs is not None and holder.network.blobs is not None
+        with pytest.raises(BlobUnavailable):
+            await asker.network.fetch_blob(blob, [peer.address for peer in asker.network.peers()])
+        assert holder.network.blobs.add(BLOB) == blob
+        await until(lambda: holder.network.record(asker.address) is not None)
+        assert not asker.network.is_connected(holder.address)
+        await asker.search.fetch(task, blob, DATASET_BYTES_MAX)
+        assert asker.network.blobs.read(blob) == BLOB
+        await until(lambda: not asker.network.is_connected(holder.address))
+        assert {peer.address for peer in asker.network.peers()} == {nodes[1].address}
+
+
+async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) -> None:
+    async with line(tmp_path, (ASKER, 4)) as (world, task, blob, nodes):
+        asker, peer = nodes[0].address, b"p" * 20
+        good = Question(task, blob, asker, 1)
+        assert is_due(world.store, good)
+        for wrong in (
+            good._replace(task=b"?" * 32), good._replace(blob=b"?" * 32), good._replace(asker=b"?" * 20),
+            good._replace(asker=account(REQUESTER).address),
+        ):  # fmt: skip
+            assert not is_due(world.store, wrong)
+            assert await nodes[1].search.validate(peer, encode_question(wrong)) is Verdict.IGNORE
+        assert await nodes[1].search.validate(peer, b"nonsense") is Verdict.REJECT
+        # One question for a task and machine goes on in a while, whatever its number.
+        told = [await nodes[1].search.validate(peer, encode_question(good._replace(number=n))) for n in range(20)]
+        assert told == [Verdict.ACCEPT, *[Verdict.IGNORE] * 19]
+
+
+async def test_only_answers_to_a_question_count_and_not_many(tmp_path: Path) -> None:
+    async with line(tmp_path, (ASKER, 4)) as (_, task, blob, nodes):
+        search = nodes[0].search
+        await search._on_held(b"x" * 20, blob)
+        found: list[bytes] = []
+
+        async def find() -> None:
+            found.extend(await search.find(task, blob))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(find)
+            await until(lambda: blob in search._looking)
+            assert await search.find(task, blob) == [], "it is being looked for"
+            await search._on_held(b"x" * 20, b"?" * 32)
+            assert nodes[1].network.send_now(nodes[0].address, Class.GOSSIP, KIND_BLOB_HELD, blob)
+            await until(lambda: search._looking.get(blob) == [nodes[1].address])
+            for number in range(3 * HOLDERS_MAX):
+                await search._on_held(bytes((number,)) * 20, blob)
+        assert found[0] == nodes[1].address and len(found) == HOLDERS_MAX
+        assert not search._looking
+
+
+def test_questions_decode_strictly() -> None:
+    question = Question(b"t" * 32, b"b" * 32, b"a" * 20, 7)
+    assert decode_question(encode_question(question)) == question
+    for wrong in (b"", encode([*question, 1]), encode([*question[:3], -1]), encode([b"t", *question[1:]])):
+        with pytest.raises(DecodeError):
+            decode_question(wrong)
