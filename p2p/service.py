@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Final
 import trio
 
 from p2p.addrbook import ANCHORS_MAX, AddressBook
+from p2p.bans import Bans
 from p2p.blobs import BlobStore
 from p2p.channel import Hello, Opening, Word
 from p2p.crowds import Origin, crowd_of, origin_of, site_of
@@ -50,6 +51,7 @@ from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
 from p2p.steering import Steering
 from p2p.transfer import BlobTransfer
 from p2p.transport import Acceptor, Dialer, Endpoint, Fanout
+from p2p.validation import BatchValidator, GossipItem, Validation, Validator, one_by_one
 from p2p.vicinity import Vicinity
 from state.primitives.errors import ConfigError, DecodeError, ProtocolError
 
@@ -67,18 +69,6 @@ _MANAGE_INTERVAL_S: Final = 0.25
 _SIMULTANEOUS_S: Final = 5.0
 
 MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
-Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
-
-
-@dataclass(frozen=True, slots=True)
-class GossipItem:
-    """One payload that waits for its verdict, and who sent it first."""
-
-    peer: bytes
-    payload: bytes
-
-
-BatchValidator = Callable[[Sequence[GossipItem]], Awaitable[Sequence[Verdict]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +142,11 @@ class Network:
         self._kept: int | None = None
         self._draw_at = 0.0
         self._draw_delay_s = 0.0
-        self._bans: OrderedDict[bytes, float] = OrderedDict()
+        self._bans = Bans(config.limits.bans_max, trio.current_time)
         self._outbox = Outbox(config.limits)
         self._handlers: dict[int, MessageHandler] = {}
         self._served: dict[str, Served] = {}
-        self._validators: dict[str, BatchValidator] = {}
-        self._inboxes: dict[str, deque[Deliver]] = {}
-        self._inbox_wakes: dict[str, trio.Event] = {}
+        self._validations: dict[str, Validation] = {}
         self._watchers: list[Callable[[bytes, bool], None]] = []
         self._entrance = Entrance(config.limits)
         self._origin_of = origin_of
@@ -225,20 +213,14 @@ class Network:
 
     def on_gossip(self, topic: str, validator: Validator, *, payload_bytes_max: int = 64 * 1024) -> None:
         """Take part in a topic; ``await validator(peer address, payload)`` says whether to forward."""
-
-        async def validate(items: Sequence[GossipItem]) -> Sequence[Verdict]:
-            return [await validator(item.peer, item.payload) for item in items]
-
-        self.on_gossip_batch(topic, validate, payload_bytes_max=payload_bytes_max)
+        self.on_gossip_batch(topic, one_by_one(validator), payload_bytes_max=payload_bytes_max)
 
     def on_gossip_batch(
         self, topic: str, validator: BatchValidator, *, payload_bytes_max: int = 64 * 1024
     ) -> None:
         """Like ``on_gossip``, with a validator that gets all that waits (up to ``gossip_batch_max``) at once."""
-        assert topic not in self._validators
-        self._validators[topic] = validator
-        self._inboxes[topic] = deque()
-        self._inbox_wakes[topic] = trio.Event()
+        assert topic not in self._validations
+        self._validations[topic] = Validation(validator, self.limits, self._judged)
         self._apply(self._gossip.subscribe(topic, payload_bytes_max))
 
     def on_peer(self, watcher: Callable[[bytes, bool], None]) -> None:
@@ -260,7 +242,7 @@ class Network:
         peer = self._peers.get(address)
         if peer is not None:
             return peer.queue(cls, kind, body)
-        if address == self.identity.address or self._is_banned(address):
+        if address == self.identity.address or address in self._bans:
             return False
         self._reach(address)
         return self._outbox.post(address, cls, kind, body, trio.current_time())
@@ -406,7 +388,7 @@ class Network:
         self._persistent = frozenset(addresses) - {self.identity.address}
         self._kept = kept
         for address in self._persistent:
-            self._bans.pop(address, None)  # whoever is elected is heard, whatever came before
+            self._bans.lift(address)  # whoever is elected is heard, whatever came before
         self._manage.set()
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
@@ -424,10 +406,7 @@ class Network:
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
         """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
-        self._bans.pop(address, None)
-        self._bans[address] = trio.current_time() + (self.limits.ban_s if ban_s is None else ban_s)
-        while len(self._bans) > self.limits.bans_max:
-            self._bans.popitem(last=False)
+        self._bans.add(address, self.limits.ban_s if ban_s is None else ban_s)
         self.counters["bans"] += 1
         self._log("peer banned", peer=address.hex(), reason=reason)
         peer = self._peers.get(address)
@@ -436,19 +415,18 @@ class Network:
 
     def bans(self) -> dict[bytes, float]:
         """Return who is kept away, and for how many seconds more."""
-        now = trio.current_time()
-        return {address: until - now for address, until in self._bans.items() if until > now}
+        return self._bans.left_s()
 
     def unban(self, address: bytes) -> bool:
         """Let an address in again; tell whether it was kept away."""
-        return self._bans.pop(address, 0.0) > trio.current_time()
+        return self._bans.lift(address)
 
     def connect(self, address: bytes, endpoint: Endpoint) -> None:
         """Dial an address at an endpoint now, whatever its back-off says."""
         self.add_endpoint(address, endpoint)
         way = self._dialling.way_to(address)
         way.next_at = 0.0
-        if address not in self._peers and not self._is_banned(address):
+        if address not in self._peers and address not in self._bans:
             self._dial(way)
 
     def disconnect(self, address: bytes, reason: str) -> bool:
@@ -502,8 +480,8 @@ class Network:
                 self._records.sign()
                 for anchor in self._book.anchors:
                     self._reach(anchor)
-                for topic in self._validators:
-                    nursery.start_soon(self._validate, topic)
+                for validation in self._validations.values():
+                    nursery.start_soon(validation.run)
                 nursery.start_soon(self._keep_peers)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._records.run, self._peers.values, lambda: self._changed)
@@ -716,7 +694,7 @@ class Network:
         address = link.session.address
         if address == self.identity.address:
             return "refused_self"
-        if self._is_banned(address):
+        if address in self._bans:
             return "refused_banned"
         if self._records.is_revoked(address, link.session.certificate):
             return "refused_revoked"
@@ -784,7 +762,7 @@ class Network:
             peer = self._peers.get(address)
             if peer is not None and peer.closed_for is None:
                 return peer
-            if address == self.identity.address or self._is_banned(address):
+            if address == self.identity.address or address in self._bans:
                 raise PeerUnreachable(f"0x{address.hex()} is {'banned' if address in self._bans else 'this node'}")
             self._reach(address)
             with trio.move_on_after(_MANAGE_INTERVAL_S):
@@ -848,7 +826,7 @@ class Network:
         while True:
             self._manage = trio.Event()
             self._dialling.forget(2 * self.limits.bans_max, trio.current_time())
-            wanted = [a for a in self._persistent if a not in self._peers and not self._is_banned(a)]
+            wanted = [a for a in self._persistent if a not in self._peers and a not in self._bans]
             for address in wanted if self._kept is None else self._drawn(wanted):
                 self._reach(address)
             outgoing = sum(peer.is_outbound for peer in self._peers.values())
@@ -860,7 +838,7 @@ class Network:
                     break
                 if known == self.identity.address or (known is not None and known in self._peers):
                     continue
-                if way.endpoints and (known is None or not self._is_banned(known)):
+                if way.endpoints and (known is None or known not in self._bans):
                     self._dial(way)
             if lacking > 0:
                 excluded = {*self._peers, *self._bans, self.identity.address}
@@ -938,8 +916,7 @@ class Network:
                     if peer is not None:
                         peer.queue(Class.GOSSIP, KIND_GOSSIP, body)
                 case Deliver():
-                    self._inboxes[effect.topic].append(effect)  # bounded by the core's pending limits
-                    self._inbox_wakes[effect.topic].set()
+                    self._validations[effect.topic].put(effect)
                 case Disconnect(address, is_banned):
                     if address in self._persistent:
                         self.counters["limited_persistent"] += 1  # its score limits it; it is heard all the same
@@ -948,36 +925,16 @@ class Network:
                     elif address in self._peers:
                         self._peers[address].close("bad_score")
 
-    async def _validate(self, topic: str) -> None:
-        inbox, validator = self._inboxes[topic], self._validators[topic]
-        while True:
-            if not inbox:
-                self._inbox_wakes[topic] = trio.Event()
-                await self._inbox_wakes[topic].wait()
-            batch: list[Deliver] = []
-            size = 0
-            while inbox and len(batch) < self.limits.gossip_batch_max:
-                if batch and size + len(inbox[0].payload) > self.limits.gossip_batch_bytes_max:
-                    break
-                batch.append(inbox.popleft())
-                size += len(batch[-1].payload)
-            verdicts = await validator([GossipItem(item.peer, item.payload) for item in batch])
-            assert len(verdicts) == len(batch)
-            named = [(item.message_id, verdict) for item, verdict in zip(batch, verdicts, strict=True)]
-            self._apply(self._gossip.verdict(named))
-            await trio.lowlevel.checkpoint()
+    def _judged(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> None:
+        self._apply(self._gossip.verdict(verdicts))
 
     async def _beat(self) -> None:
         while True:
             now = trio.current_time()
             self._apply(self._gossip.heartbeat(now))
-            for address in [a for a, until in self._bans.items() if until <= now]:
-                del self._bans[address]
+            self._bans.expire()
             self._outbox.expire(now)
             await trio.sleep(self.config.gossip.heartbeat_s)
-
-    def _is_banned(self, address: bytes) -> bool:
-        return self._bans.get(address, 0.0) > trio.current_time()
 
     # -- messages that wait for a connection -----------------------------------------------------------------
 
