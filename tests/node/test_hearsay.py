@@ -16,7 +16,8 @@ from consensus.events import ConsensusParameters
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
 from consensus.hearsay import encode_said, encode_wanted
-from consensus.service import ConsensusService, VotingKey
+from consensus.service import BuildRequest, ConsensusService, VotingKey
+from consensus.votes import Certificate
 from consensus.wire import (
     GetBlock,
     GetCertificates,
@@ -29,9 +30,10 @@ from node.hearsay import KIND_PROPOSAL, KIND_PROPOSAL_WANTED, TOPIC_CONSENSUS, H
 from p2p.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
+from state.primitives.blocks import encode_block
 from state.primitives.committee import Committee, Seat
-from state.primitives.votes import NOTARIZE, Candidate, Vote, vote_digest
-from tests.consensus.world import GENESIS, PARAMETERS, Epochs, HashChain, assert_one_chain, vote_key
+from state.primitives.votes import NOTARIZE, NULLIFY, Candidate, Vote, vote_digest
+from tests.consensus.world import GENESIS, PARAMETERS, ROOT, Epochs, HashChain, assert_one_chain, vote_key
 from tests.p2p.helpers import NOW_MS, identity
 
 SEATS = 4
@@ -194,6 +196,32 @@ async def test_who_passes_a_forged_vote_on_loses_points_and_the_seat_does_not(tm
 def _topics(network: Network, peer: bytes) -> set[str]:
     known = network._gossip._peers.get(peer)
     return set() if known is None else known.topics
+
+
+async def test_a_false_proposal_is_not_taken_and_costs_its_server_nothing(tmp_path: Path) -> None:
+    """A leader can put a certificate into it that is false, and that the server had no use for."""
+    async with network_of(tmp_path, ((0, 1),), votes=False) as nodes:
+        service, view = nodes[0].service, 2
+        leader = SEATED.leader(view)
+        request = BuildRequest(ROOT.block_hash, 0, view, leader, 1, b"", SEATED.hash, b"")
+        block = await nodes[0].chain.build(request)
+        assert block is not None
+        candidate = Candidate(0, view, 0, block.hash)
+        signature = vote_key(leader).sign_vote(vote_digest(GENESIS, NOTARIZE, candidate))
+        null = Certificate(NULLIFY, 0, 1, 0, bytes(32), b"\x07", bytes(3 * 64))
+        good = Proposal(candidate, signature, None, (), encode_block(block))
+        forged = (
+            b"nonsense",
+            encode_message(good._replace(nulls=(null,))),
+            encode_message(good._replace(signature=bytes(64))),
+            encode_message(GetBlock(block.hash)),
+        )
+        for data in forged:
+            assert not await service.take_proposal(address(1), data, (candidate,))
+        data = encode_message(good)
+        assert not await service.take_proposal(address(1), data, ()), "another one was asked for"
+        assert await service.take_proposal(address(1), data, (candidate,))
+        assert nodes[0].network.peers()[0].score == 0
 
 
 async def test_questions_go_to_who_is_there(tmp_path: Path) -> None:
