@@ -103,6 +103,25 @@ def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net:
     assert following["items"][0]["id"] != page["items"][0]["id"]
 
 
+def test_an_operator_signs_for_a_machine_and_the_machine_says_so(net: Network) -> None:
+    machine = ask(net, "worker", "show", member="worker-0")["address"]
+    config = net.root / "worker-0" / "config.toml"
+    before = config.read_text()
+    assert "[registry]\n" in before
+    operator = ask(net, "status")["address"]
+    try:
+        config.write_text(before.replace("[registry]\n", f'[registry]\noperator = "{operator}"\n'))
+        assert "config_error" in refused(net, "worker", "update", member="worker-0")  # named, and no word of it
+        done = dekube("worker", "endorse", machine, "--home", net.root / "validator-0")
+        config.write_text(before.replace("[registry]\n", done.stdout))
+        ask(net, "worker", "update", member="worker-0")
+        assert ask(net, "worker", "show", member="worker-0")["operator"] == operator
+    finally:
+        config.write_text(before)
+    ask(net, "worker", "update", member="worker-0")
+    assert ask(net, "worker", "show", member="worker-0")["operator"] == machine
+
+
 def test_the_owner_sees_the_machine_and_the_guard(net: Network) -> None:
     machine = ask(net, "worker", "show", member="worker-0")
     assert machine["roles"] == ["compute", "verify"]
