@@ -380,7 +380,7 @@ class BulkIn:
         self._to_tell_bytes += size
         self._epoch_bytes += size
         epoch_s = now - self._epoch_at
-        if epoch_s >= max(rtt_s, _EPOCH_S_MIN):
+        if epoch_s >= max(rtt_s / _WINDOW_ROUND_TRIPS, _EPOCH_S_MIN):  # a slow lane's round trip holds up nobody
             # While the window is the bound it grows, also where half of it lies idle because whole messages do not
             # fill the shares of lanes.
             wanted = int(_WINDOW_ROUND_TRIPS * self._epoch_bytes * max(rtt_s, _EPOCH_S_MIN) / epoch_s)
