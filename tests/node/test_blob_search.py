@@ -20,6 +20,9 @@ from node.blob_search import (
     encode_question,
     is_due,
 )
+from node.config import NodeOptions
+from node.duties import Duties
+from node.home import Home
 from p2p.errors import BlobUnavailable
 from p2p.frame import Class
 from p2p.gossip import Verdict
@@ -106,6 +109,21 @@ async def test_a_holder_that_is_three_nodes_away_is_found_and_left_again(tmp_pat
         assert asker.network.blobs.read(blob) == BLOB
         await until(lambda: not asker.network.is_connected(holder.address))
         assert {peer.address for peer in asker.network.peers()} == {nodes[1].address}
+
+
+async def test_a_worker_gets_a_data_set_that_no_peer_of_its_has(tmp_path: Path) -> None:
+    async with line(tmp_path, (ASKER, 4, HOLDER)) as (world, task, blob, nodes):
+        asker, holder = nodes[0], nodes[-1]
+        assert holder.network.blobs is not None and holder.network.blobs.add(BLOB) == blob
+        await until(lambda: holder.network.record(asker.address) is not None)
+        home = Home(tmp_path / "worker")
+        home.jobs.mkdir(parents=True)
+        duties = Duties(
+            world.ledger, world.wallet(ASKER), asker.network, NodeOptions(roles=("compute",)), home=home,
+            secret=b"s" * 32, is_synced=lambda: True,
+        )  # fmt: skip
+        duties.search = asker.search
+        assert await duties._dataset(load_spec(world.store, task), duties._peers(), task) == BLOB
 
 
 async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) -> None:
