@@ -62,6 +62,7 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
     items = []
     for height, index in places[:limit]:
         loaded = await node.block(height)
+        await node.yield_turn()  # blocks at hand are shown without a wait
         if loaded is not None:
             entry = _of_transaction if index < len(loaded.block.transactions) else _of_block
             items.append(await entry(node, who, loaded, index))

@@ -759,7 +759,7 @@ def _look_at(done: asyncio.Future[Any]) -> None:
 
 
 def _decode_all(loaded: LoadedBlock) -> None:
-    _ = loaded.hashes, loaded.before
+    _ = loaded.hashes, loaded.before, loaded.tips_paid
 
 
 def fields_to_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
