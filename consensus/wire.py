@@ -123,7 +123,7 @@ class BlocksReply(NamedTuple):
 
 
 class BlocksPruned(NamedTuple):
-    """The other answer to GetBlocks: blocks are kept from ``oldest_height`` on alone, which is above ``from_height``.
+    """The other answer to GetBlocks: blocks are kept from ``oldest_height`` on alone, which is above that.
 
     A hint, as a Status is: it says whom not to ask.
     """

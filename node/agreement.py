@@ -20,7 +20,7 @@ from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
 from node.compact_service import CompactBlocks
-from node.config import NodeOptions, parse_vote_key
+from node.config import Checkpoint, NodeOptions, parse_vote_key
 from node.forks import kept, to_keep
 from node.hearsay import HearsayService
 from node.home import Home
@@ -28,6 +28,8 @@ from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
 from node.signer import LocalVoter, make_voter, open_guard, votes_elsewhere
 from node.stages import Stages
+from node.sync.begin import CheckpointMismatch
+from node.sync.wiring import checkpoint_of
 from node.verifier import SignatureVerifier
 from p2p.frame import Class
 from p2p.identity import Identity
@@ -163,7 +165,9 @@ class Agreement:
             root=root,
             certificates=certificates,
             parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
-            chain=_ChainPort(ledger, verifier, stages, evidence, lambda: self.progress().is_syncing),
+            chain=_ChainPort(
+                ledger, verifier, stages, evidence, lambda: self.progress().is_syncing, checkpoint_of(options)
+            ),
             network=self._port,
             wall_ms=wall_ms,
             keys=keys,
@@ -434,11 +438,12 @@ class _ChainPort:
 
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages, evidence: EvidenceSource,
-        is_syncing: Callable[[], bool] = lambda: False,
+        is_syncing: Callable[[], bool] = lambda: False, checkpoint: Checkpoint | None = None,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._evidence = evidence
         self._is_syncing = is_syncing
+        self._checkpoint = checkpoint
         self._chain = ledger.chain
         self._verifier = verifier
         self._stages = stages
@@ -484,6 +489,7 @@ class _ChainPort:
         return executed.state_root, executed.receipt_root
 
     async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
+        self._check_checkpoint(block_hash)
         skipped = to_keep(nullified)
         blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, skipped))
         with self._stages.measure("commit"):
@@ -494,6 +500,19 @@ class _ChainPort:
                 "final", height=executed.header.height, block=executed.block_hash, view=executed.header.view,
                 transactions=executed.header.tx_count, gas=executed.execution.gas_used,
             )  # fmt: skip
+
+    def _check_checkpoint(self, block_hash: bytes) -> None:
+        """Let the chain pass the height of the checkpoint only through that block. Raises CheckpointMismatch."""
+        checkpoint = self._checkpoint
+        if checkpoint is None or self._ledger.store.tip.height >= checkpoint.height:
+            return
+        executed = self._chain.get(block_hash)
+        while executed is not None and executed.header.height > checkpoint.height:
+            executed = self._chain.get(executed.header.parent_hash)
+        if executed is None or executed.header.height < checkpoint.height:
+            return
+        if executed.block_hash != checkpoint.block_hash:
+            raise CheckpointMismatch(checkpoint, executed.block_hash)
 
     async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
         for block_hash in block_hashes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -179,6 +178,9 @@ def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -
     (data/chain.damaged-N) until you remove them. The state comes from a snapshot of peers where they have one,
     else the node gets the blocks at its next start.
     """
+    from node.sync.begin import RootExpired
+    from node.sync.service import move_aside
+
     damage = "--force" if force else None
     if not force and home.chain.is_dir():
         damage = _find_damage(home, quick=quick)
@@ -187,15 +189,18 @@ def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -
             return
     if not as_json and damage:
         click.echo(f"Damaged: {damage}", err=True)
-    moved = _move_aside(home.chain) if home.chain.exists() else None
+    moved = move_aside(home.chain, "damaged") if home.chain.exists() else None
     options = home.load_options()
     wants_blocks = options.store.profile == "archive" or options.sync.mode == "blocks"
-    tip = None if no_sync or wants_blocks else _sync_now(home)
     fields: dict[str, Any] = {
-        "damage": damage,
-        "moved_to": None if moved is None else str(moved),
-        "height": None if tip is None else tip.height,
-    }
+        "damage": damage, "moved_to": None if moved is None else str(moved), "height": None,
+    }  # fmt: skip
+    try:
+        tip = None if no_sync or wants_blocks else _sync_now(home)
+    except RootExpired:
+        show_fields(fields, as_json=as_json, title="Moved aside")
+        raise
+    fields["height"] = None if tip is None else tip.height
     show_fields(fields, as_json=as_json, title="Repaired" if tip else "Moved aside")
     if tip is None and not as_json:
         click.echo("\nStart the node: it syncs from its peers.")
@@ -295,18 +300,6 @@ def _find_damage(home: Home, *, quick: bool) -> str | None:
     return None
 
 
-def _move_aside(path: Path) -> Path:
-    for number in range(1, 1_000):
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-        if not aside.exists():
-            try:
-                path.rename(aside)
-            except OSError as error:
-                raise StoreUnavailable(f"{path}: {error.strerror}") from None
-            return aside
-    raise StoreUnavailable(f"{path}: remove the earlier damaged databases beside it first")
-
-
 def _sync_now(home: Home) -> Tip | None:
     """Run a state sync with a network of this process alone; None when no peer has a snapshot."""
     import trio
@@ -317,7 +310,7 @@ def _sync_now(home: Home) -> Tip | None:
     from node.service import Node
     from node.sync.bar import show_state_sync
     from node.sync.core import NoSnapshots
-    from node.sync.wiring import make_state_sync
+    from node.sync.wiring import beginning_of, make_state_sync
 
     options, genesis = home.load_options(), home.load_genesis()
     runtime = make_runtime(genesis, protocol_version=options.developer.protocol_version)
@@ -325,6 +318,7 @@ def _sync_now(home: Home) -> Tip | None:
     file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
     passphrase = ask_passphrase(file if file is not None and file.exists() else None)
     account = load_key(home.path(options.keys.account), passphrase)
+    beginning_of(home, options, runtime, address=account.address)  # raises where nothing can be trusted
 
     async def main() -> Tip | None:
         network, _ = Node(home, options, genesis, account, ()).make_network()

@@ -37,7 +37,8 @@ node.add_command(guard)
     "--checkpoint",
     default="",
     metavar="HEIGHT:HASH",
-    help="The last block of an epoch that you vouch for: a node without a database begins with its state.",
+    help="The last block of an epoch that you vouch for: a node without a database, or far below, begins with a "
+    "state from there on.",
 )
 def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
     """Run the node in --home until SIGTERM or Ctrl-C."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -18,12 +19,15 @@ _log = structlog.get_logger("sync")
 REFRESH_S: Final = 0.2
 LOGGED_S: Final = 10.0
 """How often a line of the log tells how far it is."""
+STRANDED_LOGGED_S: Final = 60.0
+"""How often it tells what to do when no peer keeps the blocks that the node needs."""
 
 
 class Outlook(NamedTuple):
     """How far the blocks are, and when they will be there; ``left_s`` is None while that cannot be said.
 
-    ``claimed_height`` is the word of the peers, ``proven_height`` what a certificate was seen for.
+    ``claimed_height`` is the word of the peers, ``proven_height`` what a certificate was seen for. Where none of
+    the peers ahead keeps the next block, ``oldest_height`` is where they say that theirs begin; else 0.
     """
 
     height: int
@@ -32,6 +36,7 @@ class Outlook(NamedTuple):
     blocks_per_s: float
     left_s: int | None
     peers: int
+    oldest_height: int = 0
 
 
 def outlook(progress: Progress) -> Outlook:
@@ -45,6 +50,7 @@ def outlook(progress: Progress) -> Outlook:
         round(speed, 1),
         left_s if missing > 0 else 0,
         progress.peers,
+        progress.oldest_height,
     )
 
 
@@ -60,7 +66,7 @@ async def show_block_sync(
 
 
 async def _show_once(progress: Callable[[], Progress], is_syncing: Callable[[], bool], console: Any) -> None:
-    told_s = trio.current_time()
+    told_s, warned_s = trio.current_time(), -math.inf
     with _bar(console, "blocks", "{task.fields[speed]}") as bar:
         first = progress().height
         task = bar.add_task("catching up", total=None, speed="")
@@ -76,6 +82,15 @@ async def _show_once(progress: Callable[[], Progress], is_syncing: Callable[[], 
             if not console.is_terminal and trio.current_time() - told_s >= LOGGED_S:
                 told_s = trio.current_time()
                 _log.info("syncing the blocks", **now._asdict())
+            if now.oldest_height and trio.current_time() - warned_s >= STRANDED_LOGGED_S:
+                warned_s = trio.current_time()
+                _log.warning(
+                    "no peer that is ahead keeps the blocks this node needs",
+                    needed=now.height + 1,
+                    oldest=now.oldest_height,
+                    cure="start with --checkpoint HEIGHT:HASH to begin anew with the state, or name a peer with "
+                    "all blocks (store.profile = archive) in p2p.bootstrap",
+                )
             await trio.sleep(REFRESH_S)
     height = progress().height
     if height > first:

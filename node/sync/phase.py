@@ -13,9 +13,10 @@ from node.config import NodeOptions
 from node.control import ControlServer
 from node.home import Home
 from node.sync.bar import show_state_sync
+from node.sync.begin import Beginning
 from node.sync.core import SyncProgress
 from node.sync.service import AskingNetwork
-from node.sync.wiring import make_state_sync, sync_before_start, wants_state_sync
+from node.sync.wiring import beginning_of, make_state_sync, sync_before_start
 from state.primitives.address import format_address
 from state.primitives.genesis import genesis_hash
 from state.transition.runtime import Runtime
@@ -46,10 +47,11 @@ async def run_state_sync(
 ) -> bool:
     """Fetch the state of a node that begins on an old chain; False when it was told to stop meanwhile.
 
-    Does nothing where a database is, or where the options want the blocks. Meanwhile the node has peers and
-    answers ``status`` and ``stop`` at its control socket, no more. Raises what ``StateSync.run`` does.
+    Does nothing where the blocks will do (node.sync.begin). Meanwhile the node has peers and answers ``status``
+    and ``stop`` at its control socket, no more. Raises RootExpired, and what ``StateSync.run`` does.
     """
-    if not wants_state_sync(home, options, runtime):
+    beginning = beginning_of(home, options, runtime, address=address)
+    if beginning is Beginning.BLOCKS:
         return True
     network = make_network()
     state_sync = make_state_sync(home, options, runtime, network, count, address=address)
@@ -74,7 +76,7 @@ async def run_state_sync(
         await nursery.start(network.run)
         await nursery.start(control.run)
         nursery.start_soon(show_state_sync, state_sync.progress)
-        await sync_before_start(options, state_sync)
+        await sync_before_start(beginning, state_sync)
         nursery.cancel_scope.cancel()
     return not is_stopped
 

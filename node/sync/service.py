@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import structlog
 import trio
 
-from consensus.light import LightOptions, TrustedState, TrustExpired, genesis_root, trusting_period_ms
+from consensus.light import LightOptions, TrustedState, genesis_root, trusting_period_ms
 from node.config import Checkpoint
 from node.sync.core import (
     NOTHING_MS,
@@ -46,6 +46,7 @@ from state.store import (
     StoreOptions,
     StoreUnavailable,
     Tip,
+    check_free,
     install,
 )
 from state.transition.epochs import genesis_committee
@@ -53,8 +54,8 @@ from state.transition.epochs import genesis_committee
 __all__ = [
     "AskingNetwork",
     "StateSync",
-    "begins_with_state",
     "is_fresh",
+    "move_aside",
     "sync_first",
     "sync_path",
     "trust_root",
@@ -65,8 +66,7 @@ _log = structlog.get_logger("sync")
 TICK_S: Final = 0.5
 PROGRESS_LOGGED_S: Final = 10.0
 AGAIN_S: Final = 10.0
-AUTO_EPOCHS_MIN: Final = 3
-"""A younger chain has no snapshots worth looking for."""
+ASIDE_MAX: Final = 1_000
 
 
 class PeerSeen(Protocol):
@@ -101,13 +101,30 @@ def is_fresh(place: Path) -> bool:
     return not (place.is_dir() and any(place.iterdir()))
 
 
+def move_aside(place: Path, reason: str) -> Path:
+    """Rename a database to make room for another, and return where it is now.
+
+    Raises StoreLocked while a process has it open, StoreUnavailable.
+    """
+    check_free(place)
+    for number in range(1, ASIDE_MAX):
+        aside = place.with_name(f"{place.name}.{reason}-{number}")
+        if not aside.exists():
+            try:
+                place.rename(aside)
+            except OSError as error:
+                raise StoreUnavailable(f"{place}: {error.strerror}") from None
+            return aside
+    raise StoreUnavailable(f"{place}: remove the earlier databases beside it first")
+
+
 def sync_path(place: Path) -> Path:
     """Return the directory in which a database for ``place`` is built."""
     return place.with_name(place.name + ".sync")
 
 
 class StateSync:
-    """One state sync of a node whose database is to be in ``place``, where none is yet.
+    """One state sync of a node whose database is to be in ``place``; one that is there makes room when it is done.
 
     ``root`` is what the genesis makes trusted (``consensus.light.genesis_root``), ``count`` adds to the metric
     ``statesync_chunks_total`` by result: taken, false, or lost (refused, or out of time).
@@ -161,9 +178,15 @@ class StateSync:
             await trio.to_thread.run_sync(restore.finish)
         finally:
             restore.close()
-        await trio.to_thread.run_sync(install, path, self._place)
+        await trio.to_thread.run_sync(self._install, path)
         _log.info("state synced", height=target.height, block=target.block_hash)
         return target
+
+    def _install(self, path: Path) -> None:
+        if not is_fresh(self._place):
+            aside = move_aside(self._place, "old")
+            _log.warning("the database that was here is kept beside; remove it", path=str(aside))
+        install(path, self._place)
 
     def _open(self, path: Path) -> Restore:
         try:
@@ -305,23 +328,6 @@ def trust_root(genesis: Genesis, versions: Iterable[int]) -> tuple[TrustedState,
     return root, LightOptions(trusting_period_ms(chain.unbonding_ms), versions=tuple(sorted(versions)))
 
 
-def begins_with_state(
-    place: Path, genesis: Genesis, *, mode: str, checkpoint: Checkpoint | None, keeps_all: bool, now_ms: int
-) -> bool:
-    """Tell whether a node begins with a state sync.
-
-    It never does where a database is. Mode ``auto`` wants the state of a chain that is old enough for peers to
-    have snapshots, unless the node is to keep all blocks; ``state``, or a checkpoint, always, ``blocks`` never.
-    """
-    if mode == "blocks" or not is_fresh(place):
-        return False
-    if mode == "state" or checkpoint is not None or sync_path(place).exists():
-        return True
-    chain = read_parameters(ChainParameters, "chain", genesis)
-    age_ms = now_ms - genesis.time_ms
-    return not keeps_all and age_ms > AUTO_EPOCHS_MIN * chain.epoch_blocks * chain.block_interval_ms_min
-
-
 async def sync_first(sync: StateSync, *, may_give_up: bool) -> Tip | None:
     """Run a state sync to its end; None when there is nothing to sync from and the blocks will have to do.
 
@@ -332,12 +338,7 @@ async def sync_first(sync: StateSync, *, may_give_up: bool) -> Tip | None:
             return await sync.run()
         except NoSnapshots as error:
             if may_give_up:
-                _log.info("no state sync: the blocks are synced from the genesis", reason=str(error))
+                _log.info("no state sync: the blocks are synced", reason=str(error))
                 return None
             _log.warning("waiting for peers with a snapshot", reason=str(error))
-        except TrustExpired as error:
-            if not may_give_up:
-                raise
-            _log.warning("no state sync: the blocks are synced from the genesis", reason=str(error))
-            return None
         await trio.sleep(AGAIN_S)

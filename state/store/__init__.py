@@ -1,6 +1,6 @@
 """The finalised chain and state on disk."""
 
-from state.store.database import StoreOptions
+from state.store.database import StoreOptions, check_free
 from state.store.errors import (
     HeightUnknown,
     Pruned,
@@ -36,6 +36,7 @@ __all__ = [
     "StoreUnavailable",
     "StoredReader",
     "Tip",
+    "check_free",
     "cut_state",
     "install",
     "place_of",

@@ -9,16 +9,18 @@ from typing import Any
 
 import plyvel
 
+from state.primitives.errors import StoreError
 from state.store.errors import (
     StoreDamaged,
     StoreIncompatible,
+    StoreLocked,
     StoreOfAnotherChain,
     StoreUnavailable,
     reported,
 )
 from state.store.records import FORMAT, FORMAT_VERSION
 
-__all__ = ["StoreOptions", "check_format", "open_database"]
+__all__ = ["StoreOptions", "check_format", "check_free", "open_database"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,22 @@ def open_database(path: Path, options: StoreOptions) -> Any:
             block_size=1024,  # small reads at random: what is checksummed for one value
             compression=None,  # hashes do not shrink
         )
+
+
+def check_free(path: Path) -> None:
+    """Raise StoreLocked while a process has the database in ``path`` open; what else is wrong is left alone.
+
+    A directory that is renamed under its owner goes on being written to, and no lock tells of it any more.
+    """
+    if not path.is_dir():
+        return
+    try:
+        with reported():  # the lock is the first thing that is asked for, whatever the rest looks like
+            plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True).close()
+    except StoreLocked:
+        raise StoreLocked(f"{path}: in use; stop the node first") from None
+    except StoreError:
+        pass
 
 
 def check_format(db: Any, chain_hash: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
@@ -13,12 +14,14 @@ from consensus.service import BuildRequest
 from consensus.votes import Certificate
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate
 from node.agreement import _ChainPort, _NetworkPort, _root
+from node.config import Checkpoint
 from node.stages import Stages
+from node.sync.begin import CheckpointMismatch
 from node.verifier import SignatureVerifier, VerifierOptions
 from p2p.frame import Class
 from p2p.mux import MuxLimits
 from p2p.service import Network, NetworkConfig
-from state.primitives.blocks import encode_block
+from state.primitives.blocks import Block, encode_block
 from state.primitives.votes import FINALIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
 from state.store import Nullification
 from state.transition.staking import load_committee
@@ -69,6 +72,46 @@ async def test_an_execution_that_takes_long_does_not_stop_the_event_loop(tmp_pat
             await trio.testing.wait_all_tasks_blocked(0.05)
             may_end.set()
     assert was_told == [True]
+    world.store.close()
+
+
+async def test_the_chain_passes_a_checkpoint_only_through_its_block(tmp_path: Path) -> None:
+    """Blocks that lead to there are proven by keys that may be worth nothing any more: the operator decides."""
+    world = World(tmp_path)
+    committee = load_committee(world.store, 0)
+    assert committee is not None
+
+    def build(parent: bytes, view: int) -> Block:
+        block, _ = world.chain.build(
+            parent, epoch=0, view=view, seat=0, time_ms=START_MS + view, voters_bitmap=b"",
+            vrf_proof=world.prove(parent, view), transactions=[],
+        )  # fmt: skip
+        world.chain.execute(block, [], raw=encode_block(block))
+        return block
+
+    first = build(world.store.tip.block_hash, 1)
+    second = build(first.hash, 2)
+    candidate = Candidate(0, 2, 1, second.hash)
+    digest = vote_digest(world.runtime.genesis_hash, FINALIZE, candidate)
+    final = encode_certificate(
+        Certificate.of(committee, [Vote(FINALIZE, *candidate, 0, VALIDATOR.sign_vote(digest))])
+    )
+    with SignatureVerifier(VerifierOptions(workers=0)) as verifier:
+        for height, block_hash in ((1, b"x" * 32), (2, b"x" * 32), (1, second.hash)):
+            given = Checkpoint(height, block_hash)
+            port = _ChainPort(world.ledger, verifier, Stages(), NoEvidence(), checkpoint=given)
+            with pytest.raises(CheckpointMismatch):
+                await port.commit(second.hash, final, ())
+            assert world.store.tip.height == 0
+        for given in (Checkpoint(2, second.hash), Checkpoint(1, first.hash), Checkpoint(3, b"x" * 32)):
+            _ChainPort(world.ledger, verifier, Stages(), NoEvidence(), checkpoint=given)._check_checkpoint(
+                second.hash
+            )
+        port = _ChainPort(
+            world.ledger, verifier, Stages(), NoEvidence(), checkpoint=Checkpoint(1, first.hash)
+        )  # fmt: skip
+        await port.commit(second.hash, final, ())
+    assert world.store.tip.height == 2
     world.store.close()
 
 

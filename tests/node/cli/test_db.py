@@ -17,6 +17,7 @@ from node.config import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
 from node.home import Home, create_home
 from node.runtime import make_runtime
 from node.sync.audit import audit_chain
+from node.sync.begin import RootExpired
 from node.sync.keeper import SnapshotKeeper
 from node.sync.wiring import open_chain, snapshots_path
 from state.primitives.codec import encode
@@ -94,10 +95,29 @@ def test_inspect_of_a_damaged_database_shows_the_rest(home: Home) -> None:
 
 def test_a_running_node_keeps_its_database(home: Home) -> None:
     with open_store(home.chain, Runtime(GENESIS)):
-        for arguments in (("inspect",), ("verify",), ("rollback", 1, "--yes"), ("prune",), ("repair",)):
+        for arguments in (
+            ("inspect",),
+            ("verify",),
+            ("rollback", 1, "--yes"),
+            ("prune",),
+            ("repair",),
+            ("repair", "--force", "--no-sync"),
+        ):
             error = run(home, *arguments).exception
             assert isinstance(error, StoreLocked), arguments
             assert "stop the node" in str(error)
+        assert not home.chain.with_name("chain.damaged-1").exists()
+        for table in home.chain.glob("*.ldb"):
+            table.write_bytes(b"")
+        (home.chain / "CURRENT").unlink()
+        assert isinstance(run(home, "repair", "--force", "--no-sync").exception, StoreLocked), "damaged or not"
+
+
+def test_where_nothing_can_be_trusted_any_more_it_says_what_helps(home: Home) -> None:
+    done = run(home, "repair", "--force")
+    assert isinstance(done.exception, RootExpired)
+    assert "--checkpoint HEIGHT:HASH" in str(done.exception) and "chain.damaged-1" in done.output
+    assert isinstance(run(home, "sync").exception, RootExpired)
 
 
 def test_verify_checks_all_of_the_chain_and_the_state(home: Home) -> None:

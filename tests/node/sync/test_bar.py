@@ -70,6 +70,16 @@ async def test_without_a_terminal_there_are_lines_of_the_log_and_not_many(
     assert done["height"] == done["blocks"] == 10_000
 
 
+async def test_a_node_that_no_peer_can_help_says_what_does(autojump_clock: trio.testing.MockClock) -> None:
+    stranded = Progress(7, 7, 200_000, 0.0, 8, 150_000)
+    with structlog.testing.capture_logs() as lines, trio.move_on_after(100):
+        await show_block_sync(lambda: stranded, lambda: True, console=Console(file=io.StringIO()))
+    told = [line for line in lines if line["log_level"] == "warning"]
+    assert len(told) == 2
+    assert (told[0]["needed"], told[0]["oldest"]) == (8, 150_000)
+    assert "--checkpoint HEIGHT:HASH" in told[0]["cure"]
+
+
 async def test_a_node_that_is_not_behind_says_nothing(autojump_clock: trio.testing.MockClock) -> None:
     stream = io.StringIO()
     idle = Progress(7, 7, 7, 1.0, 1)

@@ -78,7 +78,8 @@ async def test_a_node_begins_with_the_state_and_then_opens_it(
         assert begin.results == {"taken": 1}
 
 
-async def test_its_owner_sees_and_stops_it(tmp_path: Path) -> None:
+async def test_its_owner_sees_and_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.sync.wiring._wall_ms", lambda: GENESIS.time_ms + 60_000)
     options = NodeOptions(sync=SyncOptions(mode="state"))
     begin = Begin(tmp_path, options, network_of(CLIENT, Wires()))
     ended: list[bool] = []
@@ -106,7 +107,10 @@ async def test_its_owner_sees_and_stops_it(tmp_path: Path) -> None:
     "options",
     [NodeOptions(sync=SyncOptions(mode="blocks")), NodeOptions(store=HistoryOptions(profile="archive"))],
 )
-async def test_who_wants_the_blocks_does_without(tmp_path: Path, options: NodeOptions) -> None:
+async def test_who_wants_the_blocks_does_without(
+    tmp_path: Path, options: NodeOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.sync.wiring._wall_ms", lambda: GENESIS.time_ms + 60_000)
     begin = Begin(tmp_path, options, network_of(CLIENT, Wires()))
     assert await begin.run()
     with open_chain(begin.home, options, RUNTIME) as store:

@@ -16,7 +16,7 @@ from node.sync.core import NoSnapshots
 from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import CHUNK, MANIFEST, OFFERS, RECORDS, encode_asked
 from node.sync.server import SyncServer
-from node.sync.service import StateSync, begins_with_state, is_fresh, sync_first, sync_path, trust_root
+from node.sync.service import StateSync, is_fresh, sync_first, sync_path, trust_root
 from p2p.errors import RequestRefused
 from p2p.frame import Class
 from p2p.service import Network, NetworkConfig
@@ -182,6 +182,22 @@ async def test_one_sync_at_a_time_and_never_over_a_database(world: World, tmp_pa
         await sync_of(tmp_path / "chain", client, Counter(), checkpoint=checkpoint).run()
 
 
+async def test_a_database_that_is_there_makes_room_when_the_state_is_whole(world: World, tmp_path: Path) -> None:
+    wires, results = Wires(), Counter[str]()
+    server_network, client = network_of(0, wires), network_of(CLIENT, wires, 0)
+    place = tmp_path / "kept" / "chain"
+    open_store(place, Runtime(GENESIS)).close()
+    async with running(server_network, client, wires=wires), trio.open_nursery() as nursery:
+        await serve(world, 0, server_network, nursery)
+        with trio.fail_after(120):
+            assert (await sync_of(place, client, results).run()).height == 2 * EPOCH_BLOCKS
+        nursery.cancel_scope.cancel()
+    with open_store(place, Runtime(GENESIS)) as store:
+        assert store.tip.height == 2 * EPOCH_BLOCKS
+    with open_store(place.with_name("chain.old-1"), Runtime(GENESIS)) as store:
+        assert store.tip.height == 0
+
+
 class Never(StateSync):
     """Finds no snapshot a number of times."""
 
@@ -199,26 +215,6 @@ async def test_without_snapshots_it_waits_or_leaves_it(autojump_clock: object) -
     assert await sync_first(Never(), may_give_up=True) is None
     patient = await sync_first(Never(), may_give_up=False)
     assert patient is not None and patient.height == 4
-
-
-def test_when_a_node_begins_with_the_state(tmp_path: Path) -> None:
-    place = tmp_path / "chain"
-    checkpoint = parse_checkpoint("4:" + "ab" * 32)
-    young, old = GENESIS.time_ms + 1_000, NOW_MS
-
-    def begins(mode: str, now_ms: int, *, keeps_all: bool = False, at: bool = False) -> bool:
-        return begins_with_state(
-            place, GENESIS, mode=mode, checkpoint=checkpoint if at else None, keeps_all=keeps_all, now_ms=now_ms
-        )
-
-    assert [begins(mode, old) for mode in ("auto", "state", "blocks")] == [True, True, False]
-    assert [begins(mode, young) for mode in ("auto", "state", "blocks")] == [False, True, False]
-    assert not begins("auto", old, keeps_all=True)
-    assert begins("auto", young, keeps_all=True, at=True)
-    Restore.open(sync_path(place), GENESIS).close()
-    assert begins("auto", young)  # an unfinished sync is finished
-    open_store(place, Runtime(GENESIS)).close()
-    assert not any(begins(mode, old, at=True) for mode in ("auto", "state", "blocks"))
 
 
 async def test_requests_are_bounded_by_rate_and_refused_by_code(world: World) -> None:
