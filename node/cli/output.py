@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from node.cli.terminal import printable
+
+if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks ask for JSON
+    from rich.console import Console
+    from rich.text import Text
 
 __all__ = ["json_option", "parse_amount", "show", "show_amount", "show_fields", "show_gwei", "show_rows"]
 
@@ -38,6 +39,8 @@ def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json
     if not rows:
         click.echo(f"{title or 'Nothing'}: none.")
         return
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -51,6 +54,8 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
     if as_json:
         show(fields)
         return
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -90,6 +95,8 @@ def parse_amount(text: str) -> int:
 
 
 def _plain(value: Any) -> Text:
+    from rich.text import Text
+
     return Text(printable(_cell(value)), overflow="fold")  # square brackets of a stranger are no markup
 
 
@@ -104,6 +111,8 @@ def _cell(value: Any) -> str:
 
 
 def _console(*, err: bool = False) -> Console:
+    from rich.console import Console
+
     # A pipe has no width of its own; a narrow default would break every address in two.
     console = Console(stderr=err)
     return console if console.is_terminal else Console(width=200, stderr=err)
