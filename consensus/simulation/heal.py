@@ -14,13 +14,15 @@ from typing import Final, NamedTuple
 from consensus.simulation.cluster import Cluster, sim_parameters
 from consensus.simulation.oracle import Violation
 
-__all__ = ["Break", "Healed", "breaks", "run_break"]
+__all__ = ["Break", "Healed", "breaks", "run_break", "weighted_breaks"]
 
 LATENCY_MS: Final = 20
 SLOW_MS: Final = 3_000
 BROKEN_MS: Final = 2_000
 CALM_MS: Final = 150
 SIZES: Final = (4, 5, 6, 7)
+WEIGHTS: Final = {4: (3, 3, 2, 2), 5: (3, 3, 2, 2, 1), 6: (7, 6, 4, 3, 2, 1), 7: (6, 6, 3, 2, 2, 1, 1)}
+"""By size: no seat has more than a third, the least a small part of the greatest."""
 
 
 class Break(NamedTuple):
@@ -29,6 +31,8 @@ class Break(NamedTuple):
     kind: str
     size: int
     sides: tuple[bool, ...] = ()
+    weights: tuple[int, ...] = ()
+    """Of the seats; equal ones if not given."""
 
 
 class Healed(NamedTuple):
@@ -51,10 +55,16 @@ def breaks() -> Iterator[Break]:
             yield Break(kind, size)
 
 
+def weighted_breaks() -> Iterator[Break]:
+    """The same with unequal weights: nobody's rest is short of a quorum, but a side of few may have one."""
+    for broken in breaks():
+        yield broken._replace(weights=WEIGHTS[broken.size])
+
+
 def run_break(broken: Break, seed: int = 0) -> Healed:
     """Break the network, heal it, and wait for a new final block on every node. Raises Violation."""
-    kind, size, _ = broken
-    cluster = Cluster(seed, (1,) * size, frozenset(range(size)), parameters=sim_parameters())
+    kind, size, _, weights = broken
+    cluster = Cluster(seed, weights or (1,) * size, frozenset(range(size)), parameters=sim_parameters())
     network, nodes, oracle = cluster.network, cluster.nodes, cluster.oracle
     network.latency_ms_min = network.latency_ms_max = LATENCY_MS
     cluster.start_all()
@@ -80,7 +90,7 @@ def run_break(broken: Break, seed: int = 0) -> Healed:
 
 
 def _blocked(cluster: Cluster, broken: Break) -> Callable[[int, int], bool] | None:
-    kind, size, sides = broken
+    kind, size, sides, _ = broken
     nodes = cluster.nodes
 
     def leader() -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "cut_network",
     "draw_weights",
     "fail_disks",
+    "fork_network",
     "heal",
     "run_scenario",
 ]
@@ -194,7 +195,7 @@ def run_scenario(
     if kind.endswith("partition") or kind == "twins":
         cut_network(cluster, rng, chaos_ms)
     elif kind == "above_f":
-        _forks(cluster, rng, plan.weights, plan.faulty)
+        fork_network(cluster, rng, plan.weights, plan.faulty)
     if kind.endswith(("crash", "blackout")):
         fail_disks(cluster, rng, chaos_ms, is_whole=kind.endswith("blackout"))
     if kind in ("calm", "crash", "epochs") and rng.random() < 0.5:
@@ -294,7 +295,7 @@ def cut_network(cluster: Cluster, rng: random.Random, chaos_ms: int) -> None:
         at_ms += rng.randrange(100, 900)
 
 
-def _forks(cluster: Cluster, rng: random.Random, weights: tuple[int, ...], faulty: frozenset[int]) -> None:
+def fork_network(cluster: Cluster, rng: random.Random, weights: tuple[int, ...], faulty: frozenset[int]) -> None:
     """Two sides of honest nodes that never hear each other; faulty ones speak to both, a twin to its own alone."""
     network = cluster.network
     sides = [rng.randrange(2) for _ in cluster.nodes]

@@ -24,9 +24,10 @@ from typing import Any, Final, NamedTuple
 
 from consensus.simulation.crash_points import COURSES, Course, operations, run_crash_point
 from consensus.simulation.disk import Fault
-from consensus.simulation.heal import breaks, run_break
+from consensus.simulation.heal import breaks, run_break, weighted_breaks
 from consensus.simulation.scenarios import run_scenario
 from consensus.simulation.twins import count_scenarios, run_twins, scenario_of
+from node.simulation.above import run_above
 from node.simulation.crash_points import WHOLE
 from node.simulation.scenarios import run_whole
 
@@ -36,6 +37,7 @@ SEVEN_ROUNDS: Final = 4
 WHOLE_EACH: Final = 10
 _FAULTS: Final = tuple(Fault)
 _BREAKS: Final = tuple(breaks())
+_WEIGHTED: Final = tuple(weighted_breaks())
 _PACKAGES: Final = ("consensus", "state", "node", "billing", "tasks")
 
 
@@ -61,6 +63,11 @@ def _seed(number: int) -> Run:
 def _whole(number: int) -> Run:
     outcome = run_whole(number).outcome
     return Run(f"whole nodes, {outcome.kind}", outcome.events, outcome.recovery_ms)
+
+
+def _above(number: int) -> Run:
+    found = run_above(number)
+    return Run(f"above the bound, {found.kind}", found.events, found.recovery_ms, found.is_forked)
 
 
 def _two_rounds(number: int) -> Run:
@@ -106,9 +113,15 @@ def _break(number: int) -> Run:
     return Run(_BREAKS[which].kind, 0, run_break(_BREAKS[which], seed).progress_ms)
 
 
+def _weighted_break(number: int) -> Run:
+    seed, which = divmod(number, len(_WEIGHTED))
+    return Run(f"{_WEIGHTED[which].kind}, unequal", 0, run_break(_WEIGHTED[which], seed).progress_ms)
+
+
 RUNS: Final[dict[str, Callable[[int], Run]]] = {
     "seeds": _seed,
     "whole": _whole,
+    "above-f": _above,
     "twins-2": _two_rounds,
     "twins-3": _three_rounds,
     "twins-7": _seven,
@@ -116,6 +129,7 @@ RUNS: Final[dict[str, Callable[[int], Run]]] = {
     "crash-points-epochs": partial(_point_of, "crash-points-epochs"),
     "crash-points-whole": partial(_point_of, "crash-points-whole"),
     "heal": _break,
+    "heal-weights": _weighted_break,
 }
 """What a number means in each part."""
 
@@ -132,10 +146,12 @@ def _plans() -> dict[str, Callable[[], tuple[Part, ...]]]:
     def common() -> tuple[Part, ...]:
         return (
             Part("twins-2", count_scenarios(4, 1, 2), 256),
+            Part("above-f", 2_000, 20),
             Part("crash-points", len(operations()) * len(_FAULTS), 120),
             Part("crash-points-epochs", len(_points("crash-points-epochs")) * len(_FAULTS), 60),
             Part("crash-points-whole", len(_points("crash-points-whole")) * len(_FAULTS), 20),
             Part("heal", 5 * len(_BREAKS), 94),
+            Part("heal-weights", 5 * len(_WEIGHTED), 94),
             Part("twins-7", 50_000, 250),
         )
 

@@ -19,7 +19,7 @@ from consensus.votes import Certificate, Check, verify_checks
 from consensus.wire import BLOCKS_MAX, BlocksReply, decode_certificate, encode_certificate
 from node.chain import BlockUnknown, Chain, decode_body
 from node.evidence import EvidencePool
-from node.forks import kept, to_keep
+from node.forks import ForkUnproven, check_certificate, convict, kept, to_keep
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.runtime import make_runtime
@@ -43,12 +43,13 @@ from state.transition.staking import (
     STAKE_KIND,
     UNSTAKE_GAS,
     UNSTAKE_KIND,
+    load_committee,
     stake_payload,
     unstake_payload,
 )
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 
-__all__ = ["COIN", "STAKE", "START_MS", "WholeMachine", "WholeWorld"]
+__all__ = ["BALANCE", "COIN", "STAKE", "START_MS", "WholeMachine", "WholeWorld"]
 
 COIN: Final = 10**18
 STAKE: Final = 10_000 * COIN
@@ -396,6 +397,14 @@ class WholeMachine:
         """Leave every write to the page cache: a seeded bug."""
         self._db.ignores_syncs = True
 
+    def anew(self) -> WholeMachine:
+        """Return the machine of the same node with an empty database, and the file of evidence as it is."""
+        world = self._world
+        machine = WholeMachine(world, self._number)
+        machine._evidence_file = self._evidence_file
+        world.machines[world.machines.index(self)] = machine
+        return machine
+
     # Transactions and evidence of others.
 
     def admit(self, raw: bytes) -> None:
@@ -421,6 +430,20 @@ class WholeMachine:
         """Take in a fault that the node's consensus has found; return what the other nodes are told of it."""
         proof = Evidence.of(equivocation, self._world.address(self._number % self._world.accounts)).encode()
         return proof if self._add(proof) else None
+
+    def convict(self, certificate: Certificate) -> tuple[Equivocation, ...]:
+        """Return whom a certificate of another chain convicts with the records of this one."""
+        try:
+            committee = load_committee(self.store, certificate.epoch)
+            check_certificate(certificate, committee, self._world.genesis_hash)
+        except ForkUnproven:
+            return ()
+        return convict(self.store, (certificate,))
+
+    @property
+    def pending(self) -> tuple[bytes, ...]:
+        """What waits for a block."""
+        return self._pool.all()
 
     def heard(self, proof: bytes) -> None:
         """Take in what another node has found."""

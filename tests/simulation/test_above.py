@@ -1,0 +1,123 @@
+"""Whole nodes, more than a third of the weight lies: proofs on chain, penalties, and a chain that goes on."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from consensus.simulation.oracle import Violation
+from node.simulation.above import Branches, run_above
+from node.simulation.campaign import RUNS
+from node.simulation.world import WholeMachine, WholeWorld
+from state.primitives.hashing import ZERO_HASH
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
+
+SEEDS = 40
+CHUNK = 10
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_who_lies_is_punished_on_chain_and_the_honest_go_on(first: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        try:
+            found = run_above(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        seen += Counter({"forked": found.is_forked, "slashed": found.slashed, "epochs": found.epochs})
+    # Ten runs in which nothing forked, or few were caught, would prove little.
+    assert seen["forked"] >= 1
+    assert seen["slashed"] > CHUNK
+    assert seen["epochs"] > 4 * CHUNK
+
+
+def test_two_branches_punish_each_for_itself() -> None:
+    assert sum(run_above(seed, kind="apart").punished_apart == 2 for seed in range(5)) >= 1
+
+
+@pytest.mark.parametrize("kind", ["apart", "adversary"])
+def test_the_same_seed_gives_the_same_run(kind: str) -> None:
+    assert run_above(5, kind=kind) == run_above(5, kind=kind)
+
+
+def test_a_run_is_a_part_of_a_campaign() -> None:
+    assert "above the bound" in RUNS["above-f"](2).kind
+
+
+def test_a_proof_that_never_gets_into_a_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: leaders that leave out the evidence."""
+    monkeypatch.setattr("node.evidence.EvidencePool.take", lambda self, limit_bytes=0: ())
+    with pytest.raises(Violation, match=r"slashed held 0\.00|proofs"):
+        run_above(4)
+
+
+def test_a_penalty_of_another_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: three times the share becomes the share."""
+    monkeypatch.setattr("state.transition.slashing.CORRELATION", 1)
+    with pytest.raises(Violation, match="are left to account"):
+        run_above(4)
+
+
+def test_a_reward_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of the test: the reporter's part is burned too."""
+    monkeypatch.setattr("state.transition.slashing.REWARD_DIVISOR", 10**30)
+    with pytest.raises(Violation, match="were paid for"):
+        run_above(4)
+
+
+class Two:
+    """A committee of two accounts and the judge that knows it."""
+
+    def __init__(self) -> None:
+        self.world = WholeWorld((1, 1))
+        machine = self.world.machine(0, random.Random(0))
+        assert isinstance(machine, WholeMachine)
+        reign = machine.reign(0)
+        assert reign is not None
+        self.committee = reign.committee
+        honest = frozenset((self.world.address(0),))
+        self.judge = Branches(honest, self.world.root_hash, self.world.genesis_hash, self.world.is_valid)
+        self.judge.saw_committee(0, self.committee)
+
+    def vote(self, account: int, kind: int, block: bytes) -> Vote:
+        seat = self.committee.seat_of(self.world.address(account))
+        assert seat is not None
+        vote = Vote(kind, *Candidate(0, 3, 2, block), seat, b"")
+        signer = self.world.signer(account, 0)
+        return vote._replace(
+            signature=signer.sign_vote(vote_digest(self.world.genesis_hash, kind, vote.candidate))
+        )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_fault"),
+    [
+        ((NOTARIZE, b"a" * 32), (NOTARIZE, b"b" * 32), True),
+        ((FINALIZE, b"a" * 32), (FINALIZE, b"b" * 32), True),
+        ((NULLIFY, ZERO_HASH), (FINALIZE, b"b" * 32), True),
+        ((NOTARIZE, b"a" * 32), (FINALIZE, b"a" * 32), False),
+        ((NOTARIZE, b"a" * 32), (NULLIFY, ZERO_HASH), False),
+    ],
+)
+def test_the_judge_knows_a_lie(one: tuple[int, bytes], other: tuple[int, bytes], is_fault: bool) -> None:
+    two = Two()
+    for said in (one, other):
+        two.judge.saw_vote(two.vote(1, *said))
+    assert (two.world.address(1) in two.judge.liars) == is_fault
+    two.judge.saw_vote(two.vote(0, *one))
+    if is_fault:
+        with pytest.raises(Violation, match="honest account equivocated"):
+            two.judge.saw_vote(two.vote(0, *other))
+    else:
+        two.judge.saw_vote(two.vote(0, *other))
+
+
+def test_the_judge_refuses_a_proof_of_votes_that_contradict_nothing() -> None:
+    two = Two()
+    votes = (two.vote(1, NOTARIZE, b"a" * 32), two.vote(1, FINALIZE, b"a" * 32))
+    with pytest.raises(Violation, match="told no lie"):
+        two.judge.saw_evidence(Equivocation(*votes))
+    with pytest.raises(Violation, match="proves none"):
+        two.judge.saw_evidence(Equivocation(votes[0], two.vote(0, NOTARIZE, b"b" * 32)))
