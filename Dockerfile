@@ -11,7 +11,10 @@ RUN python3 -m venv /opt/dekube \
 COPY . /src/
 RUN /opt/dekube/bin/pip install --no-cache-dir --no-deps --no-build-isolation --no-index /src \
  && /opt/dekube/bin/pip uninstall -y pip \
- && find /opt/dekube \( -name '__pycache__' -o -path '*/site-packages/*/tests' \) -prune -exec rm -rf {} +
+ && find /opt/dekube \( -name '__pycache__' -o -path '*/site-packages/*/tests' \) -prune -exec rm -rf {} + \
+ && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/dekube/lib
+# Compiled here, once: a container's file system is read-only, and else each start and each health check, every few
+# seconds, would compile all that it loads.
 
 FROM ${BASE_IMAGE}
 RUN useradd --uid 10001 --user-group --create-home --home-dir /home/dekube dekube
