@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from p2p.vicinity import Zone, zone_of
@@ -63,6 +64,7 @@ def crowd_of(host: str | None) -> str | None:
     return None if host is None or zone_of(host) is not Zone.OPEN else network_of(host)
 
 
+@lru_cache(maxsize=4_096)
 def origin_of(remote: str) -> Origin:
     """Return where a connection comes from by the name of its other end: an IP address, or what brought it."""
     host = remote.removeprefix(_PUNCHED)

@@ -132,8 +132,8 @@ class Dialling:
             return self._known(way)
         ordered = self.table(way.target).order(trio.current_time())
         found = [path for path in ordered if isinstance(path, Endpoint)]
-        avoided = [endpoint for endpoint in self._known(way) if self.is_avoided(endpoint) and endpoint not in found]
-        return found + avoided
+        avoided = [endpoint for endpoint in self._known(way) if self.is_avoided(endpoint)]
+        return list(dict.fromkeys(found + avoided))
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
         """Tell whether so much is held against a way that it is not to be taken while there is another."""
