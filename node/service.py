@@ -452,7 +452,13 @@ class Node:
         name = bytes.fromhex(request["blob"])
         sources = [bytes.fromhex(source) for source in request["sources"]]
         path = await self.network.fetch_blob(name, sources)
-        target = await trio.to_thread.run_sync(shutil.copyfile, path, Path(str(request["path"])))
+        blobs = self.network.blobs
+        assert blobs is not None
+        blobs.hold(name)  # a copy of gigabytes takes its time
+        try:
+            target = await trio.to_thread.run_sync(shutil.copyfile, path, Path(str(request["path"])))
+        finally:
+            blobs.release(name)
         return {"bytes": target.stat().st_size}
 
     async def status(self) -> Any:
