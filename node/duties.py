@@ -7,10 +7,10 @@ written here before anything is promised on chain.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
-from typing import Any, Final
+import shutil
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -19,20 +19,23 @@ from node.blob_search import BlobSearch
 from node.config import NodeOptions
 from node.home import Home
 from node.ledger import NodeLedger
-from node.machine import describe_machine, measure_score
+from node.machine import available_memory_bytes, describe_machine, measure_score
+from node.promises import Promises, Published, VerdictKey, write_durably
 from node.wallet import TransactionFailed, TransactionLost, Wallet
 from p2p.service import Network
-from state.primitives.codec import decode, encode
-from state.primitives.errors import DecodeError, DekubeError, InvalidTransaction, ProtocolError
+from state.primitives.codec import encode
+from state.primitives.errors import DekubeError, InvalidTransaction, ProtocolError
 from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
 from tasks.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.engine.state import TrainingState
 from tasks.errors import TaskUnknown
+from tasks.executor.errors import ExecutorError, JobFailed
+from tasks.executor.needs import Needs, needs_of
 from tasks.executor.results import Verdict, WindowResult, make_leaves, make_window_proof, segment_salts
-from tasks.executor.service import Executor, ExecutorOptions
+from tasks.executor.service import FINAL_REASONS, Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
-from tasks.lifecycle import ENDED, Reason
+from tasks.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
 from tasks.proofs import (
     LEAVES_LIMIT_BYTES,
@@ -41,7 +44,6 @@ from tasks.proofs import (
     check_leaves,
     decode_leaves,
     encode_leaves,
-    findings_from_value,
     findings_to_value,
     make_opening,
     opening_to_value,
@@ -74,7 +76,14 @@ RETRY_S: Final = 5.0
 """Pause before a duty that failed is tried again."""
 FETCH_TIMEOUT_S: Final = 60.0
 FETCH_TRIES_MAX: Final = 3
-RECORD_LIMIT_BYTES: Final = 256 * 1024
+CHECKS_AT_ONCE_MAX: Final = 4
+"""Windows whose inputs are fetched and held for a check at one time; the executor re-runs fewer."""
+PREPARE_SHARE: Final = 2 / 3
+"""Of the time until a task must be started that its trial may take; the rest is for saying that it cannot be."""
+PACE_MARGIN: Final = 2
+"""A window must be done in this part of its time at the pace of the trial: a machine is not always as fast."""
+DISK_SPARE_BYTES: Final = 512 << 20
+"""Of the disk, that no job may count on: the chain is written there too."""
 COUNT_MAX: Final = 1_000
 """Tasks and verdicts are counted up to here."""
 DATASETS_HELD_MAX: Final = 2
@@ -89,8 +98,17 @@ class InputUnavailable(DekubeError):
     code = "input_unavailable"
 
 
+class JobUnfit(DekubeError):
+    """A job that this machine cannot do in the time or space there is, or that nobody can do."""
+
+    code = "job_unfit"
+
+
 class _Abandoned(Exception):
     pass
+
+
+_Result = TypeVar("_Result")
 
 
 class Duties:
@@ -115,7 +133,10 @@ class Duties:
             ),
             home.jobs,
         )
-        self._promises = home.jobs.parent / "promises"
+        assert network.blobs is not None
+        self._blobs = network.blobs
+        self._jobs_dir = home.jobs
+        self._promises = Promises(home.jobs.parent / "promises", self._blobs, wallet.address)
         self._left = home.jobs.parent / "drained"
         """Stands while the entry in the registry is retired because the node drains, and not because its owner
         wants out."""
@@ -126,6 +147,8 @@ class Duties:
         self._rests: dict[Hashable, float] = {}
         self._known_tasks: set[bytes] = set()
         self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
+        self._reading_dataset = trio.Lock()
+        self._checks = trio.CapacityLimiter(CHECKS_AT_ONCE_MAX)
 
     @property
     def address(self) -> bytes:
@@ -162,7 +185,6 @@ class Duties:
         """Do what is asked until cancelled."""
         if not {"compute", "verify"} & set(self._options.roles):
             return
-        self._promises.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._known_tasks = {entry.task for entry in await self._executor.unfinished()}
         profile = None
         if self._options.registry.auto_register:
@@ -199,6 +221,7 @@ class Duties:
             self._start(nursery, key, self._seal if check.action is Action.SEAL else self._reveal, check)
         for task in list(self._known_tasks):
             self._start_forgetting(nursery, task)
+        self._promises.tidy(state)
 
     def _start(self, nursery: trio.Nursery, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         if key in self._running or self._rests.get(key, 0.0) > trio.current_time():
@@ -223,6 +246,33 @@ class Duties:
         finally:
             self._running.discard(key)
 
+    async def _while(self, stands: Callable[[], bool], work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do ``work`` as long as the chain wants it: what it holds is free at once when the chain moves on.
+
+        Raises _Abandoned then, and else what ``work`` raises.
+        """
+        outcome: list[_Result] = []
+        failure: Exception | None = None
+
+        async def watch() -> None:
+            height = -1
+            while stands():
+                height = (await self._ledger.wait_head(height)).height
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            try:
+                outcome.append(await work())
+            except Exception as error:  # raised again below: out of the nursery it would come in a group
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        if not outcome:
+            raise _Abandoned
+        return outcome[0]
+
     # The registry
 
     async def _register(self, profile: NodeProfile) -> None:
@@ -243,7 +293,7 @@ class Duties:
 
     async def _leave_market(self) -> None:
         """Have no more work assigned to this machine, without taking back its bond."""
-        _write(self._left, b"")
+        write_durably(self._left, b"")
         await self._wallet.send(RETIRE_NODE, [])
         _log.info("off the market until draining ends")
 
@@ -267,16 +317,9 @@ class Duties:
         while (duty := self._work_duty(task)) is not None:
             match duty.action:
                 case Action.ACCEPT:
-                    await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
-                    _log.info("accepted", task=task)
+                    await self._accept(task, spec, duty)
                 case Action.START:
-                    try:
-                        await self._dataset(spec, self._peers(), task)
-                    except InputUnavailable:
-                        await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.INPUT_UNAVAILABLE)])
-                        raise
-                    await self._wallet.send(START_TASK, [task, self._machine()])
-                    _log.info("started", task=task)
+                    await self._begin(task, spec, duty)
                 case Action.COMPUTE:
                     await self._compute(task, spec, duty)
                     return
@@ -287,13 +330,89 @@ class Duties:
         node = load_node(self._ledger.store, self.address)
         return digest(b"machine", encode(profile_to_value(node.profile)) if node is not None else b"")
 
-    async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+    async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
+        lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec)
+        if lack:
+            await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
+            raise JobUnfit(lack)
+        await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
+        _log.info("accepted", task=task)
+
+    def _lack_of_room(self, task: bytes, spec: JobSpec) -> str:
+        """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
+        state, windows = self._ledger.store, self._parameters.open_windows_max
+        process_max = ProcessOptions().memory_mib << 20
+        asked = needs_of(spec, open_windows_max=windows)
+        taken = Needs(0, 0, 0, 0)
+        for other in {duty.task for duty in work_duties(state, self.address, self._parameters)} - {task}:
+            taken += needs_of(load_spec(state, other), open_windows_max=windows)
+        budget, free = self._blobs.budget_bytes, shutil.disk_usage(self._jobs_dir).free - DISK_SPARE_BYTES
+        memory = available_memory_bytes()
+        for name, needed, there in (
+            ("memory of a job", asked.process, process_max),
+            ("memory", asked.process + asked.node, memory),
+            ("room for blobs", asked.blobs + taken.blobs, budget),
+            ("disk", asked.blobs + asked.journal + taken.blobs + taken.journal, free),
+        ):
+            if needed > there:
+                return f"{name}: {needed} bytes needed, {there} there"
+        return ""
+
+    async def _begin(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Bind this machine to the job once its beginning was tried: until then giving up is nobody's fault."""
+        left_s = max(0, duty.deadline_ms - self._ledger.head().time_ms) / 1000
+        reason, why = Reason.JOB_UNFIT, "not ready in time"
+        with trio.move_on_after(PREPARE_SHARE * left_s) as scope:
+            try:
+                await self._while(partial(self._is_at, task, Action.START), partial(self._try, task, spec, duty))
+                reason, why = Reason.STARTED, ""
+            except InputUnavailable as error:
+                reason, why = Reason.INPUT_UNAVAILABLE, str(error)
+            except JobFailed as error:
+                why = str(error)
+                if error.reason == "diverged":
+                    reason = Reason.JOB_DIVERGED
+            except (ExecutorError, JobUnfit) as error:
+                why = str(error)
+        if scope.cancelled_caught or reason != Reason.STARTED:
+            await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+            await self._executor.forget(task)
+            raise JobUnfit(why)
+        await self._wallet.send(START_TASK, [task, self._machine()])
+        _log.info("started", task=task)
+
+    async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Do the first segment. Raises InputUnavailable, ExecutorError, JobUnfit where a window would be late."""
+        dataset, start = await self._inputs(task, spec, duty)
+        pace_ms = await self._executor.try_task(task, spec, dataset, start=start)
+        step_from, step_to = spec.window_range(duty.window)
+        parameters = self._parameters
+        allowed_ms = parameters.window_slack * spec.gpu_ms_max(duty.window) + parameters.window_grace_ms
+        if PACE_MARGIN * pace_ms * (step_to - step_from) > allowed_ms:
+            raise JobUnfit(f"{pace_ms} ms a step: window {duty.window} would be late")
+
+    async def _inputs(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
+        """Return the data set, and the state to start from where neither journal nor job has it."""
         dataset = await self._dataset(spec, self._peers(), task)
         start: bytes | None = None
-        if duty.window and task not in self._known_tasks:
+        if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
             start = await self._fetch(duty.state_blob, self._peers(), spec.plan().state_limit_bytes)
-            _check_state(start, spec, duty.state_root)
+            await trio.to_thread.run_sync(_check_state, start, spec, duty.state_root)
         self._known_tasks.add(task)
+        return dataset, start
+
+    def _is_at(self, task: bytes, action: Action) -> bool:
+        duty = self._work_duty(task)
+        return duty is not None and duty.action is action
+
+    def _is_ours(self, task: bytes) -> bool:
+        """Whether the chain still has this node as the worker of a task that runs, or waits for its verdicts."""
+        record = load_task(self._ledger.store, task)
+        return record.worker == self.address and record.phase in (Phase.RUNNING, Phase.OUTPUT, Phase.VERIFYING)
+
+    async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        dataset, start = await self._inputs(task, spec, duty)
         outcome: list[BaseException | None] = [None]
 
         async def hand_on(result: WindowResult) -> None:
@@ -305,24 +424,37 @@ class Duties:
                 await trio.lowlevel.checkpoint()
 
         with trio.CancelScope() as scope:
-            done = await self._executor.run_task(task, spec, dataset, hand_on, start=start)
+            run = partial(self._executor.run_task, task, spec, dataset, hand_on, start=start)
+            try:
+                done = await self._while(partial(self._is_ours, task), run)
+            except JobFailed as error:
+                if error.reason not in FINAL_REASONS:
+                    raise
+                # It comes again however often it is tried: waiting for the deadline would only cost time.
+                reason = Reason.JOB_DIVERGED if error.reason == "diverged" else Reason.JOB_UNFIT
+                await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+                raise
             _log.info("job done", task=task, steps=done.steps, right=done.accuracy[0], samples=done.accuracy[1])
         if outcome[0] is not None:
             raise _Abandoned
 
     async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
         """Publish a window's blobs, keep what opening it will need, and put its proof on chain."""
-        blobs = self._network.blobs
-        assert blobs is not None
         salts = segment_salts(self._secret, task, result.window, len(result.segments))
-        contents = (*result.states, result.output)
-        names = [await trio.to_thread.run_sync(blobs.add, content) for content in contents]
-        leaves = make_leaves(result, salts, names[:-1])
-        leaves_blob = await trio.to_thread.run_sync(blobs.add, encode_leaves(leaves))
-        for name in (*names, leaves_blob):
-            blobs.pin(name)
-        probes = encode([segment.probe_root for segment in result.segments])
-        await trio.to_thread.run_sync(_write, self._promise(b"window", task, result.window), probes)
+        names: list[bytes] = []
+        try:
+            for number in range(len(result.segments) + 1):
+                names.append(  # noqa: PERF401 - what is pinned must be known where a later one fails
+                    await trio.to_thread.run_sync(self._store_state, result, number)
+                )
+            leaves = make_leaves(result, salts, names[:-1])
+            leaves_blob = await trio.to_thread.run_sync(self._blobs.add, encode_leaves(leaves))
+            probes = tuple(segment.probe_root for segment in result.segments)
+            published = Published(probes, tuple(names[:-1]), leaves_blob, names[-1])
+            await trio.to_thread.run_sync(self._promises.publish, task, result.window, published)
+        except BaseException:
+            self._promises.abandon(names)
+            raise
         proof = make_window_proof(task, result, leaves, leaves_blob=leaves_blob, output_blob=names[-1])
         height = -1
         while True:
@@ -332,6 +464,8 @@ class Duties:
                 raise _Abandoned
             if duty.window > result.window:
                 return  # an earlier run of this node has submitted it
+            if duty.window < result.window:
+                raise _Abandoned  # what this stands on does not count any more
             if not duty.blocked and duty.window == result.window:
                 break
         await self._wallet.send(SUBMIT_WINDOW, [window_proof_to_value(proof)])
@@ -339,11 +473,17 @@ class Duties:
             "window proved", task=task, window=result.window, gpu_ms=result.meter.gpu_ms, device=result.device
         )
 
+    def _store_state(self, result: WindowResult, number: int) -> bytes:
+        name = self._blobs.add(result.load_state(number))
+        self._blobs.pin(name)
+        return name
+
     async def _open(self, duty: WorkDuty) -> None:
-        blobs = self._network.blobs
-        assert blobs is not None
-        leaves = decode_leaves(await trio.to_thread.run_sync(blobs.read, duty.state_blob))
-        probes = _read_hashes(self._promise(b"window", duty.task, duty.window))
+        published = self._promises.published(duty.task, duty.window)
+        if published is None:
+            raise InputUnavailable(f"window {duty.window} of task {duty.task.hex()} was not published here")
+        probes = published.probes
+        leaves = decode_leaves(await trio.to_thread.run_sync(self._blobs.read, duty.state_blob))
         salts = segment_salts(self._secret, duty.task, duty.window, len(leaves))
         openings = [make_opening(leaves, i, probes[i], salts[i]) for i in duty.segments]
         await self._wallet.send(OPEN_WINDOW, [duty.task, duty.window, [opening_to_value(o) for o in openings]])
@@ -352,27 +492,36 @@ class Duties:
     # The verifier
 
     async def _seal(self, duty: CheckDuty) -> None:
-        findings = await self._find(duty)
-        await trio.to_thread.run_sync(
-            _write,
-            self._promise(b"verdict", duty.task, duty.window, duty.is_jury),
-            encode(findings_to_value(findings)),
-        )
+        findings = await self._while(partial(self._can_seal, duty), partial(self._find, duty))
+        await trio.to_thread.run_sync(self._promises.seal, _verdict_key(duty), findings)
         seal = verdict_seal(duty.task, duty.window, self.address, findings, self._nonce(duty))
         await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
         _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
 
+    def _can_seal(self, duty: CheckDuty) -> bool:
+        """Whether the chain still waits for this verdict."""
+        window = load_window(self._ledger.store, duty.task, duty.window)
+        phase = WindowPhase.JURY_SEALING if duty.is_jury else WindowPhase.SEALING
+        seats = window.jurors if duty.is_jury else window.verifiers
+        return (
+            (window.phase, window.height) == (phase, duty.height)
+            and any(seat.address == self.address and not seat.seal for seat in seats)
+            and self._ledger.head().time_ms < duty.deadline_ms
+        )
+
     async def _reveal(self, duty: CheckDuty) -> None:
-        path = self._promise(b"verdict", duty.task, duty.window, duty.is_jury)
-        findings = findings_from_value(decode(path.read_bytes(), limit_bytes=RECORD_LIMIT_BYTES))
+        findings = self._promises.sealed(_verdict_key(duty))
         await self._wallet.send(
             REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), self._nonce(duty)]
         )
-        path.unlink(missing_ok=True)
         _log.info("verdict revealed", task=duty.task, window=duty.window)
 
     async def _find(self, duty: CheckDuty) -> tuple[Finding, ...]:
         """Re-run the drawn segments; what cannot be fetched from anybody is a finding too."""
+        async with self._checks:
+            return await self._check(duty)
+
+    async def _check(self, duty: CheckDuty) -> tuple[Finding, ...]:
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)
         sources = self._peers(window.worker)
@@ -409,8 +558,11 @@ class Duties:
         return leaves
 
     def _nonce(self, duty: CheckDuty) -> bytes:
-        """Return the nonce of a seal: derived, so that a restarted verifier can still reveal."""
-        value = encode([duty.task, duty.window, int(duty.is_jury)])
+        """Return the nonce of a seal: derived, so that a restarted verifier can still reveal.
+
+        Another one for each draw: once revealed it would let anybody guess what a later seal of the window hides.
+        """
+        value = encode([duty.task, duty.window, int(duty.is_jury), duty.height])
         return digest(b"verdict-nonce", self._secret + value)
 
     # Inputs
@@ -422,31 +574,43 @@ class Duties:
 
     async def _dataset(self, spec: JobSpec, sources: Sequence[bytes], task: bytes) -> bytes:
         """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
-        known = self._datasets.get(spec.dataset.blob)
-        if known is not None and known[0] == spec.dataset.root:
-            return known[1]
-        data = await self._fetch(spec.dataset.blob, sources, DATASET_BYTES_MAX, task)
-        try:
-            root = await trio.to_thread.run_sync(lambda: Dataset.decode(data).root())
-        except DekubeError as error:
-            raise InputUnavailable(f"data set: {error}") from None
-        if root != spec.dataset.root:
-            raise InputUnavailable("the data set is not the one of its root")
-        while len(self._datasets) >= DATASETS_HELD_MAX:
-            self._datasets.pop(next(iter(self._datasets)))
-        self._datasets[spec.dataset.blob] = (root, data)
-        return data
+        await self._obtain(spec.dataset.blob, sources, DATASET_BYTES_MAX, task)
+        async with self._reading_dataset:  # one at a time: each takes several times its size for a while
+            known = self._datasets.get(spec.dataset.blob)
+            if known is not None and known[0] == spec.dataset.root:
+                return known[1]
+            data = await self._read(spec.dataset.blob)
+            try:
+                root = await trio.to_thread.run_sync(_dataset_root, data)
+            except DekubeError as error:
+                raise InputUnavailable(f"data set: {error}") from None
+            if root != spec.dataset.root:
+                raise InputUnavailable("the data set is not the one of its root")
+            while len(self._datasets) >= DATASETS_HELD_MAX:
+                self._datasets.pop(next(iter(self._datasets)))
+            self._datasets[spec.dataset.blob] = (root, data)
+            return data
 
-    async def _fetch(
+    async def _fetch(self, name: bytes, sources: Sequence[bytes], limit_bytes: int) -> bytes:
+        """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
+        await self._obtain(name, sources, limit_bytes)
+        return await self._read(name)
+
+    async def _read(self, name: bytes) -> bytes:
+        try:
+            return await trio.to_thread.run_sync(self._blobs.read, name)
+        except DekubeError as error:  # evicted meanwhile, or damaged
+            raise InputUnavailable(f"blob {name.hex()}: {error}") from None
+
+    async def _obtain(
         self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes = b""
-    ) -> bytes:
-        """Return the content of a blob, from here or from peers. Raises InputUnavailable.
+    ) -> None:
+        """Have a blob on this machine's disk. Raises InputUnavailable.
 
         Where no peer has the data set of the task ``dataset_of``, everybody is asked who does. The name is a
         stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
         """
-        blobs = self._network.blobs
-        assert blobs is not None
+        blobs = self._blobs
         error: DekubeError | None = None
         for _ in range(FETCH_TRIES_MAX):
             try:
@@ -457,7 +621,7 @@ class Duties:
                 if manifest is not None and manifest.size_bytes > limit_bytes:
                     raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
                 if blobs.is_complete(name):
-                    return await trio.to_thread.run_sync(blobs.read, name)
+                    return
             except InputUnavailable:
                 raise
             except DekubeError as failure:
@@ -475,9 +639,6 @@ class Duties:
 
     # What outlives a restart
 
-    def _promise(self, kind: bytes, task: bytes, window: int, is_jury: bool = False) -> Path:
-        return self._promises / f"{task.hex()}-{window}-{kind.decode()}{'-jury' if is_jury else ''}"
-
     def _start_forgetting(self, nursery: trio.Nursery, task: bytes) -> None:
         try:
             ended = load_task(self._ledger.store, task).phase in ENDED
@@ -487,31 +648,18 @@ class Duties:
             self._start(nursery, ("forget", task), self._forget, task)
 
     async def _forget(self, task: bytes) -> None:
-        """Drop the journal and the promises of a task that has ended; its blobs become ordinary, prunable ones."""
-        blobs = self._network.blobs
-        assert blobs is not None
+        """Drop the journal of a task that has ended; its blobs become ordinary, prunable ones (Promises.tidy)."""
         await self._executor.forget(task)
-        for path in self._promises.glob(f"{task.hex()}-*"):
-            path.unlink(missing_ok=True)
         self._known_tasks.discard(task)
-        try:
-            record = load_task(self._ledger.store, task)
-            for number in range(record.next_window):
-                await self._unpin(load_window(self._ledger.store, task, number))
-        except DekubeError:
-            pass
         _log.info("task ended", task=task)
 
-    async def _unpin(self, window: WindowRecord) -> None:
-        """Let go of what ``_submit_window`` pinned, or a worker's store would fill up for good."""
-        blobs = self._network.blobs
-        assert blobs is not None
-        proof = window.proof
-        if blobs.is_complete(proof.leaves_blob):
-            for leaf in decode_leaves(await trio.to_thread.run_sync(blobs.read, proof.leaves_blob)):
-                blobs.unpin(leaf.state_blob)
-        blobs.unpin(proof.output_blob)
-        blobs.unpin(proof.leaves_blob)
+
+def _verdict_key(duty: CheckDuty) -> VerdictKey:
+    return VerdictKey(duty.task, duty.window, duty.is_jury)
+
+
+def _dataset_root(data: bytes) -> bytes:
+    return Dataset.decode(data).root()
 
 
 def _check_state(data: bytes, spec: JobSpec, root: bytes) -> None:
@@ -523,30 +671,3 @@ def _check_state(data: bytes, spec: JobSpec, root: bytes) -> None:
         raise InputUnavailable(f"state: {error}") from None
     if found != root:
         raise InputUnavailable("the state to go on from is not the one on chain")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole and durably."""
-    temporary = path.with_suffix(".new")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _read_hashes(path: Path) -> list[bytes]:
-    try:
-        match decode(path.read_bytes(), limit_bytes=RECORD_LIMIT_BYTES):
-            case list(items) if all(type(item) is bytes and len(item) == HASH_BYTES for item in items):
-                return items
-            case _:
-                raise DecodeError("not a list of hashes")
-    except (OSError, DecodeError) as error:
-        raise InputUnavailable(f"{path.name}: {error}") from None

@@ -17,7 +17,7 @@ from typing import Final
 from node.config import NodeOptions, parse_operator
 from tasks.registry import Gpu, NodeProfile, NodeRole
 
-__all__ = ["describe_machine", "measure_score"]
+__all__ = ["available_memory_bytes", "describe_machine", "measure_score"]
 
 SCORE_S: Final = 0.5
 SCORE_STEPS: Final = 5
@@ -76,10 +76,19 @@ def _gpus() -> tuple[Gpu, ...]:
         return ()
 
 
+def available_memory_bytes() -> int:
+    """Return how much memory programs could still take without swapping."""
+    return _memory_kib("MemAvailable") << 10
+
+
 def _memory_mib() -> int:
+    return _memory_kib("MemTotal") // 1024
+
+
+def _memory_kib(name: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) // 1024
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
     return 0
 
 

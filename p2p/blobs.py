@@ -87,6 +87,11 @@ class BlobStore:
             self._load(path)
 
     @property
+    def budget_bytes(self) -> int:
+        """Content that the store holds at most."""
+        return self._budget_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Content promised to blobs, complete or begun."""
         return self._bytes

@@ -15,7 +15,7 @@ from state.view import Overlay, Reader
 from tasks.errors import WrongPhase
 from tasks.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.parameters import TaskParameters
-from tasks.queue import MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
+from tasks.queue import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
 from tasks.records import (
     HistoryEntry,
     TaskRecord,
@@ -198,7 +198,8 @@ class Case:
         if record is before:
             return
         self._requeue(TASK_SLOT, before.deadline_ms if before else 0, record.deadline_ms)
-        self._requeue(MATCH_SLOT, before.match_at_ms if before else 0, record.match_at_ms)
+        for slot in (FIRST_MATCH_SLOT, MATCH_SLOT):
+            self._requeue(slot, _match_at(before, slot), _match_at(record, slot))
         if before is None or before.phase != record.phase:
             if before is not None:
                 state.delete(by_phase_key(before.phase, before.created_ms, before.id))
@@ -213,3 +214,11 @@ class Case:
             cancel(self.state, Due(old_ms, self.record.id, slot))
         if new_ms:
             schedule(self.state, Due(new_ms, self.record.id, slot))
+
+
+def _match_at(record: TaskRecord | None, slot: int) -> int:
+    """Return when a look for a worker of the kind ``slot`` is due: the first is due where the search began."""
+    if record is None:
+        return 0
+    is_first = record.match_at_ms == record.changed_ms
+    return record.match_at_ms if is_first == (slot == FIRST_MATCH_SLOT) else 0

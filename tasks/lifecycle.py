@@ -222,6 +222,8 @@ class Reason(IntEnum):
     VERDICTS_DIFFER = 34
     JURY_UPHELD = 35
     CHALLENGE_OVER = 36
+    JOB_UNFIT = 37
+    """The job does not fit itself, says a worker: its data, its start or the time that it allows."""
 
 
 def group_of(phase: Phase) -> str:

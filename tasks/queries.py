@@ -102,7 +102,10 @@ class WorkDuty(NamedTuple):
 
 
 class CheckDuty(NamedTuple):
-    """What a window asks of a drawn verifier: SEAL after re-running ``segments``, then REVEAL what was sealed."""
+    """What a window asks of a drawn verifier: SEAL after re-running ``segments``, then REVEAL what was sealed.
+
+    ``height`` is another one for each draw of a window.
+    """
 
     task: bytes
     window: int
@@ -111,6 +114,7 @@ class CheckDuty(NamedTuple):
     deadline_ms: int
     seal: bytes
     is_jury: bool
+    height: int
 
 
 def find_task(state: Reader, task_id: bytes) -> TaskRecord:
@@ -249,6 +253,7 @@ def verification_duties(state: Reader, verifier: bytes) -> list[CheckDuty]:
             CheckDuty(
                 task_id, number, Action.REVEAL if reveals else Action.SEAL,
                 (window.disputed,) if is_jury else window.sampled, window.deadline_ms, seat.seal, is_jury,
+                window.height,
             )
         )  # fmt: skip
     return sorted(duties, key=lambda duty: (duty.deadline_ms, duty.task, duty.window))

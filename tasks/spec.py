@@ -39,11 +39,24 @@ SEGMENTS_MAX: Final = 256
 """Segments of a window: its proof's Merkle paths stay short and its list of leaves below 64 KiB."""
 WINDOWS_MAX: Final = 10_000
 STEPS_MAX: Final = 1 << 32
-SAMPLES_MAX: Final = 1 << 40
+SAMPLES_MAX: Final = 1 << 22
+"""As many as a data set has rows."""
 PRICE_MAX: Final = 1 << 100
 GPU_MS_PER_STEP_MAX: Final = 1 << 32
 WINDOW_GPU_MS_MAX: Final = 7 * 24 * 3_600_000
 """A week of GPU time in one window; deadlines are multiples of it, and must stay within the clock's range."""
+WINDOW_STATES_BYTES_MAX: Final = 2 << 30
+"""The states of a window: its worker holds up to five such windows on its disk, its verifiers fetch from them."""
+SEGMENT_MS_MAX: Final = 120_000
+"""A segment costs a verifier at most so long by ``JobSpec.step_ms``: it can be sealed in time, and no draw keeps a
+machine for long, whatever its requester calls a GPU's time."""
+STEP_UNITS_PER_MS: Final = 1 << 21
+"""Units of work (about a multiplication and addition each) that one slow processor core does in a millisecond: at
+most half of what was measured on a 2.5 GHz Xeon, for models that do not fit its caches (0032)."""
+UPDATE_UNITS: Final = 2048
+"""Units that a step spends on each parameter whatever the batch: the optimiser, ranges, roundings, hashes."""
+ACTIVATION_UNITS: Final = 4096
+"""Units for each output of a layer and sample: activations go through memory many times."""
 MATCH_MS_MAX: Final = 24 * 3_600_000
 MEMORY_MIB_MAX: Final = 1 << 32
 
@@ -154,6 +167,15 @@ class JobSpec(NamedTuple):
         start, stop = self.window_range(window)
         return (stop - start) * self.price.gpu_ms_per_step_max
 
+    @property
+    def step_ms(self) -> int:
+        """Milliseconds that a step costs at most whoever has nothing but one slow processor core (0032)."""
+        plan = self.plan()
+        units = plan.parameters * (UPDATE_UNITS + self.batch) + ACTIVATION_UNITS * self.batch * sum(
+            plan.widths[1:]
+        )
+        return -(-units // STEP_UNITS_PER_MS)
+
     def plan(self) -> TrainingPlan:
         """Return the engine's view of the job. Raises UnsupportedJob."""
         return TrainingPlan(
@@ -256,7 +278,11 @@ def decode_spec(data: bytes) -> JobSpec:
         match_ms=match_ms,
     )
     try:
-        spec.plan()
+        plan = spec.plan()
     except UnsupportedJob as error:
         raise DecodeError(str(error)) from None
+    if (window_steps // segment_steps + 1) * plan.state_limit_bytes > WINDOW_STATES_BYTES_MAX:
+        raise DecodeError(f"the states of a window exceed {WINDOW_STATES_BYTES_MAX} bytes")
+    if segment_steps * spec.step_ms > SEGMENT_MS_MAX:
+        raise DecodeError(f"a segment of {segment_steps} steps costs more than {SEGMENT_MS_MAX} ms to check")
     return spec

@@ -32,7 +32,7 @@ from tasks.proofs import (
     opening_from_value,
     window_proof_from_value,
 )
-from tasks.queue import CARRIAGE_SLOT, MATCH_SLOT, NODE_SLOT, TASK_SLOT, due_before
+from tasks.queue import CARRIAGE_SLOT, NODE_SLOT, TASK_SLOT, due_before, matches_due
 from tasks.queue import cancel as take_due
 from tasks.records import TaskRecord, by_requester_key, save_spec
 from tasks.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
@@ -235,7 +235,9 @@ def _decode_start(payload: list[Any]) -> Attestation:
             raise DecodeError("[task, machine hash] expected")
 
 
-_GIVE_UP_REASONS: Final = (Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_DIVERGED)
+_GIVE_UP_REASONS: Final = (
+    Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_DIVERGED, Reason.JOB_UNFIT,
+)  # fmt: skip
 
 
 def _decode_give_up(payload: list[Any]) -> TaskReason:
@@ -529,13 +531,14 @@ class _Market:
     def fire(self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None]) -> None:
         """Fire what is due, the earliest first, as many as the parameters allow in a block; the rest waits."""
         parameters = self._parameters
-        emitted = matches = 0
+        emitted = 0
 
         def count(event: LogEvent) -> None:
             nonlocal emitted
             emitted += 1
             emit(event)
 
+        looks = matches_due(state, block.time_ms, parameters.matches_per_block)  # not of who becomes free below
         for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
@@ -551,15 +554,16 @@ class _Market:
             if due.slot == TASK_SLOT:
                 if case.record.deadline_ms == due.time_ms:
                     on_task_due(case)
-            elif due.slot == MATCH_SLOT:
-                if case.record.match_at_ms == due.time_ms:
-                    if matches < parameters.matches_per_block:
-                        try_match(case)
-                    else:
-                        case.change(match_at_ms=case.now + parameters.match_retry_ms)
-                    matches += 1
             elif case.window(due.slot - 1).deadline_ms == due.time_ms:
                 on_window_due(case, due.slot - 1)
+            case.save()
+        for due in looks:
+            if emitted >= EVENTS_PER_BLOCK_MAX:
+                break
+            take_due(state, due)
+            case = Case.load(Scope(state, block, count, parameters), due.subject)
+            if case.record.match_at_ms == due.time_ms:
+                try_match(case)
             case.save()
 
 

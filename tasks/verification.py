@@ -115,8 +115,11 @@ def _draw(case: Case, window: WindowRecord) -> None:
             case.advance(Event.DRAWN, Reason.VERIFIERS_DRAWN)
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
-    steps = len(_segments_to_check(window)) * case.spec.schedule.segment_steps
-    seal_ms = max(parameters.seal_ms_min, parameters.seal_slack * steps * case.spec.price.gpu_ms_per_step_max)
+    spec = case.spec
+    steps = len(_segments_to_check(window)) * spec.schedule.segment_steps
+    # What the requester calls a step's time is its own word; that alone would let it set honest verifiers up.
+    step_ms = max(spec.price.gpu_ms_per_step_max, spec.step_ms)
+    seal_ms = max(parameters.seal_ms_min, parameters.seal_slack * steps * step_ms)
     case.put_window(window._replace(deadline_ms=case.now + seal_ms, used=(*window.used, *drawn)))
     for address in drawn:
         case.state.put(by_verifier_key(address, window.task, window.number), b"\x01")

@@ -17,7 +17,8 @@ from tasks.engine.plan import TrainingPlan
 from tasks.spec import JobSpec
 
 __all__ = [
-    "Cancel", "ChildFrame", "Failed", "Finished", "FrameReader", "Hello", "Job", "Progress", "Segment", "Train",
+    "Cancel", "ChildFrame", "Failed", "Finished", "FrameReader", "Hello", "Job", "Progress", "Segment",
+    "SegmentRecord", "Train",
     "decode_child_frame", "decode_parent_frame", "encode_frame", "frame",
 ]  # fmt: skip
 
@@ -134,8 +135,8 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """From the process: a segment is done; ``state`` is the encoded state after it."""
+class SegmentRecord:
+    """What is remembered of a done segment: all but its state, which may be hundreds of megabytes."""
 
     step_from: int
     step_to: int
@@ -145,7 +146,18 @@ class Segment:
     probe_root: bytes
     loss_bits: int
     compute_ms: int
+
+
+@dataclass(frozen=True)
+class Segment(SegmentRecord):
+    """From the process: a segment is done; ``state`` is the encoded state after it."""
+
     state: bytes
+
+    @property
+    def record(self) -> SegmentRecord:
+        """The segment without its state."""
+        return SegmentRecord(*astuple(self)[:-1])
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The durable record of running jobs: a restarted node goes on from the last whole segment.
 
 One directory a task. Each file is a checksum and canonical CBOR, written beside and renamed into place after it is
-on disk, so a crash leaves the old file or the new one. What is damaged all the same counts as not written.
-Blocking; callers use a thread.
+on disk, so a crash leaves the old file or the new one. What is damaged all the same counts as not written. States
+stay on the disk: one may have hundreds of megabytes, and a window two gigabytes. Blocking; callers use a thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from state.primitives.errors import DecodeError, StoreError
 from state.primitives.hashing import HASH_BYTES, digest
 from tasks.engine.errors import StateInvalid, UnsupportedJob
 from tasks.engine.state import TrainingState
-from tasks.executor.job import Job, Segment, child_frame_limit
+from tasks.executor.job import Job, Segment, SegmentRecord, child_frame_limit
 
 __all__ = ["Journal", "JournalEntry", "TaskJournal"]
 
@@ -59,11 +59,9 @@ class Journal:
         """Return the record of ``task``; a new one that starts at state ``start`` if there is none of this job."""
         directory = self._root / task.hex()
         try:
-            with suppress(DecodeError, FileNotFoundError):
-                if _read(directory / _ORDER, 1 << 16) == job.encode():
-                    record = TaskJournal(directory, job)
-                    if record.usable:
-                        return record
+            record = self._find(directory, job)
+            if record is not None:
+                return record
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True, mode=0o700)
             if start is not None:
@@ -73,9 +71,32 @@ class Journal:
         except OSError as error:
             raise StoreError(f"the journal of jobs: {error}") from error
 
+    def resumes(self, task: bytes, job: Job, windows: int, root: bytes) -> bool:
+        """Tell whether the record of ``task`` goes on where ``windows`` windows count and ended in state ``root``.
+
+        One that does not stands on work that does not count any more, and is removed.
+        """
+        try:
+            record = self._find(self._root / task.hex(), job)
+        except OSError as error:
+            raise StoreError(f"the journal of jobs: {error}") from error
+        if record is not None and record.holds(windows, root):
+            return True
+        self.forget(task)
+        return False
+
     def forget(self, task: bytes) -> None:
         """Remove the record of ``task``."""
         shutil.rmtree(self._root / task.hex(), ignore_errors=True)
+
+    @staticmethod
+    def _find(directory: Path, job: Job) -> TaskJournal | None:
+        with suppress(DecodeError, FileNotFoundError):
+            if _read(directory / _ORDER, 1 << 16) == job.encode():
+                record = TaskJournal(directory, job)
+                if record.usable:
+                    return record
+        return None
 
 
 class TaskJournal:
@@ -84,8 +105,7 @@ class TaskJournal:
     def __init__(self, directory: Path, job: Job) -> None:
         self._directory, self._job = directory, job
         self.delivered = self._load_delivered()
-        self.start = self._load_start()
-        self._start_step = 0 if self.start is None else TrainingState.decode(self.start, job.plan).step
+        self._start_step, self._start_root = self._check_start()
         self.segments = self._load_segments()
 
     @property
@@ -98,10 +118,36 @@ class TaskJournal:
         """Steps done."""
         return self.segments[-1].step_to if self.segments else self._start_step
 
-    @property
-    def state(self) -> bytes | None:
-        """The state to go on from; None for the job's own beginning."""
-        return self.segments[-1].state if self.segments else self.start
+    def holds(self, windows: int, root: bytes) -> bool:
+        """Tell whether this stands on the state ``root`` after ``windows`` windows and handed on none beyond."""
+        if self.delivered > windows:
+            return False
+        boundary = min(windows * self._job.window_steps, self._job.total_steps)
+        if boundary == self._start_step:
+            return root == self._start_root
+        return any((done.step_to, done.state_root_after) == (boundary, root) for done in self.segments)
+
+    def load_state(self) -> bytes | None:
+        """Return the state to go on from; None for the job's own beginning."""
+        return self.load_start() if not self.segments else self.load_state_after(self.segments[-1])
+
+    def load_state_after(self, segment: SegmentRecord) -> bytes:
+        """Return the encoded state after a segment of this record."""
+        try:
+            return self._read_segment(self._segment_path(segment)).state
+        except (DecodeError, OSError) as error:
+            raise StoreError(f"the journal of jobs: {error}") from error
+
+    def load_state_before(self, segment: SegmentRecord) -> bytes | None:
+        """Return the encoded state before a segment of this record; None for the job's own beginning."""
+        at = self.segments.index(segment)
+        return self.load_state_after(self.segments[at - 1]) if at else self.load_start()
+
+    def load_start(self) -> bytes | None:
+        """Return the state that the work started from; None for the job's own beginning."""
+        with suppress(DecodeError, FileNotFoundError):
+            return _read(self._directory / _START, self._job.plan.state_limit_bytes)
+        return None
 
     def append(self, segment: Segment) -> None:
         """Write a segment down; when this returns it is on disk."""
@@ -109,7 +155,7 @@ class TaskJournal:
             _write(self._segment_path(segment), encode(astuple(segment)))
         except OSError as error:
             raise StoreError(f"the journal of jobs: {error}") from error
-        self.segments.append(segment)
+        self.segments.append(segment.record)
 
     def mark_delivered(self, windows: int) -> None:
         """Note that ``windows`` windows were handed on, and drop what only they needed."""
@@ -124,7 +170,7 @@ class TaskJournal:
         except OSError as error:
             raise StoreError(f"the journal of jobs: {error}") from error
 
-    def _segment_path(self, segment: Segment) -> Path:
+    def _segment_path(self, segment: SegmentRecord) -> Path:
         return self._directory / f"{_SEGMENT_PREFIX}{segment.step_from:016d}"
 
     def _load_delivered(self) -> int:
@@ -134,16 +180,20 @@ class TaskJournal:
                 return value
         return 0
 
-    def _load_start(self) -> bytes | None:
-        with suppress(DecodeError, FileNotFoundError, StateInvalid):
-            start = _read(self._directory / _START, self._job.plan.state_limit_bytes)
-            if TrainingState.decode(start, self._job.plan).step <= self._job.total_steps:
-                return start
-        return None
+    def _check_start(self) -> tuple[int, bytes]:
+        """Return step and root of the start; one that is damaged is removed and counts as none."""
+        start = self.load_start()
+        if start is not None:
+            with suppress(StateInvalid):
+                state = TrainingState.decode(start, self._job.plan)
+                if state.step <= self._job.total_steps:
+                    return state.step, state.root(self._job.plan)
+        (self._directory / _START).unlink(missing_ok=True)
+        return 0, self._job.init_root
 
-    def _load_segments(self) -> list[Segment]:
+    def _load_segments(self) -> list[SegmentRecord]:
         """Return the longest whole chain of segments; what follows a gap or a damaged file is removed."""
-        chain: list[Segment] = []
+        chain: list[SegmentRecord] = []
         broken = False
         for path in sorted(self._directory.glob(f"{_SEGMENT_PREFIX}*")):
             segment = None if broken else self._load_segment(path)
@@ -154,38 +204,44 @@ class TaskJournal:
                 chain.append(segment)
         return chain
 
-    def _follows(self, chain: list[Segment], segment: Segment) -> bool:
+    def _follows(self, chain: list[SegmentRecord], segment: SegmentRecord) -> bool:
         """Tell whether a segment continues the chain, or may be its first: at the start, or handed on already."""
         if chain:
             last = chain[-1]
             return (segment.step_from, segment.state_root_before) == (last.step_to, last.state_root_after)
         return segment.step_from == self._start_step or segment.step_to <= self.delivered * self._job.window_steps
 
-    def _load_segment(self, path: Path) -> Segment | None:
+    def _load_segment(self, path: Path) -> SegmentRecord | None:
         plan = self._job.plan
         try:
-            body = _read(path, child_frame_limit(plan))
-            match decode(body, limit_bytes=child_frame_limit(plan)):
-                case [
-                    int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root),
-                    bytes(probe_root), int(loss_bits), int(compute_ms), bytes(state),
-                ] if 0 <= step_from < step_to <= self._job.total_steps:  # fmt: skip
-                    segment = Segment(
-                        step_from, step_to, before, after, batch_root, probe_root, loss_bits, compute_ms, state
-                    )
-                case _:
-                    return None
+            segment = self._read_segment(path)
             found = TrainingState.decode(segment.state, plan)
         except (DecodeError, StateInvalid, OSError):
             return None
-        return segment if (found.step, found.root(plan)) == (segment.step_to, segment.state_root_after) else None
+        if (found.step, found.root(plan)) != (segment.step_to, segment.state_root_after):
+            return None
+        return segment.record
+
+    def _read_segment(self, path: Path) -> Segment:
+        limit_bytes = child_frame_limit(self._job.plan)
+        match decode(_read(path, limit_bytes), limit_bytes=limit_bytes):
+            case [
+                int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root),
+                bytes(probe_root), int(loss_bits), int(compute_ms), bytes(state),
+            ] if 0 <= step_from < step_to <= self._job.total_steps:  # fmt: skip
+                return Segment(
+                    step_from, step_to, before, after, batch_root, probe_root, loss_bits, compute_ms, state
+                )
+            case _:
+                raise DecodeError(f"{path.name} is not a segment")
 
 
 def _write(path: Path, body: bytes) -> None:
     """Put a checksum and ``body`` at ``path``, wholly or not at all, and onto the disk."""
     beside = path.with_name(f".{path.name}")
     with open(beside, "wb") as file:
-        file.write(digest(b"job-journal", body) + body)
+        file.write(digest(b"job-journal", body))
+        file.write(body)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
@@ -198,8 +254,8 @@ def _write(path: Path, body: bytes) -> None:
 
 def _read(path: Path, limit_bytes: int) -> bytes:
     with open(path, "rb") as file:
-        data = file.read(HASH_BYTES + limit_bytes + 1)
-    body = data[HASH_BYTES:]
-    if len(body) > limit_bytes or digest(b"job-journal", body) != data[:HASH_BYTES]:
+        checksum = file.read(HASH_BYTES)
+        body = file.read(limit_bytes + 1)
+    if len(body) > limit_bytes or digest(b"job-journal", body) != checksum:
         raise DecodeError(f"{path.name} is damaged")
     return body

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from state.primitives.hashing import ZERO_HASH, digest
-from tasks.executor.job import Segment
+from tasks.executor.job import SegmentRecord
 from tasks.proofs import Code, Finding, Meter, SegmentLeaf, WindowProof, probe_seal, segment_root
 
 __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_proof", "segment_salts"]
@@ -16,14 +16,14 @@ __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_
 class WindowResult:
     """A window that was done.
 
-    ``states`` are the encoded states before each segment, ``output`` the one after the last. ``accuracy`` is
-    (right, samples) on the test split and stands with the last window alone. ``device`` is empty where the work
-    was found done in the journal.
+    ``load_state(n)`` reads the encoded state before segment n, or after the last with their number; it blocks, and
+    works until the window counts as handed on. ``accuracy`` is (right, samples) on the test split and stands with
+    the last window alone. ``device`` is empty where the work was found done in the journal.
     """
 
     window: int
-    segments: tuple[Segment, ...]
-    states: tuple[bytes, ...]
+    segments: tuple[SegmentRecord, ...]
+    load_state: Callable[[int], bytes]
     meter: Meter
     device: str
     accuracy: tuple[int, int] | None
@@ -37,11 +37,6 @@ class WindowResult:
     def step_to(self) -> int:
         """Step after the window's last."""
         return self.segments[-1].step_to
-
-    @property
-    def output(self) -> bytes:
-        """The encoded state after the window."""
-        return self.segments[-1].state
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ def segment_salts(secret: bytes, task: bytes, window: int, count: int) -> tuple[
 def make_leaves(
     result: WindowResult, salts: Sequence[bytes], state_blobs: Sequence[bytes]
 ) -> tuple[SegmentLeaf, ...]:
-    """Return the leaves of a window; ``state_blobs`` are the content addresses of ``result.states``."""
+    """Return the leaves of a window; ``state_blobs`` are the names of the states before its segments."""
     return tuple(
         SegmentLeaf(
             segment=index,
@@ -114,7 +109,7 @@ def make_leaves(
 def make_window_proof(
     task: bytes, result: WindowResult, leaves: Sequence[SegmentLeaf], *, leaves_blob: bytes, output_blob: bytes
 ) -> WindowProof:
-    """Return the claim on a window; the blobs hold ``encode_leaves(leaves)`` and ``result.output``."""
+    """Return the claim on a window; the blobs hold ``encode_leaves(leaves)`` and the state after it."""
     return WindowProof(
         task=task,
         window=result.window,

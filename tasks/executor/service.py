@@ -15,16 +15,16 @@ from state.primitives.hashing import ZERO_HASH
 from tasks.engine.errors import StateInvalid
 from tasks.engine.state import TrainingState
 from tasks.executor.errors import JobFailed, JobStalled
-from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, Train
+from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, SegmentRecord, Train
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
 from tasks.executor.results import TaskResult, Verdict, WindowResult
 from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions
 from tasks.proofs import Code, Meter, SegmentLeaf
 from tasks.spec import JobSpec
 
-__all__ = ["Executor", "ExecutorOptions", "JobStatus"]
+__all__ = ["FINAL_REASONS", "Executor", "ExecutorOptions", "JobStatus"]
 
-_FINAL_REASONS: Final = frozenset({"diverged", "dataset_invalid", "state_invalid", "unsupported_job"})
+FINAL_REASONS: Final = frozenset({"diverged", "dataset_invalid", "state_invalid", "unsupported_job"})
 """Failures that the job's own numbers cause: they come again however often it is started."""
 
 OnWindow = Callable[[WindowResult], Awaitable[None]]
@@ -80,6 +80,28 @@ class Executor:
         """Drop the journal of a task that is settled, cancelled or somebody else's now."""
         await trio.to_thread.run_sync(self._journal.forget, task)
 
+    async def resumes(self, task: bytes, spec: JobSpec, windows: int, root: bytes) -> bool:
+        """Tell whether the journal has work on ``task`` from the state ``root`` after ``windows`` windows, or on.
+
+        Work that stands on another state (windows before it were voided meanwhile) is dropped. Raises StoreError.
+        """
+        return await trio.to_thread.run_sync(self._journal.resumes, task, Job.of(spec), windows, root)
+
+    async def try_task(self, task: bytes, spec: JobSpec, dataset: bytes, *, start: bytes | None = None) -> int:
+        """Run the first segment of ``spec``, or find it done, and return the milliseconds that a step took here.
+
+        The segment stays in the journal, so ``run_task`` goes on after it. Before a worker binds itself this shows
+        what is wrong with a job: its data, its start, its numbers, its time. Raises what ``run_task`` raises.
+        """
+        job = Job.of(spec)
+        async with self._jobs:
+            record = await trio.to_thread.run_sync(self._journal.open, task, job, start)
+            run = _Run(self._backend, self._options, task, spec, record, _refuse_window, self._status)
+            try:
+                return await run.first_segment(dataset)
+            finally:
+                self._status.pop(task, None)
+
     async def run_task(
         self, task: bytes, spec: JobSpec, dataset: bytes, on_window: OnWindow, *, start: bytes | None = None
     ) -> TaskResult:
@@ -128,13 +150,17 @@ class Executor:
                     reason = error.reason if isinstance(error, JobFailed) else error.code
                     if reason == "diverged":  # so the leaf's end state cannot exist
                         return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, ("diverged",))
-                    if reason in _FINAL_REASONS:
+                    if reason in FINAL_REASONS:
                         return Verdict.unavailable(leaf.segment, str(error))
                     if attempt == self._options.restarts_max:
                         raise
         if len(found) != 1:
             raise JobFailed(reason="bad_frame", text=f"{len(found)} segments where one was ordered")
         return _compare(leaf, found[0])
+
+
+async def _refuse_window(_result: WindowResult) -> None:
+    raise AssertionError("a trial hands nothing on")
 
 
 def _check_start(job: Job, leaf: SegmentLeaf, state: bytes) -> None:
@@ -175,17 +201,34 @@ class _Run:
         self._accuracy: tuple[int, int] | None = None
         self._gpu_ms = sum(segment.compute_ms for segment in record.segments)
 
+    async def first_segment(self, dataset: bytes) -> int:
+        record = self._record
+        if not record.segments:
+
+            async def listen(message: ChildFrame) -> None:
+                if isinstance(message, Segment):
+                    await trio.to_thread.run_sync(self._accept, message)
+
+            state = await trio.to_thread.run_sync(record.load_state)
+            order = Train(self._job, dataset, state, self._job.segment_end(record.step), evaluate=False)
+            await self._backend.run(order, listen)
+        if not record.segments:
+            raise JobFailed(reason="bad_frame", text="finished before its last step")
+        done = record.segments[-1]
+        return -(-done.compute_ms // (done.step_to - done.step_from))
+
     async def run(self, dataset: bytes) -> TaskResult:
         fruitless = 0
         await self._hand_on()
         while self._accuracy is None:
             self._starts += 1
             stood_at = self._record.step
-            order = Train(self._job, dataset, self._record.state, self._job.total_steps, evaluate=True)
+            state = await trio.to_thread.run_sync(self._record.load_state)
+            order = Train(self._job, dataset, state, self._job.total_steps, evaluate=True)
             try:
                 await self._backend.run(order, self._listen)
             except (JobFailed, JobStalled) as error:
-                if isinstance(error, JobFailed) and error.reason in _FINAL_REASONS:
+                if isinstance(error, JobFailed) and error.reason in FINAL_REASONS:
                     raise
                 fruitless = fruitless + 1 if self._record.step == stood_at else 1
                 if fruitless > self._options.restarts_max:
@@ -245,15 +288,15 @@ class _Run:
             measured = sum(segment.compute_ms for segment in segments)
             meter = Meter(min(measured, self._spec.gpu_ms_max(window)), steps, steps * self._spec.batch)
             accuracy = self._accuracy if segments[-1].step_to == self._job.total_steps else None
-            states = await trio.to_thread.run_sync(_states_before, self._job, self._record, segments)
-            result = WindowResult(window, segments, states, meter, self._device, accuracy)
+            load_state = partial(_load_state, self._job, self._record, segments)
+            result = WindowResult(window, segments, load_state, meter, self._device, accuracy)
             await self._on_window(result)
             await trio.to_thread.run_sync(self._record.mark_delivered, window + 1)
 
 
-def _whole_windows(spec: JobSpec, record: TaskJournal) -> list[tuple[int, tuple[Segment, ...]]]:
+def _whole_windows(spec: JobSpec, record: TaskJournal) -> list[tuple[int, tuple[SegmentRecord, ...]]]:
     """Return the windows, not yet handed on, of which every segment is written down."""
-    by_window: dict[int, list[Segment]] = {}
+    by_window: dict[int, list[SegmentRecord]] = {}
     for segment in record.segments:
         by_window.setdefault(segment.step_from // spec.schedule.window_steps, []).append(segment)
     return [
@@ -264,15 +307,13 @@ def _whole_windows(spec: JobSpec, record: TaskJournal) -> list[tuple[int, tuple[
     ]
 
 
-def _states_before(job: Job, record: TaskJournal, segments: tuple[Segment, ...]) -> tuple[bytes, ...]:
-    """Return the encoded states before each of a window's segments."""
-    at = record.segments.index(segments[0])
-    if at:
-        first = record.segments[at - 1].state
-    elif record.start is not None:
-        first = record.start
-    else:
+def _load_state(job: Job, record: TaskJournal, segments: tuple[SegmentRecord, ...], number: int) -> bytes:
+    """Return the encoded state before segment ``number`` of a window's, or after the last with their number."""
+    if number:
+        return record.load_state_after(segments[number - 1])
+    state = record.load_state_before(segments[0])
+    if state is None:
         from tasks.engine.training import initial_state  # NumPy only where a job is run
 
-        first = initial_state(job.plan).encode()
-    return (first, *(segment.state for segment in segments[:-1]))
+        state = initial_state(job.plan).encode()
+    return state

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from tasks.executor.needs import needs_of
 from tasks.lifecycle import Phase
 from tasks.proofs import (
     Code,
@@ -32,7 +33,20 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
-from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, Model, Price, Schedule, decode_spec, encode_spec, spec_hash
+from tasks.spec import (
+    SEGMENT_MS_MAX,
+    SPEC_LIMIT_BYTES,
+    STEP_UNITS_PER_MS,
+    UPDATE_UNITS,
+    WINDOW_STATES_BYTES_MAX,
+    JobSpec,
+    Model,
+    Price,
+    Schedule,
+    decode_spec,
+    encode_spec,
+    spec_hash,
+)
 from tasks.transitions import rules
 from tests.tasks.world import DKB, QUICK, World, leaves_of, probe, proof_of, salt, spec
 
@@ -110,6 +124,7 @@ def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
         JOB._replace(price=Price(0, 100)),
         JOB._replace(price=Price(1 << 120, 100)),
         JOB._replace(price=Price(1, 1 << 31)),
+        JOB._replace(dataset=JOB.dataset._replace(samples=(1 << 22) + 1)),
         JOB._replace(match_ms=0),
     ],
 )
@@ -135,15 +150,47 @@ def test_the_longest_profile_fits_a_record_and_a_longer_one_is_refused() -> None
 
 def test_the_longest_job_does_not_leave_the_clocks_range() -> None:
     week_ms = 7 * 24 * 3_600_000
-    job = JOB._replace(schedule=Schedule(1 << 32, 1 << 32, 1 << 32), price=Price(1, 1))
-    with pytest.raises(DecodeError):
-        decode_spec(encode_spec(job))
-    long = JOB._replace(schedule=Schedule(week_ms, week_ms, week_ms), price=Price(1, 1))
+    steps = SEGMENT_MS_MAX // JOB.step_ms
+    long = JOB._replace(schedule=Schedule(10_000 * steps, steps, steps), price=Price(1, week_ms // steps))
     assert decode_spec(encode_spec(long)) == long
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(long._replace(price=Price(1, week_ms // steps + 1))))
     world = World()
     world.add_machine(1), world.add_machine(2)
-    task = world.create(long._replace(price=Price(DKB // 1000, 1)))
+    once = long._replace(schedule=Schedule(steps, steps, steps), price=Price(DKB // 1000, week_ms // steps))
+    task = world.create(once)
     world.run_to(task, Phase.SETTLED)
+
+
+@given(
+    st.lists(st.integers(1, 4096), min_size=1, max_size=8), st.integers(2, 256), st.integers(1, 4096),
+    st.integers(1, 256), st.integers(1, 1 << 20),
+)  # fmt: skip
+def test_no_job_asks_more_of_a_machine_than_is_bounded(
+    widths: list[int], classes: int, batch: int, segments: int, steps: int
+) -> None:
+    """Whatever a requester calls a GPU's time: a segment can be re-run in time, a window's states can be kept."""
+    job = JOB._replace(
+        model=Model("mlp", (*widths, classes), "silu"), batch=batch, price=Price(1, 1),
+        schedule=Schedule(segments * steps, steps, segments * steps),
+    )  # fmt: skip
+    try:
+        found = decode_spec(encode_spec(job))
+    except DecodeError:
+        return
+    plan = found.plan()
+    assert steps * plan.parameters * (UPDATE_UNITS + batch) <= SEGMENT_MS_MAX * STEP_UNITS_PER_MS
+    assert found.step_ms * steps <= SEGMENT_MS_MAX
+    assert (segments + 1) * 12 * plan.parameters <= WINDOW_STATES_BYTES_MAX
+    needs = needs_of(found, open_windows_max=3)
+    assert needs.blobs + needs.journal <= 6 * WINDOW_STATES_BYTES_MAX
+    assert needs.node <= 2 << 30
+
+
+def test_the_largest_models_can_be_trained_a_step_a_segment() -> None:
+    for widths, batch in (((4096, 3900, 150, 2), 4096), ((4096, 4080, 10), 4096), ((1448,) * 8 + (10,), 1024)):
+        job = JOB._replace(model=Model("mlp", widths, "silu"), batch=batch, schedule=Schedule(55, 1, 5))
+        assert decode_spec(encode_spec(job)).step_ms <= SEGMENT_MS_MAX
 
 
 @given(VALUES)

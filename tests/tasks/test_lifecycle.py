@@ -363,6 +363,27 @@ def test_a_block_fires_no_more_than_its_share_and_the_rest_in_order_later() -> N
     assert max(after - before for before, after in zip([0, *ended], ended, strict=False)) <= 3
 
 
+def test_tasks_that_nobody_takes_delay_neither_new_ones_nor_deadlines() -> None:
+    world, _ = market(parameters=replace(QUICK, matches_per_block=4, deadlines_per_block=8))
+    hopeless = [world.create(spec(price=1, match_ms=3_600_000)) for _ in range(100)]
+    for _ in range(40):
+        world.block()
+    assert all(world.task(task).phase == Phase.MATCHING for task in hopeless)
+    world.add_machine(1), world.add_machine(2)
+    brief, taken = world.create(spec(price=1, match_ms=1_000)), world.create()
+    for _ in range(3):
+        world.block()
+    assert world.task(taken).phase == Phase.ASSIGNED
+    assert world.task(brief).phase == Phase.EXPIRED
+    # Among new ones those that wait longest go first, and the others still have their turns.
+    looked = [world.task(task).match_at_ms for task in hopeless]
+    for _ in range(10):
+        for _ in range(4):
+            world.create(spec(price=1, match_ms=3_600_000))
+        world.block()
+    assert sum(world.task(task).match_at_ms != at for task, at in zip(hopeless, looked, strict=True)) >= 10
+
+
 class Counted(Overlay):
     """Counts the reads."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from tasks.engine.arrays import NumpyArrays
 from tasks.engine.state import TrainingState
 from tasks.engine.training import Trainer
 from tasks.executor.errors import JobFailed
-from tasks.executor.job import ChildFrame, Finished, Job, Segment, encode_frame
+from tasks.executor.job import ChildFrame, Finished, Job, Segment, SegmentRecord, encode_frame
 from tasks.executor.journal import Journal
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import Executor, ExecutorOptions
@@ -37,7 +37,9 @@ class Windows:
         self._stop_after = stop_after
 
     async def __call__(self, window: WindowResult) -> None:
-        self.found.append(window)
+        # What the journal has is gone once the window counts as handed on.
+        states = [window.load_state(number) for number in range(len(window.segments) + 1)]
+        self.found.append(replace(window, load_state=states.__getitem__))
         if len(self.found) == self._stop_after:
             self.scope.cancel()
             await trio.lowlevel.checkpoint()
@@ -49,6 +51,11 @@ def roots(windows: list[WindowResult]) -> list[tuple[int, bytes, bytes, bytes, b
         for window in windows
         for s in window.segments
     ]
+
+
+def segment_of(window: WindowResult, number: int) -> Segment:
+    """A segment as the process told it."""
+    return Segment(*astuple(window.segments[number]), window.load_state(number + 1))
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +79,10 @@ def test_windows_chain_and_carry_what_their_proofs_need(done: list[WindowResult]
         assert window.meter.samples == 320
         assert 0 < window.meter.gpu_ms <= SPEC.gpu_ms_max(window.window)
         assert window.device == "cpu:numpy"
-        for segment, state in zip(window.segments, window.states, strict=True):
-            before = TrainingState.decode(state, SPEC.plan())
+        for number, segment in enumerate(window.segments):
+            before = TrainingState.decode(window.load_state(number), SPEC.plan())
             assert (before.step, before.root(SPEC.plan())) == (segment.step_from, segment.state_root_before)
-    assert done[1].states[0] == done[0].output
+    assert done[1].load_state(0) == done[0].load_state(4)
 
 
 def test_a_windows_proof_holds(done: list[WindowResult]) -> None:
@@ -112,7 +119,7 @@ async def test_a_window_that_was_handed_on_does_not_come_again(tmp_path: Path, d
         await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, before)
     result = await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, after)
     assert roots(after.found) == roots(done[1:])
-    assert after.found[0].states == done[1].states
+    assert [after.found[0].load_state(n) for n in range(5)] == [done[1].load_state(n) for n in range(5)]
     assert result.accuracy == done[1].accuracy
     again = Windows()
     assert (await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, again)).state_root == result.state_root
@@ -146,9 +153,9 @@ async def test_a_killed_process_is_started_again_from_the_last_segment(
 
 async def test_a_new_worker_goes_on_from_anothers_window(tmp_path: Path, done: list[WindowResult]) -> None:
     windows = Windows()
-    await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, windows, start=done[0].output)
+    await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, BLOB, windows, start=done[0].load_state(4))
     assert roots(windows.found) == roots(done[1:])
-    assert windows.found[0].states == done[1].states
+    assert [windows.found[0].load_state(n) for n in range(5)] == [done[1].load_state(n) for n in range(5)]
 
 
 async def test_a_job_whose_numbers_fail_is_not_started_again(tmp_path: Path) -> None:
@@ -180,13 +187,13 @@ async def test_a_process_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
 async def test_a_process_that_lies_about_its_state_is_refused(
     tmp_path: Path, done: list[WindowResult], lie: str
 ) -> None:
-    honest = done[0].segments[0]
+    honest = segment_of(done[0], 0)
     told: ChildFrame
     match lie:
         case "another segment":
             told = replace(honest, step_from=5, step_to=10)
         case "another state":
-            told = replace(honest, state=done[0].states[0])
+            told = replace(honest, state=done[0].load_state(0))
         case "another root":
             told = replace(honest, state_root_after=bytes(32))
         case _:
@@ -208,7 +215,7 @@ async def test_a_process_that_lies_about_its_state_is_refused(
 
 async def test_an_honest_segment_is_confirmed(tmp_path: Path, done: list[WindowResult]) -> None:
     leaves = make_leaves(done[1], segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)
-    found = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaves[2], done[1].states[2])
+    found = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaves[2], done[1].load_state(2))
     assert found.ok
     assert found.finding.code is Code.COMPUTED
     assert found.finding.probe_root == done[1].segments[2].probe_root
@@ -218,7 +225,7 @@ async def test_an_honest_segment_is_confirmed(tmp_path: Path, done: list[WindowR
 @pytest.mark.parametrize("cheat", ["skipped step", "other rate", "other data", "made-up loss"])
 async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat: str) -> None:
     """The worker did something else, and made a leaf of what came out."""
-    honest, state = done[1].segments[0], TrainingState.decode(done[1].states[0], SPEC.plan())
+    honest, state = done[1].segments[0], TrainingState.decode(done[1].load_state(0), SPEC.plan())
     plan, data = SPEC.plan(), DATA
     match cheat:
         case "skipped step":
@@ -233,13 +240,13 @@ async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat:
         case _:
             found = Trainer(plan, data, NumpyArrays(), state).run_segment(5)
             found = replace(found, loss_bits=found.loss_bits - 1)
-    told = Segment(
+    told = SegmentRecord(
         honest.step_from, honest.step_to, honest.state_root_before, found.state_root, found.batch_root,
-        found.probe_root, found.loss_bits, 1, b"",
+        found.probe_root, found.loss_bits, 1,
     )  # fmt: skip
     window = replace(done[1], segments=(told, *done[1].segments[1:]))
     leaf = make_leaves(window, segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)[0]
-    verdict = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaf, done[1].states[0])
+    verdict = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaf, done[1].load_state(0))
     assert not verdict.ok
     assert verdict.code is Code.COMPUTED
     assert ("loss_bits" if cheat == "made-up loss" else "state_root_after") in verdict.mismatches
@@ -249,20 +256,20 @@ async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat:
 async def test_a_state_that_is_not_the_leafs_is_unavailable(tmp_path: Path, done: list[WindowResult]) -> None:
     leaf = make_leaves(done[0], segment_salts(SECRET, TASK, 0, 4), [bytes(32)] * 4)[1]
     executor = Executor(OPTIONS, tmp_path)
-    for state in (b"", b"garbage", done[0].states[2], done[0].states[1][:-1]):
+    for state in (b"", b"garbage", done[0].load_state(2), done[0].load_state(1)[:-1]):
         verdict = await executor.verify_segment(SPEC, BLOB, leaf, state)
         assert not verdict.ok
         assert verdict.code is Code.UNAVAILABLE
     stretched = leaf._replace(step_to=leaf.step_to + 5)
-    assert (await executor.verify_segment(SPEC, BLOB, stretched, done[0].states[1])).code is Code.UNAVAILABLE
+    assert (await executor.verify_segment(SPEC, BLOB, stretched, done[0].load_state(1))).code is Code.UNAVAILABLE
 
 
 def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -> None:
     """What is damaged counts as not written, and so does all that stands on it."""
     job = Job.of(SPEC)
     record = Journal(tmp_path).open(TASK, job, None)
-    for segment in done[0].segments:
-        record.append(segment)
+    for number in range(4):
+        record.append(segment_of(done[0], number))
     files = sorted((tmp_path / TASK.hex()).glob("segment-*"))
     assert len(files) == 4
     damaged = bytearray(files[2].read_bytes())
@@ -282,7 +289,7 @@ def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -
 def test_the_journal_keeps_only_what_is_still_needed(tmp_path: Path, done: list[WindowResult]) -> None:
     job = Job.of(SPEC)
     record = Journal(tmp_path).open(TASK, job, None)
-    for segment in (*done[0].segments, done[1].segments[0]):
+    for segment in (*(segment_of(done[0], number) for number in range(4)), segment_of(done[1], 0)):
         record.append(segment)
     record.mark_delivered(1)
     found = Journal(tmp_path).open(TASK, job, None)
@@ -291,11 +298,11 @@ def test_the_journal_keeps_only_what_is_still_needed(tmp_path: Path, done: list[
     # Without the segment before the open window its first state is unknown: only a new start helps.
     for path in (tmp_path / TASK.hex()).glob("segment-*"):
         path.unlink()
-    found = Journal(tmp_path).open(TASK, job, done[0].output)
-    assert (found.delivered, found.step, found.state) == (0, 20, done[0].output)
+    found = Journal(tmp_path).open(TASK, job, done[0].load_state(4))
+    assert (found.delivered, found.step, found.load_state()) == (0, 20, done[0].load_state(4))
 
 
 def test_a_journal_of_another_job_is_not_used(tmp_path: Path, done: list[WindowResult]) -> None:
     record = Journal(tmp_path).open(TASK, Job.of(SPEC), None)
-    record.append(done[0].segments[0])
+    record.append(segment_of(done[0], 0))
     assert Journal(tmp_path).open(TASK, Job.of(make_spec(rate=1)), None).step == 0

@@ -1,0 +1,192 @@
+"""What a worker or verifier must still know after a restart: the windows it published, the verdicts it sealed.
+
+A file each, written before the chain hears of it, gone when the chain needs nothing of it any more. The blobs of a
+published window are pinned as long as somebody may ask for them. Blocking; the files are small.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from p2p.blobs import BlobStore
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.view import Reader
+from tasks.errors import TaskUnknown, WindowUnknown
+from tasks.lifecycle import ENDED, WindowPhase
+from tasks.proofs import Finding, findings_from_value, findings_to_value
+from tasks.records import TaskRecord, WindowRecord, by_verifier_key, load_task, load_window
+
+__all__ = ["Promises", "Published", "VerdictKey", "decode_published", "needed_blobs", "write_durably"]
+
+PROMISE_LIMIT_BYTES: Final = 256 * 1024
+_NAME: Final = re.compile(r"([0-9a-f]{64})-([0-9]{1,10})-(window|verdict|verdict-jury)")
+
+
+class Published(NamedTuple):
+    """A window that was put into blobs: the probes that open its seals, and the blobs' names."""
+
+    probes: tuple[bytes, ...]
+    states: tuple[bytes, ...]
+    leaves: bytes
+    output: bytes
+
+    @property
+    def blobs(self) -> frozenset[bytes]:
+        """All its blobs."""
+        return frozenset((*self.states, self.leaves, self.output))
+
+
+class VerdictKey(NamedTuple):
+    """A verdict that this node gives: on a window, as a verifier or as a juror."""
+
+    task: bytes
+    window: int
+    is_jury: bool
+
+
+def decode_published(data: bytes) -> Published:
+    """Read the record of a published window. Raises DecodeError."""
+    match decode(data, limit_bytes=PROMISE_LIMIT_BYTES):
+        case [list(probes), list(states), bytes(leaves), bytes(output)] if all(
+            type(item) is bytes and len(item) == HASH_BYTES for item in (*probes, *states, leaves, output)
+        ):
+            return Published(tuple(probes), tuple(states), leaves, output)
+        case _:
+            raise DecodeError("not the record of a published window")
+
+
+def needed_blobs(
+    published: Published, number: int, task: TaskRecord | None, window: WindowRecord | None, worker: bytes
+) -> frozenset[bytes]:
+    """Return which blobs of a window that ``worker`` published somebody may still ask for, by the chain's records.
+
+    ``task`` is None where the chain has none, ``window`` where it has no proof of that number.
+    """
+    nothing: frozenset[bytes] = frozenset()
+    if task is None or task.phase in ENDED:
+        return nothing
+    if window is None or number >= task.next_window:  # not on chain yet, or to be done again
+        return published.blobs if task.worker == worker else nothing
+    if window.proof.leaves_blob != published.leaves:  # done again by somebody else
+        return nothing
+    if window.phase != WindowPhase.FINAL:
+        return published.blobs
+    # The next worker starts from the last state, and in the end the requester fetches it.
+    return frozenset({published.output}) if number + 1 >= task.final_windows else nothing
+
+
+class Promises:
+    """The files under one directory, and the pins in ``blobs`` of what they name."""
+
+    def __init__(self, root: Path, blobs: BlobStore, worker: bytes) -> None:
+        self._root, self._blobs, self._worker = root, blobs, worker
+        self._published: dict[tuple[bytes, int], Published] = {}
+        self._verdicts: set[VerdictKey] = set()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in root.iterdir():
+            self._take_up(path)
+
+    def publish(self, task: bytes, window: int, published: Published) -> None:
+        """Note a window whose blobs are stored: they stay until the chain is through with it."""
+        before = self._published.get((task, window))
+        self._published[task, window] = published  # before its pins: ``tidy`` may look at any moment
+        for name in published.blobs:
+            self._blobs.pin(name)
+        if before is not None:
+            self._unpin(before.blobs)
+        value = encode([list(published.probes), list(published.states), published.leaves, published.output])
+        write_durably(self._window_path(task, window), value)
+
+    def abandon(self, names: Iterable[bytes]) -> None:
+        """Unpin blobs of a window that was not published after all."""
+        self._unpin(names)
+
+    def published(self, task: bytes, window: int) -> Published | None:
+        """Return what is known of a window that this node published."""
+        return self._published.get((task, window))
+
+    def seal(self, key: VerdictKey, findings: tuple[Finding, ...]) -> None:
+        """Keep the findings that a seal will hide."""
+        write_durably(self._verdict_path(key), encode(findings_to_value(findings)))
+        self._verdicts.add(key)
+
+    def sealed(self, key: VerdictKey) -> tuple[Finding, ...]:
+        """Return the findings that were sealed. Raises OSError, DecodeError."""
+        return findings_from_value(decode(self._verdict_path(key).read_bytes(), limit_bytes=PROMISE_LIMIT_BYTES))
+
+    def tidy(self, state: Reader) -> None:
+        """Let go of what the chain, whose newest final state is ``state``, needs no more."""
+        for key in [key for key in self._verdicts if not self._is_owed(state, key)]:
+            self._verdict_path(key).unlink(missing_ok=True)
+            self._verdicts.discard(key)
+        for (task_id, number), published in list(self._published.items()):
+            needed = needed_blobs(published, number, *_records(state, task_id, number), self._worker)
+            if not needed:
+                del self._published[task_id, number]
+                self._window_path(task_id, number).unlink(missing_ok=True)
+            self._unpin(published.blobs - needed)
+
+    def _is_owed(self, state: Reader, key: VerdictKey) -> bool:
+        return state.get(by_verifier_key(self._worker, key.task, key.window)) is not None
+
+    def _unpin(self, names: Iterable[bytes]) -> None:
+        """Let blobs be evicted, but not those of another window: the state between two windows belongs to both."""
+        for name in set(names).difference(*(published.blobs for published in self._published.values())):
+            self._blobs.unpin(name)
+
+    def _take_up(self, path: Path) -> None:
+        match = _NAME.fullmatch(path.name)
+        if match is None:  # half written when the node stopped
+            path.unlink(missing_ok=True)
+            return
+        task, window, kind = bytes.fromhex(match[1]), int(match[2]), match[3]
+        if kind != "window":
+            self._verdicts.add(VerdictKey(task, window, kind == "verdict-jury"))
+            return
+        try:
+            published = decode_published(path.read_bytes())
+        except (OSError, DecodeError):
+            path.unlink(missing_ok=True)
+            return
+        self._published[task, window] = published
+        for name in published.blobs:
+            self._blobs.pin(name)
+
+    def _window_path(self, task: bytes, window: int) -> Path:
+        return self._root / f"{task.hex()}-{window}-window"
+
+    def _verdict_path(self, key: VerdictKey) -> Path:
+        return self._root / f"{key.task.hex()}-{key.window}-verdict{'-jury' if key.is_jury else ''}"
+
+
+def _records(state: Reader, task_id: bytes, number: int) -> tuple[TaskRecord | None, WindowRecord | None]:
+    try:
+        task = load_task(state, task_id)
+    except TaskUnknown:
+        return None, None
+    try:
+        return task, load_window(state, task_id, number)
+    except WindowUnknown:
+        return task, None
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file whole and durably."""
+    temporary = path.with_suffix(".new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
