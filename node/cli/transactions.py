@@ -13,9 +13,11 @@ from node.cli.options import AMOUNT
 from node.cli.output import json_option
 from node.cli.session import Session, session_options
 from node.cli.wallet import show_receipt
+from node.home import Home
 from node.keyring import random_key
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
+from state.primitives.keys import SecretKey
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 
 __all__ = ["read_possession", "tx"]
@@ -40,18 +42,22 @@ def tx() -> None:
 def stake(session: Session, amount: int, possession: Path | None, as_json: bool) -> None:
     """Stake AMOUNT as a validator, with the vote key of the node in --home, or one that is with a signer.
 
+    Who has stake already adds to it with the vote key that is registered; after `rotate-keys` that is the new one.
     An AMOUNT of 0 registers another vote key for what is staked already.
     """
-    from node.home import load_key, read_passphrase
-
     key = session.key()
     with session.client() as client:
+        staked = client.call("dekube_getAccount", address="0x" + key.address.hex())["stake"] if amount else None
+        registered = None if staked is None else bytes.fromhex(staked["vote_key"].removeprefix("0x"))
         if possession is not None:
             payload = [amount, *read_possession(possession)]
+            if registered not in (None, payload[1]):
+                raise ConfigError(
+                    f"{possession}: this account votes with 0x{registered.hex()}; to change the key, register the "
+                    "new one with an AMOUNT of 0, and to add stake give the possession of the registered one"
+                )
         else:
-            options = session.home.load_options().keys
-            passphrase = read_passphrase(session.home.path(options.passphrase_file))
-            vote = load_key(session.home.path(options.vote), passphrase)
+            vote = _vote_key(session.home, registered)
             chain = client.chain().genesis_hash
             payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
         receipt = client.send(key, STAKE_KIND, payload)
@@ -104,6 +110,28 @@ def unstake(session: Session, amount: int, as_json: bool) -> None:
     with session.client() as client:
         receipt = client.send(session.key(), UNSTAKE_KIND, [amount])
     show_receipt(receipt, as_json)
+
+
+def _vote_key(home: Home, registered: bytes | None) -> SecretKey:
+    """Return the home's vote key, of several the registered one: another would take its place with the stake.
+
+    Raises ConfigError, KeystoreError.
+    """
+    from node.home import load_key, read_passphrase
+
+    options = home.load_options().keys
+    passphrase = read_passphrase(home.path(options.passphrase_file))
+    files = [file for file in (options.vote, options.vote_next) if file]
+    if registered is None:
+        return load_key(home.path(files[0]), passphrase)
+    for file in files:
+        vote = load_key(home.path(file), passphrase)
+        if vote.vote_key == registered:
+            return vote
+    raise ConfigError(
+        f"{home.root}: this account votes with 0x{registered.hex()}, whose key is not here; to change the key, "
+        "register the one here with an AMOUNT of 0, and where a signer has the registered one, use --possession"
+    )
 
 
 def read_possession(file: Path) -> list[Value]:
