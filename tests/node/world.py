@@ -25,6 +25,7 @@ from state.primitives.votes import VoteKey
 from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.epochs import epoch_of
+from state.view import Table
 from tasks.transitions import REGISTER_NODE, node_payload
 from tests.p2p.helpers import NOW_MS, account, identity
 from tests.p2p.test_service import Wires, memory_endpoint
@@ -74,6 +75,10 @@ class World:
         executed = self.chain.execute(block, checked, raw=encode_block(block))
         self.chain.commit(block.hash, b"certificate")
         self.ledger.on_commit([executed])
+        for key in executed.execution.changes:
+            if key[0] == Table.ACCOUNT:
+                [place] = self.store.history(key[1:], limit=1)
+                assert place.height == executed.header.height, "changed, and not in the history"
         return executed
 
     def prove(self, parent_hash: bytes, view: int) -> bytes:
