@@ -49,14 +49,18 @@ def site_of(host: str) -> str:
 
 def network_of(host: str) -> str:
     """Return the network that an IP host lies in: its /24, or /48 of IPv6."""
-    address = address_of(host)
-    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+    return _prefix(address_of(host), 24, 48)
 
 
 def block_of(host: str) -> str:
     """Return the block of networks that an IP host lies in: its /16, or /32 of IPv6."""
-    address = address_of(host)
-    return str(ipaddress.ip_network((address, 16 if address.version == 4 else 32), strict=False))
+    return _prefix(address_of(host), 16, 32)
+
+
+def _prefix(address: IpAddress, bits_v4: int, bits_v6: int) -> str:
+    bits = bits_v4 if address.version == 4 else bits_v6
+    rest = address.max_prefixlen - bits
+    return f"{type(address)(int(address) >> rest << rest)}/{bits}"
 
 
 def crowd_of(host: str | None) -> str | None:

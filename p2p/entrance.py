@@ -6,7 +6,7 @@ import math
 from collections import Counter, OrderedDict
 from typing import Final
 
-from p2p.crowds import address_of, network_of, site_of
+from p2p.crowds import address_of, block_of, network_of, site_of
 from p2p.limits import HalfOpen, NetworkLimits, Place, RateLimiter
 
 __all__ = ["Entrance"]
@@ -25,6 +25,10 @@ class Entrance:
         self._arrivals: OrderedDict[str, float] = OrderedDict()
         self._per_site: Counter[str] = Counter()
         self._site_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)
+        self._network_rate = RateLimiter(
+            per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
+        )
+        self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
         self._rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
         self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
 
@@ -43,6 +47,8 @@ class Entrance:
         if not address_of(remote).is_loopback and not (
             self._per_site[site] < limits.peers_per_ip_max
             and self._site_rate.allows(site, now)
+            and self._network_rate.allows(network_of(remote), now)
+            and self._block_rate.allows(block_of(remote), now)
             and self._rate.allows(None, now)
         ):
             return None

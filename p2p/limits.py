@@ -25,6 +25,11 @@ class NetworkLimits:
     """Of those that come in, from one public /24 or /48 of IPv6; whom the node wants always is not counted."""
     accepts_per_ip_per_s: float = 10.0
     accepts_per_ip_burst: float = 20.0
+    accepts_per_network_per_s: float = 40.0
+    accepts_per_network_burst: float = 80.0
+    accepts_per_block_per_s: float = 80.0
+    """From one /16 or /32 of IPv6: the rate in sum is not for one of them to use up."""
+    accepts_per_block_burst: float = 160.0
     accepts_per_s: float = 200.0
     half_open_max: int = 256
     handshake_timeout_s: float = 5.0

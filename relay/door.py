@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from p2p.crowds import Crowds
-from p2p.limits import HalfOpen, Place
+from p2p.limits import HalfOpen, Place, RateLimiter
 from relay.limits import Bucket, HostTable, HostUse, RelayLimits
 
 __all__ = ["Door"]
@@ -32,6 +32,10 @@ class Door:
         self._crowds: Crowds[asyncio.Transport] = Crowds()
         """Those that came in, but for hosts that the relay trusts."""
         self._half_open = HalfOpen(limits.half_open_max)
+        self._network_rate = RateLimiter(
+            per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
+        )
+        self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
         self._accepts = Bucket(limits.accepts_per_s, limits.accepts_burst, now_ms)
         self._all_gone = asyncio.Event()
         self._all_gone.set()
@@ -53,6 +57,11 @@ class Door:
         if not host.is_trusted:
             if not host.accepts.take(now_ms):
                 return "host_rate"
+            if not (
+                self._network_rate.allows(host.network, now_ms / 1000)
+                and self._block_rate.allows(host.block, now_ms / 1000)
+            ):
+                return "network_rate"
             if host.connections >= limits.connections_per_host_max:
                 return "host_connections"
             if host.net.connections >= limits.connections_per_network_max:

@@ -32,6 +32,11 @@ class RelayLimits:
     half_open_per_host_max: int = 32
     accepts_per_s: int = 200
     accepts_burst: int = 400
+    accepts_per_block_per_s: int = 80
+    """From one block: the rate in sum is not for one of them to use up."""
+    accepts_per_block_burst: int = 160
+    accepts_per_network_per_s: int = 40
+    accepts_per_network_burst: int = 80
     accepts_per_host_per_s: int = 10
     accepts_per_host_burst: int = 40
     handshake_ms_max: int = 5_000

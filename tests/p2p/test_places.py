@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from p2p.channel import Channel, Hello, Opening
 from p2p.crowds import Crowds, Origin, block_of, network_of, origin_of
+from p2p.entrance import Entrance
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits
@@ -128,6 +129,23 @@ def test_crowds_know_their_largest(steps: list[tuple[int, bool]]) -> None:
         else:
             assert last is not None and sizes[model[last]] == max(sizes.values())
             assert last == max(n for n, name in model.items() if name == model[last])
+
+
+def test_the_rate_of_all_is_not_for_one_block_to_use_up() -> None:
+    """As many connections as come through from all homes of one provider, of any number of sites."""
+    limits = NetworkLimits()
+    door = Entrance(limits)
+    taken = Counter[bool]()
+    for tick in range(10 * 500):
+        place = door.connection(f"2a00:1:{tick % 50:x}:{tick % 7:x}::1", tick / 500)
+        taken[place is not None] += 1
+        if place is not None:
+            door.half_open.leave(place)
+        if tick % 100 == 0:
+            honest = door.connection(f"2b00:{tick:x}::1", tick / 500)
+            assert honest is not None
+            door.half_open.leave(honest)
+    assert 10 * limits.accepts_per_block_per_s * 0.9 < taken[True] < 10 * limits.accepts_per_s / 2
 
 
 def test_origins() -> None:
