@@ -227,12 +227,14 @@ async def test_a_paced_client_gets_its_pace(start_relay: StartRelay) -> None:
         back = await bob.arrived.receive()
         with trio.move_on_after(1.5):
             await pour(out, back, 4_096 * MIB)  # paced from the first look on
+        began_s = trio.current_time()
         before = daemon.metrics()["dekube_relay_bytes_total"]
         with trio.move_on_after(2) as scope:
             await pour(out, back, 4_096 * MIB)
         assert scope.cancelled_caught
         moved = daemon.metrics()["dekube_relay_bytes_total"] - before
-        assert moved <= 24 * MIB  # two seconds' worth and what lay in buffers; unpaced it is a gigabyte
+        seconds = trio.current_time() - began_s  # on a busy machine more than it was to take
+        assert moved <= (4 * seconds + 16) * MIB  # what lay in buffers, too; unpaced it is a gigabyte
 
 
 async def test_a_client_whose_request_is_refused_hears_how_full_the_relay_is(shared_relay: DaemonProcess) -> None:
