@@ -9,12 +9,13 @@ JOBS ?= 2
 # Most unit tests wait for clocks, sockets and processes: of twice as many at once somebody always computes.
 UNIT_JOBS ?= $(shell expr 2 '*' $(JOBS))
 N ?= 100000
+HOURS ?= 1
 TESTNET_ARGS ?=
 
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release cluster test-wallets compose bench lock wheels image clean
+.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release soak cluster test-wallets compose bench lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +62,9 @@ sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds, Twins, whole nodes, on all core
 
 sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of three rounds; goes on where it was stopped
 	$(BIN)/python -m node.simulation run release
+
+soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on, for HOURS: killed, paused, full, wrong clocks
+	$(BIN)/python -m tests.cluster.manifest $(SEED) --hours $(HOURS)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m cluster --ignore tests/wallets
