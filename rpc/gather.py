@@ -46,6 +46,8 @@ class Gatherer(Generic[_Q, _A]):
         self._pause_s = pause_s
         self._collected: deque[tuple[_Q, asyncio.Future[_A]]] = deque()
         self._waiting = 0
+        """Questions that are collected or in a frame under way."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_due = False
         """Whether ``_send`` is about to be called."""
         self._is_asking = False
@@ -56,11 +58,18 @@ class Gatherer(Generic[_Q, _A]):
 
     async def answer(self, question: _Q) -> _A:
         """Return the answer to ``question``. Raises RpcError while too many wait, and what the node answers."""
+        return await self.ask(question)
+
+    def ask(self, question: _Q) -> asyncio.Future[_A]:
+        """Return what will be the answer to ``question``. Raises RpcError while too many wait."""
         if self._waiting >= self._waiting_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[_A] = loop.create_future()
         self._collected.append((question, future))
+        self._waiting += 1
         if not self._is_due and not self._is_asking:
             if self._pause is not None and len(self._collected) >= self._frame_items_max:
                 self._pause.cancel()
@@ -68,11 +77,7 @@ class Gatherer(Generic[_Q, _A]):
             if self._pause is None:
                 self._is_due = True
                 loop.call_soon(self._send)
-        self._waiting += 1
-        try:
-            return await future
-        finally:
-            self._waiting -= 1
+        return future
 
     def _send(self) -> None:
         self._is_due = False
@@ -105,6 +110,8 @@ class Gatherer(Generic[_Q, _A]):
                 if frame and size > FRAME_BYTES_MAX:
                     break
                 frame.append((question, future))
+            else:
+                self._waiting -= 1
             collected.popleft()
         return frame
 
@@ -116,6 +123,7 @@ class Gatherer(Generic[_Q, _A]):
                 raise DecodeError("not as many answers as questions")
         except Exception as error:
             answers = [error] * len(frame)
+        self._waiting -= len(frame)
         if self._pause_s is not None:
             self._is_asking = False
             self._send()  # before those who waited for this frame go on: the node need not wait for them

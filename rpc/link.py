@@ -705,7 +705,7 @@ class Link:
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Hand a transaction to the mempool."""
-        await self._submits.answer((raw, sender))
+        await self._submits.ask((raw, sender))
         return keccak(raw)
 
     async def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> list[Exception | None]:
