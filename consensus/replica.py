@@ -256,8 +256,11 @@ class Replica:
             votes, floor = self._guard.votes(), self._guard.floor
         else:
             votes, floor = self._opening or ((), (0, 0))
-        own = [vote for vote in votes if vote.epoch == self._epoch and self._seat is not None]
-        return tuple(own), floor
+        return self._of_own_seat(votes), floor
+
+    def _of_own_seat(self, votes: Iterable[Vote]) -> tuple[Vote, ...]:
+        """A seat is not under its vote's signature: a record's word for it could make one key vote for all."""
+        return tuple([vote for vote in votes if vote.epoch == self._epoch and vote.seat == self._seat])
 
     def _floor_view(self, floor: tuple[int, int]) -> int:
         """Up to which view of this epoch the guard knows nothing: all of them, if it has voted in a later one."""
@@ -661,7 +664,7 @@ class Replica:
         if not self._is_remote:
             return []
         self._opening = votes, floor
-        return self.step(c.OwnVotesKnown(votes, self._floor_view(floor)), now_ms)
+        return self.step(c.OwnVotesKnown(self._of_own_seat(votes), self._floor_view(floor)), now_ms)
 
     def voted(self, request: RequestVote, vote: Vote, now_ms: int) -> list[Action]:
         """Take the answer to RequestVote; its signature has been verified."""

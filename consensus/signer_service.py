@@ -7,6 +7,7 @@ signer before its record is on the disk, and after a failed write nothing leaves
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -54,11 +55,16 @@ from consensus.signer import (
 )
 from state.primitives.errors import ConfigError, DecodeError, DekubeError, StoreError
 from state.primitives.keys import verify_vote
-from state.primitives.votes import Candidate, Vote, vote_digest
+from state.primitives.votes import Candidate, Vote, vote_digest, vrf_alpha
+from state.primitives.vrf import vrf_verify
 
 __all__ = ["LinkOptions", "RemoteVoter", "SignerKey", "SignerLimits", "SignerServer", "ask_signer"]
 
 RECEIVE_BYTES: Final = 4_096
+OPENING_KEPT_MAX: Final = 3 * 256
+"""Votes of an opening that are kept, the newest: no replica takes older ones in (``core.EVIDENCE_VIEWS``)."""
+OPENING_VOTES_MAX: Final = 64 * 1024
+"""Votes above a guard's floor, at most three a view, that are asked for: two weeks without a final block."""
 GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -418,10 +424,7 @@ class RemoteVoter:
         if not isinstance(answer, Signed):
             self._faulty()
         vote = answer.vote
-        digest = vote_digest(self._genesis_hash, kind, candidate)
-        if (vote.kind, vote.candidate) != (kind, candidate) or not verify_vote(
-            self._vote_key, digest, vote.signature
-        ):
+        if (vote.kind, vote.candidate) != (kind, candidate) or not self._is_own(vote):
             self._faulty()
         self._voted = max(self._voted, (vote.epoch, vote.view))
         return vote._replace(seat=seat)
@@ -429,7 +432,10 @@ class RemoteVoter:
     async def prove(self, epoch: int, view: int, randomness: bytes) -> bytes:
         """Return the VRF proof for a view's input. Raises as consensus.signer.Voter says."""
         answer = await self._ask(AskProof(epoch, view, randomness))
-        if not isinstance(answer, Proved):
+        if not isinstance(answer, Proved) or self._opening is None:
+            self._faulty()
+        alpha = vrf_alpha(self._genesis_hash, randomness, epoch, view)
+        if vrf_verify(self._opening.vrf_key, alpha, answer.proof) is None:
             self._faulty()
         return answer.proof
 
@@ -507,19 +513,27 @@ class RemoteVoter:
             raise ConfigError(
                 f"signer: it has the vote key 0x{opened.vote_key.hex()}, not the one configured here"
             )
-        votes: list[Vote] = []
+        votes: deque[Vote] = deque(maxlen=OPENING_KEPT_MAX)
         at = (0, 0, 0)
-        while True:
+        for _ in range(OPENING_VOTES_MAX // VOTES_PAGE):
             page = await link.ask(AskVotes(*at))
             if not isinstance(page, SignedPage):
                 raise SignerUnavailable("it answers nonsense")
+            for vote in page.votes:
+                # What is taken for an own vote counts without a further check, and is sent to others.
+                if (vote.epoch, vote.view, vote.kind) <= at or not self._is_own(vote):
+                    raise SignerUnavailable("it answers nonsense")
+                at = (vote.epoch, vote.view, vote.kind)
             votes += page.votes
             if len(page.votes) < VOTES_PAGE:
                 return Opening(opened.vote_key, opened.vrf_key, (opened.epoch, opened.view), tuple(votes))
-            last = page.votes[-1]
-            if (last.epoch, last.view, last.kind) <= at:
-                raise SignerUnavailable("it answers nonsense")
-            at = (last.epoch, last.view, last.kind)
+        raise SignerUnavailable("its votes have no end")
+
+    def _is_own(self, vote: Vote) -> bool:
+        """Tell whether a vote is signed with the own key. Its seat is not under the signature."""
+        return verify_vote(
+            self._vote_key, vote_digest(self._genesis_hash, vote.kind, vote.candidate), vote.signature
+        )
 
     async def _ask(self, request: Request) -> Answer:
         """Ask, and again on a new connection where one is lost: the signer repeats a vote that it has made."""

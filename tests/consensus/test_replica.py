@@ -124,6 +124,20 @@ def second(committee: Committee = FIVE) -> Epoch:
     return Epoch(1, 4, committee, b"q" * 32)
 
 
+def test_a_guard_elsewhere_speaks_for_its_own_seat_alone() -> None:
+    """A vote's seat is not under its signature: a record could make one key's votes count for a whole committee."""
+    own = 3
+    replica = r.Replica(
+        epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=TIMES, vote_key=FOUR.seats[own].vote_key
+    )
+    replica.start(0)
+    vote = signed(FOUR, FINALIZE, Candidate(0, 1, 0, b"x" * 32), own)
+    actions = replica.voter_ready(tuple([vote._replace(seat=seat) for seat in (0, 1, 2, 3, 99)]), (0, 0), 0)
+    assert not any(isinstance(action, c.KeepCertificate | c.Commit | c.AskBlock) for action in actions)
+    votes = [vote for message in said(actions) if isinstance(message, Votes) for vote in message.votes]
+    assert {vote.seat for vote in votes} <= {own}
+
+
 def test_the_next_epoch_is_asked_for_when_the_last_block_is_durable_and_once() -> None:
     replica = replica_of()
     actions, _ = ended(replica)

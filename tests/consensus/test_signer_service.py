@@ -12,10 +12,13 @@ import trio.testing
 
 from consensus.guard import Guard, GuardOutdated, GuardRefused
 from consensus.signer import (
+    VOTES_PAGE,
+    Answer,
     AskKeys,
     AskProof,
     AskStatus,
     AskVote,
+    AskVotes,
     Done,
     FrameReader,
     Keys,
@@ -23,6 +26,7 @@ from consensus.signer import (
     Opened,
     Opening,
     Ping,
+    Proved,
     Refusal,
     Request,
     Retire,
@@ -42,7 +46,7 @@ from consensus.signer_service import LinkOptions, RemoteVoter, SignerKey, Signer
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.keys import SecretKey
-from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote, VoteKey, vrf_alpha
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote, VoteKey, vote_digest, vrf_alpha
 from state.primitives.vrf import vrf_verify
 
 GENESIS = b"g" * 32
@@ -525,6 +529,99 @@ async def test_a_signer_that_lies_brings_no_vote(
         await remote.opening()
         with trio.fail_after(60), pytest.raises(SignerUnavailable):
             await remote.vote(NOTARIZE, candidate(5), 2)
+        nursery.cancel_scope.cancel()
+
+
+class Opener:
+    """A signer that shows votes of its choice when it is reached, page by page."""
+
+    def __init__(self, nursery: trio.Nursery, page: Callable[[AskVotes], tuple[Vote, ...]]) -> None:
+        self._nursery = nursery
+        self._page = page
+        self.pages = 0
+
+    async def connect(self) -> trio.abc.Stream:
+        near, far = trio.testing.memory_stream_pair()
+        self._nursery.start_soon(self._serve, far)
+        return near
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        reader = FrameReader(256)
+        try:
+            while data := await stream.receive_some(4096):
+                for body in reader.feed(bytes(data)):
+                    number, request = decode_request(body)
+                    answer: Answer = Done()
+                    match request:
+                        case Open():
+                            answer = Opened(KEY.vote_key, KEY.vrf_key, 0, 0)
+                        case AskVotes():
+                            self.pages += 1
+                            answer = SignedPage(self._page(request))
+                        case AskProof():
+                            answer = Proved(OTHER_KEY.prove(b"something else"))
+                        case _:
+                            pass
+                    await stream.send_all(frame(encode_answer(number, answer)))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+
+def null_of(view: int, *, epoch: int = 1, seat: int = 0, key: VoteKey = KEY) -> Vote:
+    candidate = Candidate(epoch, view, 0, ZERO_HASH)
+    return Vote(NULLIFY, *candidate, seat, key.sign_vote(vote_digest(GENESIS, NULLIFY, candidate)))
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        (null_of(5)._replace(signature=bytes(64)),),
+        (null_of(5, key=OTHER_KEY),),
+        (null_of(5), null_of(6)._replace(view=7)),
+        (null_of(6), null_of(5)),
+        (null_of(5), null_of(5)),
+    ],
+    ids=["unsigned", "another key", "another view", "not in order", "twice"],
+)
+async def test_an_opening_of_votes_that_the_key_never_cast_is_not_one(
+    votes: tuple[Vote, ...], autojump_clock: trio.testing.MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        remote = voter(Opener(nursery, lambda _: votes).connect, options=LinkOptions())
+        nursery.start_soon(remote.run)
+        with trio.move_on_after(30):
+            pytest.fail(str(await remote.opening()))
+        assert not remote.is_connected
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_opening_without_end_is_left_and_a_long_one_keeps_the_newest(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consensus.signer_service.OPENING_VOTES_MAX", 10 * VOTES_PAGE)
+    monkeypatch.setattr("consensus.signer_service.OPENING_KEPT_MAX", 200)
+    signed = [null_of(view) for view in range(1, 3 * VOTES_PAGE)]
+
+    def without_end(request: AskVotes) -> tuple[Vote, ...]:
+        return (
+            tuple(signed[:VOTES_PAGE])
+            if not request.view
+            else tuple(null_of(request.view + number) for number in range(1, VOTES_PAGE + 1))
+        )
+
+    async with trio.open_nursery() as nursery:
+        endless = Opener(nursery, without_end)
+        remote = voter(endless.connect, options=LinkOptions())
+        with trio.move_on_after(0.05):
+            await remote.run()
+        assert endless.pages == 10 and not remote.is_connected
+        whole = Opener(nursery, lambda request: tuple(signed[request.view : request.view + VOTES_PAGE]))
+        remote = voter(whole.connect, options=LinkOptions())
+        nursery.start_soon(remote.run)
+        opening = await remote.opening()
+        assert opening.votes == tuple(signed[-200:]) and opening.watermark == (1, 3 * VOTES_PAGE - 1)
+        with pytest.raises(SignerUnavailable):
+            await remote.prove(1, 5, b"r" * 32)
         nursery.cancel_scope.cancel()
 
 
