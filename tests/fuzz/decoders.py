@@ -63,12 +63,12 @@ from node.config import (
     parse_signer,
     parse_vote_key,
 )
-from node.duties import InputUnavailable, _read_hashes
 from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
 from node.keyring import key_of_mnemonic, parse_secret
 from node.light import Endpoint as LightEndpoint
 from node.light import LightFile, load_light_file, save_light_file
+from node.promises import decode_published
 from node.relay import RelayHomeOptions
 from node.runtime import make_runtime
 from node.signer import SignerHomeOptions, load_signer_options
@@ -1127,8 +1127,8 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     book = AddressBook(key=b"key", genesis_hash=GENESIS)
     book.add(RECORD, source=b"")
-    known = encode([[b"a" * 20, 5, b"k" * 32, 2**62, 1], [b"b" * 20, 5, b"k" * 32, 2**62, 0]])
-    yield "newest certificates", Target(read_revocations, (known,), ("p2p.revocations:Revocations.load",))
+    newest = encode([[b"a" * 20, 5, b"k" * 32, 2**62, 1], [b"b" * 20, 5, b"k" * 32, 2**62, 0]])
+    yield "newest certificates", Target(read_revocations, (newest,), ("p2p.revocations:Revocations.load",))
     yield "address book", Target(read_book, (book.encode(),), ("p2p.addrbook:AddressBook.load",))
     yield (
         "endpoint",
@@ -1284,15 +1284,20 @@ def _targets() -> Iterator[tuple[str, Target]]:
         read_job_journal, (stored, encode(1), STATE.encode(), RUN.encode()),
         (
             "tasks.executor.journal:Journal.entries", "tasks.executor.journal:TaskJournal._load_delivered",
-            "tasks.executor.journal:TaskJournal._load_start", "tasks.executor.journal:TaskJournal._load_segments",
-            "tasks.executor.journal:TaskJournal._load_segment", "tasks.executor.journal:_read",
+            "tasks.executor.journal:TaskJournal._check_start", "tasks.executor.journal:TaskJournal._load_segments",
+            "tasks.executor.journal:TaskJournal._load_segment", "tasks.executor.journal:TaskJournal._read_segment",
+            "tasks.executor.journal:_read", "tasks.executor.journal:TaskJournal.load_start",
         ),
         (), cost=30, memory=400,
     )  # fmt: skip
-    yield "promised probes", Target(
-        of_file("window", _read_hashes), (encode([b"p" * 32, b"q" * 32]),), ("node.duties:_read_hashes",),
-        (InputUnavailable,), cost=4,
-    )  # fmt: skip
+    yield (
+        "published window",
+        Target(
+            decode_published,
+            (encode([[b"p" * 32, b"q" * 32], [b"s" * 32, b"t" * 32], b"l" * 32, b"o" * 32]),),
+            ("node.promises:decode_published",),
+        ),
+    )
     # Disk
     damaged: Raises = (StoreDamaged,)
     yield "tip", Target(
