@@ -135,7 +135,7 @@ class Duties:
         )
         assert network.blobs is not None
         self._blobs = network.blobs
-        self._jobs_dir = home.jobs
+        self._data_dir = home.jobs.parent  # there before the first job is
         self._promises = Promises(home.jobs.parent / "promises", self._blobs, wallet.address)
         self._left = home.jobs.parent / "drained"
         """Stands while the entry in the registry is retired because the node drains, and not because its owner
@@ -347,7 +347,7 @@ class Duties:
         taken = Needs(0, 0, 0, 0)
         for other in {duty.task for duty in work_duties(state, self.address, self._parameters)} - {task}:
             taken += needs_of(load_spec(state, other), open_windows_max=windows)
-        budget, free = self._blobs.budget_bytes, shutil.disk_usage(self._jobs_dir).free - DISK_SPARE_BYTES
+        budget, free = self._blobs.budget_bytes, shutil.disk_usage(self._data_dir).free - DISK_SPARE_BYTES
         memory = available_memory_bytes()
         for name, needed, there in (
             ("memory of a job", asked.process, process_max),
