@@ -254,7 +254,10 @@ class Reach:
                 continue  # it comes through a relay: from there nothing can be said
             group = network_of(host)
             asked_at, wait_s = self._asked_at.get((port, group), (-inf, options.per_peer_s / 2))
-            if group in asked or now - asked_at < wait_s or len(asked) > options.networks_min:
+            alike = sum(
+                (":" in other) == (":" in group) for other in asked
+            )  # of IPv4, or of IPv6: each is its own
+            if group in asked or now - asked_at < wait_s or alike > options.networks_min:
                 continue
             asked.add(group)
             self._asked_at[port, group] = now, min(2 * wait_s, options.ask_every_s)

@@ -7,7 +7,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.errors import RequestRefused
+from p2p.errors import RequestRefused, RequestTimeout
 from p2p.identity import Role
 from p2p.peer import PeerInfo
 from p2p.reach import METHOD_DIAL_BACK, SOURCE_LISTEN, Answer, Reach, ReachOptions, Verdict, Votes, network_of
@@ -190,6 +190,32 @@ async def test_a_node_that_is_seen_elsewhere_now_is_no_longer_where_it_was(autoj
     await played(reach, fake, 1_000)
     assert reach.verdicts == {Endpoint("1.1.1.1", OWN.port): Verdict.PUBLIC}
     assert fake.advertised[-1] == (Endpoint("1.1.1.1", OWN.port),)
+
+
+async def test_who_has_roamed_withdraws_at_once_and_asks_anew(autojump_clock: object) -> None:
+    reach, fake = nowhere({b"a": ("192.0.2.1", YES), b"b": ("203.0.113.1", YES)})
+    elsewhere = Endpoint("8.8.8.9", OWN.port)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reach.run, fake)
+        await trio.sleep(30)
+        assert fake.advertised == [(OWN,)]
+        reach.roamed(frozenset({OWN.host}))
+        assert fake.advertised == [(OWN,), ()] and not reach.verdicts
+        fake.answers = {b"a": RequestTimeout("on its way"), b"b": says(elsewhere.host, True)}
+        await trio.sleep(8)
+        fake.answers[b"a"] = says(elsewhere.host, True)
+        await trio.sleep(12)
+        assert fake.advertised[-1] == (elsewhere,) and reach.is_confirmed
+        nursery.cancel_scope.cancel()
+
+
+async def test_both_families_are_asked_about_however_many_peers_one_has(autojump_clock: object) -> None:
+    six = Endpoint("2606:4700::1", OWN.port)
+    peers: dict[bytes, tuple[str, bytes | Exception]] = {bytes([n]): (f"{n}.0.0.1", YES) for n in range(60, 70)}
+    peers |= {bytes([n]): (f"26{n}::1", says(six.host, True)) for n in (10, 11)}
+    reach, fake = nowhere(peers)
+    await played(reach, fake, 1)
+    assert set(fake.advertised[-1]) == {OWN, six}
 
 
 async def test_liars_with_many_stories_drive_out_no_truth_and_no_memory(autojump_clock: object) -> None:
