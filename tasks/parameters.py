@@ -10,7 +10,24 @@ from state.primitives.errors import ConfigError
 __all__ = ["TaskParameters"]
 
 _WHOLE_BPS: Final = 10_000
+_MS_MAX: Final = 1 << 40
+"""35 years: what is added to the clock stays far within its range."""
 _BOUNDS: Final = {
+    # Draws weigh nodes by their bonds: without a least one there might be nothing to draw by.
+    "node_bond_min": (1, 1 << 100),
+    "registration_valid_ms": (1, _MS_MAX),
+    "cool_down_ms": (0, _MS_MAX),
+    "retire_ms": (1, _MS_MAX),
+    "accept_ms": (1, _MS_MAX),
+    "prepare_ms": (1, _MS_MAX),
+    "window_grace_ms": (0, _MS_MAX),
+    "replace_ms": (1, _MS_MAX),
+    "pause_ms": (1, _MS_MAX),
+    "seal_ms_min": (1, _MS_MAX),
+    "reveal_ms": (1, _MS_MAX),
+    "final_ms": (1, _MS_MAX),
+    "bond_release_ms": (1, _MS_MAX),
+    "new_windows": (0, 1 << 32),
     "verification_bps": (0, _WHOLE_BPS),
     "fee_bps": (0, _WHOLE_BPS),
     "hold_bps": (0, _WHOLE_BPS),

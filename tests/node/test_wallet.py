@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node.mempool import Mempool, MempoolOptions
-from node.wallet import RESEND_S, RESENDS_MAX, TransactionFailed, TransactionLost, Wallet
+from node.wallet import (
+    FEE_HEADROOM,
+    RAISE_TRIES,
+    RESEND_S,
+    RESENDS_MAX,
+    Offer,
+    TransactionFailed,
+    TransactionLost,
+    Wallet,
+    raised_fees,
+)
 from state.primitives.errors import InvalidTransaction
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Receipt
@@ -112,3 +124,61 @@ async def test_a_refusal_of_the_pool_and_one_of_the_rule(world: World, autojump_
         nursery.cancel_scope.cancel()
     assert failed.value.code == "task_unknown"
     assert nonce_of(world.store, account(0).address) == 1, "its fee was paid"
+
+
+async def test_what_the_base_fee_left_behind_is_replaced_by_what_pays_it(
+    world: World, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.wallet(0).send, TRANSFER_KIND, transfer_payload(TO, COIN))
+        await trio.testing.wait_all_tasks_blocked()
+        (first,) = world.ledger.mempool.of_sender(account(0).address)
+        cap = first.transaction.max_fee_per_gas
+        assert first.transaction.max_priority_fee_per_gas > 0
+        monkeypatch.setattr(world.ledger, "base_fee", lambda: cap + 1)
+        await trio.sleep(RESEND_S + 1)
+        (second,) = world.ledger.mempool.of_sender(account(0).address)
+        assert second.transaction.nonce == first.transaction.nonce
+        assert second.transaction.max_fee_per_gas >= FEE_HEADROOM * cap
+        world.mint()
+    assert (nonce_of(world.store, account(0).address), balance_of(world.store, TO)) == (1, COIN)
+
+
+async def test_a_replaced_transaction_that_becomes_final_all_the_same_is_the_answer(
+    world: World, autojump_clock: object
+) -> None:
+    receipts: list[Receipt] = []
+
+    async def send() -> None:
+        receipts.append(await world.wallet(0).send(TRANSFER_KIND, transfer_payload(TO, COIN)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        (first,) = world.ledger.mempool.of_sender(account(0).address)
+        await trio.sleep(RESEND_S * (RAISE_TRIES + 1))
+        (second,) = world.ledger.mempool.of_sender(account(0).address)
+        assert second.transaction.hash != first.transaction.hash
+        lose_everything(world)
+        world.ledger.admit(first.transaction.raw, account(0).address)  # another pool kept it
+        world.mint()
+    assert [receipt.status for receipt in receipts] == [1]
+    assert (nonce_of(world.store, account(0).address), balance_of(world.store, TO)) == (1, COIN)
+
+
+async def test_impatience_has_an_end(world: World, autojump_clock: object) -> None:
+    with pytest.raises(TransactionLost):
+        await world.wallet(0).send(TRANSFER_KIND, transfer_payload(TO, COIN))
+    (last,) = world.ledger.mempool.of_sender(account(0).address)
+    assert last.transaction.max_fee_per_gas <= 3 * raised_fees(world.ledger.base_fee(), None)[0]
+
+
+@given(st.lists(st.integers(1, 1 << 90), min_size=1, max_size=20))
+def test_each_offer_may_replace_the_one_before(base_fees: list[int]) -> None:
+    offer: Offer | None = None
+    for base_fee in base_fees:
+        fee, tip = raised_fees(base_fee, offer)
+        assert fee >= tip + base_fee
+        if offer is not None:
+            assert 100 * fee >= 110 * offer.fee and 100 * tip >= 110 * offer.tip
+        offer = Offer(0, fee, tip, b"")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -160,9 +160,20 @@ def test_a_refused_transaction_leaves_only_its_fee() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("jury", 2), ("samples", 0), ("samples", 17), ("hold_bps", 10_001), ("draws_max", 0)]
-)
+    ("name", "value"),
+    [
+        ("jury", 2), ("samples", 0), ("samples", 17), ("hold_bps", 10_001), ("draws_max", 0), ("node_bond_min", 0),
+        ("final_ms", -1), ("reveal_ms", 0), ("pause_ms", 1 << 60),
+    ],
+)  # fmt: skip
 def test_parameters_that_cannot_work_are_refused(name: str, value: int) -> None:
     genesis = replace(GENESIS, parameters=((f"tasks.{name}", value),))
     with pytest.raises(ConfigError, match=name):
         read_parameters(TaskParameters, "tasks", genesis)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TaskParameters)])
+def test_every_parameter_is_bounded_on_both_sides(name: str) -> None:
+    for value in (-1, 1 << 110):
+        with pytest.raises(ConfigError, match=name):
+            replace(TaskParameters(), **{name: value})
