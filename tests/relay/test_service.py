@@ -197,7 +197,7 @@ async def test_relays_that_are_heard_of_later_are_used(start_relay: StartRelay) 
 async def test_who_is_reached_otherwise_keeps_only_the_reservations_that_its_owner_asked_for(
     start_relay: StartRelay,
 ) -> None:
-    own, heard = start_relay(), start_relay()
+    own, heard = start_relay(), start_relay(name="another relay")
     bob = Node("bob", own.endpoint)
     async with running(bob):
         bob.client.offer([heard.endpoint])
