@@ -84,4 +84,11 @@ def test_the_plans_are_what_they_promise() -> None:
     nightly = {part.name: part.runs for part in PLANS["nightly"]()}
     release = {part.name: part.runs for part in PLANS["release"]()}
     assert (nightly["seeds"], nightly["twins-2"], nightly["twins-7"]) == (100_000, 4_096, 50_000)
+    assert {
+        "above-f",
+        "crash-points-epochs",
+        "crash-points-whole",
+        "heal-weights",
+    } <= nightly.keys() & release.keys()
+    assert nightly["crash-points-epochs"] > nightly["crash-points"] > 1_500
     assert (release["seeds"], release["twins-3"], release["twins-2"]) == (1_000_000, 262_144, 4_096)
