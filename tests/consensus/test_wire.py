@@ -58,8 +58,9 @@ CANDIDATE = Candidate(1, 9, 7, HASH)
 NOTAR = Certificate(NOTARIZE, 1, 7, 6, b"p" * 32, b"\x07", b"s" * 192)
 NULL = Certificate(NULLIFY, 1, 8, 0, bytes(32), b"\x0e", b"t" * 192)
 FINAL = Certificate(FINALIZE, *CANDIDATE, b"\x0b", b"u" * 192)
+VOTE = Vote(FINALIZE, *CANDIDATE, 3, b"v" * 64)
 MESSAGES: dict[str, Message] = {
-    "votes": Votes((Vote(FINALIZE, *CANDIDATE, 3, b"v" * 64), Vote(NULLIFY, 1, 8, 0, bytes(32), 3, b"w" * 64))),
+    "votes": Votes((VOTE, Vote(NULLIFY, 1, 8, 0, bytes(32), 3, b"w" * 64))),
     "proposal": Proposal(CANDIDATE, b"v" * 64, NOTAR, (NULL,), encode_block(BLOCK)),
     "proposal on the root": Proposal(Candidate(1, 9, 0, HASH), b"v" * 64, None, (), encode_block(BLOCK)),
     "certificates": Certificates((NOTAR, NULL, FINAL)),

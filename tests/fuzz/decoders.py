@@ -270,7 +270,7 @@ from testnet.wan.lab import shipped
 from testnet.wan.topology import document_of, parse_topology, plan
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_signer import ANSWERS, REQUESTS
-from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES
+from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES, VOTE
 from tests.fuzz import blobs, compact
 from tests.fuzz.state_records import state_records
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity, sessions
@@ -977,7 +977,7 @@ def _targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "word of a seat", Target(
         lambda data: encode_said(decode_said(data)),
-        tuple(encode_said(said) for said in (MESSAGES["votes"].votes[0], FINAL)),
+        tuple(encode_said(said) for said in (VOTE, FINAL)),
         ("consensus.hearsay:decode_said",),
     )  # fmt: skip
     yield "wanted proposal", Target(
