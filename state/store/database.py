@@ -19,6 +19,7 @@ from state.store.errors import (
     reported,
 )
 from state.store.records import FORMAT, FORMAT_VERSION
+from state.store.tail import cut_tail
 
 __all__ = ["StoreOptions", "check_format", "check_free", "open_database"]
 
@@ -50,6 +51,7 @@ class StoreOptions:
 def open_database(path: Path, options: StoreOptions) -> Any:
     """Open the files in the directory ``path``, or begin them there.
 
+    A record that a power loss left half written at the end of the log is cut off: nothing rests on it.
     Raises StoreLocked, StoreDamaged or StoreUnavailable.
     """
     try:
@@ -59,6 +61,19 @@ def open_database(path: Path, options: StoreOptions) -> Any:
         raise StoreUnavailable(f"{path}: {error.strerror}") from None
     if "CURRENT" not in names and any(name.endswith((".ldb", ".log")) for name in names):
         raise StoreDamaged(f"{path}: the file CURRENT is lost; `dekube db repair` makes the database anew")
+    try:
+        return _open(path, options)
+    except StoreDamaged:
+        try:
+            is_mended = cut_tail(path)
+        except OSError as error:
+            raise StoreUnavailable(f"{path}: {error.strerror}") from None
+        if not is_mended:
+            raise
+    return _open(path, options)
+
+
+def _open(path: Path, options: StoreOptions) -> Any:
     with reported():
         return plyvel.DB(
             str(path),

@@ -125,7 +125,7 @@ def second(committee: Committee = FIVE) -> Epoch:
 
 
 def test_a_guard_elsewhere_speaks_for_its_own_seat_alone() -> None:
-    """A vote's seat is not under its signature: a record could make one key's votes count for a whole committee."""
+    """A vote's seat is not under its signature: a record could make one key count for all of them."""
     own = 3
     replica = r.Replica(
         epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=TIMES, vote_key=FOUR.seats[own].vote_key
