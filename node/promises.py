@@ -125,18 +125,25 @@ class Promises:
         for key in [key for key in self._verdicts if not self._is_owed(state, key)]:
             self._verdict_path(key).unlink(missing_ok=True)
             self._verdicts.discard(key)
-        for (task_id, number), published in list(self._published.items()):
-            needed = needed_blobs(published, number, *_records(state, task_id, number), self._worker)
-            if not needed:
-                del self._published[task_id, number]
-                self._window_path(task_id, number).unlink(missing_ok=True)
-            self._unpin(published.blobs - needed)
+        windows = list(self._published.items())
+        needed = [
+            needed_blobs(published, number, *_records(state, task, number), self._worker)
+            for (task, number), published in windows
+        ]
+        # The state between two windows belongs to both.
+        kept = frozenset[bytes]().union(*needed)
+        for ((task, number), published), wanted in zip(windows, needed, strict=True):
+            if not wanted:
+                del self._published[task, number]
+                self._window_path(task, number).unlink(missing_ok=True)
+            for name in published.blobs - kept:
+                self._blobs.unpin(name)
 
     def _is_owed(self, state: Reader, key: VerdictKey) -> bool:
         return state.get(by_verifier_key(self._worker, key.task, key.window)) is not None
 
     def _unpin(self, names: Iterable[bytes]) -> None:
-        """Let blobs be evicted, but not those of another window: the state between two windows belongs to both."""
+        """Let blobs be evicted that belong to no window which is known."""
         for name in set(names).difference(*(published.blobs for published in self._published.values())):
             self._blobs.unpin(name)
 

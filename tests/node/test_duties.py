@@ -16,6 +16,7 @@ from node.duties import Duties
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError
 from tasks import queries
+from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
 from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.proofs import Code
@@ -23,7 +24,7 @@ from tasks.records import TaskRecord, WindowRecord, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
 from tasks.transitions import CREATE_TASK, GIVE_UP_TASK, task_id_of
-from tests.node.world import Machine, World
+from tests.node.world import PARAMETERS, Machine, World
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
 
@@ -165,6 +166,93 @@ async def test_states_that_nobody_serves_are_a_finding_and_not_a_stop(world: Wor
         nursery.cancel_scope.cancel()
     assert set(findings()) == {Code.UNAVAILABLE}
     assert market.paid(worker) == []
+
+
+async def test_a_job_that_does_not_fit_itself_costs_its_workers_nothing(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10)._replace(init_root=bytes(32)))
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        assert {at.name for at in worker.home.jobs.rglob("*")} <= {".scratch"}, "nothing of the job is kept"
+        nursery.cancel_scope.cancel()
+    assert market.record.reason == Reason.JOB_UNFIT
+    known = load_node(world.store, worker.wallet.address)
+    assert known is not None and (known.bad, known.failures, known.busy_slots) == (0, 0, 0)
+    purposes = {line.purpose for line in queries.bill(world.store, market.task).lines}
+    assert Purpose.BOND_RETURN in purposes and Purpose.WORKER_FINE not in purposes
+
+
+async def test_a_job_that_would_be_late_is_not_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        monkeypatch.setattr(node.duties, "PACE_MARGIN", 1e9)  # as on a machine so much slower
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    assert (market.record.reason, market.record.started_ms) == (Reason.JOB_UNFIT, 0)
+
+
+async def test_a_job_that_this_machine_has_no_room_for_is_declined(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        monkeypatch.setattr(node.duties, "available_memory_bytes", lambda: 1 << 20)
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    assert market.record.reason == Reason.WORKER_DECLINED
+    assert Purpose.WORKER_BOND not in {line.purpose for line in queries.bill(world.store, market.task).lines}
+
+
+async def test_a_job_that_diverges_under_way_is_given_up_at_once_and_unfined(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        await nursery.start(worker.run)
+        assert worker.duties is not None
+
+        async def diverge(*_arguments: object, **_more: object) -> None:
+            raise JobFailed(reason="diverged", text="at step 7")
+
+        worker.duties._executor.run_task = diverge  # type: ignore[assignment,method-assign]
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    assert (market.record.reason, market.record.diverged) == (Reason.JOB_DIVERGED, 1)
+    assert Purpose.WORKER_FINE not in {line.purpose for line in queries.bill(world.store, market.task).lines}
+
+
+async def test_a_check_ends_with_its_deadline_and_frees_the_machine(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    begun, ended = trio.Event(), trio.Event()
+
+    async def endless(*_arguments: object) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        assert verifier.duties is not None
+        verifier.duties._executor.verify_segment = endless  # type: ignore[assignment,method-assign]
+        await world.mint_until(begun.is_set)
+        assert verifier.duties.under_way()[2] == 1
+        world.mint(after_ms=PARAMETERS["tasks.seal_ms_min"])
+        await world.mint_until(ended.is_set)
+        await world.mint_until(lambda: verifier.duties is not None and verifier.duties.under_way()[2] == 0)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_node_registers_itself_once_and_again_when_what_it_offers_changed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,7 @@ def roots(windows: list[WindowResult]) -> list[tuple[int, bytes, bytes, bytes, b
 
 def segment_of(window: WindowResult, number: int) -> Segment:
     """A segment as the process told it."""
-    return Segment(*astuple(window.segments[number]), window.load_state(number + 1))
+    return Segment(**asdict(window.segments[number]), state=window.load_state(number + 1))
 
 
 @pytest.fixture(scope="module")
@@ -306,3 +306,72 @@ def test_a_journal_of_another_job_is_not_used(tmp_path: Path, done: list[WindowR
     record = Journal(tmp_path).open(TASK, Job.of(SPEC), None)
     record.append(segment_of(done[0], 0))
     assert Journal(tmp_path).open(TASK, Job.of(make_spec(rate=1)), None).step == 0
+
+
+async def test_a_trial_is_the_jobs_beginning_and_not_lost(tmp_path: Path, done: list[WindowResult]) -> None:
+    executor, windows = Executor(OPTIONS, tmp_path), Windows()
+    assert await executor.try_task(TASK, SPEC, BLOB) > 0
+    (entry,) = await executor.unfinished()
+    assert (entry.step, executor.status) == (5, {})
+    assert await executor.try_task(TASK, SPEC, BLOB) > 0  # found done
+    await executor.run_task(TASK, SPEC, BLOB, windows)
+    assert roots(windows.found) == roots(done)
+
+
+async def test_a_trial_shows_a_start_that_is_not_the_jobs(tmp_path: Path, done: list[WindowResult]) -> None:
+    wrong = SPEC._replace(init_root=bytes(32))
+    with pytest.raises(JobFailed) as raised:
+        await Executor(OPTIONS, tmp_path).try_task(TASK, wrong, BLOB)
+    assert raised.value.reason == "state_invalid"
+
+
+async def test_work_that_stands_on_a_void_state_is_dropped(tmp_path: Path, done: list[WindowResult]) -> None:
+    """The window before this worker's was voided, another worker did it again: this one is matched anew."""
+    start, state = done[0].load_state(4), TrainingState.decode(done[0].load_state(4), SPEC.plan())
+    name = sorted(state.tensors)[-1]
+    void = replace(state, tensors={**state.tensors, name: bytes(len(state.tensors[name]))}).encode()
+    executor, first, again = Executor(OPTIONS, tmp_path), Windows(stop_after=1), Windows()
+    with first.scope:
+        await executor.run_task(TASK, SPEC, BLOB, first, start=void)
+    assert await executor.resumes(TASK, SPEC, 1, first.found[0].segments[0].state_root_before)
+    assert not await executor.resumes(TASK, SPEC, 1, done[0].segments[-1].state_root_after)
+    await executor.run_task(TASK, SPEC, BLOB, again, start=start)
+    assert roots(again.found) == roots(done[1:])
+
+
+def test_a_journal_goes_on_where_the_chain_stands_and_nowhere_else(
+    tmp_path: Path, done: list[WindowResult]
+) -> None:
+    job, journal = Job.of(SPEC), Journal(tmp_path)
+    root = done[0].segments[-1].state_root_after
+    assert not journal.resumes(TASK, job, 0, SPEC.init_root)
+
+    def stands(delivered: int, windows: int, at: bytes) -> bool:
+        """Write a window and a segment down, hand ``delivered`` windows on, and ask."""
+        record = journal.open(TASK, job, None)
+        for segment in (*(segment_of(done[0], number) for number in range(4)), segment_of(done[1], 0)):
+            record.append(segment)
+        if delivered:
+            record.mark_delivered(delivered)
+        found = journal.resumes(TASK, job, windows, at)
+        assert bool(journal.entries()) == found, "what does not go on is removed"
+        journal.forget(TASK)
+        return found
+
+    assert stands(0, 0, SPEC.init_root)
+    assert stands(0, 1, root)  # handed on, but not noted before the node ended
+    assert stands(1, 1, root)
+    assert not stands(1, 0, SPEC.init_root)  # the first window was voided
+    assert not stands(1, 1, b"?" * 32)
+    assert not stands(1, 2, root)
+
+
+def test_states_stay_on_the_disk(tmp_path: Path, done: list[WindowResult]) -> None:
+    """Whatever the states of a window sum up to, the node's memory holds their roots only."""
+    record = Journal(tmp_path).open(TASK, Job.of(SPEC), None)
+    for number in range(4):
+        record.append(segment_of(done[0], number))
+    for found in (record, Journal(tmp_path).open(TASK, Job.of(SPEC), None)):
+        assert found.segments == list(done[0].segments)
+        assert {type(segment) for segment in found.segments} == {SegmentRecord}
+        assert found.load_state_after(found.segments[2]) == done[0].load_state(3)
