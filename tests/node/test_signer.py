@@ -12,11 +12,15 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from consensus.guard import Guard, GuardMissing, GuardOutdated, GuardRefused
 from consensus.guard_log import GUARD_FILE, VoteDirectory
@@ -40,8 +44,11 @@ from node.config import NodeOptions, SignerOptions, parse_host_port, parse_signe
 from node.control import short_path
 from node.home import Home, begin_guard
 from node.signer import (
+    HALF_OPEN_MAX,
+    HalfOpen,
     LocalVoter,
     SignerHomeOptions,
+    _secured,
     add_signer_key,
     create_signer_home,
     load_signer_options,
@@ -301,6 +308,73 @@ async def test_a_node_on_the_list_votes_over_tcp_and_asks_nothing_of_an_operator
             await ask_signer(stream, AskStatus())
         assert refused.value.code == "operator_only"
         assert reasons == ["here"]
+
+
+@pytest.mark.parametrize("strangers", ["127.0.0.2", "127.5.0.1"], ids=["its own block", "another block"])
+async def test_strangers_without_end_do_not_keep_a_node_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strangers: str
+) -> None:
+    """They come while its handshake is on its way; from its own block, it must have been here before."""
+    monkeypatch.setattr("node.signer.HALF_OPEN_MAX", 8)
+    monkeypatch.setattr("node.signer.HALF_OPEN_OF_KNOWN_MAX", 4)
+    monkeypatch.setattr("node.signer.HANDSHAKE_S", 120.0)
+    async with listening(tmp_path) as (_, bound, nursery):
+        host, port = parse_host_port(bound)
+        endpoint = f"{format_address(SIGNER.address)}@tcp:{bound}"
+        if strangers.startswith("127.0."):
+            async with trio.open_nursery() as inner:
+                first = remote_voter(tmp_path / "node", endpoint, NODE, [])
+                await inner.start(first.run)
+                await first.opening()
+                inner.cancel_scope.cancel()
+        stream = await trio.open_tcp_stream(host, port)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        held = []
+        for _ in range(60):
+            held.append(await trio.open_tcp_stream(host, port, local_address=strangers))
+            await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(120):
+            sealed = await _secured(stream, identity(NODE), is_initiator=True, expected=SIGNER.address)
+            await sealed.send_all(frame(encode_request(1, Open(CHAIN))))
+            assert await sealed.receive_some()
+        for other in (stream, *held):
+            await trio.aclose_forcefully(other)
+        nursery.cancel_scope.cancel()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), comers=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=1_200)
+)
+def test_places_are_bounded_and_the_known_keep_theirs(seed: int, comers: list[tuple[int, int]]) -> None:
+    places, lost = HalfOpen(Random(seed)), set[int]()
+    places.prove("192.0.2.1")
+    known = places.enter("192.0.2.1", lambda: lost.add(-1))
+    lone = places.enter("198.51.100.1", lambda: lost.add(-2))
+    for number, (block, host) in enumerate(comers):
+        places.enter(f"10.{block}.0.{host}", partial(lost.add, number))
+        assert len(places) <= HALF_OPEN_MAX
+    assert len(places) == 2 + len(comers) - len(lost), "who is lost is told"
+    assert not lost & {-1, -2}, "one of a block of its own is not the one to go"
+    for number in (known, lone, lone):
+        places.leave(number)
+
+
+def test_a_flood_from_the_very_address_lets_the_node_through_now_and_then() -> None:
+    """A handshake over a long line, and a thousand connections meanwhile, which are what a second may bring."""
+    for is_known in (False, True):
+        through = 0
+        for seed in range(10):
+            places, lost = HalfOpen(Random(seed)), list[int]()
+            if is_known:
+                places.prove("192.0.2.1")
+            for _ in range(300):
+                places.enter("192.0.2.1", lambda: None)
+            places.enter("192.0.2.1", lambda lost=lost: lost.append(1))  # type: ignore[misc]
+            for _ in range(300):
+                places.enter("192.0.2.1", lambda: None)
+            through += not lost
+        assert through
 
 
 async def test_a_strangers_key_another_signer_and_plain_bytes_are_refused(tmp_path: Path) -> None:
