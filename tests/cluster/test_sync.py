@@ -85,3 +85,20 @@ def test_a_damaged_database_is_named_and_replaced_by_one_command(running: Networ
     assert json.loads(verified.stdout)["headers"] > 1
     running.verb("restart", name)
     follows(running, name)
+
+
+def test_a_checkpoint_far_above_the_database_replaces_it(running: Network) -> None:
+    name = "validator-1"
+    home = running.root / name
+    running.verb("stop", name)
+    inspected = dekube("db", "inspect", "--home", home, "--json")
+    assert inspected.returncode == 0, inspected.stderr
+    kept = json.loads(inspected.stdout)["height"]
+    boundary = (kept // EPOCH_BLOCKS + 2) * EPOCH_BLOCKS
+    running.wait_height("validator-0", boundary + 2)
+    block_hash = running.call("validator-0", "dekube_getBlock", boundary)["block"]["hash"]
+    with (home / "config.toml").open("a") as config:
+        config.write(f'\n[sync]\ncheckpoint = "{boundary}:{block_hash}"\n')
+    running.verb("restart", name)
+    assert follows(running, name) > boundary, "it has the blocks after the checkpoint alone"
+    assert (home / "data" / "chain.old-1").is_dir()
