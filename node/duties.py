@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -30,7 +31,7 @@ from state.primitives.hashing import HASH_BYTES, digest
 from tasks.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.engine.state import TrainingState
 from tasks.errors import TaskUnknown
-from tasks.executor.errors import ExecutorError, JobFailed
+from tasks.executor.errors import JobFailed
 from tasks.executor.needs import Needs, needs_of
 from tasks.executor.results import Verdict, WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor, ExecutorOptions
@@ -256,8 +257,9 @@ class Duties:
 
         async def watch() -> None:
             height = -1
-            while stands():
-                height = (await self._ledger.wait_head(height)).height
+            with suppress(DekubeError):  # a record that cannot be read asks for nothing
+                while stands():
+                    height = (await self._ledger.wait_head(height)).height
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -373,7 +375,7 @@ class Duties:
                 why = str(error)
                 if error.reason == "diverged":
                     reason = Reason.JOB_DIVERGED
-            except (ExecutorError, JobUnfit) as error:
+            except (DekubeError, OSError) as error:  # of this machine: no engine, no isolation, a full disk
                 why = str(error)
         if scope.cancelled_caught or reason != Reason.STARTED:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
@@ -383,7 +385,7 @@ class Duties:
         _log.info("started", task=task)
 
     async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
-        """Do the first segment. Raises InputUnavailable, ExecutorError, JobUnfit where a window would be late."""
+        """Do the first segment. Raises InputUnavailable, JobUnfit where a window would be late, or as run_task."""
         dataset, start = await self._inputs(task, spec, duty)
         pace_ms = await self._executor.try_task(task, spec, dataset, start=start)
         step_from, step_to = spec.window_range(duty.window)

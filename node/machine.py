@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,10 @@ SCORE_S: Final = 0.5
 SCORE_STEPS: Final = 5
 SCORE_MILLI: Final = 1000
 PROBE_TIMEOUT_S: Final = 60
+CGROUP_LIMITS: Final = tuple(
+    Path("/sys/fs/cgroup") / limit for limit in ("memory.max", "memory/memory.limit_in_bytes")
+)
+"""A container's memory, in the second and the first version of control groups."""
 REFERENCE_WIDTHS: Final = (64, 256, 128, 10)
 
 
@@ -77,8 +82,12 @@ def _gpus() -> tuple[Gpu, ...]:
 
 
 def available_memory_bytes() -> int:
-    """Return how much memory programs could still take without swapping."""
-    return _memory_kib("MemAvailable") << 10
+    """Return how much memory programs could still take here, at most what a container around them may."""
+    available = _memory_kib("MemAvailable") << 10
+    for limit in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # another version, or no limit ("max")
+            available = min(available, int(limit.read_text()))
+    return available
 
 
 def _memory_mib() -> int:

@@ -11,13 +11,15 @@ __all__ = ["Needs", "needs_of"]
 
 PROCESS_BYTES: Final = 192 << 20
 """Of a job's process before it knows its job."""
-PARAMETER_BYTES: Final = 144
+PARAMETER_BYTES: Final = 72
 """Of a job's process for each parameter: values, gradients and moments as float64, the state as it is sent."""
-ACTIVATION_BYTES: Final = 96
+ACTIVATION_BYTES: Final = 16
 """Of a job's process for each input or output of a layer and sample of a batch."""
+SCRATCH_BYTES: Final = 72
+"""Of a job's process for each of the widest layer's and sample: what comes between one operation and the next."""
 STATE_COPIES: Final = 6
 """Encoded states that the node holds at once while one is received, checked and written down."""
-DATASET_COPIES: Final = 4
+DATASET_COPIES: Final = 3
 
 
 class Needs(NamedTuple):
@@ -41,7 +43,7 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
     return Needs(
         process=PROCESS_BYTES
         + PARAMETER_BYTES * plan.parameters
-        + ACTIVATION_BYTES * plan.batch * sum(plan.widths)
+        + plan.batch * (ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths))
         + DATASET_COPIES * dataset,
         node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * dataset,
         journal=window + 2 * plan.state_limit_bytes,

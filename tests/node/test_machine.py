@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import node.machine
 from node.config import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
-from node.machine import describe_machine, measure_score
+from node.machine import available_memory_bytes, describe_machine, measure_score
 from state.primitives.codec import decode, encode
 from tasks.registry import Gpu, NodeRole, profile_from_value, profile_to_value
 
@@ -77,3 +78,12 @@ def test_the_score_is_measured_in_a_process_of_its_own() -> None:
 def test_a_score_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     assert measure_score() == 0
+
+
+def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "limit_in_bytes", tmp_path / "max"
+    monkeypatch.setattr(node.machine, "CGROUP_LIMITS", (new, old))
+    new.write_text("max\n")
+    assert available_memory_bytes() > 1 << 20
+    old.write_text(f"{1 << 20}\n")
+    assert available_memory_bytes() == 1 << 20

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.executor.needs import needs_of
+from tasks.executor.supervisor import ProcessOptions
 from tasks.lifecycle import Phase
 from tasks.proofs import (
     Code,
@@ -185,12 +186,14 @@ def test_no_job_asks_more_of_a_machine_than_is_bounded(
     needs = needs_of(found, open_windows_max=3)
     assert needs.blobs + needs.journal <= 6 * WINDOW_STATES_BYTES_MAX
     assert needs.node <= 2 << 30
+    assert needs.process <= ProcessOptions().memory_mib << 20  # so every verifier can re-run what a spec may ask
 
 
 def test_the_largest_models_can_be_trained_a_step_a_segment() -> None:
     for widths, batch in (((4096, 3900, 150, 2), 4096), ((4096, 4080, 10), 4096), ((1448,) * 8 + (10,), 1024)):
         job = JOB._replace(model=Model("mlp", widths, "silu"), batch=batch, schedule=Schedule(55, 1, 5))
         assert decode_spec(encode_spec(job)).step_ms <= SEGMENT_MS_MAX
+        assert needs_of(job, open_windows_max=3).process <= ProcessOptions().memory_mib << 20
 
 
 @given(VALUES)
