@@ -92,6 +92,11 @@ def _health(state: dict[str, Any]) -> str:
     if state_sync is not None:
         pieces = f", {state_sync['pieces_done']:,} of {state_sync['pieces']:,} pieces" * bool(state_sync["pieces"])
         return f"begins with the state of block {state_sync['target']:,}: {state_sync['stage']}{pieces}"
+    if state["syncing"] and (oldest := state["sync"].get("oldest_height")):
+        return (
+            f"stuck at block {state['height']:,}: the peers ahead keep none before {oldest:,}; start with "
+            "--checkpoint HEIGHT:HASH, or name a peer that keeps all"
+        )
     if state["syncing"]:
         return f"catching up: {state['height']:,} of {state['highest']:,} blocks{_pace(state['sync'])}"
     if state.get("draining"):

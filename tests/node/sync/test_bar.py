@@ -142,3 +142,5 @@ def test_the_status_says_how_fast_it_goes_and_how_long_it_takes(left_s: int, sai
     assert _health(state) == f"catching up: 1,000 of 9,000 blocks, 120.5 blocks/s from 4 peers, {said}"
     state["sync"] |= {"blocks_per_s": 0.0, "left_s": None}
     assert _health(state) == "catching up: 1,000 of 9,000 blocks"
+    state["sync"]["oldest_height"] = 5_000
+    assert _health(state).startswith("stuck at block 1,000: the peers ahead keep none before 5,000")
