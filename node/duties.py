@@ -8,7 +8,7 @@ written here before anything is promised on chain.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -78,7 +78,7 @@ RETRY_S: Final = 5.0
 FETCH_TIMEOUT_S: Final = 60.0
 FETCH_TRIES_MAX: Final = 3
 CHECKS_AT_ONCE_MAX: Final = 4
-"""Windows whose inputs are fetched and held for a check at one time; the executor re-runs fewer."""
+"""Windows whose inputs are held in memory for a check at one time; the executor re-runs fewer."""
 PREPARE_SHARE: Final = 2 / 3
 """Of the time until a task must be started that its trial may take; the rest is for saying that it cannot be."""
 PACE_MARGIN: Final = 2
@@ -520,26 +520,43 @@ class Duties:
 
     async def _find(self, duty: CheckDuty) -> tuple[Finding, ...]:
         """Re-run the drawn segments; what cannot be fetched from anybody is a finding too."""
-        async with self._checks:
-            return await self._check(duty)
-
-    async def _check(self, duty: CheckDuty) -> tuple[Finding, ...]:
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)
         sources = self._peers(window.worker)
+        # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
+        lacks: dict[int, str] = {}
         try:
             leaves = await self._leaves(spec, window, sources)
+            await self._obtain(spec.dataset.blob, sources, DATASET_BYTES_MAX, duty.task)
+        except InputUnavailable as error:
+            return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)
+        for segment in duty.segments:
+            try:
+                await self._obtain(leaves[segment].state_blob, sources, spec.plan().state_limit_bytes)
+            except InputUnavailable as error:
+                lacks[segment] = str(error)
+        async with self._checks:
+            return await self._check(duty, spec, leaves, sources, lacks)
+
+    async def _check(
+        self, duty: CheckDuty, spec: JobSpec, leaves: Sequence[SegmentLeaf], sources: Sequence[bytes],
+        lacks: Mapping[int, str],
+    ) -> tuple[Finding, ...]:  # fmt: skip
+        try:
             dataset = await self._dataset(spec, sources, duty.task)
         except InputUnavailable as error:
             return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)
         found = []
         for segment in duty.segments:
-            try:
-                state = await self._fetch(leaves[segment].state_blob, sources, spec.plan().state_limit_bytes)
-            except InputUnavailable as error:
-                verdict = Verdict.unavailable(segment, str(error))
+            if segment in lacks:
+                verdict = Verdict.unavailable(segment, lacks[segment])
             else:
-                verdict = await self._executor.verify_segment(spec, dataset, leaves[segment], state)
+                try:
+                    state = await self._fetch(leaves[segment].state_blob, sources, spec.plan().state_limit_bytes)
+                except InputUnavailable as error:
+                    verdict = Verdict.unavailable(segment, str(error))
+                else:
+                    verdict = await self._executor.verify_segment(spec, dataset, leaves[segment], state)
             if not verdict.ok:
                 _log.warning(
                     "a segment does not agree", task=duty.task, window=duty.window, segment=segment,
