@@ -73,7 +73,7 @@ interface IDekubeTasks {
     ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
-    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over.
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerGpuSecond Price in 10^-18 DKB for a GPU-second.
@@ -108,7 +108,7 @@ interface IDekubeTasks {
     ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
-    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over.
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -126,7 +126,7 @@ interface IDekubeTasks {
     ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
-    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over.
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);
