@@ -31,7 +31,7 @@ def test_a_campaign_that_was_stopped_goes_on_with_the_same_inputs(tmp_path: Path
 
 
 def test_what_is_refused_elsewhere_or_runs_a_new_line_is_kept() -> None:
-    for name in ("genesis", NAME):
+    for name in ("genesis", "block", "mux"):
         course = run_chunk(name, TARGETS[name], "1", Course(), 200)
         assert course.kept
         assert len(course.kept) < 150
