@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import chain
 from typing import Final, NamedTuple
 
 from p2p.identity import NodeCertificate
@@ -121,6 +120,15 @@ class Revocations:
 
     def _bound(self) -> None:
         while len(self) > self._known_max:
-            loose = (address for address in chain(self._heard, self._met) if not self._is_kept(address))
-            address = next(loose, None) or next(chain(self._heard, self._met))
-            del (self._heard if address in self._heard else self._met)[address]
+            if not (self._drop_loose(self._heard) or self._drop_loose(self._met)):
+                (self._heard or self._met).popitem(last=False)
+
+    def _drop_loose(self, known: OrderedDict[bytes, _Newest]) -> bool:
+        """Drop the first that is not kept, if any; those passed over go to the end, so nobody is passed twice."""
+        for _ in range(len(known)):
+            address = next(iter(known))
+            if not self._is_kept(address):
+                del known[address]
+                return True
+            known.move_to_end(address)
+        return False

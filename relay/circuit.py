@@ -400,14 +400,16 @@ class RelayCore:
             effects += [*self.control_closed(connection), Drop(connection, "silent")]
         return effects
 
+    def expire(self, now_ms: int) -> None:
+        """Forget certificates that have ended; ``now_ms`` is the time of day."""
+        self._revocations.expire(now_ms)
+
     def _reserve(self, control: _Control, request: int, life_s: int, now_ms: int) -> list[Effect]:
         address = control.client.address
         if self._drain_until_ms is not None:
             return [self._refused(control, request, Refusal.RESTARTING)]
-        if control.certificate is not None:
-            if self._revocations.is_revoked(address, control.certificate):
-                return [*self.control_closed(control.connection), Drop(control.connection, "revoked")]
-            self._revocations.note(address, control.certificate, is_met=True)
+        if control.certificate is not None and self._revocations.is_revoked(address, control.certificate):
+            return [*self.control_closed(control.connection), Drop(control.connection, "revoked")]
         holder = self._reserved.get(address)
         effects: list[Effect] = []
         if holder is not None and holder is not control:
@@ -426,6 +428,8 @@ class RelayCore:
             if not control.host.is_trusted:
                 self._reserved_crowds.enter(control.host.block, address)
             self._reserved[address] = control
+        if control.certificate is not None:  # now: whoever gets nothing leaves nothing to be remembered
+            self._revocations.note(address, control.certificate, is_met=True)
         life_s = max(1, min(life_s, self._limits.reservation_s_max))
         control.reserved_until_ms = now_ms + life_s * 1000
         reply = Reserved(request, life_s, self._issue(address, life_s), control.observed)
@@ -463,7 +467,6 @@ class RelayCore:
             refusal = Refusal.NO_RESERVATION
         if refusal is not None:
             return [self._refused(control, request, refusal)]
-        self._clients[payer.address] = payer
         effects, circuit = self._pend(control, payer, target, address, request, parked, now_ms)
         if following is not None:
             effects.append(Onward(circuit.number, following, data, control.host))
@@ -475,6 +478,7 @@ class RelayCore:
     ) -> tuple[list[Effect], _Circuit]:  # fmt: skip
         """Note a circuit that waits for its ends, and ask for those that do not wait here already."""
         effects = self._make_room(control.host)
+        self._clients[payer.address] = payer  # now: its last circuit may have made room, and it was forgotten
         self._number += 1
         mine, theirs = self._random(32), self._random(32)
         wait_ms = self._limits.pending_ms_max

@@ -75,6 +75,8 @@ EARLY_BYTES_MAX: Final = 4_096
 DESCRIPTORS_SPARE: Final = 64
 SLOW_TICKS: Final = 4
 """Pacing and links to other relays are looked after every so many ticks."""
+EXPIRE_TICKS: Final = 240
+"""Certificates that have ended are looked for every so many ticks: there may be very many."""
 SAVE_S: Final = 5
 """How often new receipts go to disk."""
 ASK_AT_ONCE: Final = 16
@@ -555,6 +557,8 @@ class RelayDaemon:
                 self.drops[f"circuit_{reason}"] += 1
                 circuit.abort()
         self._ticks += 1
+        if self._ticks % EXPIRE_TICKS == 0:
+            self.core.expire(_wall_ms())
         if self._ticks % SLOW_TICKS == 0:
             too_old_ms = _wall_ms() - CHANNEL_AGE_MS_MAX
             for control in list(self._controls.values()) if len(self.cashier) else ():

@@ -18,12 +18,13 @@ from p2p.revocations import Revocations
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.circuit import Drop, Send
-from relay.protocol import Reserve
+from relay.errors import Refusal
+from relay.protocol import Release, Reserve
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
 from tests.p2p.helpers import GENESIS, NOW_MS, account
 from tests.p2p.test_service import Wires, connect_raw, running, wires
-from tests.relay.test_circuit_core import Relay
+from tests.relay.test_circuit_core import LIMITS, Relay, refusal_of
 
 __all__ = ["wires"]
 
@@ -136,3 +137,40 @@ def test_a_relay_reserves_for_no_older_certificate_than_it_has_seen() -> None:
     relay.core.control_opened(3, B, host, "", 0, STOLEN.certificate)
     assert relay.say(3, Reserve(1, 60)) == [Drop(3, "revoked")]  # also when the owner is away
     assert isinstance(relay.say(2, Reserve(1, 60))[0], Send)
+
+
+def test_those_that_are_kept_are_not_walked_past_each_time_another_comes() -> None:
+    asked = 0
+
+    def is_kept(address: bytes) -> bool:
+        nonlocal asked
+        asked += 1
+        return address[0] == 1
+
+    known = Revocations(is_kept=is_kept, known_max=600)
+    for first, count in ((1, 300), (2, 3_000)):
+        for number in range(count):
+            who = bytes([first]) + number.to_bytes(19, "big")
+            known.note(who, NEW.certificate, is_met=True)
+    assert len(known) == 600
+    assert asked <= 2 * 3_000
+    assert all(known.is_revoked(b"\1" + number.to_bytes(19, "big"), STOLEN.certificate) for number in range(300))
+
+
+def test_a_relay_remembers_the_certificates_of_those_who_get_a_reservation_until_they_end() -> None:
+    relay = Relay(replace(LIMITS, reservations_per_host_max=1))
+    host = relay.hosts.use("192.0.2.1", 0)
+    assert host is not None
+    relay.join(0, A)
+    relay.say(0, Reserve(1, 60))
+    relay.core.control_opened(1, B, host, "", 0, NEW.certificate)
+    assert refusal_of(relay.say(1, Reserve(1, 60))) is Refusal.HOST_LIMIT
+    relay.core.control_opened(2, B, host, "", 0, STOLEN.certificate)
+    assert refusal_of(relay.say(2, Reserve(1, 60))) is Refusal.HOST_LIMIT  # the newer one was not noted
+    relay.say(0, Release())
+    relay.say(1, Reserve(1, 60))
+    assert relay.say(2, Reserve(1, 60)) == [Drop(2, "revoked")]
+    relay.core.control_closed(1)
+    relay.core.expire(NOW_MS + CERTIFICATE_LIFE_MS_MAX)
+    relay.core.control_opened(3, B, host, "", 0, STOLEN.certificate)
+    assert isinstance(relay.say(3, Reserve(1, 60))[0], Send)

@@ -14,10 +14,20 @@ from hypothesis import strategies as st
 from p2p.handshake import Handshake
 from p2p.identity import Purpose
 from p2p.link import shake_hands
-from relay.circuit import Drop, End, Join, Refuse
+from relay.circuit import Drop, Effect, End, Join, Refuse
 from relay.errors import Refusal
 from relay.limits import RelayLimits
-from relay.protocol import CONTROL_PREAMBLE, Connect, ControlChannel, Message, Offered, Reserve, Reserved, Terms
+from relay.protocol import (
+    CONTROL_PREAMBLE,
+    Connect,
+    ControlChannel,
+    Extend,
+    Message,
+    Offered,
+    Reserve,
+    Reserved,
+    Terms,
+)
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
 from tests.relay.test_circuit_core import LIMITS, Relay, refusal_of
@@ -65,6 +75,31 @@ def test_circuits_that_run_make_room_too() -> None:
     relay.core.circuit_closed(last.circuit)  # the shell says so when both ends are closed
     assert (relay.core.circuits, relay.core.pending) == (3, 1)
     assert refusal_of(relay.say(104, Connect(1, name(1)))) is Refusal.RELAY_FULL
+
+
+def test_a_payer_whose_own_circuit_makes_room_for_its_next_one_is_still_counted() -> None:
+    relay = Relay(replace(LIMITS, pending_max=4, pending_per_client_max=3))
+    payer = 50
+    for target in (2, 3):
+        relay.join(target, bytes([target]) * 20, f"198.51.100.{target}")
+        relay.say(target, Reserve(1, 60))
+    for hop, host in ((103, "91.1.1.1"), (104, "92.1.1.1"), (105, "91.1.2.1")):
+        relay.join(hop, bytes([hop]) * 20, host)
+
+    def extend(hop: int, dialler: int, nonce: int) -> list[Effect]:
+        target = 3 if dialler == payer else 2
+        return relay.say(hop, Extend(nonce, bytes((hop, 101, dialler, target, nonce))))
+
+    for number in (1, 2, 3):
+        extend(105, 60 + number, number)
+    extend(103, payer, 10)
+    extend(104, payer, 11)
+    assert relay.core.pending == 4  # one that waits is the payer's, its first has made room
+    relay.core.control_closed(105)
+    for nonce in (12, 13):
+        extend(104, payer, nonce)
+    assert relay.core.pending == 3
+    assert refusal_of(extend(104, payer, 14)) is Refusal.CLIENT_LIMIT
 
 
 def test_reservations_make_room_too() -> None:
