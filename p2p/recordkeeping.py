@@ -121,9 +121,16 @@ class RecordKeeper:
         is_known = author == sender or self._is_kept(author) or self.book.has_met(author)
         if not is_known and not self._stranger_rate.allows(sender, now):
             return Verdict.LATER
-        if not self._author_rate.allows(author, now):
+        # Old words of an author, which anybody may send again, take nothing of the ration of its next one.
+        if self._may_be_news(record) and not self._author_rate.allows(author, now):
             return Verdict.IGNORE
         return Verdict.ACCEPT if self._note(record, sender) else Verdict.IGNORE
+
+    def _may_be_news(self, record: PeerRecord) -> bool:
+        if self._revocations.is_revoked(record.address, record.certificate):
+            return False
+        known = self.book.get(record.address)
+        return known is None or record.supersedes(known)
 
     def _note(self, record: PeerRecord, source: bytes) -> bool:
         if record.address == self._identity().address:

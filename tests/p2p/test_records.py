@@ -239,6 +239,20 @@ async def test_nobody_floods_others_with_records_of_its_own(autojump_clock: obje
     assert await me.validate(via[0], told[-1]) is Verdict.ACCEPT
 
 
+async def test_old_words_of_a_node_take_nothing_of_the_ration_of_its_next_one(autojump_clock: object) -> None:
+    told: list[bytes] = []
+    one, me = keeper(2, lambda: NOW_MS, told), keeper(1, lambda: NOW_MS, [])
+    one.advertise("listen", (HOME,))
+    for _ in range(30):
+        one.sign()
+    liar = account(9).address
+    assert await me.validate(liar, told[29]) is Verdict.ACCEPT
+    for old in told[:29]:
+        assert await me.validate(liar, old) is Verdict.IGNORE
+    one.sign()
+    assert await me.validate(account(10).address, told[30]) is Verdict.ACCEPT
+
+
 async def test_what_is_told_within_one_millisecond_or_by_an_earlier_clock_is_still_news() -> None:
     told: list[bytes] = []
     one, other = keeper(1, lambda: NOW_MS, told), keeper(2, lambda: NOW_MS, [])
