@@ -322,6 +322,11 @@ class RelayCore:
         self._forget(control.client)
         return effects
 
+    def is_awaited(self, token: bytes) -> bool:
+        """Tell whether a data connection that shows ``token`` is one end of something."""
+        parked = self._parked.get(token)
+        return token in self._tokens or (parked is not None and parked.parked[token] is None)
+
     def data_opened(self, connection: int, token: bytes) -> list[Effect]:
         """Take a data connection that showed ``token``; it waits, is joined with its other end, or is refused."""
         found = self._tokens.pop(token, None)

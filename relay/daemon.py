@@ -239,7 +239,7 @@ class RelayDaemon:
         if self._ledger is not None and self._store is not None:
             for stored in await self._loop.run_in_executor(None, self._store.load):
                 self.credit.signed(stored.receipt, self.now_ms())
-        _raise_descriptor_limit(self.limits.connections_max + DESCRIPTORS_SPARE)
+        _raise_descriptor_limit(self.limits.connections_max + self.limits.half_open_max + DESCRIPTORS_SPARE)
         self.endpoint = await self._listen(self.options.listen, lambda: _Opening(self), "relay.listen")
         if self.options.metrics_listen:
             registry = registry_of(self)
@@ -360,9 +360,13 @@ class RelayDaemon:
             opening.number = self._number
         return answer
 
-    def opened(self, host: HostUse, place: Place) -> None:
-        """Count a connection out of the half-open ones."""
-        self._door.opened(host, place)
+    def opened(self, opening: _Opening, place: Place) -> bool:
+        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        return self._door.opened(opening.transport, opening.peer[0], opening.host, place)
+
+    def left(self, opening: _Opening, place: Place) -> None:
+        """Count a connection out of the half-open ones that proved nothing."""
+        self._door.left(opening.host, place)
 
     def gone(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
@@ -781,7 +785,8 @@ class _Opening(asyncio.Protocol):
             self.transport.write(answer)
         session = self._handshake.session
         if session is not None:
-            self._finish()
+            if not self._finish(has_proved=True):
+                return
             if self._purpose is Purpose.RELAY_FANOUT:
                 self._daemon.fanout.open(self.number, self.transport, session, self.host)
             else:
@@ -802,15 +807,21 @@ class _Opening(asyncio.Protocol):
         self.early = self._buffer[DATA_PREAMBLE_BYTES:]
         if len(self.early) > EARLY_BYTES_MAX:
             raise RelayProtocolError("too much before the circuit is joined")
-        self._finish()
+        token = self._buffer[PREAMBLE_BYTES:DATA_PREAMBLE_BYTES]
+        if not self._finish(has_proved=self._daemon.core.is_awaited(token)):
+            return
         self.transport.pause_reading()
-        self._daemon.data_opened(self, self._buffer[PREAMBLE_BYTES:DATA_PREAMBLE_BYTES])
+        self._daemon.data_opened(self, token)
 
-    def _finish(self) -> None:
+    def _finish(self, *, has_proved: bool) -> bool:
+        """Be half open no more; False: there is no place for this one, and it was dropped."""
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
-        self._daemon.opened(self.host, self._place)
+        if has_proved:
+            return self._daemon.opened(self, self._place)
+        self._daemon.left(self, self._place)
+        return True
 
     def _too_slow(self) -> None:
         self._daemon.drop(self.transport, "slow_handshake", self.peer[0])
@@ -827,7 +838,7 @@ class _Opening(asyncio.Protocol):
         if not self.number:
             return  # never admitted
         if self._timer is not None:
-            self._finish()
+            self._finish(has_proved=False)
         self._daemon.gone(self.transport)
         self._daemon.data_closed(self)
 

@@ -16,7 +16,11 @@ _TRUSTED = "trusted"
 
 
 class Door:
-    """``drop(transport, reason, host)`` ends a connection that has to make room for another."""
+    """``drop(transport, reason, host)`` ends a connection that has to make room for another.
+
+    Where all places are taken a newcomer is half open on top of them: who has one loses it to nobody who has not
+    yet proved what it came for.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,9 @@ class Door:
         self._drop = drop
         self._connections: dict[asyncio.Transport, HostUse] = {}
         self._crowds: Crowds[asyncio.Transport] = Crowds()
-        """Those that came in, but for hosts that the relay trusts."""
+        """Of those that have places the ones that came in, but for hosts that the relay trusts."""
+        self._placed: set[asyncio.Transport] = set()
+        """Those that have one of ``connections_max`` places."""
         self._half_open = HalfOpen(limits.half_open_max)
         self._network_rate = RateLimiter(
             per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
@@ -70,32 +76,50 @@ class Door:
                 return "host_half_open"
         if not self._accepts.take(now_ms):
             return "rate"
-        if len(self._connections) >= limits.connections_max:
-            last = self._crowds.who_gives_way(host.block)
-            if last is None:
-                return "connections"
-            self._crowds.leave(last)
-            self._drop(last, "crowded_out", ip)
+        if self._is_full and self._crowds.who_gives_way(host.block) is None:
+            return "connections"
         self._enter(transport, host)
-        if not host.is_trusted:
-            self._crowds.enter(host.block, transport)
         host.half_open += 1
         place = self._half_open.enter(_TRUSTED if host.is_trusted else host.block)
         place.on_lost = partial(self._drop, transport, "half_open_lost", ip)
         return host, place
 
-    def opened(self, host: HostUse, place: Place) -> None:
-        """Count a connection out of the half-open ones."""
+    def left(self, host: HostUse, place: Place) -> None:
+        """Count a connection out of the half-open ones that proved nothing."""
         host.half_open -= 1
         self._half_open.leave(place)
+
+    def opened(self, transport: asyncio.Transport, ip: str, host: HostUse, place: Place) -> bool:
+        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        self.left(host, place)
+        if self._is_full:
+            last = self._crowds.who_gives_way(host.block)
+            if last is None:
+                self._drop(transport, "refused_connections", ip)
+                return False
+            self._displace(last)
+            self._drop(last, "crowded_out", ip)
+        self._placed.add(transport)
+        if not host.is_trusted:
+            self._crowds.enter(host.block, transport)
+        return True
 
     def adopt(self, transport: asyncio.Transport, ip: str, now_ms: int) -> HostUse | None:
         """Count a connection that this relay opened; None: too many."""
         host = self._hosts.use(ip, now_ms)
-        if host is None or len(self._connections) >= self._limits.connections_max:
+        if host is None or self._is_full:
             return None
         self._enter(transport, host)
+        self._placed.add(transport)
         return host
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._placed) >= self._limits.connections_max
+
+    def _displace(self, transport: asyncio.Transport) -> None:
+        self._placed.discard(transport)
+        self._crowds.leave(transport)
 
     def _enter(self, transport: asyncio.Transport, host: HostUse) -> None:
         host.count(connections=1)
@@ -105,7 +129,7 @@ class Door:
     def gone(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
         self._connections.pop(transport).count(connections=-1)
-        self._crowds.leave(transport)
+        self._displace(transport)
         if not self._connections:
             self._all_gone.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 
 from p2p.handshake import Handshake
 from p2p.identity import Purpose
+from p2p.limits import Place
 from p2p.link import shake_hands
 from relay.circuit import Drop, Effect, End, Join, Refuse
+from relay.door import Door
 from relay.errors import Refusal
-from relay.limits import RelayLimits
+from relay.limits import HostTable, HostUse, RelayLimits
 from relay.protocol import (
     CONTROL_PREAMBLE,
+    DATA_PREAMBLE,
     Connect,
     ControlChannel,
     Extend,
@@ -195,6 +199,71 @@ async def test_a_relay_full_of_one_block_takes_a_newcomer_of_another(
         assert daemon.metrics()["dekube_relay_connections"] == 12
         for caller in (*crowd, honest, dialler):
             await trio.aclose_forcefully(caller.stream)
+
+
+class Gate:
+    """A door that is full of one block, and what it has dropped."""
+
+    def __init__(self, places_max: int) -> None:
+        limits = replace(LIMITS, connections_max=places_max, half_open_max=4)
+        self.dropped: list[tuple[object, str]] = []
+        self.door = Door(limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why)), 0)
+        for number in range(places_max):
+            transport, host, place = self.knock(f"91.1.{number}.1")
+            assert self.door.opened(transport, f"91.1.{number}.1", host, place)
+
+    def knock(self, ip: str) -> tuple[asyncio.Transport, HostUse, Place]:
+        transport = asyncio.Transport()
+        answer = self.door.admit(transport, ip, 0)
+        assert not isinstance(answer, str)
+        return transport, *answer
+
+
+def test_nobody_has_to_go_for_those_who_have_proved_nothing() -> None:
+    gate = Gate(6)
+    strangers = [(f"{50 + number}.7.1.1", gate.knock(f"{50 + number}.7.1.1")) for number in range(8)]
+    assert [why for _, why in gate.dropped] == ["half_open_lost"] * 4 and gate.door.half_open == 4
+    for transport, _ in gate.dropped:
+        ip, (_, host, place) = next(stranger for stranger in strangers if stranger[1][0] is transport)
+        gate.door.left(host, place)
+        gate.door.gone(transport)  # type: ignore[arg-type]
+    gate.dropped.clear()
+    assert gate.door.admit(asyncio.Transport(), "91.1.77.1", 0) == "connections"
+    for at, (ip, (transport, host, place)) in enumerate(strangers[4:]):
+        assert gate.door.opened(transport, ip, host, place)
+        assert [why for _, why in gate.dropped] == ["crowded_out"] * (at + 1)
+
+
+def test_who_has_proved_itself_when_nobody_gives_way_any_more_is_turned_away() -> None:
+    gate = Gate(2)
+    first, second = (gate.knock(ip) for ip in ("50.7.1.1", "51.7.1.1"))
+    assert gate.door.opened(first[0], "50.7.1.1", *first[1:])
+    assert not gate.door.opened(second[0], "51.7.1.1", *second[1:])
+    assert [why for _, why in gate.dropped] == ["crowded_out", "refused_connections"]
+    assert gate.dropped[1][0] is second[0]
+
+
+async def test_connections_that_prove_nothing_end_none_of_a_full_relay(
+    start_relay: Callable[..., DaemonProcess],
+) -> None:
+    daemon = start_relay(connections_max=4, trusted_networks=[])
+    with trio.fail_after(120):
+        crowd = [await Caller.dial(daemon, f"crowd {n}", f"127.10.{n}.1") for n in range(4)]
+        silent = [
+            await trio.open_tcp_stream("127.0.0.1", daemon.port, local_address=f"127.{20 + n}.0.1")
+            for n in range(4)
+        ]
+        for stream in silent[:2]:
+            await stream.send_all(DATA_PREAMBLE + bytes(32))  # a token of nobody
+            assert await stream.receive_some() == bytes((Refusal.BAD_TOKEN,))
+        await wait_until(lambda: daemon.metrics()["dekube_relay_half_open"] == 2)
+        for caller in crowd:
+            assert isinstance(await caller.ask(Reserve(1, 60)), Reserved)
+        honest = await Caller.dial(daemon, "honest", "127.30.0.1")
+        assert isinstance(await honest.ask(Reserve(1, 60)), Reserved)
+        assert daemon.metrics()['dekube_relay_drops_total{reason="crowded_out"}'] == 1
+        for stream in (*silent, honest.stream, *(caller.stream for caller in crowd)):
+            await trio.aclose_forcefully(stream)
 
 
 async def test_half_open_connections_of_one_block_make_room(start_relay: Callable[..., DaemonProcess]) -> None:
