@@ -77,6 +77,8 @@ RETRY_S: Final = 5.0
 """Pause before a duty that failed is tried again."""
 FETCH_TIMEOUT_S: Final = 60.0
 FETCH_TRIES_MAX: Final = 3
+QUIET_S: Final = 15.0
+"""Peers that bring nothing of a data set for so long do not keep it from being looked for elsewhere."""
 CHECKS_AT_ONCE_MAX: Final = 4
 """Windows whose inputs are held in memory for a check at one time; the executor re-runs fewer."""
 PREPARE_SHARE: Final = 2 / 3
@@ -649,12 +651,18 @@ class Duties:
         raise InputUnavailable(f"blob {name.hex()}: {error}")
 
     async def _bring(self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes) -> None:
-        try:
+        if not dataset_of or self.search is None:
             await self._network.fetch_blob(name, sources, limit_bytes=limit_bytes)
-        except DekubeError:
-            if not dataset_of or self.search is None:
-                raise
-            await self.search.fetch(dataset_of, name, limit_bytes)
+            return
+        scope = trio.CancelScope(deadline=trio.current_time() + QUIET_S)
+
+        def note(_done: int, _every: int) -> None:
+            scope.deadline = trio.current_time() + QUIET_S
+
+        with scope, suppress(DekubeError):
+            await self._network.fetch_blob(name, sources, progress=note, limit_bytes=limit_bytes)
+            return
+        await self.search.fetch(dataset_of, name, limit_bytes)
 
     # What outlives a restart
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,9 +12,12 @@ import pytest
 import trio
 
 from node.blob_search import (
+    AGAIN_S,
+    ANSWERS_MAX,
     HOLDERS_MAX,
     KIND_BLOB_HELD,
     TOPIC_BLOB,
+    WAIT_S,
     BlobSearch,
     Question,
     decode_question,
@@ -28,6 +32,7 @@ from p2p.frame import Class
 from p2p.gossip import Verdict
 from p2p.limits import NetworkLimits
 from p2p.service import Network, NetworkConfig
+from p2p.transfer import METHOD_MANIFEST, METHOD_PIECE
 from state.primitives.address import format_address
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
@@ -143,26 +148,131 @@ async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) 
         assert told == [Verdict.ACCEPT, *[Verdict.IGNORE] * 19]
 
 
-async def test_only_answers_to_a_question_count_and_not_many(tmp_path: Path) -> None:
+def held(holder: Node, asker: Node, blob: bytes) -> None:
+    assert holder.network.send_now(asker.address, Class.GOSSIP, KIND_BLOB_HELD, blob)
+
+
+class Gate:
+    """Stands before a method that a node serves: who asks waits until it is open."""
+
+    def __init__(self, node: Node, method: str, blob: bytes) -> None:
+        self.asked, self.open = trio.Event(), trio.Event()
+        served = node.network._served[method]
+
+        async def handler(peer: bytes, body: bytes) -> bytes:
+            if body.startswith(blob):
+                self.asked.set()
+                await self.open.wait()
+            return await served.handler(peer, body)
+
+        node.network._served[method] = replace(served, handler=handler)
+
+
+async def test_who_says_to_have_it_and_shows_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    async with line(tmp_path, (ASKER, 4, 5)) as (_, task, blob, nodes):
+        asker, liar, holder = nodes
+        assert holder.network.blobs is not None and asker.network.blobs is not None
+        await until(lambda: holder.network.record(asker.address) is not None)
+        gate = Gate(liar, METHOD_MANIFEST, blob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asker.search.fetch, task, blob, DATASET_BYTES_MAX)
+            await until(lambda: blob in asker.search._looking)
+            for number in range(2 * HOLDERS_MAX):
+                await asker.search._on_held(bytes((number,)) * 20, blob)
+            held(liar, asker, blob)
+            await gate.asked.wait()
+            holder.network.blobs.add(BLOB)
+            held(holder, asker, blob)
+        assert asker.network.blobs.read(blob) == BLOB and not asker.search._looking
+
+
+async def test_who_shows_the_manifest_and_brings_no_piece_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.blob_search.QUIET_S", 0.1)
+    async with line(tmp_path, (ASKER, 4, 5)) as (_, task, blob, nodes):
+        asker, liar, holder = nodes
+        assert asker.network.blobs is not None and liar.network.blobs is not None
+        assert holder.network.blobs is not None and liar.network.blobs.add(BLOB) == blob
+        await until(lambda: holder.network.record(asker.address) is not None)
+        gate = Gate(liar, METHOD_PIECE, blob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asker.search.fetch, task, blob, DATASET_BYTES_MAX)
+            await until(lambda: blob in asker.search._looking)
+            held(liar, asker, blob)
+            await gate.asked.wait()
+            holder.network.blobs.add(BLOB)
+            held(holder, asker, blob)
+        assert asker.network.blobs.read(blob) == BLOB
+
+
+async def test_two_searches_at_once_share_a_holder_who_stays_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.blob_search.WAIT_S", 60.0)
+    async with line(tmp_path, LINE) as (_, task, blob, nodes):
+        asker, holder = nodes[0], nodes[-1]
+        assert asker.network.blobs is not None and holder.network.blobs is not None
+        other = holder.network.blobs.add(b"another data set")
+        await until(lambda: holder.network.record(asker.address) is not None)
+        gone: list[bytes] = []
+        asker.network.on_peer(lambda address, is_there: None if is_there else gone.append(address))
+        gate, is_here = Gate(holder, METHOD_PIECE, other), trio.Event()
+
+        async def fetch_first() -> None:
+            await asker.search.fetch(task, blob, DATASET_BYTES_MAX)
+            is_here.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch_first)
+            await until(lambda: blob in asker.search._looking)
+            nursery.start_soon(asker.search.fetch, task, other, DATASET_BYTES_MAX)
+            nursery.start_soon(asker.search.fetch, task, other, DATASET_BYTES_MAX)  # waits for the one before
+            await until(lambda: other in asker.search._looking)
+            holder.network.blobs.add(BLOB)
+            held(holder, asker, other)
+            await gate.asked.wait()
+            held(holder, asker, blob)
+            await is_here.wait()
+            assert other in asker.search._looking, "its own wait goes on"
+            await asker.network.request(holder.address, METHOD_MANIFEST, other)
+            assert not gone, "it still serves"
+            gate.open.set()
+        assert asker.network.blobs.is_complete(blob) and asker.network.blobs.is_complete(other)
+        await until(lambda: gone == [holder.address])
+
+
+async def test_only_answers_to_a_question_count_and_not_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.blob_search.CHECK_S", 0.1)
+    monkeypatch.setattr("node.blob_search.WAIT_S", 0.5)
     async with line(tmp_path, (ASKER, 4)) as (_, task, blob, nodes):
         search = nodes[0].search
         await search._on_held(b"x" * 20, blob)
-        found: list[bytes] = []
-
-        async def find() -> None:
-            found.extend(await search.find(task, blob))
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(find)
+
+            async def fetch() -> None:
+                with pytest.raises(BlobUnavailable):
+                    await search.fetch(task, blob, DATASET_BYTES_MAX)
+
+            nursery.start_soon(fetch)
+            nursery.start_soon(fetch)
             await until(lambda: blob in search._looking)
-            assert await search.find(task, blob) == [], "it is being looked for"
+            looking = search._looking[blob]
+            assert not looking.answers
             await search._on_held(b"x" * 20, b"?" * 32)
-            assert nodes[1].network.send_now(nodes[0].address, Class.GOSSIP, KIND_BLOB_HELD, blob)
-            await until(lambda: search._looking.get(blob) == [nodes[1].address])
-            for number in range(3 * HOLDERS_MAX):
+            held(nodes[1], nodes[0], blob)
+            await until(lambda: looking.answers == {nodes[1].address})
+            for number in range(2 * ANSWERS_MAX):
                 await search._on_held(bytes((number,)) * 20, blob)
-        assert found[0] == nodes[1].address and len(found) == HOLDERS_MAX
-        assert not search._looking
+            assert len(looking.answers) == ANSWERS_MAX
+        assert not search._looking and nodes[0].network.counters["blob_questions"] == 1
+        assert nodes[0].network.is_connected(nodes[1].address), "it was there before"
+
+
+def test_a_search_that_fails_lasts_until_its_question_would_be_passed_on_again() -> None:
+    assert WAIT_S > AGAIN_S
 
 
 def test_questions_decode_strictly() -> None:
