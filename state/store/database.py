@@ -51,7 +51,8 @@ class StoreOptions:
 def open_database(path: Path, options: StoreOptions) -> Any:
     """Open the files in the directory ``path``, or begin them there.
 
-    A record that a power loss left half written at the end of the log is cut off: nothing rests on it.
+    A record that a power loss left half written at the end of the log is cut off, with the zeros behind it, and a
+    warning says how much.
     Raises StoreLocked, StoreDamaged or StoreUnavailable.
     """
     try:

@@ -2,7 +2,9 @@
 
 A file may have grown on the disk although its last pages were never written; they read as zeros then. LevelDB
 takes a log that is cut short for what it is, but a record that ends in zeros for damage. Only that one case is
-told apart here: the last record is not whole, and from somewhere inside it to the end of the file all is zero.
+told apart here: a record is not whole, and from somewhere inside it to the end of the file all is zero. How many
+records stood in those zeros cannot be told: a disk that loses what it has called durable leaves the same, and then
+records go that were synced. So what is cut is said aloud.
 
 A log is made of blocks of 32 KiB. In a block stand pieces: masked CRC-32C (4 bytes, over kind and content), length
 (2), kind (1: a record in one piece, 2, 3, 4: its first, a middle, its last), content; fewer than seven bytes at a
@@ -11,6 +13,7 @@ block's end stay unused. All numbers are little-endian.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -20,6 +23,7 @@ __all__ = ["cut_tail", "torn_at"]
 BLOCK_BYTES: Final = 32 * 1024
 HEADER_BYTES: Final = 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+_log = logging.getLogger(__name__)  # also of commands that set up no log: a line on standard error
 _MASK_DELTA: Final = 0xA282EAD8
 _POLYNOMIAL: Final = 0x82F63B78
 
@@ -55,7 +59,7 @@ def _is_whole(data: bytes, at: int, end: int) -> bool:
 
 
 def torn_at(data: bytes) -> int | None:
-    """Return where the last whole record of a log ends, if what follows is a record that was never written wholly.
+    """Return where the last whole record of a log ends, if what follows turns into zeros inside the next one.
 
     None for a log that is whole, and for one with any other damage.
     """
@@ -85,9 +89,10 @@ def torn_at(data: bytes) -> int | None:
 
 
 def cut_tail(folder: Path) -> bool:
-    """Cut a torn record off the newest log in a database's directory; tell whether there was one. Raises OSError.
+    """Cut a torn record, and the zeros behind it, off the newest log in a database's directory.
 
-    An older log is looked at where nothing was written to the newer ones.
+    Tell whether there was one, and warn of how much goes. An older log is looked at where nothing was written to the
+    newer ones. Raises OSError.
     """
     has_cut = False
     for log in sorted(folder.glob("*.log"), key=lambda file: int(file.stem) if file.stem.isdigit() else -1)[::-1]:
@@ -97,6 +102,11 @@ def cut_tail(folder: Path) -> bool:
             with log.open("r+b") as file:
                 file.truncate(torn)
                 os.fsync(file.fileno())
+            written = len(data.rstrip(b"\0"))
+            _log.warning(
+                "a torn end of the log was cut off file=%s kept_bytes=%d cut_bytes=%d zero_bytes=%d",
+                log, torn, len(data) - torn, len(data) - max(written, torn),
+            )  # fmt: skip
             has_cut = True
         if data.rstrip(b"\0"):
             break

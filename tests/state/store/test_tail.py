@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from state.store import StoreDamaged, StoreOptions
 from state.store.database import open_database
-from state.store.tail import BLOCK_BYTES, torn_at
+from state.store.tail import BLOCK_BYTES, cut_tail, torn_at
 from tests.state.store.chain import grow, open_store
 
 BATCHES = 24
@@ -102,6 +102,21 @@ def test_the_database_opens_with_the_batches_that_were_whole(
         assert tip == whole - 1 or (tip == whole and content[lost_from : sizes[whole + 1]].strip(b"\0") == b"")
         assert db.get(b"%d-0" % tip) is not None
         db.close()
+
+
+def test_what_is_cut_is_said_also_where_zeros_cover_many_records(
+    logged: tuple[Path, str, list[int]], content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, log, sizes = logged
+    copy = tmp_path / "db"
+    shutil.copytree(path, copy)
+    assert not cut_tail(copy) and not caplog.records
+    written = sizes[4] + 20
+    (copy / log).write_bytes(content[:written] + bytes(sizes[-1] - written))
+    assert cut_tail(copy)
+    assert (copy / log).read_bytes() == content[: sizes[4]]
+    (told,) = caplog.records
+    assert f"kept_bytes={sizes[4]} cut_bytes={sizes[-1] - sizes[4]} " in told.getMessage()
 
 
 def test_other_damage_is_still_refused_and_nothing_is_cut(
