@@ -332,7 +332,7 @@ class PathTable:
 
 _Name = tuple[str, Path]
 """What a move does, and to which path."""
-_INVERSE: Final = {"drop": "path", "path": "drop", "double": "halve", "halve": "double"}
+_INVERSE: Final = {"drop": "path", "path": "drop", "double": "halve", "halve": "double", "swap": "swap"}
 
 
 @dataclass(slots=True)
@@ -547,7 +547,7 @@ class BulkPlanner:
         parameters = self.table.parameters
         kind, path = name
         match kind:
-            case "path":
+            case "path" | "swap":
                 return parameters.add_gain_percent
             case "double":
                 # Of a path that is a small part of the sum, half of what it could bring at best.
@@ -575,6 +575,11 @@ class BulkPlanner:
         if len(plan) < parameters.race_paths_max and room > 0:
             moves += [(("path", path), {**plan, path: plan[widest]}) for path in ready
                       if plan[widest] <= room]  # fmt: skip
+        if len(plan) == parameters.race_paths_max or room < plan[widest]:
+            # No place beside them: or a plan of slow paths would keep the better ones out for good.
+            last = min(plan, key=lambda path: rates[path])
+            others = {path: lanes for path, lanes in plan.items() if path != last}
+            moves += [(("swap", path), {**others, path: plan[last]}) for path in ready]
         if self.is_paced and now - (self._busy_since or now) < parameters.paced_patience_s:
             room = 0
         for path in sorted(plan, key=lambda path: rates[path], reverse=True):
