@@ -8,6 +8,7 @@ and view, near the present view only, so the most that a faulty seat can have ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -19,11 +20,13 @@ from state.primitives.codec import decode, encode
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
-from state.primitives.votes import NOTARIZE, Candidate, Vote
+from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Vote
 
 __all__ = [
     "ALIVE_VIEWS",
     "PAYLOAD_BYTES_MAX",
+    "REPEATS_AFAR_OF_ONE_PER_S_MAX",
+    "REPEATS_AFAR_PER_S_MAX",
     "REPEATS_PER_S_MAX",
     "REPEAT_MS",
     "SOURCES_MAX",
@@ -49,8 +52,13 @@ ALIVE_VIEWS: Final = 8
 """A seat is taken for alive while no more views have passed since it was heard, or since the start."""
 REPEAT_MS: Final = 1_000
 """How soon the same word may be passed on again: it is said again because it was lost somewhere."""
-REPEATS_PER_S_MAX: Final = 256
-"""Words in all that are passed on again, whoever says them again: anybody may."""
+REPEATS_PER_S_MAX: Final = 512
+"""Words that replicas of the present view wait for and that are passed on again, whoever says them again: anybody
+may. A hundred seats say less of such words in all, so nobody who repeats some of them keeps the others back."""
+REPEATS_AFAR_PER_S_MAX: Final = 128
+"""The same of other words, which are of use to nodes that stand elsewhere; ..."""
+REPEATS_AFAR_OF_ONE_PER_S_MAX: Final = 64
+"""... and so many of these for one peer that brings them."""
 SOURCES_MAX: Final = 8
 """Peers remembered as knowing of a candidate."""
 WANTED_BYTES_MAX: Final = 64
@@ -146,8 +154,9 @@ class Hearsay:
         self._last_view: list[int] = []
         """Of each seat, the view of this epoch in which it was heard last."""
         self._sources: dict[Candidate, list[bytes]] = {}
-        self._repeats = (0, 0)
-        """In which second, how many."""
+        self._repeats_s = 0
+        self._repeats = Counter[bytes | None]()
+        """In that second, how many: of the words that are waited for (None), and of others by who brought them."""
 
     # What the node tells.
 
@@ -155,6 +164,11 @@ class Hearsay:
     def epoch(self) -> int:
         """The present epoch; -1 before the first."""
         return self._epoch
+
+    @property
+    def view(self) -> int:
+        """The present view."""
+        return self._view
 
     def entered(
         self, epoch: int, view: int, committee: Committee, following: Committee | None
@@ -293,8 +307,8 @@ class Hearsay:
 
     # Judging what others say.
 
-    def judge(self, payload: bytes, now_ms: int) -> Judged:
-        """Look at a payload; what is known already, or is wrong in itself, costs no signature."""
+    def judge(self, payload: bytes, sender: bytes, now_ms: int) -> Judged:
+        """Look at a payload of a peer; what is known already, or is wrong in itself, costs no signature."""
         try:
             said = decode_said(payload)
             if not self._is_near(said.epoch, said.view):
@@ -302,7 +316,7 @@ class Hearsay:
             word = self._words.get((said.epoch, said.view), {}).get(_slot(said))
             if word is not None:
                 if word.said == said:
-                    return Judged(self._again(word, now_ms), said)
+                    return Judged(self._again(word, sender, now_ms), said)
                 if word.has_conflict or isinstance(said, Certificate) or _content(word.said) == _content(said):
                     return _IGNORED
             committee = self._committees[said.epoch]
@@ -327,7 +341,7 @@ class Hearsay:
             self._note(said, sender)
             return Opinion.FORWARD, True
         if word.said == said:  # it came by another way while its signature was verified
-            return self._again(word, now_ms), False
+            return self._again(word, sender, now_ms), False
         is_news = not word.has_conflict and _content(word.said) != _content(said)
         word.has_conflict = True
         return Opinion.IGNORE, is_news
@@ -338,18 +352,33 @@ class Hearsay:
         else:
             self.certified(said)
 
-    def _again(self, word: _Word, now_ms: int) -> Opinion:
+    def _again(self, word: _Word, sender: bytes, now_ms: int) -> Opinion:
         """Whether a known word goes on: once at first, then as often as its repeats are of use."""
-        if word.forwarded_ms is not None:
-            if now_ms - word.forwarded_ms < REPEAT_MS:
-                return Opinion.IGNORE
-            second, count = self._repeats
-            count = count if second == now_ms // 1_000 else 0
-            if count >= REPEATS_PER_S_MAX:
-                return Opinion.IGNORE
-            self._repeats = now_ms // 1_000, count + 1
+        if word.forwarded_ms is not None and (
+            now_ms - word.forwarded_ms < REPEAT_MS or not self._may_repeat(word.said, sender, now_ms)
+        ):
+            return Opinion.IGNORE
         word.forwarded_ms = now_ms
         return Opinion.FORWARD
+
+    def _may_repeat(self, said: Said, sender: bytes, now_ms: int) -> bool:
+        """Take from the repeats of this second: words that are waited for have a part of their own."""
+        if self._repeats_s != now_ms // 1_000:
+            self._repeats_s = now_ms // 1_000
+            self._repeats.clear()
+        is_here = said.epoch == self._epoch
+        # FINALIZE is said when the view has passed already.
+        is_final = said.kind == FINALIZE and said.view == self._view - 1
+        if is_here and (is_final or self._view <= said.view <= self._view + VIEWS_AHEAD):
+            self._repeats[None] += 1
+            return self._repeats[None] <= REPEATS_PER_S_MAX
+        if is_here and said.view < self._view and isinstance(said, Vote) and said.kind != FINALIZE:
+            return False  # who is behind is helped by the certificate of that view
+        afar = self._repeats.total() - self._repeats[None]
+        if afar >= REPEATS_AFAR_PER_S_MAX or self._repeats[sender] >= REPEATS_AFAR_OF_ONE_PER_S_MAX:
+            return False
+        self._repeats[sender] += 1
+        return True
 
     def _is_near(self, epoch: int, view: int) -> bool:
         if epoch not in self._committees:

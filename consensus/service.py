@@ -33,6 +33,7 @@ from consensus.wire import (
     BlocksPruned,
     BlocksReply,
     Proposal,
+    Votes,
     decode_certificate,
     encode_certificate,
     encode_message,
@@ -65,6 +66,8 @@ INLINE_CHECKS_MAX: Final = 8
 THREADS_MAX: Final = 2
 THREADS_OF_HEARSAY_MAX: Final = 1
 """What came by gossip is verified by threads of its own."""
+THREADS_OF_FETCHED_MAX: Final = 1
+"""And proposals that were asked for by others: they are large, and no vote waits behind a false one."""
 THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
 SERVES_MAX: Final = 8
@@ -373,6 +376,7 @@ class ConsensusService:
         self._threads = trio.CapacityLimiter(THREADS_MAX)
         self._threads_of_strangers = trio.CapacityLimiter(THREADS_OF_STRANGERS_MAX)
         self._threads_of_hearsay = trio.CapacityLimiter(THREADS_OF_HEARSAY_MAX)
+        self._threads_of_fetched = trio.CapacityLimiter(THREADS_OF_FETCHED_MAX)
         self._serving: Counter[bytes] = Counter()
         self._entered_s: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
@@ -426,6 +430,14 @@ class ConsensusService:
         core = self._replica.core
         event: c.Event
         if isinstance(said, Vote):
+            final = core.final_certificate
+            if said.epoch == core.epoch and core.is_over and final is not None and said.view > final.view:
+                if said.seat == self._replica.seat:
+                    return []
+                # As where it comes directly: who votes on in an epoch that is over is told so.
+                seat = core.committee.seats[said.seat].address
+                answered = r.Inbound(seat, (), (), reply=Votes((said,)), epoch=core.epoch)
+                return self._replica.admit(answered, self._now_ms())
             is_wanted, event = core.wants_vote(said), c.VoteReceived(said)
         else:
             is_wanted, event = core.wants_certificate(said), c.CertificateReceived(said)
@@ -438,7 +450,7 @@ class ConsensusService:
 
         The peer is not blamed: what it could not check, since it had no use for it, may be false.
         """
-        threads = self._threads_of_hearsay
+        threads = self._threads_of_fetched
         try:
             decoded = await trio.to_thread.run_sync(r.decode_inbound, data, limiter=threads)
             if not isinstance(decoded.message, Proposal) or decoded.message.candidate not in asked:

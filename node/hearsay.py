@@ -7,7 +7,7 @@ that is asked for one it lacks asks in its turn.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -54,16 +54,26 @@ CHECKS_MAX: Final = 512
 """Signatures verified in one turn."""
 PROPOSALS_MAX: Final = 4
 PROPOSALS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Proposals kept for those who ask, the newest of them."""
+"""Proposals kept for those who ask: of the present view, and what is nearest above it."""
 WANTED_MAX: Final = 8
 """Candidates whose proposals others wait for here."""
 WAITING_MAX: Final = 16
 """Of each, how many."""
 ASKED_MAX: Final = 3
-"""Peers that are asked for one proposal: more of them would send it more often than it is of use."""
+"""Peers whose answers for one proposal are due: more of them would send it more often than it is of use."""
 ASKED_CANDIDATES_MAX: Final = 16
+ASK_ANOTHER_S: Final = 0.3
+"""How long an answer may take before somebody else is asked as well, ..."""
+LOOK_S: Final = 0.1
+"""... how often that is looked at, ..."""
+DUE_S: Final = 2.0
+"""... and how long it counts as due."""
 TAKES_MAX: Final = 4
 """Answers that are looked at, at once."""
+ANSWERS_OF_ONE_MAX: Final = 2
+"""Answers of one peer that are looked at or wait for it, ..."""
+ANSWERS_MAX: Final = 16
+"""... and of all."""
 QUESTION_BYTES_MAX: Final = 64
 """A question of the core is no longer than this."""
 
@@ -92,22 +102,27 @@ class HearsayService:
         self._core = Hearsay(genesis_hash, self._own)
         self._rate = RateLimiter(per_s=PUBLISHED_PER_S, burst=PUBLISHED_BURST)
         self._allowance = Allowance()
-        self._proposals: OrderedDict[Candidate, bytes] = OrderedDict()
+        self._proposals: dict[Candidate, bytes] = {}
         self._waiting: OrderedDict[Candidate, list[bytes]] = OrderedDict()
-        self._asked: OrderedDict[Candidate, list[bytes]] = OrderedDict()
+        self._asked: OrderedDict[Candidate, dict[bytes, float | None]] = OrderedDict()
+        """Who was asked, and when; None when the answer to that question has come."""
+        self._answers = Counter[bytes]()
+        """Of each peer, how many are looked at or wait for it."""
+        self._takes = trio.CapacityLimiter(TAKES_MAX)
+        self._lacks = trio.Event()
         self._turn = 0
-        self._taking = 0
         self._nursery: trio.Nursery | None = None
         network.on_gossip_batch(TOPIC_CONSENSUS, self.validate, payload_bytes_max=PAYLOAD_BYTES_MAX)
         network.on_message(KIND_PROPOSAL_WANTED, self._on_wanted)
         network.on_message(KIND_PROPOSAL, self._on_proposal)
+        network.on_peer(self._on_peer)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await trio.sleep_forever()
+                await self._ask_others()
         finally:
             self._nursery = None
 
@@ -137,11 +152,12 @@ class HearsayService:
     def proposed(self, candidate: Candidate, data: bytes) -> None:
         """Keep a verified proposal for those who ask, and send it to those who have asked."""
         self._proposals[candidate] = data
-        self._proposals.move_to_end(candidate)
+        present = self._core.epoch, self._core.view
         while len(self._proposals) > 1 and (
             len(self._proposals) > PROPOSALS_MAX or sum(map(len, self._proposals.values())) > PROPOSALS_BYTES_MAX
         ):
-            self._proposals.popitem(last=False)
+            first, last = min(self._proposals), max(self._proposals)
+            del self._proposals[first if first[:2] < present else last]
         self._asked.pop(candidate, None)
         for peer in self._waiting.pop(candidate, ()):
             self._serve(peer, data)
@@ -214,7 +230,7 @@ class HearsayService:
             turn: list[tuple[GossipItem, Judged]] = []
             checks = 0
             for item in items[len(opinions) :]:
-                judged = self._core.judge(item.payload, now_ms)
+                judged = self._core.judge(item.payload, item.peer, now_ms)
                 if judged.opinion is None and item.peer in liars:
                     judged = Judged(Opinion.IGNORE)
                 turn.append((item, judged))
@@ -247,28 +263,72 @@ class HearsayService:
     # Proposals on request.
 
     def _consider(self, candidate: Candidate) -> None:
-        """Ask for a proposal that this seat, or another node, will not get from its leader."""
+        """Ask for a proposal that this seat, or another node, will not get from its leader.
+
+        The first who told is asked, and then only those who have voted themselves, which means that they have it.
+        """
+        if self._is_lacking(candidate):
+            self._lacks.set()
+            for source in self._core.sources(candidate):
+                if self._core.is_voter(source, candidate) or not self._asked.get(candidate):
+                    self._ask(candidate, source)
+
+    def _is_lacking(self, candidate: Candidate) -> bool:
         if candidate in self._proposals:
-            return
+            return False
         leader = self._core.leader(candidate.epoch, candidate.view)
         is_cut_off = self._core.sits() and leader is not None and leader != self._own and not self._hears(leader)
-        if is_cut_off or candidate in self._waiting:
-            for source in self._core.sources(candidate):
-                self._ask(candidate, source)
+        return is_cut_off or candidate in self._waiting
 
-    def _ask(self, candidate: Candidate, peer: bytes) -> None:
-        """Ask the first who told, and then only those who have voted themselves, which means that they have it."""
-        asked = self._asked.get(candidate, [])
-        if peer in asked or len(asked) >= ASKED_MAX or not self._hears(peer):
+    async def _ask_others(self) -> None:
+        """As long as proposals lack, ask somebody else where no answer comes."""
+        while True:
+            lacking = [candidate for candidate in self._core.candidates() if self._is_lacking(candidate)]
+            if not lacking:
+                self._lacks = trio.Event()
+                await self._lacks.wait()
+            await trio.sleep(LOOK_S)
+            late_s = trio.current_time() - ASK_ANOTHER_S
+            for candidate in lacking:
+                asked = self._asked.get(candidate, {})
+                is_late = all(at_s is None or at_s <= late_s for at_s in asked.values())
+                if is_late and not any(peer in self._answers for peer in asked):
+                    self._ask_another(candidate)
+
+    def _ask_another(self, candidate: Candidate) -> None:
+        """Ask one more, whoever told, those first who have it for certain."""
+        if candidate[:2] < (self._core.epoch, self._core.view) or not self._is_lacking(candidate):
             return
-        is_voter = self._core.is_voter(peer, candidate)
-        if not is_voter and (asked or peer in self._waiting.get(candidate, ())):
-            return
-        self._asked[candidate] = [*asked, peer]
+        sources = self._core.sources(candidate)
+        for source in sorted(sources, key=lambda source: not self._core.is_voter(source, candidate)):
+            if self._ask(candidate, source):
+                return
+
+    def _ask(self, candidate: Candidate, peer: bytes) -> bool:
+        """Ask a peer once, unless it waits for the same here; whether it was asked."""
+        asked, now = self._asked.get(candidate, {}), trio.current_time()
+        due = sum([at_s is not None and now - at_s < DUE_S for at_s in asked.values()])
+        if peer in asked or due >= ASKED_MAX or not self._hears(peer):
+            return False
+        if peer in self._waiting.get(candidate, ()) and not self._core.is_voter(peer, candidate):
+            return False
+        question = encode_wanted(candidate)
+        if not self._network.send_now(peer, Class.CONSENSUS, KIND_PROPOSAL_WANTED, question):
+            return False
+        self._asked.setdefault(candidate, asked)[peer] = now
         while len(self._asked) > ASKED_CANDIDATES_MAX:
             self._asked.popitem(last=False)
-        self._network.send_now(peer, Class.CONSENSUS, KIND_PROPOSAL_WANTED, encode_wanted(candidate))
         self._network.counters["hearsay_proposals_asked"] += 1
+        return True
+
+    def _on_peer(self, peer: bytes, is_there: bool) -> None:
+        """Ask somebody else for what a peer that is gone was asked for."""
+        if is_there:
+            return
+        self._lacks.set()  # it may have been a leader
+        for candidate in [known for known, asked in self._asked.items() if peer in asked]:
+            del self._asked[candidate][peer]
+            self._ask_another(candidate)
 
     async def _on_wanted(self, peer: bytes, body: bytes) -> None:
         candidate = decode_wanted(body)
@@ -293,15 +353,25 @@ class HearsayService:
             self._network.counters["hearsay_proposals_served"] += 1
 
     async def _on_proposal(self, peer: bytes, body: bytes) -> None:
-        asked = [candidate for candidate, peers in self._asked.items() if peer in peers]
-        if not asked or self._taking >= TAKES_MAX or self._nursery is None:
+        """Take one answer for each question: which of them it answers is known only when it has been decoded."""
+        due = next((asked for asked in self._asked.values() if asked.get(peer) is not None), None)
+        if due is None or self._nursery is None:
             return
-        self._taking += 1
-        self._nursery.start_soon(self._take, peer, body, asked, name="consensus")
+        if self._answers[peer] >= ANSWERS_OF_ONE_MAX or self._answers.total() >= ANSWERS_MAX:
+            return
+        due[peer] = None
+        candidates = [candidate for candidate, asked in self._asked.items() if peer in asked]
+        self._answers[peer] += 1
+        self._nursery.start_soon(self._take, peer, body, candidates, name="consensus")
 
-    async def _take(self, peer: bytes, body: bytes, asked: Sequence[Candidate]) -> None:
+    async def _take(self, peer: bytes, body: bytes, candidates: Sequence[Candidate]) -> None:
         try:
-            is_taken = await self._service.take_proposal(peer, body, asked)
-            self._network.counters[f"hearsay_proposals_{'taken' if is_taken else 'false'}"] += 1
+            async with self._takes:
+                is_taken = await self._service.take_proposal(peer, body, candidates)
         finally:
-            self._taking -= 1
+            self._answers[peer] -= 1
+            if not self._answers[peer]:
+                del self._answers[peer]
+        self._network.counters[f"hearsay_proposals_{'taken' if is_taken else 'false'}"] += 1
+        for candidate in () if is_taken else candidates:
+            self._ask_another(candidate)

@@ -13,6 +13,8 @@ from consensus.hearsay import (
     ALIVE_VIEWS,
     PAYLOAD_BYTES_MAX,
     REPEAT_MS,
+    REPEATS_AFAR_OF_ONE_PER_S_MAX,
+    REPEATS_AFAR_PER_S_MAX,
     REPEATS_PER_S_MAX,
     SOURCES_MAX,
     VIEWS_AHEAD_MAX,
@@ -63,7 +65,7 @@ def hearsay(view: int = VIEW, following: Committee | None = FOUR, own: bytes = O
 
 def take(core: Hearsay, said: Said, now_ms: int = 0, repeat: int = 0, sender: bytes = PEER) -> Opinion:
     """What the shell does with one payload."""
-    judged = core.judge(encode_said(said, repeat), now_ms)
+    judged = core.judge(encode_said(said, repeat), sender, now_ms)
     if judged.opinion is not None:
         return judged.opinion
     assert judged.said is not None
@@ -164,7 +166,7 @@ def test_a_vote_goes_on_when_it_is_near_and_genuine_and_only_forgery_is_rejected
 @given(st.binary(max_size=200))
 def test_bytes_that_say_nothing_are_rejected(data: bytes) -> None:
     core = hearsay()
-    assert core.judge(data, 0).opinion is Opinion.REJECT
+    assert core.judge(data, PEER, 0).opinion is Opinion.REJECT
 
 
 SAID: tuple[Said, ...] = (vote(1), certificate((0, 1, 3)))
@@ -176,7 +178,7 @@ def test_damaged_payloads_never_go_on(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(payload) - 1))
     payload[at] ^= data.draw(st.integers(1, 255))
     core = hearsay()
-    judged = core.judge(bytes(payload), 0)
+    judged = core.judge(bytes(payload), PEER, 0)
     if judged.opinion is None:
         assert judged.said is not None
         is_same = judged.said in SAID  # the number of the repeat alone was hit
@@ -197,7 +199,7 @@ def test_a_payload_is_one_word_of_one_seat(message: Votes | Certificates | GetBl
     payload = encode([0, encode_message(message)])
     with pytest.raises(DecodeError):
         decode_said(payload)
-    assert hearsay().judge(payload, 0).opinion is Opinion.REJECT
+    assert hearsay().judge(payload, PEER, 0).opinion is Opinion.REJECT
 
 
 def test_a_certificate_needs_weight_its_committee_and_its_signatures() -> None:
@@ -213,9 +215,9 @@ def test_what_came_directly_goes_on_unverified_and_once() -> None:
     core = hearsay()
     said = vote(1)
     core.heard(said, address_of(1))
-    judged = core.judge(encode_said(said), 0)
+    judged = core.judge(encode_said(said), PEER, 0)
     assert judged.opinion is Opinion.FORWARD and not judged.checks
-    assert core.judge(encode_said(said, 1), REPEAT_MS - 1).opinion is Opinion.IGNORE
+    assert core.judge(encode_said(said, 1), PEER, REPEAT_MS - 1).opinion is Opinion.IGNORE
 
 
 def test_a_repeat_goes_on_after_a_while_whoever_says_it() -> None:
@@ -230,7 +232,8 @@ def test_a_repeat_goes_on_after_a_while_whoever_says_it() -> None:
 def test_all_repeats_together_are_bounded() -> None:
     core = hearsay()
     forwarded = 0
-    votes = [vote(seat, view, kind) for seat in range(4) for view in range(VIEW, VIEW + 8) for kind in KINDS]
+    views = range(VIEW, VIEW + VIEWS_AHEAD + 1)
+    votes = [vote(seat, view, kind) for seat in range(4) for view in views for kind in KINDS]
     assert all(take(core, said, 0) is Opinion.FORWARD for said in votes)
     for second in range(1, 5):
         for repeat in range(4):
@@ -242,13 +245,32 @@ def test_all_repeats_together_are_bounded() -> None:
     )  # one for each word and second, however many say it
 
 
+def test_who_repeats_old_and_far_words_keeps_no_present_one_back() -> None:
+    core = hearsay()
+    views = (*range(VIEW - VIEWS_BEHIND_MAX, VIEW - 1), *range(VIEW + VIEWS_AHEAD + 1, VIEW + VIEWS_AHEAD_MAX + 1))
+    flood = [vote(seat, view, kind) for seat in range(4) for view in views for kind in KINDS]
+    present: list[Said] = [vote(1), vote(2, kind=NULLIFY), vote(3, VIEW - 1, FINALIZE), certificate((0, 1, 2))]
+    first: list[Said] = [*flood, *present]
+    assert all(take(core, said) is Opinion.FORWARD for said in first)
+    for second in range(1, 4):
+        now_ms = second * REPEAT_MS
+        passed = [said for said in flood if take(core, said, now_ms, second, PEER) is Opinion.FORWARD]
+        assert len(passed) == REPEATS_AFAR_OF_ONE_PER_S_MAX
+        for said in passed:  # a certificate is there in the place of votes for a view that has passed
+            assert said.view > VIEW or said.kind == FINALIZE
+        for one in present:
+            assert take(core, one, now_ms, second, PEER) is Opinion.FORWARD
+        passed += [said for said in flood if take(core, said, now_ms, second + 8, OTHER) is Opinion.FORWARD]
+        assert len(passed) == REPEATS_AFAR_PER_S_MAX, "others have a part of their own"
+
+
 def test_a_flood_of_one_seat_goes_on_once_for_each_kind_and_view() -> None:
     core = hearsay()
     forwarded = news = 0
     for view in range(VIEW - 40, VIEW + 60):
         for kind in (NOTARIZE, FINALIZE):
             for number in range(4):
-                judged = core.judge(encode_said(vote(1, view, kind, number)), 0)
+                judged = core.judge(encode_said(vote(1, view, kind, number)), PEER, 0)
                 if judged.opinion is None:
                     assert judged.said is not None and verify_checks(judged.checks)
                     opinion, is_news = core.settle(judged.said, PEER, 0)
@@ -262,13 +284,13 @@ def test_a_flood_of_one_seat_goes_on_once_for_each_kind_and_view() -> None:
 def test_other_signatures_of_a_known_word_cost_nothing() -> None:
     core = hearsay()
     core.heard(vote(1), address_of(1))
-    judged = core.judge(encode_said(vote(1)._replace(signature=bytes(64))), 0)
+    judged = core.judge(encode_said(vote(1)._replace(signature=bytes(64))), PEER, 0)
     assert (judged.opinion, judged.checks) == (Opinion.IGNORE, ())
 
 
 def test_two_of_one_word_in_one_batch_go_on_once() -> None:
     core = hearsay()
-    first, second = (core.judge(encode_said(vote(1), repeat), 0) for repeat in (0, 1))
+    first, second = (core.judge(encode_said(vote(1), repeat), PEER, 0) for repeat in (0, 1))
     assert first.opinion is None and second.opinion is None
     assert core.settle(vote(1), PEER, 0) == (Opinion.FORWARD, True)
     assert core.settle(vote(1), OTHER, 0) == (Opinion.IGNORE, False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from consensus.events import ConsensusParameters
+from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
 from consensus.hearsay import encode_said, encode_wanted
@@ -26,7 +26,7 @@ from consensus.wire import (
     encode_message,
 )
 from node.agreement import KIND_CONSENSUS, KIND_CONSENSUS_BULK, _NetworkPort
-from node.hearsay import KIND_PROPOSAL, KIND_PROPOSAL_WANTED, TOPIC_CONSENSUS, HearsayService
+from node.hearsay import KIND_PROPOSAL, KIND_PROPOSAL_WANTED, PROPOSALS_MAX, TOPIC_CONSENSUS, HearsayService
 from p2p.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
@@ -198,23 +198,127 @@ def _topics(network: Network, peer: bytes) -> set[str]:
     return set() if known is None else known.topics
 
 
+async def proposal_of(node: Node, view: int) -> Proposal:
+    leader = SEATED.leader(view)
+    request = BuildRequest(ROOT.block_hash, 0, view, leader, 1, b"", SEATED.hash, b"")
+    block = await node.chain.build(request)
+    assert block is not None
+    candidate = Candidate(0, view, 0, block.hash)
+    signature = vote_key(leader).sign_vote(vote_digest(GENESIS, NOTARIZE, candidate))
+    return Proposal(candidate, signature, None, (), encode_block(block))
+
+
+@asynccontextmanager
+async def lacking_one(path: Path, view: int) -> AsyncIterator[tuple[list[Node], Proposal]]:
+    """A seat without its leader asks a node that does not know the proposal; its other neighbour does."""
+    edges = ((0, 4), (0, 1)) if SEATED.leader(view) != 1 else ((0, 4), (0, 2))
+    async with network_of(path, edges, count=SEATS + 1, votes=False) as nodes:
+        proposal = await proposal_of(nodes[0], view)
+        candidate, knows = proposal.candidate, nodes[edges[1][1]]
+        for node in (nodes[0], knows):
+            node.hearsay.entered(node.chain.epochs.get(0), view)
+        knows.hearsay.proposed(candidate, encode_message(proposal))
+        vote = Vote(NOTARIZE, *candidate, SEATED.leader(view), proposal.signature)
+        for teller in (nodes[4], knows):
+            nodes[0].hearsay.heard(vote, teller.network.identity.address)
+        assert nodes[0].count("proposals_asked") == 1
+        yield nodes, proposal
+
+
+def view_led_by_others(own: int) -> int:
+    return next(view for view in range(2, 20) if SEATED.leader(view) != own)
+
+
+async def test_somebody_else_is_asked_for_a_proposal_where_no_answer_comes(tmp_path: Path) -> None:
+    async with lacking_one(tmp_path, view_led_by_others(0)) as (nodes, _):
+        await until(lambda: nodes[0].count("proposals_taken") == 1)
+
+
+async def test_somebody_else_is_asked_at_once_when_the_asked_one_is_lost(tmp_path: Path) -> None:
+    async with lacking_one(tmp_path, view_led_by_others(0)) as (nodes, _):
+        asked: list[int] = []
+        nodes[0].network.on_peer(lambda peer, is_there: asked.append(nodes[0].count("proposals_asked")))
+        nodes[0].network.ban(address(4), "gone")
+        await until(lambda: len(asked) == 1)
+        assert asked == [2]
+        await until(lambda: nodes[0].count("proposals_taken") == 1)
+
+
+async def test_who_is_asked_has_one_answer_and_keeps_no_others_back(tmp_path: Path) -> None:
+    async with lacking_one(tmp_path, view_led_by_others(0)) as (nodes, _):
+        for number in range(16):
+            body = b"nonsense" + bytes((number,))
+            assert nodes[4].network.send_now(address(0), Class.BLOCK, KIND_PROPOSAL, body)
+        await until(lambda: nodes[0].count("proposals_taken") == 1)
+        assert nodes[0].count("proposals_false") <= 1
+        assert nodes[0].count("proposals_asked") == 2
+
+
+async def test_fetched_proposals_and_votes_are_verified_beside_each_other(tmp_path: Path) -> None:
+    async with network_of(tmp_path, (), votes=False) as nodes:
+        proposal = await proposal_of(nodes[0], 2)
+        service = nodes[0].service
+        with trio.fail_after(60):
+            async with service._threads_of_hearsay:
+                assert await service.take_proposal(address(1), encode_message(proposal), (proposal.candidate,))
+
+
+async def test_later_proposals_do_not_push_out_the_present_one(tmp_path: Path) -> None:
+    async with network_of(tmp_path, (), votes=False) as nodes:
+        hearsay = nodes[0].hearsay
+        hearsay.entered(nodes[0].chain.epochs.get(0), 7)
+        present = Candidate(0, 7, 6, b"b" * 32)
+        views = (7, 5, *range(8, 8 + 2 * PROPOSALS_MAX))
+        for view in views:
+            hearsay.proposed(present._replace(view=view, parent_view=view - 1), b"proposal")
+        assert sorted(known.view for known in hearsay._proposals) == list(range(7, 7 + PROPOSALS_MAX))
+
+
+async def test_who_votes_on_in_an_epoch_that_is_over_is_told_by_gossip_too(tmp_path: Path) -> None:
+    async with (
+        network_of(tmp_path, combinations(range(SEATS), 2), votes=False) as nodes,
+        trio.open_nursery() as nursery,
+    ):
+        for node in nodes[:SEATS]:
+            node.chain.epoch = never  # type: ignore[method-assign]
+            nursery.start_soon(node.service.run)
+        await grown(nodes[:SEATS], EPOCH_BLOCKS)
+        core = nodes[0].service._replica.core
+        await until(lambda: core.has_ended)
+        final = core.final_certificate
+        assert final is not None
+        nodes[0].network.ban(address(3), "apart")
+        nodes[3].network.ban(address(0), "apart")
+        await until(lambda: not nodes[0].network.is_connected(address(3)))
+        await until(lambda: not nodes[3].network.is_connected(address(0)))
+        candidate = Candidate(0, final.view + 1, 0, bytes(32))
+        vote = Vote(NULLIFY, *candidate, 3, vote_key(3).sign_vote(vote_digest(GENESIS, NULLIFY, candidate)))
+        before = nodes[0].count("published")
+
+        def is_told() -> bool:
+            nodes[0].service.overheard(address(1), vote)  # the pace of answers may pass over some
+            return nodes[0].count("published") > before
+
+        await until(is_told)
+        nursery.cancel_scope.cancel()
+
+
+async def never(number: int) -> Epoch:
+    await trio.sleep_forever()
+
+
 async def test_a_false_proposal_is_not_taken_and_costs_its_server_nothing(tmp_path: Path) -> None:
     """A leader can put a certificate into it that is false, and that the server had no use for."""
     async with network_of(tmp_path, ((0, 1),), votes=False) as nodes:
-        service, view = nodes[0].service, 2
-        leader = SEATED.leader(view)
-        request = BuildRequest(ROOT.block_hash, 0, view, leader, 1, b"", SEATED.hash, b"")
-        block = await nodes[0].chain.build(request)
-        assert block is not None
-        candidate = Candidate(0, view, 0, block.hash)
-        signature = vote_key(leader).sign_vote(vote_digest(GENESIS, NOTARIZE, candidate))
+        service = nodes[0].service
+        good = await proposal_of(nodes[0], 2)
+        candidate = good.candidate
         null = Certificate(NULLIFY, 0, 1, 0, bytes(32), b"\x07", bytes(3 * 64))
-        good = Proposal(candidate, signature, None, (), encode_block(block))
         forged = (
             b"nonsense",
             encode_message(good._replace(nulls=(null,))),
             encode_message(good._replace(signature=bytes(64))),
-            encode_message(GetBlock(block.hash)),
+            encode_message(GetBlock(candidate.block_hash)),
         )
         for data in forged:
             assert not await service.take_proposal(address(1), data, (candidate,))
@@ -247,7 +351,7 @@ async def test_nobody_sends_a_proposal_that_was_not_asked_for(tmp_path: Path) ->
         hearsay.entered(nodes[0].chain.epochs.get(0), 7)
         candidate = Candidate(0, 7, 6, b"b" * 32)
         await hearsay._on_proposal(address(1), encode_message(Proposal(candidate, bytes(64), None, (), b"")))
-        assert hearsay._taking == 0
+        assert not hearsay._answers
         await hearsay._on_wanted(address(4), encode_wanted(candidate))
         assert not hearsay._waiting, "nobody is known to have voted for it"
         gone: list[bytes] = []
