@@ -11,6 +11,8 @@ from p2p.limits import HalfOpen, NetworkLimits, Place, RateLimiter
 
 __all__ = ["Entrance"]
 
+_UNPROVEN_PER_SITE: Final = 4
+"""Connections of one site beyond its bound that may say who they are: some are wanted always."""
 _ARRIVALS_MAX: Final = 1_024
 """Hosts whose last connection to us is remembered."""
 
@@ -45,7 +47,7 @@ class Entrance:
             self._arrivals.popitem(last=False)
         # A test network lives behind one address, and this machine can harm itself otherwise.
         if not address_of(remote).is_loopback and not (
-            self._per_site[site] < limits.peers_per_ip_max
+            self._per_site[site] < limits.peers_per_ip_max + _UNPROVEN_PER_SITE
             and self._site_rate.allows(site, now)
             and self._network_rate.allows(network_of(remote), now)
             and self._block_rate.allows(block_of(remote), now)
@@ -57,6 +59,14 @@ class Entrance:
     def circuit(self, remote: str, now: float) -> Place | None:
         """Return a place for what an acceptor has brought, or None: turn it away."""
         return self.half_open.enter(remote) if self._circuit_rate.allows(None, now) else None
+
+    def is_crowded(self, site: str | None) -> bool:
+        """Tell whether a site has more connections than one may have, where it counts for one."""
+        return (
+            site is not None
+            and not address_of(site).is_loopback
+            and self._per_site[site] > self._limits.peers_per_ip_max
+        )
 
     def count(self, site: str | None, change: int) -> None:
         """Note a connection of a site more (1) or less (-1), where it counts for one."""

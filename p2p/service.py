@@ -578,6 +578,9 @@ class Network:
             if link.session.address in self._persistent:  # many of them may live in one place
                 self._entrance.count(site, -1)
                 site = None
+            if self._entrance.is_crowded(site):
+                self.counters["refused_site"] += 1
+                return
             peer = self._peers.get(link.session.address)
             match hello.opening:
                 case Opening.NEW:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,3 +230,38 @@ async def test_an_eclipse_from_a_few_blocks_leaves_room_for_honest_newcomers_and
         for caller in callers:
             if caller.stream is not None:
                 caller.stream.socket.close()
+
+
+async def test_a_seat_is_let_in_from_an_address_whose_places_are_taken(autojump_clock: object) -> None:
+    """A house of many nodes behind one address: only after its handshake a connection is known to be of a seat."""
+    site, limits = "8.8.8.8", NetworkLimits()
+    alice, seat, stranger = (
+        Network(NetworkConfig(), identity(n), now_ms=lambda: NOW_MS, random=Random(n)) for n in (40, 41, 42)
+    )
+    alice.set_persistent([seat.identity.address])
+    async with running(alice), trio.open_nursery() as nursery:
+        for _ in range(limits.peers_per_ip_max):
+            place = alice._entrance.connection(site, trio.current_time())
+            assert place is not None
+            alice._entrance.half_open.leave(place)
+            alice._entrance.count(site, 1)
+
+        async def knock(who: Network) -> None:
+            near, far = trio.testing.memory_stream_pair()
+            place = alice._entrance.connection(site, trio.current_time())
+            assert place is not None
+            nursery.start_soon(alice._incoming, far, site, site, place)
+            handshake = Handshake(who.identity, Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
+            await near.send_all(handshake.start())
+            while handshake.session is None:
+                await near.send_all(handshake.receive(bytes(await near.receive_some(4096))))
+            await near.send_all(Channel(handshake.session).seal(Hello(Opening.NEW).encode()))
+
+        await knock(stranger)
+        await trio.testing.wait_all_tasks_blocked()
+        assert alice.counters["refused_site"] == 1 and not alice.peers()
+        await knock(seat)
+        with trio.fail_after(10):
+            await alice.wait_peers(1)
+        assert alice.is_connected(seat.identity.address)
+        nursery.cancel_scope.cancel()
