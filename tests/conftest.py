@@ -1,7 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
+import structlog
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: how long an example or its making takes says nothing about the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+_configure = structlog.configure
+
+
+def _configure_for_tests(**options: Any) -> None:
+    """A logger that kept what a command of an earlier test set up could not be listened to by a later one."""
+    _configure(**options | {"cache_logger_on_first_use": False})
+
+
+structlog.configure = _configure_for_tests  # type: ignore[assignment]
