@@ -31,6 +31,8 @@ _BUSY: Final = PeerBusy.code
 _BUSY_WAIT_S: Final = 0.25
 _IDLE_S: Final = 2.0
 """A peer that has asked for nothing for so long is not being served."""
+_SILENT_S: Final = 2.0
+"""So long after the last of those asked for a piece another is asked too."""
 _INDEX_BYTES: Final = 4
 
 
@@ -220,8 +222,8 @@ class _Fetch:
         self._waiting: deque[int] = deque()
         self._left: set[int] = set()
         self._error: DekubeError | None = None
-        self._asked: Counter[int] = Counter()
-        """Pieces under way, with how many sources have been asked."""
+        self._asked: dict[int, dict[bytes, float]] = {}
+        """Pieces under way, with the sources that were asked and when."""
         self._failures: Counter[bytes] = Counter()
         self._reasons: dict[bytes, str] = {}
         self._is_complete = False
@@ -252,10 +254,11 @@ class _Fetch:
         busy = 0
         state = self._sources[source]
         while not self._is_complete and self._failures[source] < self._limits.blob_source_failures_max:
-            index = self._next_piece() if place < state.window else None
+            index = self._next_piece(source) if place < state.window else None
             if index is None:
                 turn = self._turn
-                await turn.wait()
+                with trio.move_on_after(_SILENT_S):
+                    await turn.wait()
                 continue
             try:
                 data = await self._request(
@@ -279,35 +282,40 @@ class _Fetch:
                 if state.window > window:
                     self._take_turn()
             except RequestRefused as error:
-                self._give_back(index)
+                self._give_back(index, source)
                 busy += 1
                 if str(error) != _BUSY or busy > self._limits.blob_busy_retries_max:
                     self._note(source, str(error), is_fatal=True)
                     return
                 await trio.sleep(_BUSY_WAIT_S * min(busy, 8))
             except PieceInvalid as error:
-                self._give_back(index)
+                self._give_back(index, source)
                 self._note(source, str(error), is_fatal=True)  # it lies, or its disk does
                 return
             except (RequestFailed, PeerUnreachable) as error:
                 state.timed_out()
-                self._give_back(index)
+                self._give_back(index, source)
                 self._note(source, str(error), is_fatal=False)
             except (BlobUnavailable, StoreError) as error:  # our own disk, or the blob was removed under us
                 self._error = error
                 self._scope.cancel()
                 return
 
-    def _next_piece(self) -> int | None:
-        """Return a piece that nobody was asked for, else one of the last that only one source was asked for."""
+    def _next_piece(self, source: bytes) -> int | None:
+        """Return a piece that nobody was asked for, else one of the last, of which this source was not asked.
+
+        Two are asked for one of the last, and one more each time that all of them are silent: some of those who
+        are named may be gone, and a dial to them takes as long as it may.
+        """
+        now = trio.current_time()
         while self._waiting:
             index = self._waiting.popleft()
-            if not self._asked[index]:
-                self._asked[index] += 1
+            if index not in self._asked:
+                self._asked[index] = {source: now}
                 return index
-        for index, times in self._asked.items():
-            if times == 1:
-                self._asked[index] += 1
+        for index, asked in self._asked.items():
+            if source not in asked and (len(asked) < 2 or now - max(asked.values()) >= _SILENT_S):
+                asked[source] = now
                 return index
         return None
 
@@ -318,10 +326,10 @@ class _Fetch:
         if self._is_complete:
             self._scope.cancel()  # what was asked for twice need not be waited for
 
-    def _give_back(self, index: int) -> None:
-        if self._asked[index] > 1:
-            self._asked[index] -= 1
-        elif self._asked.pop(index, 0):
+    def _give_back(self, index: int, source: bytes) -> None:
+        asked = self._asked.get(index, {})
+        if asked.pop(source, None) is not None and not asked:
+            del self._asked[index]
             self._waiting.appendleft(index)
         self._take_turn()
 

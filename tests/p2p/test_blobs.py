@@ -1,6 +1,7 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from p2p.blobs import PIECE_BYTES, BlobStore, Manifest, PieceInvalid
 from p2p.errors import BlobUnavailable, PeerUnreachable, RequestRefused
 from p2p.limits import NetworkLimits
-from p2p.transfer import METHOD_PIECE, BlobTransfer
+from p2p.transfer import METHOD_MANIFEST, METHOD_PIECE, BlobTransfer
 from state.primitives.errors import DecodeError, DekubeError
 
 CONTENT = Random(5).randbytes(5 * PIECE_BYTES + 3)
@@ -212,6 +213,11 @@ async def test_a_blob_over_the_limit_is_not_begun(tmp_path: Path) -> None:
         ours.missing(b"\1" * 32)  # evicted between two looks at the store
 
 
+async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what else a thread would, on the loop."""
+    return function(*arguments)
+
+
 class Line:
     """A source behind a line of four megabytes a second and half a second of round trip."""
 
@@ -234,14 +240,47 @@ class Line:
         return answer
 
 
+class Gone:
+    """Sources of which only the last is there; a dial to the others takes as long as it may."""
+
+    def __init__(self, good: BlobTransfer, there: bytes) -> None:
+        self.good = good.served()
+        self.there = there
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes:
+        if address != self.there and method != METHOD_MANIFEST:
+            await trio.sleep(timeout_s)
+            raise PeerUnreachable("gone")
+        return await self.good[method](b"me", body)
+
+
+@pytest.mark.parametrize("gone", [1, 2, 5])
+async def test_those_who_are_gone_hold_up_a_blob_for_seconds_only(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(b"one piece")
+    sources = [bytes([number]) * 20 for number in range(gone + 1)]
+    line = Gone(BlobTransfer(source, None, NetworkLimits()), sources[-1])  # type: ignore[arg-type]
+    transfer = BlobTransfer(target, line.request, NetworkLimits())
+    monkeypatch.setattr("p2p.transfer.trio.to_thread.run_sync", at_once)
+    began = trio.current_time()
+    await transfer.fetch(name, sources, None)
+    assert trio.current_time() - began <= 2.0 * gone + 1.0
+
+
 @pytest.mark.parametrize(("rtt_s", "least", "most"), [(0.5, 3, 8), (None, 2, 2), (0.001, 2, 2)])
 async def test_as_much_is_asked_for_as_the_line_holds(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, rtt_s: float | None, least: int, most: int
-) -> None:
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, rtt_s: float | None,
+    least: int, most: int,
+) -> None:  # fmt: skip
     source, target = store(tmp_path / "source"), store(tmp_path / "target")
     name = source.add(Random(1).randbytes(24 * PIECE_BYTES))
     line = Line(BlobTransfer(source, None, NetworkLimits()))  # type: ignore[arg-type]
     transfer = BlobTransfer(target, line.request, NetworkLimits(), rtt_s=lambda _address: rtt_s)
+    monkeypatch.setattr("p2p.transfer.trio.to_thread.run_sync", at_once)  # threads take none of the virtual time
     await transfer.fetch(name, [b"s" * 20], None)
     assert least <= line.under_way_max <= most
 
