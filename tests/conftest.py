@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import structlog
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: how long an example or its making takes says nothing about the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Examples are the same in each run, so that a change answers for itself alone; EXPLORE=1 draws new ones.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=not os.environ.get("EXPLORE"),
+)
 settings.load_profile("patient")
 
 _configure = structlog.configure

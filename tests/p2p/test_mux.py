@@ -56,8 +56,12 @@ def test_every_message_arrives_once_whole_and_in_the_order_of_its_class(
     wanted: list[tuple[Class, int, int]], chunk: int, rng: random.Random
 ) -> None:
     sender, receiver = pair()
-    sent = []
+    sent: list[Message] = []
     for cls, kind, size in wanted:
+        # Nothing is told back here, so no more bulk is sent than the first window holds.
+        bulk = sum(len(message.body) for message in sent if message.cls is Class.BULK)
+        if cls is Class.BULK and bulk + size > WindowLimits().first_bytes:
+            continue
         message = Message(cls, kind, rng.randbytes(size))
         assert sender.queue(*message[:3])
         sent.append(message)
