@@ -84,6 +84,10 @@ class PathParameters:
     """A trial that ends so near to what it had to bring is measured for another window, ..."""
     trial_windows_max: int = 3
     """... until there are so many."""
+    hopeless_percent: int = 85
+    """A trial that brings less than so much of what it had to ..."""
+    hopeless_s: float = 0.3
+    """... is given up so long after it settled: each second of it is lost."""
     hold_s: float = 20.0
     """Between two rounds of trials when the last one found nothing better."""
     hold_s_max: float = 160.0
@@ -463,7 +467,8 @@ class BulkPlanner:
             window.carried[path] = window.carried.get(path, 0) + count
         took_s = now - window.since
         rtts = [rtt_s for path in self.plan if (rtt_s := self.table.rtt_s(path, now)) is not None]
-        if took_s < min(max(parameters.window_s, 4 * max(rtts, default=0.0)), parameters.window_s_max):
+        enough_s = min(max(parameters.window_s, 4 * max(rtts, default=0.0)), parameters.window_s_max)
+        if took_s < enough_s and not self._is_hopeless(window, took_s):
             return
         rates = {path: window.carried.get(path, 0) / took_s for path in self.plan}
         self._window = _Window(now, is_open=True)
@@ -482,6 +487,13 @@ class BulkPlanner:
             racers = self._racers(path, now)
             if len(racers) > 1:
                 self._change(dict.fromkeys(racers, 1), now)
+
+    def _is_hopeless(self, window: _Window, took_s: float) -> bool:
+        """Whether the first window of a trial need not be waited for."""
+        trial, parameters = self._trial, self.table.parameters
+        if trial is None or trial.rates or took_s < parameters.hopeless_s:
+            return False
+        return sum(window.carried.values()) * 100 < trial.rate_wanted * took_s * parameters.hopeless_percent
 
     # -- moves -----------------------------------------------------------------------------------------------
 

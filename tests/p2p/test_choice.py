@@ -97,8 +97,11 @@ def test_whatever_the_lines_the_best_way_is_found_soon_and_kept(
     }
     world = BulkWorld(segments, roads, seed=seed, noise=noise)
     world.run(40)
-    best = min(max(rates), given_lines.access) * MBIT
-    # Trials included. Most worlds reach 0.9; where a second way is half as quick and noisy, trials cost more.
-    assert world.rate(6, 24) >= 0.75 * best
-    assert world.rate(16, 40) >= 0.8 * best
+    # Measured against the best way left alone in the same world: a noisy line brings nobody all it has.
+    quickest = max(zip(rates, roads, strict=False), key=lambda pair: pair[0])[1]
+    alone = BulkWorld(segments, {quickest: roads[quickest]}, seed=seed, noise=noise)
+    alone.run(40)
+    best = alone.rate(16, 40)
+    assert world.rate(6, 24) >= 0.85 * best  # trials included
+    assert world.rate(16, 40) >= 0.9 * best
     assert sum(at > 20 for at, _plan in world.plans) <= 6
