@@ -29,6 +29,7 @@ _BOUNDS: Final = {
     "bond_release_ms": (1, _MS_MAX),
     "new_windows": (0, 1 << 32),
     "verification_bps": (0, _WHOLE_BPS),
+    "check_fee_min": (0, 1 << 80),
     "fee_bps": (0, _WHOLE_BPS),
     "hold_bps": (0, _WHOLE_BPS),
     "kill_fee_bps": (0, _WHOLE_BPS),
@@ -46,6 +47,7 @@ _BOUNDS: Final = {
     "slots_max": (1, 1024),
     "window_slack": (1, 100),
     "seal_slack": (1, 100),
+    "seal_bytes_per_s": (1, 1 << 40),
     "match_retry_ms": (1, 3_600_000),
     "match_retry_ms_max": (1, 3_600_000),
     "draw_blocks": (1, 64),
@@ -82,6 +84,9 @@ class TaskParameters:
 
     # Escrow
     verification_bps: int = 800
+    check_fee_min: int = 5 * 10**14
+    """Least fee of each verifier of a window, however little its work is priced at: a core for the eight minutes
+    that a check may cost, and the gas of its two transactions."""
     fee_bps: int = 200
     hold_bps: int = 2_000
     """Part of a final window's pay that waits for the task's end."""
@@ -131,6 +136,8 @@ class TaskParameters:
     draw_retry_ms: int = MINUTE_MS
     seal_ms_min: int = 10 * MINUTE_MS
     seal_slack: int = 3
+    seal_bytes_per_s: int = 256 * 1024
+    """Line of the slowest verifier: fetching the states that it needs adds to its time at this rate."""
     reveal_ms: int = 2 * MINUTE_MS
     final_ms: int = 30 * MINUTE_MS
     """From the verdicts to the final window."""
