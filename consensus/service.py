@@ -22,6 +22,7 @@ from consensus.core import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard, GuardRefused
 from consensus.guard_log import Log, VoteDirectory
+from consensus.halves import NotarizedViews
 from consensus.inbound import FalseWindow, Inbox
 from consensus.signer import Voter
 from consensus.sync import Progress
@@ -171,10 +172,11 @@ class ChainPort(Protocol):
         """Execute a block on an executed parent; return the roots of state and receipts after it."""
         ...
 
-    async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
+    async def commit(self, block_hash: bytes, certificate: bytes, views: tuple[Certificate, ...]) -> None:
         """Make an executed block and its executed ancestors final and durable.
 
-        ``nullified`` are certificates of views that they skip: kept with them for the evidence age.
+        ``views`` are certificates of the views up to it, NULLIFY of those that they skip and NOTARIZE of others:
+        kept with them for the evidence age.
         """
         ...
 
@@ -378,6 +380,7 @@ class ConsensusService:
         self._threads_of_hearsay = trio.CapacityLimiter(THREADS_OF_HEARSAY_MAX)
         self._threads_of_fetched = trio.CapacityLimiter(THREADS_OF_FETCHED_MAX)
         self._serving: Counter[bytes] = Counter()
+        self._notarized = NotarizedViews()
         self._entered_s: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
         self._accused: set[tuple[int, int]] = set()
@@ -497,7 +500,9 @@ class ConsensusService:
                 nursery.start_soon(self._vote_elsewhere, self._voter, self._voting)
             self._tell_epoch()
             self._metrics.set("state_divergence", 0)
-            await self._perform(self._replica.start(self._now_ms()))
+            actions = self._replica.start(self._now_ms())
+            self._notarized = NotarizedViews(self._replica.core.all_certificates())
+            await self._perform(actions)
             task_status.started()
             await self._loop()
 
@@ -731,6 +736,7 @@ class ConsensusService:
                     metrics.count("view_timeouts_total", reason=reason)
                     self._reasons[candidate.view] = reason
             case c.KeepCertificate(certificate, is_formed):
+                self._notarized.add(certificate)
                 if self.listener is not None:
                     self.listener.certified(certificate)
                 metrics.count(
@@ -950,7 +956,8 @@ class ConsensusService:
                     case c.Execute(block_hash):
                         await self._execute(block_hash)
                     case c.Commit(certificate, block_hashes, height, nullified):
-                        await self._chain.commit(block_hashes[-1], encode_certificate(certificate), nullified)
+                        views = (*nullified, *self._notarized.take(action))
+                        await self._chain.commit(block_hashes[-1], encode_certificate(certificate), views)
                         self._metrics.set("finalized_height", height)
                         self._tell_lag()
                         self._put(partial(self._replica.committed, block_hashes))

@@ -488,10 +488,10 @@ class _ChainPort:
         self._bodies.pop(block_hash, None)
         return executed.state_root, executed.receipt_root
 
-    async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
+    async def commit(self, block_hash: bytes, certificate: bytes, views: tuple[Certificate, ...]) -> None:
         self._check_checkpoint(block_hash)
-        skipped = to_keep(nullified)
-        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, skipped))
+        halves = to_keep(views)
+        blocks = await self._in_thread("commit", lambda: self._chain.commit(block_hash, certificate, halves))
         with self._stages.measure("commit"):
             self._ledger.on_commit(blocks)
         tell = _log.debug if self._is_syncing() else _log.info  # the sync tells of many blocks in one line

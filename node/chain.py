@@ -30,7 +30,7 @@ from state.primitives.receipts import Event
 from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import vrf_alpha
 from state.primitives.vrf import vrf_verify
-from state.store import FinalisedBlock, Nullification, Store, Tip
+from state.store import NO_VIEWS, FinalisedBlock, Store, Tip, ViewCertificates
 from state.transition.epochs import EpochInfo, check_voters, load_epoch, load_tally
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.transition.slashing import load_slash
@@ -183,7 +183,7 @@ class Executed:
         return set(self.next_nonces)
 
     def finalised(
-        self, certificate: bytes, chain: ChainParameters, nullified: Sequence[Nullification] = ()
+        self, certificate: bytes, chain: ChainParameters, views: ViewCertificates = NO_VIEWS
     ) -> FinalisedBlock:
         """Return what the store writes for this block."""
         execution, header = self.execution, self.header
@@ -210,7 +210,7 @@ class Executed:
             changes=execution.changes,
             nodes=self.nodes,
             next_committee=None if following is None else following.committee.encode(),
-            nullified=nullified,
+            views=views,
         )
 
     def _own_accounts(self) -> tuple[bytes, ...]:
@@ -461,21 +461,19 @@ class Chain:
             self._blocks[block_hash] = executed
             return executed
 
-    def commit(
-        self, block_hash: bytes, certificate: bytes, nullified: Sequence[Nullification] = ()
-    ) -> list[Executed]:
+    def commit(self, block_hash: bytes, certificate: bytes, views: ViewCertificates = NO_VIEWS) -> list[Executed]:
         """Write an executed block and its executed ancestors, lowest first; drop what can no longer be final.
 
         Each of them is stored with ``certificate``, which names the last: it proves the others by their hashes.
-        ``nullified`` are the certificates of the views that they skip, durable with the first of them.
+        ``views`` are certificates of the views up to the last, durable with the first of them.
         Returned are the blocks written. Raises BlockUnknown, and StoreError when the disk refuses; the blocks
         before the one refused are then final and the rest is still here.
         """
         with self._lock:
             branch = self._branch(block_hash)
             for executed in branch:
-                self.store.commit(executed.finalised(certificate, self.runtime.chain, nullified))
-                nullified = ()
+                self.store.commit(executed.finalised(certificate, self.runtime.chain, views))
+                views = NO_VIEWS
                 del self._blocks[executed.block_hash]
                 self._rebase(executed.block_hash)
             return branch

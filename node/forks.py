@@ -1,12 +1,14 @@
 """What this node's records say of a fork: the other half of a proof, as long as evidence counts (SDBFT.md, R6).
 
 A FINALIZE certificate of another chain convicts together with what this chain rests on in the same view: the
-NULLIFY certificate where it skipped the view, or its own FINALIZE certificate. Both are kept in the store.
+NULLIFY certificate where it skipped the view, or its own FINALIZE certificate. Where its block became final by a
+later view's certificate it has neither, and what convicts are the NOTARIZE certificates of either side. The store
+keeps all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from consensus.core import EVIDENCE_VIEWS
@@ -16,10 +18,10 @@ from consensus.wire import decode_certificate, encode_certificate
 from state.primitives.blocks import decode_header
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, ProtocolError
-from state.primitives.votes import Equivocation
-from state.store import Nullification, Store, Tip
+from state.primitives.votes import NOTARIZE, NULLIFY, Equivocation
+from state.store import Store, Tip, ViewCertificate, ViewCertificates
 
-__all__ = ["ForkUnproven", "Records", "check_certificate", "convict", "kept", "to_keep"]
+__all__ = ["ForkUnproven", "Records", "certificates_of", "check_certificate", "convict", "kept", "to_keep"]
 
 
 class ForkUnproven(ProtocolError):
@@ -58,14 +60,31 @@ class Records(Protocol):
         """Return the NULLIFY certificate of a view that the chain skipped."""
         ...
 
+    def notarized(self, epoch: int, view: int) -> bytes | None:
+        """Return the NOTARIZE certificate of a view up to a final one."""
+        ...
 
-def to_keep(nullified: Iterable[Certificate]) -> list[Nullification]:
-    """Return certificates of skipped views as the store keeps them."""
-    return [Nullification(known.epoch, known.view, encode_certificate(known)) for known in nullified]
+
+def to_keep(certificates: Iterable[Certificate]) -> ViewCertificates:
+    """Return certificates of the views up to a final one as the store keeps them."""
+    found = [*certificates]
+
+    def of(kind: int) -> list[ViewCertificate]:
+        return [
+            ViewCertificate(known.epoch, known.view, encode_certificate(known))
+            for known in found
+            if known.kind == kind
+        ]
+
+    return ViewCertificates(of(NULLIFY), of(NOTARIZE))
 
 
 def kept(store: Store, epoch: int, view: int) -> tuple[Certificate, ...]:
-    """Return what the store has of the views that a replica at ``view`` still looks at for faults."""
+    """Return what the store has of the skipped views that a replica at ``view`` still looks at for faults.
+
+    Not of those with a block: what a fork in them proves is a person's to bring, and a chain that people have
+    agreed to go on with must not stop once more for a certificate that everybody knows of.
+    """
     found = store.nullified_views(epoch, max(0, view - EVIDENCE_VIEWS))
     return tuple(decode_certificate(known.certificate) for known in found)
 
@@ -97,10 +116,33 @@ def convict(records: Records, certificates: Sequence[Certificate]) -> tuple[Equi
     return tuple(found.values())
 
 
+def certificates_of(store: Store, from_height: int) -> Iterator[Certificate]:
+    """Return every certificate on record of the views above the block below ``from_height``, epoch by epoch.
+
+    That is what this chain rests on, and what another one's certificates are held against.
+    """
+    epoch, view = store.epoch_of(from_height), 0
+    below = store.height(from_height - 1)
+    if below is not None and below.header and store.epoch_of(below.height) == epoch:
+        view = decode_header(below.header).view + 1
+    while epoch * store.epoch_blocks < store.tip.height:
+        final: dict[bytes, None] = {}
+        low, high = epoch * store.epoch_blocks + 1, min((epoch + 1) * store.epoch_blocks, store.tip.height)
+        for height in range(max(low, from_height, store.oldest_block), high + 1):
+            final[store.certificate(height) or b""] = None
+        for raw in final:
+            if raw:
+                yield decode_certificate(raw)
+        for kept_views in (store.nullified_views, store.notarized_views):
+            for one in kept_views(epoch, view):
+                yield decode_certificate(one.certificate)
+        epoch, view = epoch + 1, 0
+
+
 def _of_this_chain(records: Records, epoch: int, view: int) -> Iterable[Certificate]:
-    nullified = records.nullified(epoch, view)
-    if nullified is not None:
-        yield decode_certificate(nullified)
+    for kept_certificate in (records.nullified(epoch, view), records.notarized(epoch, view)):
+        if kept_certificate is not None:
+            yield decode_certificate(kept_certificate)
     final = _final_of(records, epoch, view)
     if final is not None:
         yield final

@@ -20,6 +20,7 @@ from consensus import replica as r
 from consensus.core import Core
 from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
+from consensus.halves import NotarizedViews
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World
@@ -110,6 +111,7 @@ class Node:
     advance_ms: int = 0
     """The time-out of its present view, with the back-off."""
     watches_own_seat: bool = True
+    notarized: NotarizedViews = field(default_factory=NotarizedViews)
 
     @property
     def guard_log(self) -> SimulatedLog:
@@ -298,7 +300,9 @@ class Cluster:
             compact_bytes=6_000,
             watches_own_seat=node.watches_own_seat,
         )
-        self.perform(node, node.replica.start(self._clock(node)))
+        actions = node.replica.start(self._clock(node))
+        node.notarized = NotarizedViews(node.replica.core.all_certificates())
+        self.perform(node, actions)
 
     def _open_guard(self, node: Node, epoch: int) -> tuple[Signer | None, Guard | None]:
         """Open the guard of the key that sits in an epoch; a key that has never voted begins its record."""
@@ -486,6 +490,7 @@ class Cluster:
             case c.EnterView(view, _, _):
                 node.entered = view
             case c.KeepCertificate(certificate, _):
+                node.notarized.add(certificate)
                 if node.honest:
                     self.oracle.saw_certificate(certificate)
             case r.Replace(log, data):
@@ -612,7 +617,8 @@ class Cluster:
 
     def _committed(self, node: Node, commit: c.Commit) -> None:
         certificate, block_hashes, _, nullified = commit
-        written = node.machine.commit(block_hashes, certificate, nullified)
+        views = (*nullified, *node.notarized.take(commit))
+        written = node.machine.commit(block_hashes, certificate, views)
         if node.honest:
             self.oracle.saw_certificate(certificate, must_be_final=True)
             for height, block_hash, state_root in written:

@@ -141,9 +141,9 @@ class Machine(Protocol):
         ...
 
     def commit(
-        self, block_hashes: Sequence[bytes], certificate: Certificate, nullified: Sequence[Certificate] = ()
+        self, block_hashes: Sequence[bytes], certificate: Certificate, views: Sequence[Certificate] = ()
     ) -> list[Committed]:
-        """Write executed blocks, lowest first, durably, and what tells of the views that they skip."""
+        """Write executed blocks, lowest first, durably, and certificates of the views up to the last."""
         ...
 
     def commit_in_vain(self, block_hashes: Sequence[bytes], certificate: Certificate) -> None:
@@ -404,7 +404,7 @@ class HashMachine:
         return state_root, ZERO_HASH
 
     def commit(
-        self, block_hashes: Sequence[bytes], certificate: Certificate, nullified: Sequence[Certificate] = ()
+        self, block_hashes: Sequence[bytes], certificate: Certificate, views: Sequence[Certificate] = ()
     ) -> list[Committed]:
         """Write executed blocks, lowest first."""
         written = []

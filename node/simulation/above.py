@@ -8,7 +8,7 @@ and the honest go on without them once people have agreed on a chain and the lia
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import combinations
@@ -25,7 +25,7 @@ from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.scenarios import cut_network, fork_network
 from consensus.simulation.worlds import World
 from consensus.votes import Certificate, Check, vote_check
-from consensus.wire import decode_certificate
+from node.forks import certificates_of
 from node.simulation.world import BALANCE, WholeMachine, WholeWorld
 from state.primitives.committee import Committee, Seat
 from state.primitives.votes import Equivocation, Vote
@@ -62,8 +62,6 @@ class AboveOutcome(NamedTuple):
     punished_apart: int
     """Branches that have each punished the liars, before people agreed on one."""
     liars: int
-    pooled: int
-    """Of them those whom nothing on record names, but certificates that nodes of two sides hold for a while."""
     slashed: int
     epochs: int
     recovery_ms: int
@@ -86,9 +84,8 @@ class Branches(Oracle):
         self.liars: set[bytes] = set()
         """Who has cast two votes where one is allowed, whether anybody knows it or not."""
         self.proofs: dict[Equivocation, None] = {}
-        """What honest nodes have found, and what people make of the certificates that they hold."""
-        self.named: set[bytes] = set()
-        self._held: dict[tuple[int, int], dict[Certificate, None]] = {}
+        """What honest nodes have found, by themselves or with the certificates that people brought."""
+        self._seen: set[Certificate] = set()
 
     def saw_committee(self, epoch: int, committee: Committee) -> None:
         """An honest node enters an epoch with a committee, which may be another one on another branch."""
@@ -123,10 +120,9 @@ class Branches(Oracle):
     def saw_certificate(self, certificate: Certificate, *, must_be_final: bool = False) -> None:
         """An honest node shows or keeps a certificate. Raises Violation when no committee has signed it."""
         kind, epoch, view, parent_view, block_hash, bitmap, signatures = certificate
-        held = self._held.setdefault((epoch, view), {})
-        if certificate in held:
+        if certificate in self._seen:
             return
-        held[certificate] = None
+        self._seen.add(certificate)
         seats = [seat for seat in range(8 * len(bitmap)) if bitmap[seat // 8] & (1 << seat % 8)]
         votes = [
             Vote(kind, epoch, view, parent_view, block_hash, seat, signatures[64 * at : 64 * at + 64])
@@ -173,17 +169,6 @@ class Branches(Oracle):
         if not {caster.address for caster in casters} <= self.liars:
             raise Violation("a proof of a fault names who has told no lie")
         self.proofs[equivocation] = None
-        self.named |= {caster.address for caster in casters}
-
-    def pool(self) -> int:
-        """People lay side by side the certificates that honest nodes hold; return how many more these name."""
-        before = len(self.named)
-        for held in self._held.values():
-            for one, other in combinations(held, 2):
-                for equivocation in evidence_of_certificates(one, other):
-                    if self._casters(equivocation.first) & self._casters(equivocation.second):
-                        self.saw_evidence(equivocation)  # else two branches' seats have the same number
-        return len(self.named) - before
 
     def check_blame(self) -> bool:
         """Tell whether the chain forked."""
@@ -233,10 +218,20 @@ class _Cluster(Cluster):
         if isinstance(action, c.FoundFork):
             self.convict(node, action.certificate)
 
-    def convict(self, node: Node, certificate: Certificate) -> None:
-        """A node takes in a certificate of another chain, as its consensus or a person brings it."""
-        for equivocation in machine_of(node).convict(certificate):
+    def convict(self, node: Node, *certificates: Certificate) -> None:
+        """A node takes in certificates of a fork, as its consensus or a person brings them."""
+        for equivocation in machine_of(node).convict(*certificates):
             super()._perform(node, c.FoundEquivocation(equivocation))
+
+    def accuse(self, node: Node, recorded: Iterable[Certificate]) -> None:
+        """A person brings a node what the databases of others say, two at a time where they contradict."""
+        by_view: dict[tuple[int, int], list[Certificate]] = {}
+        for certificate in dict.fromkeys(recorded):
+            by_view.setdefault((certificate.epoch, certificate.view), []).append(certificate)
+        for found in by_view.values():
+            for one, other in combinations(found, 2):
+                if evidence_of_certificates(one, other):
+                    self.convict(node, one, other)
 
     def bring_proofs(self, node: Node) -> None:
         """A person brings a node every proof that there is."""
@@ -305,10 +300,10 @@ def _draw_faulty(rng: random.Random, founders: Sequence[int]) -> frozenset[int]:
 def _aftermath(cluster: _Cluster, world: WholeWorld, kind: str, faulty: frozenset[int]) -> AboveOutcome:
     branches, network = cluster.branches, cluster.network
     network.loss = 0.0
-    healed_ms, punished, pooled = cluster.now_ms, 0, 0
+    healed_ms, punished = cluster.now_ms, 0
     if kind == "apart" and branches.forks:
         sides = _sides(cluster)
-        pooled += _carry(cluster, sides)
+        _carry(cluster, sides)
         # Each for itself: one that has lost too many cannot go on, neither with a proof nor without.
         before = [branches.height(_tallest(cluster, side).number) for side in sides]
         cluster.run(cluster.now_ms + APART_MS, lambda: not any(_waits(side) for side in sides))
@@ -321,7 +316,7 @@ def _aftermath(cluster: _Cluster, world: WholeWorld, kind: str, faulty: frozense
     network.blocked = None
     cluster.run(cluster.now_ms + MEET_MS)
     if branches.forks or kind == "adversary" or any(node.halted for node in _honest(cluster.nodes)):
-        pooled += _decide(cluster)
+        _decide(cluster)
     _settle(cluster)
     recovery_ms = cluster.now_ms - healed_ms
     slashed = _check_branch(world, cluster.nodes, bool(branches.forks), faulty)
@@ -334,7 +329,6 @@ def _aftermath(cluster: _Cluster, world: WholeWorld, kind: str, faulty: frozense
         bool(branches.forks),
         punished,
         len(branches.liars),
-        pooled,
         slashed,
         branches.epoch_max + 1,
         recovery_ms,
@@ -359,26 +353,22 @@ def _sides(cluster: _Cluster) -> list[list[Node]]:
     return [side for side in sides if _honest(side)]
 
 
-def _carry(cluster: _Cluster, sides: list[list[Node]]) -> int:
-    """Somebody who has seen both chains brings the certificates of each to the other, and all proofs.
-
-    Returns how many the certificates that are pooled name beyond the others.
-    """
-    seen = {at: _certificates(machine_of(_tallest(cluster, side))) for at, side in enumerate(sides)}
-    for at, side in enumerate(sides):
-        node = _tallest(cluster, side)
-        for certificate in [found for other in seen if other != at for found in seen[other]]:
-            cluster.convict(node, certificate)
-    more = cluster.branches.pool()
+def _carry(cluster: _Cluster, sides: list[list[Node]]) -> None:
+    """Somebody who has seen both chains brings each what the nodes of both have on record, and all proofs."""
+    recorded = _recorded(cluster)
+    for side in sides:
+        cluster.accuse(_tallest(cluster, side), recorded)
     for side in sides:
         cluster.bring_proofs(_tallest(cluster, side))
-    return more
 
 
-def _certificates(machine: WholeMachine) -> list[Certificate]:
-    heights = range(1, machine.store.tip.height + 1)
-    stored = [machine.store.certificate(height) for height in heights]
-    return list(dict.fromkeys([decode_certificate(raw) for raw in stored if raw]))
+def _recorded(cluster: _Cluster) -> list[Certificate]:
+    """What the databases of honest nodes have; nothing that is in memory or journal alone."""
+    return [
+        certificate
+        for node in _honest(cluster.nodes)
+        for certificate in certificates_of(machine_of(node).store, from_height=1)
+    ]
 
 
 def _tallest(cluster: _Cluster, nodes: Sequence[Node]) -> Node:
@@ -392,21 +382,16 @@ def _follows(machine: WholeMachine, other: WholeMachine) -> bool:
     return one is not None and two is not None and one.block_hash == two.block_hash
 
 
-def _decide(cluster: _Cluster) -> int:
+def _decide(cluster: _Cluster) -> None:
     """People agree on the longest chain: who follows it starts again as it is, the other honest begin anew on it.
 
     Their guards stay, and who halts once more begins anew too. Of a liar one process is left, of that chain if it
-    has any. Returns how many the certificates that are pooled name beyond the others.
+    has any. What the databases that are given up had on record is brought to the chain that goes on.
     """
     chosen = _tallest(cluster, cluster.nodes)
     chain = machine_of(chosen)
     followers = {node.number for node in cluster.nodes if _follows(machine_of(node), chain)}
-    carried = [
-        certificate
-        for node in _honest(cluster.nodes)
-        if node.number not in followers
-        for certificate in _certificates(machine_of(node))
-    ]
+    recorded = _recorded(cluster)
     stays = {node.number for node in cluster.nodes if node.honest}
     for account in {node.account for node in cluster.nodes if not node.honest}:
         processes = [node for node in cluster.nodes if node.account == account]
@@ -431,11 +416,8 @@ def _decide(cluster: _Cluster) -> int:
             if node.number != chosen.number:
                 _begin_anew(cluster, node)
             _start_again(cluster, node)
-    for certificate in dict.fromkeys(carried):
-        cluster.convict(chosen, certificate)
-    more = cluster.branches.pool()
+    cluster.accuse(chosen, recorded)
     cluster.bring_proofs(chosen)
-    return more
 
 
 def _begin_anew(cluster: _Cluster, node: Node) -> None:

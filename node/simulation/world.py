@@ -323,10 +323,10 @@ class WholeMachine:
         return executed.state_root, executed.receipt_root
 
     def commit(
-        self, block_hashes: Sequence[bytes], certificate: Certificate, nullified: Sequence[Certificate] = ()
+        self, block_hashes: Sequence[bytes], certificate: Certificate, views: Sequence[Certificate] = ()
     ) -> list[Committed]:
         """Write executed blocks, lowest first."""
-        blocks = self.chain.commit(block_hashes[-1], encode_certificate(certificate), to_keep(nullified))
+        blocks = self.chain.commit(block_hashes[-1], encode_certificate(certificate), to_keep(views))
         assert [executed.block_hash for executed in blocks] == list(block_hashes), "the branch of the commit"
         self._ledger.on_commit(blocks)
         self._pool.refresh()
@@ -431,14 +431,15 @@ class WholeMachine:
         proof = Evidence.of(equivocation, self._world.address(self._number % self._world.accounts)).encode()
         return proof if self._add(proof) else None
 
-    def convict(self, certificate: Certificate) -> tuple[Equivocation, ...]:
-        """Return whom a certificate of another chain convicts with the records of this one."""
+    def convict(self, *certificates: Certificate) -> tuple[Equivocation, ...]:
+        """Return whom certificates of a fork convict, with each other or with the records of this chain."""
         try:
-            committee = load_committee(self.store, certificate.epoch)
-            check_certificate(certificate, committee, self._world.genesis_hash)
+            for certificate in certificates:
+                committee = load_committee(self.store, certificate.epoch)
+                check_certificate(certificate, committee, self._world.genesis_hash)
         except ForkUnproven:
             return ()
-        return convict(self.store, (certificate,))
+        return convict(self.store, certificates)
 
     @property
     def pending(self) -> tuple[bytes, ...]:

@@ -11,15 +11,15 @@ from state.store.errors import (
     StoreOfAnotherChain,
     StoreUnavailable,
 )
-from state.store.records import FinalisedBlock, Nullification, Place, Tip
+from state.store.records import NO_VIEWS, FinalisedBlock, Place, Tip, ViewCertificate, ViewCertificates
 from state.store.restore import Restore, install
 from state.store.snapshots import Piece, cut_state, place_of
 from state.store.store import StateProof, StateView, Store, StoredReader
 
 __all__ = [
+    "NO_VIEWS",
     "FinalisedBlock",
     "HeightUnknown",
-    "Nullification",
     "Piece",
     "Place",
     "Pruned",
@@ -36,6 +36,8 @@ __all__ = [
     "StoreUnavailable",
     "StoredReader",
     "Tip",
+    "ViewCertificate",
+    "ViewCertificates",
     "check_free",
     "cut_state",
     "install",

@@ -41,6 +41,8 @@ class StoreOptions:
     late_nodes_max: int = 150_000
     """With more trie nodes to write than that, they are written faster."""
     undo_cache_entries: int = 200_000
+    notarized_bytes_max: int = 1 << 30
+    """NOTARIZE certificates, halves of proofs of forks: the newest, within the evidence age and so many bytes."""
     proof_versions_max: int = 4
     """How many earlier heights whose trie a proof needed are kept at hand."""
     write_buffer_bytes: int = 64 * 1024 * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from state.primitives.errors import ConfigError
@@ -13,6 +14,7 @@ PROFILES: Final = ("archive", "full", "light")
 LIGHT_EPOCHS: Final = 2
 """Whoever sat in a committee serves its blocks for two epochs more (SDBFT.md 3.11)."""
 LIGHT_BLOCKS_MIN: Final = 1_024
+LIGHT_NOTARIZED_BYTES: Final = 64 * 1024 * 1024
 
 
 def profile_options(profile: str, *, epochs: int, epoch_blocks: int) -> StoreOptions:
@@ -26,6 +28,7 @@ def profile_options(profile: str, *, epochs: int, epoch_blocks: int) -> StoreOpt
             return StoreOptions()
         case "full" | "light":
             kept = epochs if profile == "full" else LIGHT_EPOCHS
-            return StoreOptions(block_heights=max(kept * epoch_blocks, LIGHT_BLOCKS_MIN))
+            options = StoreOptions(block_heights=max(kept * epoch_blocks, LIGHT_BLOCKS_MIN))
+            return options if profile == "full" else replace(options, notarized_bytes_max=LIGHT_NOTARIZED_BYTES)
         case _:
             raise ConfigError(f"store.profile: {profile!r} is none of {', '.join(PROFILES)}")

@@ -11,7 +11,17 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.store.errors import StoreDamaged
 
-__all__ = ["Bounds", "FinalisedBlock", "Nullification", "Place", "Tip", "Undo"]
+__all__ = [
+    "NO_VIEWS",
+    "Bounds",
+    "FinalisedBlock",
+    "Place",
+    "Span",
+    "Tip",
+    "Undo",
+    "ViewCertificate",
+    "ViewCertificates",
+]
 
 FORMAT_VERSION: Final = 2
 
@@ -33,6 +43,8 @@ INDEX: Final = b"x"
 EPOCH: Final = b"e"
 BOUNDS: Final = b"B"
 NULLIFIED: Final = b"v"
+NOTARIZED: Final = b"w"
+NOTARIZED_SPAN: Final = b"W"
 RESTORED: Final = b"R"
 RESTORING: Final = b"D"
 
@@ -45,6 +57,7 @@ TABLES: Final = {
     CERTIFICATE: "certificates",
     EPOCH: "epoch records",
     NULLIFIED: "nullifications",
+    NOTARIZED: "notarizations",
     UNDO: "undo",
     TRANSACTION: "transactions",
     ADDRESS: "addresses",
@@ -75,6 +88,27 @@ class Tip(NamedTuple):
     header: bytes
 
 
+class ViewCertificate(NamedTuple):
+    """A certificate of a view, encoded."""
+
+    epoch: int
+    view: int
+    certificate: bytes
+
+
+class ViewCertificates(NamedTuple):
+    """What a fork would be proven with: certificates of the views up to a finalised one, each in their order.
+
+    NULLIFY of those that the chain skipped, NOTARIZE of those that have a block.
+    """
+
+    nullified: Sequence[ViewCertificate] = ()
+    notarized: Sequence[ViewCertificate] = ()
+
+
+NO_VIEWS: Final = ViewCertificates()
+
+
 class FinalisedBlock(NamedTuple):
     """All that one commit writes, each part already encoded; ``tip`` says what it leads to.
 
@@ -83,7 +117,7 @@ class FinalisedBlock(NamedTuple):
     those in whose history the block itself is, at the place behind its transactions. ``block_receipt`` is that of
     the block's hooks, if they left events. ``changes`` and ``nodes`` hold None for what goes.
     ``next_committee`` is the encoded committee of the next epoch, in the last block of an epoch; ``certificate``
-    is then that of this very block. ``nullified`` are the NULLIFY certificates of views that the chain skipped.
+    is then that of this very block. ``views`` has what is kept of the views up to this one.
     """
 
     tip: Tip
@@ -96,15 +130,7 @@ class FinalisedBlock(NamedTuple):
     changes: Mapping[bytes, bytes | None]
     nodes: Mapping[bytes, bytes | None]
     next_committee: bytes | None = None
-    nullified: Sequence[Nullification] = ()
-
-
-class Nullification(NamedTuple):
-    """The NULLIFY certificate of a view, encoded."""
-
-    epoch: int
-    view: int
-    certificate: bytes
+    views: ViewCertificates = NO_VIEWS
 
 
 class Bounds(NamedTuple):
@@ -116,6 +142,14 @@ class Bounds(NamedTuple):
     base: int = 0
     pruned: int = 0
     states: int = 0
+
+
+class Span(NamedTuple):
+    """How much is kept of NOTARIZE certificates: their bytes in all, and that none stands below ``view``."""
+
+    size_bytes: int = 0
+    epoch: int = 0
+    view: int = 0
 
 
 class Place(NamedTuple):
@@ -130,9 +164,32 @@ def height_key(prefix: bytes, height: int) -> bytes:
     return prefix + height.to_bytes(8, "big")
 
 
-def nullified_key(epoch: int, view: int) -> bytes:
-    """Return the key of a view's NULLIFY certificate."""
-    return NULLIFIED + epoch.to_bytes(4, "big") + view.to_bytes(6, "big")
+def view_key(prefix: bytes, epoch: int, view: int) -> bytes:
+    """Return the key of what ``prefix`` (NULLIFIED or NOTARIZED) holds for a view."""
+    return prefix + epoch.to_bytes(4, "big") + view.to_bytes(6, "big")
+
+
+def view_of_key(key: bytes) -> tuple[int, int]:
+    """Return epoch and view of such a key. Raises StoreDamaged."""
+    if len(key) != 11:
+        raise StoreDamaged("the key of a view's certificate is not one")
+    return int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:], "big")
+
+
+def encode_span(span: Span) -> bytes:
+    """Return the record of ``span``."""
+    return encode(span)
+
+
+def decode_span(data: bytes | None) -> Span:
+    """Return the span of a record; that of nothing where there is none. Raises StoreDamaged."""
+    if data is None:
+        return Span()
+    match _decode(data, RECORD_LIMIT_BYTES):
+        case [int(size), int(epoch), int(view)] if size >= 0 and 0 <= epoch < 2**32 and 0 <= view < 2**48:
+            return Span(size, epoch, view)
+        case _:
+            raise StoreDamaged("the record of what is kept of notarized views is not one")
 
 
 def encode_tip(tip: Tip) -> bytes:

@@ -34,6 +34,8 @@ from state.store.records import (
     HEIGHT,
     INDEX,
     NODE,
+    NOTARIZED,
+    NOTARIZED_SPAN,
     NULLIFIED,
     RECEIPTS,
     RESTORING,
@@ -44,23 +46,27 @@ from state.store.records import (
     UNDO,
     Bounds,
     FinalisedBlock,
-    Nullification,
     Place,
+    Span,
     Tip,
     Undo,
+    ViewCertificate,
     decode_bounds,
     decode_index,
     decode_place,
     decode_receipts,
+    decode_span,
     decode_tip,
     encode_bounds,
     encode_epoch,
     encode_index,
     encode_place,
     encode_receipts,
+    encode_span,
     encode_tip,
     height_key,
-    nullified_key,
+    view_key,
+    view_of_key,
 )
 from state.trie import RangeInvalid, Trie, entry_of, prove, prove_range, verify_range
 from state.trie.trie import key_hash, node_hash
@@ -77,6 +83,8 @@ _PRUNE_HEIGHTS_MAX: Final = 8
 """So many blocks one commit takes away at most: a profile that keeps less takes effect gradually."""
 _PRUNE_ENTRIES_MAX: Final = 20_000
 _NULLIFIED_MIN: Final = 256
+_NOTARIZED_DROPPED_MAX: Final = 64
+"""So many NOTARIZE certificates one commit takes away at most."""
 _VERIFY_ENTRIES_MAX: Final = 1 << 20
 """Keys that a verification has in memory at once, some 200 bytes each; more are checked in several passes."""
 
@@ -105,6 +113,7 @@ class Store:
         self._evidence_epochs = chain.evidence_epochs
         self._nullified: tuple[int, int] | None = None
         """The epoch whose kept NULLIFY certificates are counted, and how many they are."""
+        self._span = decode_span(db.get(NOTARIZED_SPAN, verify_checksums=True))
         self._bounds = decode_bounds(db.get(BOUNDS, verify_checksums=True))
         self._values = Cache(options.value_cache_entries)
         self._write_lock = Lock()
@@ -297,7 +306,8 @@ class Store:
         if block.next_committee is not None:
             epoch = self.epoch_of(height)
             put(height_key(EPOCH, epoch), encode_epoch(tip.header, block.certificate, block.next_committee))
-        nullified = self._put_nullified(batch, block.nullified)
+        nullified = self._put_nullified(batch, block.views.nullified)
+        span = self._put_notarized(batch, block.views.notarized, self.epoch_of(height))
         if block.next_committee is not None:
             self._drop_nullified(batch, self.epoch_of(height) - self._evidence_epochs)
         put(BLOCK_HASH + tip.block_hash, at_height)
@@ -322,6 +332,7 @@ class Store:
             self.tip = tip
             self._bounds = bounds
             self._nullified = nullified
+            self._span = span
         for stale in [kept for kept in tuple(self._proof_versions) if kept < self.oldest_state]:
             self._proof_versions.pop(stale, None)
 
@@ -456,40 +467,85 @@ class Store:
 
     def nullified(self, epoch: int, view: int) -> bytes | None:
         """Return the NULLIFY certificate that let the chain skip a view, for as long as evidence counts."""
-        return self._read(nullified_key(epoch, view))
+        return self._read(view_key(NULLIFIED, epoch, view))
 
-    def nullified_views(self, epoch: int, from_view: int) -> list[Nullification]:
-        """Return what is kept of an epoch from a view on, in the order of views."""
-        start, stop = nullified_key(epoch, from_view), nullified_key(epoch + 1, 0)
+    def notarized(self, epoch: int, view: int) -> bytes | None:
+        """Return the NOTARIZE certificate of a view up to a final one, as far as such are kept."""
+        return self._read(view_key(NOTARIZED, epoch, view))
+
+    def nullified_views(self, epoch: int, from_view: int, limit: int | None = None) -> list[ViewCertificate]:
+        """Return what ``nullified`` knows of an epoch from a view on, in the order of views."""
+        return self._views(NULLIFIED, epoch, from_view, limit)
+
+    def notarized_views(self, epoch: int, from_view: int, limit: int | None = None) -> list[ViewCertificate]:
+        """Return what ``notarized`` knows of an epoch from a view on, in the order of views."""
+        return self._views(NOTARIZED, epoch, from_view, limit)
+
+    def _views(self, prefix: bytes, epoch: int, from_view: int, limit: int | None) -> list[ViewCertificate]:
+        start, stop = view_key(prefix, epoch, from_view), view_key(prefix, epoch + 1, 0)
         with (
             reported(),
             self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False) as entries,
         ):
-            return [Nullification(epoch, int.from_bytes(key[-6:], "big"), value) for key, value in entries]
+            return [ViewCertificate(*view_of_key(key), value) for key, value in islice(entries, limit)]
+
+    def _put_notarized(self, batch: Any, found: Sequence[ViewCertificate], epoch_now: int) -> Span:
+        """Keep them within bytes and age, at the cost of the oldest; return what is kept then.
+
+        What goes, goes little by little: neither an epoch that grew too old nor a smaller bound stops a validator.
+        """
+        (size, epoch, view), limit = self._span, self._options.notarized_bytes_max
+        for one in found:
+            key = view_key(NOTARIZED, one.epoch, one.view)
+            size += len(one.certificate) - len(self._read(key) or b"")
+            batch.put(key, one.certificate)
+            epoch, view = min((epoch, view), (one.epoch, one.view))
+        oldest = max(0, epoch_now - self._evidence_epochs)
+        if size > limit or epoch < oldest:
+            stop = view_key(NOTARIZED, *(found[0][:2] if found else (epoch_now + 1, 0)))
+            count, is_kept = 0, False
+            with (
+                reported(),
+                self._db.iterator(start=view_key(NOTARIZED, epoch, view), stop=stop, fill_cache=False) as entries,
+            ):
+                for key, value in islice(entries, _NOTARIZED_DROPPED_MAX):
+                    at = view_of_key(key)
+                    is_kept = size <= limit and at[0] >= oldest
+                    if is_kept:
+                        epoch, view = at
+                        break
+                    batch.delete(key)
+                    size, epoch, view, count = size - len(value), at[0], at[1] + 1, count + 1
+            if not is_kept and count < _NOTARIZED_DROPPED_MAX:
+                epoch, view = max((epoch, view), (oldest, 0))
+        span = Span(size, epoch, view)
+        if span != self._span:
+            batch.put(NOTARIZED_SPAN, encode_span(span))
+        return span
 
     @property
     def nullified_max(self) -> int:
         """So many views of an epoch are kept: the faulty can nullify half as many as it has blocks."""
         return max(_NULLIFIED_MIN, 2 * self.epoch_blocks)
 
-    def _put_nullified(self, batch: Any, found: Sequence[Nullification]) -> tuple[int, int] | None:
+    def _put_nullified(self, batch: Any, found: Sequence[ViewCertificate]) -> tuple[int, int] | None:
         """Keep them within the bound, at the cost of the oldest; return the epoch and how many it has."""
         if not found:
             return self._nullified
         epoch = found[0].epoch
-        first, stop = nullified_key(epoch, 0), nullified_key(epoch + 1, 0)
+        first, stop = view_key(NULLIFIED, epoch, 0), view_key(NULLIFIED, epoch + 1, 0)
         if self._nullified is not None and self._nullified[0] == epoch:
             count = self._nullified[1]
         else:
             count = len(self._nullified_keys(first, stop))
         for one in found:
             assert one.epoch == epoch, "a commit is of one epoch"
-            key = nullified_key(epoch, one.view)
+            key = view_key(NULLIFIED, epoch, one.view)
             count += self._read(key) is None
             batch.put(key, one.certificate)
         if count > self.nullified_max:
             oldest = self._nullified_keys(
-                first, nullified_key(epoch, found[0].view), limit=count - self.nullified_max
+                first, view_key(NULLIFIED, epoch, found[0].view), limit=count - self.nullified_max
             )
             for key in oldest:
                 batch.delete(key)
@@ -499,7 +555,7 @@ class Store:
     def _drop_nullified(self, batch: Any, epoch: int) -> None:
         """Take away what is of an epoch before this one: nothing can be proven with it any more."""
         if epoch > 0:
-            for key in self._nullified_keys(NULLIFIED, nullified_key(epoch, 0), limit=_PRUNE_ENTRIES_MAX):
+            for key in self._nullified_keys(NULLIFIED, view_key(NULLIFIED, epoch, 0), limit=_PRUNE_ENTRIES_MAX):
                 batch.delete(key)
 
     def _nullified_keys(self, start: bytes, stop: bytes, *, limit: int | None = None) -> list[bytes]:

@@ -97,7 +97,7 @@ class HashChain:
         self.grown = trio.Event()
         self.is_wrong = False
         self.served: list[tuple[int, int]] = []
-        self.nullified: tuple[Certificate, ...] = ()
+        self.views: tuple[Certificate, ...] = ()
 
     async def build(self, request: BuildRequest) -> Block | None:
         body = (request.view.to_bytes(8, "big"),)
@@ -133,8 +133,8 @@ class HashChain:
         await trio.lowlevel.checkpoint()
         return self.roots[block_hash], ZERO_HASH
 
-    async def commit(self, block_hash: bytes, certificate: bytes, nullified: tuple[Certificate, ...]) -> None:
-        self.nullified += nullified
+    async def commit(self, block_hash: bytes, certificate: bytes, views: tuple[Certificate, ...]) -> None:
+        self.views += views
         branch = []
         last = self.final[-1][0] if self.final else ROOT.block_hash
         while block_hash != last:

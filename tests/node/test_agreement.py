@@ -15,6 +15,7 @@ from consensus.votes import Certificate
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate
 from node.agreement import _ChainPort, _NetworkPort, _root
 from node.config import Checkpoint
+from node.forks import to_keep
 from node.stages import Stages
 from node.sync.begin import CheckpointMismatch
 from node.verifier import SignatureVerifier, VerifierOptions
@@ -23,7 +24,6 @@ from p2p.mux import MuxLimits
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import Block, encode_block
 from state.primitives.votes import FINALIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
-from state.store import Nullification
 from state.transition.staking import load_committee
 from tests.node.world import START_MS, VALIDATOR, World
 from tests.p2p.helpers import NOW_MS, identity
@@ -140,9 +140,7 @@ def test_a_restart_reads_the_nullifications_of_the_last_views_again(tmp_path: Pa
         ))],
     )  # fmt: skip
     skipped = [null(known) for known in range(1, view)]
-    world.chain.commit(
-        block.hash, encode_certificate(final), [Nullification(0, c.view, encode_certificate(c)) for c in skipped]
-    )
+    world.chain.commit(block.hash, encode_certificate(final), to_keep(skipped))
     root, certificates = _root(world.ledger, 0)
     assert (root.view, root.certificate) == (view, final)
     assert certificates == tuple(skipped[-EVIDENCE_VIEWS:])

@@ -17,7 +17,7 @@ from node.forks import ForkUnproven, check_certificate, convict
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote, vote_digest
-from state.store import Nullification
+from state.store import ViewCertificate, ViewCertificates
 from state.transition.evidence import decode_evidence
 from state.transition.staking import load_committee
 from tests.node.test_chain import GENESIS, SIGNERS, Node
@@ -51,11 +51,12 @@ class Forked:
             if sum(committee.weights[known] for known in self.first if known != seat) >= committee.quorum:
                 self.first.remove(seat)
         null = certified(node, NULLIFY, Candidate(0, 2, 0, bytes(32)), self.first)
-        kept = [Nullification(0, 2, encode_certificate(null))]
+        kept = [ViewCertificate(0, 2, encode_certificate(null))]
         for view in (1, 3, 4):
             block = node.grow(node.tip_hash, view=view)
             final = certified(node, FINALIZE, Candidate(0, view, max(0, view - 1), block.block_hash), self.first)
-            node.chain.commit(block.block_hash, encode_certificate(final), kept if view == 3 else ())
+            views = ViewCertificates(kept if view == 3 else ())
+            node.chain.commit(block.block_hash, encode_certificate(final), views)
 
     def restart(self) -> None:
         self.node.store.close()

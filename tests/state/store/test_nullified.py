@@ -8,7 +8,7 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from state.store import Nullification, Store, StoreUnavailable
+from state.store import Store, StoreUnavailable, ViewCertificate, ViewCertificates
 from state.store.memory import MemoryDatabase
 from tests.state.store.chain import EPOCH_BLOCKS, genesis_changes, genesis_of, next_block
 
@@ -17,19 +17,19 @@ SHORT = replace(GENESIS, parameters=(*GENESIS.parameters, ("chain.evidence_epoch
 SMALLEST_BOUND = 256
 
 
-def grow(store: Store, *nullified: Nullification) -> None:
-    store.commit(next_block(store, {})._replace(nullified=nullified))
+def grow(store: Store, *nullified: ViewCertificate) -> None:
+    store.commit(next_block(store, {})._replace(views=ViewCertificates(nullified)))
 
 
 def test_they_are_durable_with_their_block_and_read_again_after_a_restart(tmp_path: Path) -> None:
     with Store.open(tmp_path, GENESIS, genesis_changes) as store:
-        grow(store, Nullification(0, 2, b"two"), Nullification(0, 3, b"three"))
+        grow(store, ViewCertificate(0, 2, b"two"), ViewCertificate(0, 3, b"three"))
         grow(store)
-        grow(store, Nullification(0, 7, b"seven"), Nullification(0, 3, b"three"))
+        grow(store, ViewCertificate(0, 7, b"seven"), ViewCertificate(0, 3, b"three"))
     with Store.open(tmp_path, GENESIS, genesis_changes) as store:
         assert [store.nullified(0, view) for view in (1, 2, 3, 7)] == [None, b"two", b"three", b"seven"]
         assert store.nullified(1, 2) is None
-        assert store.nullified_views(0, 3) == [Nullification(0, 3, b"three"), Nullification(0, 7, b"seven")]
+        assert store.nullified_views(0, 3) == [ViewCertificate(0, 3, b"three"), ViewCertificate(0, 7, b"seven")]
         assert store.sizes()["nullifications"] >= 0
 
 
@@ -42,10 +42,10 @@ def test_what_the_disk_refused_is_not_kept() -> None:
 
     database.before_write = refuse
     with pytest.raises(StoreUnavailable):
-        grow(store, Nullification(0, 2, b"two"))
+        grow(store, ViewCertificate(0, 2, b"two"))
     database.before_write = lambda is_sync: None
     assert store.nullified(0, 2) is None
-    grow(store, Nullification(0, 2, b"two"))
+    grow(store, ViewCertificate(0, 2, b"two"))
     assert store.nullified(0, 2) == b"two"
 
 
@@ -56,7 +56,7 @@ def test_of_one_epoch_the_newest_are_kept_in_a_bounded_number(at_once: int) -> N
     assert store.nullified_max == SMALLEST_BOUND
     view = 0
     while view < 3 * SMALLEST_BOUND:
-        found = [Nullification(0, view + number, b"n") for number in range(1, at_once + 1)]
+        found = [ViewCertificate(0, view + number, b"n") for number in range(1, at_once + 1)]
         view += at_once
         grow(store, *found)
         if view == 400:  # counted anew after a restart
@@ -72,6 +72,6 @@ def test_they_go_when_nothing_can_be_proven_with_them_any_more() -> None:
     store = Store.over(MemoryDatabase(), SHORT, genesis_changes)
     for epoch in range(8):
         for height in range(EPOCH_BLOCKS):
-            grow(store, *([Nullification(epoch, 5, b"n%d" % epoch)] if height == 1 else []))
+            grow(store, *([ViewCertificate(epoch, 5, b"n%d" % epoch)] if height == 1 else []))
         kept = [known for known in range(epoch + 1) if store.nullified(known, 5) is not None]
         assert kept == list(range(max(0, epoch - 3), epoch + 1))
