@@ -2,8 +2,10 @@
 
 Each sender has its own queue by nonce. The part without a gap from the account's next nonce is *pending* and may
 be taken; what lies beyond a gap is *queued*. Both are bounded for each sender and in sum, in count and in bytes.
-When the pool is full, the sender whose last transaction pays least loses that one, if the newcomer pays more: only
-the end of a queue is ever evicted, so no gap appears. Adding costs O(log n); taking k of s senders O(s + k log s).
+When the pool is full, the sender whose last transaction is worth least loses that one, if the newcomer is worth
+more: only the end of a queue is ever evicted, so no gap appears. A transaction is worth no more than the cheapest
+of those that must go before it, or high prices behind one that no block takes would hold the pool for nothing;
+behind a gap it is worth nothing. Adding costs O(log n); taking k of s senders O(s + k log s).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ __all__ = [
 _PERCENT: Final = 100
 _SLACK: Final = 1024
 _NO_NONCES: Final[Mapping[bytes, int]] = {}
+_WORTHLESS: Final = -1
 
 
 class AlreadyKnown(InvalidTransaction):
@@ -115,13 +118,17 @@ class _Entry:
 class _Sender:
     """The queue of one sender: ``entries`` by nonce; those from ``nonce`` up to ``pending_end`` have no gap."""
 
-    __slots__ = ("cost", "entries", "last", "nonce", "pending_end")
+    __slots__ = ("cost", "entries", "last", "nonce", "pending_end", "weighed", "worth")
 
     def __init__(self, nonce: int) -> None:
         self.nonce = self.pending_end = nonce
         self.entries: dict[int, _Entry] = {}
         self.cost = 0
         self.last = -1
+        self.worth = _WORTHLESS
+        """Of the last one."""
+        self.weighed = -1
+        """The number of its arrival, if it was the last when that was noted."""
 
     def advance(self) -> int:
         """Move ``pending_end`` over what has become contiguous; return by how many."""
@@ -129,6 +136,12 @@ class _Sender:
         while self.pending_end in self.entries:
             self.pending_end += 1
         return self.pending_end - before
+
+    def weigh(self) -> int:
+        """Return what the last one is worth; there is one."""
+        if self.last >= self.pending_end:
+            return _WORTHLESS
+        return min(entry.fee for entry in self.entries.values())
 
 
 class Mempool:
@@ -144,8 +157,8 @@ class Mempool:
         self._queued = 0
         self._arrivals = 0
         self._height = 0
-        # The last transaction of each sender, lowest fee cap first and then the youngest. Entries that are no
-        # longer a sender's last stay until they come up or until a rebuild.
+        # The last transaction of each sender, of the least worth first and then the youngest. Entries that are no
+        # longer a sender's last, or were worth something else, stay until they come up or until a rebuild.
         self._tails: list[tuple[int, int, bytes]] = []
         self._expiry: list[tuple[int, int, bytes]] = []  # height, arrival, hash; lazily cleaned in the same way
 
@@ -302,14 +315,19 @@ class Mempool:
             self._forget(old)
         self._senders[address] = sender
         sender.entries[nonce] = entry
-        sender.cost = needed
+        sender.cost += checked.cost_max - (old.checked.cost_max if old else 0)  # less now, if it lost its own last
         self._by_hash[transaction.hash] = entry
         self._by_raw[transaction.raw] = checked
         self._bytes += entry.size
         self._queued -= sender.advance()
-        if nonce >= sender.last:
+        if old is None and nonce > sender.last and nonce < sender.pending_end:
             sender.last = nonce
-            heapq.heappush(self._tails, (entry.fee, -entry.arrival, address))
+            sender.worth = min(sender.worth, entry.fee) if len(sender.entries) > 1 else entry.fee
+            sender.weighed = entry.arrival
+            heapq.heappush(self._tails, (sender.worth, -entry.arrival, address))
+        else:
+            sender.last = max(nonce, sender.last)
+            self._weigh(address, sender)
         heapq.heappush(
             self._expiry, (self._height + self._options.expiry_heights, entry.arrival, transaction.hash)
         )
@@ -372,19 +390,17 @@ class Mempool:
             raise MempoolFull
         if len(self._by_hash) < options.transactions_max and self._bytes + new.size <= options.bytes_max:
             return None
+        if nonce > sender.pending_end:
+            raise MempoolFull  # nothing is worth less than what may never be taken
+        worth = min([new.fee, *(entry.fee for before, entry in sender.entries.items() if before < nonce)])
         while self._tails:
-            _, arrival, victim = self._tails[0]
+            lowest, arrival, victim = self._tails[0]
             owner = self._senders.get(victim)
-            if owner is None or owner.entries[owner.last].arrival != -arrival:
+            if owner is None or owner.weighed != -arrival or owner.worth != lowest:
                 heapq.heappop(self._tails)
                 continue
-            cheapest = owner.entries[owner.last]
-            # Its own last one is not pushed out by a sender's next: that would only make a gap.
-            if (
-                victim == address
-                or cheapest.fee >= new.fee
-                or self._bytes - cheapest.size + new.size > options.bytes_max
-            ):
+            # A sender's next is worth no more than its own last pending one: that is never pushed out, for a gap.
+            if lowest >= worth or self._bytes - owner.entries[owner.last].size + new.size > options.bytes_max:
                 break
             return victim
         raise MempoolFull
@@ -406,9 +422,17 @@ class Mempool:
             sender.last = -1
             self._senders.pop(address, None)
             return dropped
+        self._weigh(address, sender)
         while sender.entries and sender.cost > account.balance:
             dropped.append(self._remove(address, sender.last))
         return dropped
+
+    def _weigh(self, address: bytes, sender: _Sender) -> None:
+        """Note which is the last transaction of a sender and what it is worth, after its queue has changed."""
+        worth, arrival = sender.weigh(), sender.entries[sender.last].arrival
+        if worth != sender.worth or arrival != sender.weighed:
+            sender.worth, sender.weighed = worth, arrival
+            heapq.heappush(self._tails, (worth, -arrival, address))
 
     def _remove(self, address: bytes, nonce: int) -> Checked:
         """Take one transaction out of its queue; what follows it waits for the gap to be filled."""
@@ -424,10 +448,10 @@ class Mempool:
         if not sender.entries:
             sender.last = -1
             del self._senders[address]
-        elif nonce == sender.last:
-            sender.last = max(sender.entries)
-            tail = sender.entries[sender.last]
-            heapq.heappush(self._tails, (tail.fee, -tail.arrival, address))
+        else:
+            if nonce == sender.last:
+                sender.last = max(sender.entries)
+            self._weigh(address, sender)
         return entry.checked
 
     def _forget(self, entry: _Entry) -> None:
@@ -439,7 +463,7 @@ class Mempool:
         """Rebuild a heap that is mostly made of what has left."""
         if len(self._tails) > 2 * len(self._senders) + _SLACK:
             self._tails = [
-                (sender.entries[sender.last].fee, -sender.entries[sender.last].arrival, address)
+                (sender.worth, -sender.weighed, address)
                 for address, sender in self._senders.items()
             ]
             heapq.heapify(self._tails)

@@ -179,6 +179,54 @@ def test_a_full_pool_gives_room_to_who_pays_more() -> None:
     assert world.pool.add(wish(ANN, 2, fee=61)).evicted is ben
 
 
+def test_high_prices_behind_one_that_no_block_takes_hold_no_room() -> None:
+    world = World(transactions_max=6)
+    cheap = wish(ANN, 0, fee=60)
+    hoard = [cheap, *(wish(ANN, nonce, fee=10_000) for nonce in range(1, 6))]
+    for checked in hoard:
+        world.pool.add(checked)
+    assert refusal(world, wish(BEN, 0, fee=60)).code == "mempool_full"
+    for nonce in range(6):  # from the end, so that no gap appears
+        assert world.pool.add(wish(BEN, nonce, fee=61)).evicted is hoard[5 - nonce]
+    # Nor does a high price buy anything behind a low one of its own.
+    assert refusal(world, wish(BEN, 6, fee=10_000)).code == "mempool_full"
+    # What was cheap has been replaced, or is in a block: what follows is worth its own price again.
+    world = World(transactions_max=3)
+    ben = wish(BEN, 0, fee=200)
+    for checked in (cheap, wish(ANN, 1, fee=300), ben):
+        world.pool.add(checked)
+    world.pool.add(wish(ANN, 0, fee=400, tip=11))
+    assert world.pool.add(wish(CYD, 0, fee=250)).evicted is ben
+    world = World(transactions_max=2)
+    for checked in (cheap, wish(ANN, 1, fee=300)):
+        world.pool.add(checked)
+    world.include(cheap)
+    ben = wish(BEN, 0, fee=200)
+    world.pool.add(ben)
+    assert world.pool.add(wish(CYD, 0, fee=250)).evicted is ben
+
+
+def test_what_waits_behind_a_gap_pushes_nothing_out_and_goes_first() -> None:
+    world = World(transactions_max=4)
+    ann, early, late = wish(ANN, 0, fee=50), wish(BEN, 0, fee=60), wish(BEN, 2, fee=10_000)
+    for checked in (ann, early, late, wish(CYD, 0, fee=70)):
+        world.pool.add(checked)
+    assert refusal(world, wish(ANN, 2, fee=10_000)).code == "mempool_full"
+    assert world.pool.add(wish(ANN, 1, fee=40)).evicted is late  # that pays less, but can be taken
+    assert refusal(world, wish(BEN, 2, fee=10_000)).code == "mempool_full"
+    # Who fills its own gap in a full pool loses at most what waits behind it.
+    world = World(transactions_max=3)
+    for checked in (late, ann, early):
+        world.pool.add(checked)
+    world.accounts[BEN] = Account(0, late.cost_max + early.cost_max + GAS * 90)
+    assert world.pool.add(wish(BEN, 1, fee=90)) == (True, None, late)
+    assert world.pool.of_sender(BEN)[0] is early
+    world.accounts[BEN] = Account(0, early.cost_max + GAS * 190)
+    assert world.pool.add(wish(CYD, 0, fee=70)).evicted is ann
+    world.pool.remove(world.pool.of_sender(CYD)[0].transaction.hash)
+    assert world.pool.add(wish(BEN, 2, fee=100)).pending, "what left is no cost any more"
+
+
 def test_bytes_and_gaps_are_bounded_in_sum() -> None:
     world = World(bytes_max=1_000, queued_max=2)
     world.pool.add(wish(ANN, 0, size=600))
@@ -299,6 +347,7 @@ class Model(RuleBasedStateMachine):
     def add(self, sender: bytes, ahead: int, fee: int, tip: int, size: int, value: int) -> None:
         nonce = max(0, self.world.account(sender).nonce + ahead)
         checked = wish(sender, nonce, fee, tip, value, size)
+        last, worth = self.ends()
         try:
             added = self.world.pool.add(checked)
         except InvalidTransaction:
@@ -307,10 +356,28 @@ class Model(RuleBasedStateMachine):
             if gone is not None:
                 self.forget(gone)
         if added.evicted is not None:
-            assert added.evicted.transaction.max_fee_per_gas < fee
+            pushed = added.evicted.transaction
+            assert worth[pushed.sender] == min(worth.values()) and pushed.nonce == last[pushed.sender]
+            mine = [
+                c.transaction.max_fee_per_gas
+                for key, c in self.inside.items()
+                if key < (sender, nonce) and key[0] == sender
+            ]
+            assert worth[pushed.sender] < min([fee, *mine])
         assert (sender, nonce) not in self.inside
         self.inside[sender, nonce] = checked
         self.arrived.append(checked)
+
+    def ends(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
+        """The last nonce of each sender, and the lowest price up to there; -1 behind a gap."""
+        last: dict[bytes, int] = {}
+        worth: dict[bytes, int] = {}
+        for sender in {sender for sender, _ in self.inside}:
+            mine = {nonce: c for (owner, nonce), c in self.inside.items() if owner == sender}
+            last[sender] = max(mine)
+            has_gap = last[sender] - self.world.account(sender).nonce >= len(mine)
+            worth[sender] = -1 if has_gap else min(c.transaction.max_fee_per_gas for c in mine.values())
+        return last, worth
 
     @rule(how_many=st.integers(0, 4), foreign=st.booleans())
     def block(self, how_many: int, foreign: bool) -> None:
