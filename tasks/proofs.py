@@ -112,7 +112,8 @@ class Code(IntEnum):
     COMPUTED = 1
     """It re-ran the segment; the finding carries its probe root and state root."""
     UNAVAILABLE = 2
-    """The leaves, the dataset or the state before the segment could not be fetched, or do not fit their roots."""
+    """The leaves, the dataset, the state before the segment or the one after the window could not be fetched, or
+    do not fit their roots."""
 
 
 class Finding(NamedTuple):

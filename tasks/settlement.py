@@ -21,6 +21,8 @@ __all__ = [
     "bond_at",
     "budget_of",
     "charge_of",
+    "check_budget",
+    "check_fee",
     "close_escrow",
     "fine_worker",
     "forfeit_hold",
@@ -39,10 +41,25 @@ _Source = tuple[Pool, bytes]
 
 
 def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
-    """Return what the requester of ``spec`` locks."""
+    """Return what the requester of ``spec`` locks: the checks of each window at least at their least fee."""
     gpu_ms = spec.schedule.total_steps * spec.price.gpu_ms_per_step_max
     price = -(-gpu_ms * spec.price.max_price_per_gpu_s // 1000)
-    return Budget.of(price, verification_bps=parameters.verification_bps, fee_bps=parameters.fee_bps)
+    budget = Budget.of(price, verification_bps=parameters.verification_bps, fee_bps=parameters.fee_bps)
+    last = spec.windows - 1  # the others are as long as the first
+    checks = last * check_budget(spec, 0, parameters) + check_budget(spec, last, parameters)
+    return budget._replace(verification=max(budget.verification, checks))
+
+
+def check_budget(spec: JobSpec, window: int, parameters: TaskParameters) -> int:
+    """Return what the checks of a window may take from the verification pool."""
+    price = work_price(spec.gpu_ms_max(window), spec.price.max_price_per_gpu_s)
+    seats = max(parameters.verifiers, parameters.verifiers_new)
+    return max(share(price, parameters.verification_bps), seats * parameters.check_fee_min)
+
+
+def check_fee(charge: int, parameters: TaskParameters) -> int:
+    """Return the fee of one verifier of a window that costs ``charge``."""
+    return max(share(charge, parameters.verification_bps), parameters.check_fee_min)
 
 
 def bond_at(spec: JobSpec, price_per_gpu_s: int, window: int, parameters: TaskParameters) -> int:
@@ -61,9 +78,8 @@ def charge_of(case: Case, window: int, gpu_ms: int) -> int:
 
 def fund_check(case: Case) -> bool:
     """Tell whether the verification pool covers the checks of the next window."""
-    spec, record = case.spec, case.record
-    price = work_price(spec.gpu_ms_max(record.next_window), spec.price.max_price_per_gpu_s)
-    return case.vault.held(Pool.VERIFICATION) >= share(price, case.parameters.verification_bps)
+    due = check_budget(case.spec, case.record.next_window, case.parameters)
+    return case.vault.held(Pool.VERIFICATION) >= due
 
 
 def _draw(case: Case, sources: Sequence[_Source], to: bytes, amount: int, purpose: Purpose, subject: int) -> None:
@@ -91,14 +107,15 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     """Pay a final window: its checkers, its worker (a part of that is held), the protocol's fee, which is burned.
 
     One verifier's fee comes from the verification budget; further ones, drawn because the worker is new, are paid
-    out of the worker's own pay.
+    out of the worker's own pay. Where half of that is too little for their least fee, the budget adds to it.
     """
     vault, parameters = case.vault, case.parameters
     addresses = [seat.address for seat in window.verifiers]
-    from_budget = min(window.fee, vault.held(Pool.VERIFICATION)) if addresses else 0
     from_pay = min(
         window.fee * (len(addresses) - 1) if addresses else 0, share(window.charge, CHECKERS_SHARE_BPS_MAX)
     )
+    from_budget = max(window.fee, len(addresses) * parameters.check_fee_min - from_pay) if addresses else 0
+    from_budget = min(from_budget, vault.held(Pool.VERIFICATION))
     pay = window.charge - from_pay
     if addresses:
         parts = split(from_budget + from_pay, [1] * len(addresses))

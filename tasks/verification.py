@@ -8,7 +8,7 @@ it costs the loser its pay, never its bond. A bisection game will take the jury'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from billing.prices import share
 from tasks import registry
@@ -16,14 +16,35 @@ from tasks.case import Case
 from tasks.errors import AlreadyRevealed, AlreadySealed, BadEvidence, NotYours, WrongPhase
 from tasks.lifecycle import Event, Phase, Reason, WindowEvent, WindowPhase
 from tasks.matching import draw_seed, draw_segments, draw_weighted, eligible_verifiers
+from tasks.parameters import TaskParameters
 from tasks.progress import arm_running, finish, give_up_idle, lose_worker, wind_up
 from tasks.proofs import Code, Finding, Opening, WindowProof, check_opening, verdict_seal
 from tasks.records import Opened, Seat, WindowRecord, by_verifier_key
-from tasks.settlement import charge_of, forfeit_hold, pay_final_window, pay_jurors, pay_void_checkers
+from tasks.settlement import charge_of, check_fee, forfeit_hold, pay_final_window, pay_jurors, pay_void_checkers
+from tasks.spec import JobSpec
 
-__all__ = ["agrees", "on_window_due", "open_window", "prove", "reveal", "seal"]
+__all__ = ["SealTime", "agrees", "on_window_due", "open_window", "prove", "reveal", "seal", "seal_time"]
 
 _JURY_PHASES = (WindowPhase.DISPUTED, WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING)
+
+
+class SealTime(NamedTuple):
+    """The time from a draw to the seals: for fetching the states, and for everything else."""
+
+    fetch_ms: int
+    run_ms: int
+
+
+def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealTime:
+    """Return how long a verifier of ``segments`` segments has.
+
+    It fetches the state before each of them and the one after the window; a state is as large as the job's model.
+    """
+    states_bytes = (segments + 1) * spec.plan().state_limit_bytes
+    # What the requester calls a step's time is its own word; that alone would let it set honest verifiers up.
+    step_ms = max(spec.price.gpu_ms_per_step_max, spec.step_ms)
+    run_ms = parameters.seal_slack * segments * spec.schedule.segment_steps * step_ms
+    return SealTime(1000 * states_bytes // parameters.seal_bytes_per_s, max(parameters.seal_ms_min, run_ms))
 
 
 def agrees(finding: Finding, opened: Opened) -> bool:
@@ -56,7 +77,7 @@ def prove(case: Case, proof: WindowProof) -> None:
         jurors=(),
         used=(),
         charge=charge,
-        fee=share(charge, case.parameters.verification_bps),
+        fee=check_fee(charge, case.parameters),
         ripe=0,
     )
     case.begin_window(window)
@@ -115,12 +136,9 @@ def _draw(case: Case, window: WindowRecord) -> None:
             case.advance(Event.DRAWN, Reason.VERIFIERS_DRAWN)
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
-    spec = case.spec
-    steps = len(_segments_to_check(window)) * spec.schedule.segment_steps
-    # What the requester calls a step's time is its own word; that alone would let it set honest verifiers up.
-    step_ms = max(spec.price.gpu_ms_per_step_max, spec.step_ms)
-    seal_ms = max(parameters.seal_ms_min, parameters.seal_slack * steps * step_ms)
-    case.put_window(window._replace(deadline_ms=case.now + seal_ms, used=(*window.used, *drawn)))
+    time = seal_time(case.spec, len(_segments_to_check(window)), parameters)
+    deadline_ms = case.now + time.fetch_ms + time.run_ms
+    case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *drawn)))
     for address in drawn:
         case.state.put(by_verifier_key(address, window.task, window.number), b"\x01")
 
@@ -291,10 +309,16 @@ def _accept(case: Case, window: WindowRecord, reason: Reason) -> None:
 def _judge(case: Case, window: WindowRecord) -> None:
     opened = next(result for result in window.opened if result.segment == window.disputed)
 
+    def finding_of(seat: Seat) -> Finding | None:
+        return next((finding for finding in seat.findings or () if finding.segment == opened.segment), None)
+
     def upholds(seat: Seat) -> bool:
-        return any(
-            finding.segment == opened.segment and agrees(finding, opened) for finding in seat.findings or ()
-        )
+        finding = finding_of(seat)
+        return finding is not None and agrees(finding, opened)
+
+    def contradicts(seat: Seat) -> bool:
+        finding = finding_of(seat)
+        return finding is not None and finding.code == Code.COMPUTED and not agrees(finding, opened)
 
     votes = [upholds(seat) for seat in window.jurors]
     if 2 * sum(votes) == len(votes):
@@ -302,11 +326,13 @@ def _judge(case: Case, window: WindowRecord) -> None:
         return
     upheld = 2 * sum(votes) > len(votes)
     right = [seat.address for seat, vote in zip(window.jurors, votes, strict=True) if vote == upheld]
-    # A verdict that did not stand earns no fee and counts against its author, whichever side it was on.
-    sitting = (*window.verifiers, *window.jurors)
-    for seat in sitting:
-        if upholds(seat) != upheld:
-            registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
+    # A verdict that did not stand earns no fee. It counts against its author, whichever side it was on, where
+    # results differ; but not where some could fetch what others could not, for whoever serves it chooses whom.
+    mistaken = contradicts if upheld else upholds
+    if upheld or 2 * sum(map(contradicts, window.jurors)) > len(votes):
+        for seat in (*window.verifiers, *window.jurors):
+            if mistaken(seat):
+                registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
     stood = tuple(seat for seat in window.verifiers if upholds(seat) == upheld)
     window = window._replace(verifiers=stood)
     case.put_window(window)

@@ -109,7 +109,7 @@ def test_a_lying_verifier_does_not_take_the_workers_pay() -> None:
         assert window.reason == Reason.CHALLENGE_OVER and window.disputed >= 0
         assert [line.subject for line in queries.bill(world.state, task).lines if line.party == verifiers[0]] == []
         node = queries.find_node(world.state, verifiers[0])
-        assert node is not None and node.bad >= 1
+        assert node is not None and (node.bad > 0) == liar.lies  # who could not fetch is not blamed
 
 
 def test_without_a_jury_the_window_is_unpaid_and_nobody_is_blamed() -> None:
