@@ -30,30 +30,30 @@ _WORD_BYTES: Final = 32
 _DYNAMIC_ITEMS: Final = 12
 _LEGACY_ITEMS: Final = 9
 _ITEMS_MAX: Final = 16
-_Span = tuple[int, int, int, bool]
-"""Where an item begins, where its content begins and ends, and whether it is a list."""
+_Content = bytes | None
+"""The bytes of an item; None for a list, of which only the length matters."""
 
 
 def decode_dynamic(raw: bytes) -> Transaction:
     """Return the EIP-1559 transaction of ``raw``, which begins with 0x02. Raises DecodeError."""
-    spans = _items(raw, 1)
-    if len(spans) != _DYNAMIC_ITEMS:
+    items, begin, ends = _items(raw, 1)
+    if len(items) != _DYNAMIC_ITEMS:
         raise DecodeError("a dynamic fee transaction has 12 fields")
-    chain_id = _number(raw, spans[0], CHAIN_ID_MAX)
-    nonce = _number(raw, spans[1], NONCE_MAX)
-    tip = _number(raw, spans[2], FEE_MAX)
-    fee = _number(raw, spans[3], FEE_MAX)
-    gas_limit = _number(raw, spans[4], GAS_LIMIT_MAX)
-    payload = [_address(raw, spans[5]), _number(raw, spans[6], VALUE_MAX), _content(raw, spans[7])]
-    _, at, end, is_list = spans[8]
-    if not is_list or at != end:
+    chain_id = _number(items[0], CHAIN_ID_MAX)
+    nonce = _number(items[1], NONCE_MAX)
+    tip = _number(items[2], FEE_MAX)
+    fee = _number(items[3], FEE_MAX)
+    gas_limit = _number(items[4], GAS_LIMIT_MAX)
+    payload = [_address(items[5]), _number(items[6], VALUE_MAX), _bytes(items[7])]
+    end = ends[8]
+    if items[8] is not None or end != ends[7] + 1:
         raise DecodeError("access lists are not supported")
     if not chain_id:
         raise DecodeError("a dynamic fee transaction without a chain")
     if tip > fee:
         raise DecodeError(f"max priority fee per gas higher than max fee per gas: {tip} and {fee}")
-    signature = _signature(raw, spans[10], spans[11], _number(raw, spans[9], 1))
-    begin = spans[0][0]
+    parity = _number(items[9], 1)
+    signature = _signature(_number(items[10], VALUE_MAX), _number(items[11], VALUE_MAX), parity)
     signed = b"\x02" + _list_header(end - begin), begin, end, b""
     return Transaction(
         raw, DYNAMIC_FORM, chain_id, nonce, tip, fee, gas_limit, CALL_KIND, payload, signed, signature
@@ -62,19 +62,19 @@ def decode_dynamic(raw: bytes) -> Transaction:
 
 def decode_legacy(raw: bytes) -> Transaction:
     """Return the legacy transaction of ``raw``; its gas price is fee cap and tip at once. Raises DecodeError."""
-    spans = _items(raw, 0)
-    if len(spans) != _LEGACY_ITEMS:
+    items, begin, ends = _items(raw, 0)
+    if len(items) != _LEGACY_ITEMS:
         raise DecodeError("a legacy transaction has 9 fields")
-    nonce = _number(raw, spans[0], NONCE_MAX)
-    price = _number(raw, spans[1], FEE_MAX)
-    gas_limit = _number(raw, spans[2], GAS_LIMIT_MAX)
-    payload = [_address(raw, spans[3]), _number(raw, spans[4], VALUE_MAX), _content(raw, spans[5])]
-    v = _number(raw, spans[6], 2 * CHAIN_ID_MAX + 36)
+    nonce = _number(items[0], NONCE_MAX)
+    price = _number(items[1], FEE_MAX)
+    gas_limit = _number(items[2], GAS_LIMIT_MAX)
+    payload = [_address(items[3]), _number(items[4], VALUE_MAX), _bytes(items[5])]
+    v = _number(items[6], 2 * CHAIN_ID_MAX + 36)
     if v < 37:
         raise DecodeError("only replay-protected (EIP-155) transactions allowed over RPC")
     chain_id, parity = divmod(v - 35, 2)
-    signature = _signature(raw, spans[7], spans[8], parity)
-    begin, end = spans[0][0], spans[5][2]
+    signature = _signature(_number(items[7], VALUE_MAX), _number(items[8], VALUE_MAX), parity)
+    end = ends[5]
     tail = _encoded_number(chain_id) + b"\x80\x80"
     signed = _list_header(end - begin + len(tail)), begin, end, tail
     return Transaction(
@@ -82,54 +82,67 @@ def decode_legacy(raw: bytes) -> Transaction:
     )
 
 
-def _items(raw: bytes, at: int) -> list[_Span]:
-    """Return the spans of the items of the one list that fills ``raw`` from ``at`` on."""
+def _items(raw: bytes, at: int) -> tuple[list[_Content], int, list[int]]:
+    """Return the items of the one list that fills ``raw`` from ``at`` on, where the first begins and each ends."""
+    size = len(raw)
+    items: list[_Content] = []
+    ends: list[int] = []
     try:
-        _, at, size, is_list = _span(raw, at)
-        if not is_list or size != len(raw):
+        is_list, at, end = _span(raw, at)
+        if not is_list or end != size:
             raise DecodeError("not one list from the first byte to the last")
-        spans: list[_Span] = []
+        begin = at
         while at < size:
-            if len(spans) == _ITEMS_MAX:
+            if len(items) == _ITEMS_MAX:
                 raise DecodeError("too many fields")
-            span = _span(raw, at)
-            spans.append(span)
-            at = span[2]
+            first = raw[at]
+            if first < 0x80:
+                end = at + 1
+                items.append(raw[at:end])
+            elif first <= 0xB7:  # as most are, without a call for each
+                if first == 0x81 and raw[at + 1] < 0x80:
+                    raise DecodeError("a byte below 0x80 stands for itself")
+                end = at + first - 0x7F
+                items.append(raw[at + 1 : end])
+            else:
+                is_list, start, end = _span(raw, at)
+                items.append(None if is_list else raw[start:end])
+            ends.append(end)
+            at = end
     except IndexError:
         raise DecodeError("the bytes end within a field") from None
     if at != size:
         raise DecodeError("a field that is longer than its list")
-    return spans
+    return items, begin, ends
 
 
-def _span(raw: bytes, at: int) -> _Span:
+def _span(raw: bytes, at: int) -> tuple[bool, int, int]:
+    """Return whether what begins at ``at`` is a list, and where its content begins and ends; no short string."""
     first = raw[at]
-    if first < 0x80:
-        return at, at, at + 1, False
     if first <= 0xB7:
-        if first == 0x81 and raw[at + 1] < 0x80:
-            raise DecodeError("a byte below 0x80 stands for itself")
-        return at, at + 1, at + 1 + first - 0x80, False
+        return False, at, at
     if 0xC0 <= first <= 0xF7:
-        return at, at + 1, at + 1 + first - 0xC0, True
+        return True, at + 1, at + 1 + first - 0xC0
     is_list = first > 0xF7
     start = at + 1 + first - (0xF7 if is_list else 0xB7)
     size = int.from_bytes(raw[at + 1 : start], "big")
     if size < 56 or raw[at + 1] == 0:
         raise DecodeError("a length that is not the shortest spelling")
-    return at, start, start + size, is_list
+    return is_list, start, start + size
 
 
-def _content(raw: bytes, span: _Span) -> bytes:
-    _, start, end, is_list = span
-    if is_list or end > len(raw):
+def _bytes(content: _Content) -> bytes:
+    if content is None:
         raise DecodeError("bytes expected")
-    return raw[start:end]
+    return content
 
 
-def _number(raw: bytes, span: _Span, limit: int) -> int:
-    content = _content(raw, span)
-    if content[:1] == b"\0":
+def _number(content: _Content, limit: int) -> int:
+    if content is None:
+        raise DecodeError("bytes expected")
+    if not content:
+        return 0
+    if not content[0]:
         raise DecodeError("a number with a leading zero")
     number = int.from_bytes(content, "big")
     if number > limit:
@@ -137,19 +150,15 @@ def _number(raw: bytes, span: _Span, limit: int) -> int:
     return number
 
 
-def _address(raw: bytes, span: _Span) -> bytes:
-    content = _content(raw, span)
-    if len(content) != ADDRESS_BYTES:
-        raise DecodeError("contract creation is not supported" if not content else "not an address")
+def _address(content: _Content) -> bytes:
+    if content is None or len(content) != ADDRESS_BYTES:
+        text = "bytes expected" if content is None else "not an address"
+        raise DecodeError("contract creation is not supported" if content == b"" else text)
     return content
 
 
-def _signature(raw: bytes, r: _Span, s: _Span, parity: int) -> bytes:
-    _number(raw, r, VALUE_MAX)
-    _number(raw, s, VALUE_MAX)
-    return (
-        _content(raw, r).rjust(_WORD_BYTES, b"\0") + _content(raw, s).rjust(_WORD_BYTES, b"\0") + bytes((parity,))
-    )
+def _signature(r: int, s: int, parity: int) -> bytes:
+    return r.to_bytes(_WORD_BYTES, "big") + s.to_bytes(_WORD_BYTES, "big") + bytes((parity,))
 
 
 def _list_header(size: int) -> bytes:

@@ -102,3 +102,33 @@ def test_tagged_values_are_refused_whatever_the_tag(tag: int, value: Any) -> Non
         return
     with pytest.raises(DecodeError):
         decode(cbor2.dumps(cbor2.CBORTag(tag, value)), limit_bytes=1000)
+
+
+HEADS = st.sampled_from(
+    [bytes([major << 5 | low]) for major in range(8) for low in (0, 1, 2, 8, 23, 24, 25, 26, 27, 31)]
+)
+PADDED = st.builds(lambda zeros, last: bytes(zeros) + bytes([last]), st.integers(0, 8), st.integers(0, 255))
+
+
+@settings(max_examples=500)
+@given(st.lists(HEADS | PADDED | VALUES.map(encode), max_size=6).map(b"".join))
+def test_accepted_is_what_the_library_reads_and_writes_in_the_same_bytes(data: bytes) -> None:
+    """The length tells: what is written otherwise is longer."""
+
+    def is_of_the_subset(value: object) -> bool:
+        if type(value) is list:
+            return all(map(is_of_the_subset, value))
+        if type(value) is int:
+            return -(2**256) < value < 2**256
+        return value is None or type(value) in (bytes, str)
+
+    try:
+        read = cbor2.loads(data, allow_indefinite=False)
+        expected = [read] if is_of_the_subset(read) and cbor2.dumps(read) == data else []
+    except Exception:
+        expected = []
+    try:
+        found = [decode(data, limit_bytes=1 << 16)]
+    except DecodeError:
+        found = []
+    assert found == expected
