@@ -32,6 +32,11 @@ PIPELINE_MAX: Final = 1_024
 """Requests of one connection that wait for the answers before theirs."""
 PIPELINED_BYTES: Final = 1_024
 """Memory of such a request, beside its bytes."""
+HEADS_KEPT: Final = 512
+"""Heads of plain requests that need not be parsed again; clients say the same each time but the length."""
+HEAD_KEPT_BYTES_MAX: Final = 1_024
+_HEAD_END: Final = b"\r\n\r\n"
+_LENGTHS: Final = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,12 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
     """Return the HTTP and the WebSocket protocol for uvicorn that pass through ``doors``; ``port`` answers."""
 
     usual = _Lines()
+    heads: dict[bytes, tuple[int, bytes]] = {}
+    """Heads of plain requests, from the first byte to the empty line: how long the body is, and our answer's head.
+
+    The parser finds the same in the same bytes. In here is only what it has taken for one whole request of that
+    head, so what follows the head on any connection is a body of that length.
+    """
 
     class Http(HttpToolsProtocol):
         _caller: str | None = None
@@ -135,6 +146,12 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         burst = 0
         _direct: DirectRequest | None = None
         """The request that is being read, where it goes the short way."""
+        _begun = 0
+        """Requests that began in the bytes that are being read."""
+        _is_between = True
+        """The parser waits for the first byte of a request."""
+        _head: bytes | None = None
+        """The head of the answer to the last request in these bytes, where it goes the short way."""
 
         def __init__(
             self,
@@ -167,6 +184,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._lingers:
                 self.transport.abort()
             self._in_headers, self._header_bytes, self._trailers = True, 0, 0
+            self._begun += 1
+            self._is_between = False
             self._idle_since = None  # it may have come in one piece with a request that is answered already
             self.url, self.expect_100_continue, self.headers = b"", False, []
 
@@ -174,7 +193,17 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._lingers:
                 return
             self.burst = 0
+            begins = self._is_between and not self._is_proxy and self._asker is not None
+            if begins and (self.cycle is None or self.cycle.response_complete):
+                end = data.find(_HEAD_END, 0, HEAD_KEPT_BYTES_MAX) + len(_HEAD_END)
+                known = heads.get(data[:end])
+                if known is not None and len(data) - end == known[0]:
+                    self._take_known(known[1], data[end:])
+                    return
+            self._begun, self._head = 0, None
             super().data_received(data)
+            if begins and self._begun == 1 and self._is_between and self._head is not None:
+                self._keep_head(data, self._head)
             if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):
                 self.transport.abort()
             if self._in_headers:  # the end of the headers is not here yet, which is rare
@@ -185,6 +214,29 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                     self._deadline = self.loop.call_later(doors.options.first_request_s, self.transport.abort)
             elif self._deadline is None and (found := self._direct) is not None and found.awaits_body:
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+
+        def _take_known(self, head: bytes, body: bytes) -> None:
+            """Answer a plain request whose head was parsed before."""
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+            self._idle_since = None
+            assert self._asker is not None
+            head += usual.lines(self.server_state.default_headers)
+            request = DirectRequest(port, self, self._asker, head, keep_alive=True, is_first=True)
+            self.cycle = request  # type: ignore[assignment]
+            request.on_body(body)
+            request.on_end()
+
+        def _keep_head(self, data: bytes, answer: bytes) -> None:
+            """Keep the head of a plain request that came whole and alone, and that of its answer."""
+            end = data.find(_HEAD_END, 0, HEAD_KEPT_BYTES_MAX) + len(_HEAD_END)
+            length = len(data) - end
+            lengths = [value for name, value in self.headers if name in _LENGTHS]
+            if end > len(_HEAD_END) and length and lengths == [b"%d" % length]:
+                while len(heads) >= HEADS_KEPT:
+                    del heads[next(iter(heads))]
+                heads[data[:end]] = length, answer
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._in_headers:
@@ -236,6 +288,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             head = port.admit(self.headers)
             if head is None:
                 return None
+            keep_alive = parser.should_keep_alive()
+            self._head = head if keep_alive else None
             head += usual.lines(self.server_state.default_headers)
             before = self.cycle
             request = DirectRequest(
@@ -243,7 +297,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self,
                 self._asker,
                 head,
-                keep_alive=parser.should_keep_alive(),
+                keep_alive=keep_alive,
                 is_first=before is None or before.response_complete,
             )
             self.cycle = request  # type: ignore[assignment]
@@ -263,6 +317,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self._direct.on_body(body)
 
         def on_message_complete(self) -> None:
+            self._is_between = True
             if self._direct is None:
                 super().on_message_complete()
                 return
