@@ -27,6 +27,7 @@ from rpc.client.core import (
     Pause,
     Post,
     Reply,
+    Steps,
     Stream,
     Tell,
     Work,
@@ -67,36 +68,24 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
 
     async def aperform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
-        heard = _Socket()
+        steps, heard = Steps(flow), _Socket()
         try:
-            answer: Any = None
-            error: DekubeError | None = None
-            while True:
-                try:
-                    effect = flow.send(answer) if error is None else flow.throw(error)
-                except StopIteration as end:
-                    result: _T = end.value
-                    return result
-                answer, error = await self._do(effect, heard)
+            for effect in steps:
+                steps.give(*await self._do(effect, heard))
         finally:
             await heard.close()
+        result: _T = steps.result
+        return result
 
     async def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
         """Perform the effects of ``stream``; yield what it finds."""
-        heard = _Socket()
+        steps, heard = Steps(stream), _Socket()
         try:
-            answer: Any = None
-            error: DekubeError | None = None
-            while True:
-                try:
-                    effect = stream.send(answer) if error is None else stream.throw(error)
-                except StopIteration:
-                    return
-                answer = error = None
+            for effect in steps:
                 if isinstance(effect, Found):
                     yield effect.item
                 else:
-                    answer, error = await self._do(effect, heard)
+                    steps.give(*await self._do(effect, heard))
         finally:
             await heard.close()
 

@@ -7,7 +7,7 @@ state may be, and how a subscription goes on where it was cut off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ __all__ = [
     "Pause",
     "Post",
     "Reply",
+    "Steps",
     "Stream",
     "Tell",
     "Work",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_E = TypeVar("_E")
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_PORT: Final = 8545
@@ -160,25 +162,45 @@ Flow = Generator[Effect, Any, _T]
 Stream = Generator[Effect | Found[_T], Any, None]
 
 
+class Steps(Generic[_E]):
+    """The effects of a flow or a stream, one after the other; ``give`` says what came of each but Found."""
+
+    def __init__(self, run: Generator[_E, Any, Any]) -> None:
+        self._run = run
+        self._answer: Any = None
+        self._error: DekubeError | None = None
+        self.result: Any = None
+        """What it returned, at the end."""
+
+    def give(self, answer: Any, error: DekubeError | None) -> None:
+        """Let the effect return ``answer``, or raise ``error`` where there is one."""
+        self._answer, self._error = answer, error
+
+    def __iter__(self) -> Iterator[_E]:
+        while True:
+            answer, error = self._answer, self._error
+            self._answer = self._error = None
+            try:
+                effect = self._run.send(answer) if error is None else self._run.throw(error)
+            except StopIteration as end:
+                self.result = end.value
+                return
+            yield effect
+
+
 def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]]) -> Generator[Any, Any, None]:
     """Give all that ``stream`` finds to ``handle``, a stream of its own, until that returns True."""
-    answer: Any = None
-    error: DekubeError | None = None
-    while True:
-        try:
-            effect = stream.send(answer) if error is None else stream.throw(error)
-        except StopIteration:
-            return
-        answer = error = None
+    steps = Steps(stream)
+    for effect in steps:
         if isinstance(effect, Found):
             if (yield from handle(effect.item)):
                 stream.close()
                 return
         else:
             try:
-                answer = yield effect
+                steps.give((yield effect), None)
             except DekubeError as failed:
-                error = failed
+                steps.give(None, failed)
 
 
 def gather(stream: Stream[_T]) -> Flow[list[_T]]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from rpc.client.api import each, one
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
-from rpc.client.shapes import Amount, At, Event, Header, Shape, Transaction, read_shape
+from rpc.client.shapes import Amount, Answer, Execution, Header, Shape, Transaction, read_shape
 from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.codec import Value, encode
 
@@ -58,10 +58,9 @@ class NodeInfo(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(Shape):
+class Status(Answer):
     """How far the node is, and the oldest heights of which it keeps state and blocks."""
 
-    at: At
     time_ms: int
     syncing: bool
     highest_height: int
@@ -75,25 +74,17 @@ class Status(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supply(Shape):
+class Supply(Answer):
     """What was issued, and what is left of it."""
 
-    at: At
     issued: Amount
     burned: Amount
     supply: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(Shape):
+class Outcome(Answer, Execution):
     """What a transaction would do on the newest state."""
-
-    at: At
-    succeeded: bool
-    reason: str | None
-    gas_used: int
-    fee: Amount
-    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +96,18 @@ class Jail(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validator(Shape):
-    """Somebody with stake."""
+class _Voter(Shape):
+    """Who may vote, and the keys that it votes and draws with."""
 
     address: bytes
     vote_key: bytes
     vrf_key: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validator(_Voter):
+    """Somebody with stake."""
+
     stake: Amount
     jail: Jail | None
 
@@ -140,24 +137,26 @@ class KnownNode(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat(Shape):
+class Seat(_Voter):
     """A place in a committee."""
 
     seat: int
-    address: bytes
-    vote_key: bytes
-    vrf_key: bytes
     weight: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committee(Shape):
-    """The voters of an epoch."""
+class _Reign(Answer):
+    """An epoch, and the heights that are in it."""
 
-    at: At
     epoch: int
     first_height: int
     last_height: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committee(_Reign):
+    """The voters of an epoch."""
+
     quorum: Amount
     weight: Amount
     hash: bytes
@@ -176,13 +175,9 @@ class Record(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch(Shape):
+class Epoch(_Reign):
     """How an epoch goes or went."""
 
-    at: At
-    epoch: int
-    first_height: int
-    last_height: int
     version: int | None
     committee_hash: bytes
     counted_blocks: int
@@ -206,44 +201,43 @@ class Slash(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work(Shape):
-    """What a task asks of its worker now."""
+class _Duty(Shape):
+    """What is expected for a window of a task, and until when."""
 
     task: bytes
     action: str
     window: int
     deadline_ms: int | None
     segments: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(_Duty):
+    """What a task asks of its worker now."""
+
     bond: Amount
     blocked: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(Shape):
+class Check(_Duty):
     """What a window asks of a verifier or juror now."""
 
-    task: bytes
-    action: str
-    window: int
-    deadline_ms: int | None
-    segments: tuple[int, ...]
     jury: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duties(Shape):
+class Duties(Answer):
     """What a machine is expected to do."""
 
-    at: At
     work: tuple[Work, ...]
     checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earnings(Shape):
+class Earnings(Answer):
     """What an account was ever paid; by role in ``document``."""
 
-    at: At
     total: Amount
 
 
@@ -260,14 +254,13 @@ class Owed(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carriage(Shape):
+class Carriage(Answer):
     """What an account has put down for relays, and what it owes them.
 
     ``release_ms`` is when ``withdrawing`` is paid back. ``earning`` says whether dues can be taken from its pay,
     ``room`` whether one more relay could settle a receipt of it.
     """
 
-    at: At
     deposit: Amount
     withdrawing: Amount
     release_ms: int | None

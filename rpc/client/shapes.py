@@ -19,6 +19,7 @@ from rpc.client.errors import AnswerMalformed
 __all__ = [
     "Account",
     "Amount",
+    "Answer",
     "At",
     "Bill",
     "BillLine",
@@ -29,6 +30,7 @@ __all__ = [
     "Difference",
     "EscrowTotals",
     "Event",
+    "Execution",
     "Head",
     "Header",
     "HistoryEntry",
@@ -79,10 +81,16 @@ class At(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainInfo(Shape):
-    """Which chain it is; ``testnet`` as its genesis says."""
+class Answer(Shape):
+    """What holds for the block ``at``."""
 
     at: At
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainInfo(Answer):
+    """Which chain it is; ``testnet`` as its genesis says."""
+
     chain_id: int
     name: str
     genesis_hash: bytes
@@ -91,10 +99,9 @@ class ChainInfo(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head(Shape):
+class Head(Answer):
     """The newest finalised block."""
 
-    at: At
     time_ms: int
     state_root: bytes
     base_fee: Amount
@@ -102,11 +109,9 @@ class Head(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header(Shape):
+class Header(At):
     """A block's header."""
 
-    height: int
-    hash: bytes
     parent_hash: bytes
     epoch: int
     time_ms: int
@@ -135,11 +140,9 @@ class Block(Header):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(Shape):
+class Place(At):
     """Where a transaction stands."""
 
-    height: int
-    hash: bytes
     index: int
     time_ms: int
 
@@ -165,18 +168,24 @@ class Transaction(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt(Shape):
-    """What execution left; ``reason`` is the stable code of a refusal."""
+class Execution(Shape):
+    """What execution leaves; ``reason`` is the stable code of a refusal."""
 
-    transaction_hash: bytes
-    block: Place
-    kind: int
-    kind_name: str | None
     succeeded: bool
     reason: str | None
     gas_used: int
     fee: Amount
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt(Execution):
+    """What the execution of a transaction in a block left."""
+
+    transaction_hash: bytes
+    block: Place
+    kind: int
+    kind_name: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,23 +218,19 @@ class HistoryEntry(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account(Shape):
-    """An account after the block ``at``."""
+class Nonce(Answer):
+    """The next nonce, as executed and with what waits in the mempool."""
 
-    at: At
-    address: bytes
-    balance: Amount
     nonce: int
     pending_nonce: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nonce(Shape):
-    """The next nonce, as executed and with what waits in the mempool."""
+class Account(Nonce):
+    """An account after the block ``at``."""
 
-    at: At
-    nonce: int
-    pending_nonce: int
+    address: bytes
+    balance: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +243,9 @@ class KindQuote(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quote(Shape):
+class Quote(Answer):
     """Fees now."""
 
-    at: At
     base_fee_next: Amount
     max_fee_per_gas: Amount
     max_priority_fee_per_gas: Amount
@@ -258,10 +262,9 @@ class LoggedEvent(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class News(Shape):
+class News(Answer):
     """What a subscription tells of one block: its ``header`` or its ``items``."""
 
-    at: At
     header: Header | None = None
     items: tuple[LoggedEvent, ...] = ()
 
@@ -349,10 +352,9 @@ class Window(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskQuote(Shape):
+class TaskQuote(Answer):
     """What creating a task would lock; unused it comes back."""
 
-    at: At
     price: Amount
     verification: Amount
     fee: Amount

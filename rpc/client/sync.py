@@ -25,6 +25,7 @@ from rpc.client.core import (
     Pause,
     Post,
     Reply,
+    Steps,
     Stream,
     Tell,
     Work,
@@ -68,32 +69,22 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
 
     def perform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
+        steps = Steps(flow)
         with _Socket() as heard:
-            answer: Any = None
-            error: DekubeError | None = None
-            while True:
-                try:
-                    effect = flow.send(answer) if error is None else flow.throw(error)
-                except StopIteration as end:
-                    result: _T = end.value
-                    return result
-                answer, error = self._do(effect, heard)
+            for effect in steps:
+                steps.give(*self._do(effect, heard))
+        result: _T = steps.result
+        return result
 
     def iterate(self, stream: Stream[_T]) -> Iterator[_T]:
         """Perform the effects of ``stream``; yield what it finds."""
+        steps = Steps(stream)
         with _Socket() as heard:
-            answer: Any = None
-            error: DekubeError | None = None
-            while True:
-                try:
-                    effect = stream.send(answer) if error is None else stream.throw(error)
-                except StopIteration:
-                    return
-                answer = error = None
+            for effect in steps:
                 if isinstance(effect, Found):
                     yield effect.item
                 else:
-                    answer, error = self._do(effect, heard)
+                    steps.give(*self._do(effect, heard))
 
     def _do(self, effect: Effect, heard: _Socket) -> tuple[Any, DekubeError | None]:
         """Return what came of ``effect``, or the error that it failed with."""
