@@ -15,8 +15,8 @@ from rpc.errors import NodeUnavailable
 from rpc.schema import make_cursor
 from rpc.surface import SURFACE
 from rpc.table import Node
-from tests.fuzz.decoders import RAW
 from tests.fuzz.mutate import mutate
+from tests.fuzz.targets.samples import RAW
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
 HASH, ADDRESS = "0x" + "ab" * 32, "0x" + "cd" * 20

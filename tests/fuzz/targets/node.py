@@ -1,0 +1,263 @@
+"""Decoders of the node: proposals, transactions, sync, its files and options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from consensus.light import (
+    Fork,
+    LightClient,
+    LightOptions,
+)
+from node.blob_search import Question, decode_question, encode_question
+from node.carriage import standing_from_document
+from node.chain import BodyInvalid, decode_body
+from node.cli.guard import read_watermark
+from node.cli.jobs import read_spec, spec_from_json, spec_to_json
+from node.cli.output import parse_amount
+from node.cli.transactions import read_possession
+from node.config import (
+    NodeOptions,
+    dump_options,
+    load_options,
+    load_table,
+    parse_checkpoint,
+    parse_host_port,
+    parse_peer,
+    parse_signer,
+    parse_vote_key,
+)
+from node.evidence import decode_file, encode_file
+from node.home import load_genesis, read_keystore, read_passphrase
+from node.keyring import key_of_mnemonic, parse_secret
+from node.light import Endpoint as LightEndpoint
+from node.light import LightFile, load_light_file, save_light_file
+from node.promises import decode_published
+from node.relay import RelayHomeOptions
+from node.signer import SignerHomeOptions, load_signer_options
+from node.sync import messages as sync_messages
+from node.sync.messages import (
+    Offer,
+    decode_asked,
+    decode_manifest,
+    decode_offers,
+    decode_records,
+    encode_asked,
+    encode_manifest,
+    encode_offers,
+    encode_records,
+)
+from node.transactions import decode_batch, encode_batch
+from state.primitives.address import format_address
+from state.primitives.blocks import decode_block
+from state.primitives.codec import encode
+from state.primitives.errors import (
+    ConfigError,
+    DecodeError,
+    KeystoreError,
+)
+from state.primitives.genesis import genesis_to_json
+from tasks.spec import encode_spec
+from tests.consensus.lightchain import LightChain
+from tests.consensus.test_wire import BLOCK, FINAL
+from tests.fuzz import blobs, compact
+from tests.fuzz.targets.base import Target, canonical, of_file, of_text, scratch
+from tests.fuzz.targets.samples import (
+    BLOCKS,
+    EVIDENCE,
+    JOB,
+    KEY,
+    KEYSTORE,
+    PAYLOADS,
+    PEER,
+    RAW,
+    RUNTIME,
+)
+from tests.state.primitives.test_objects import FOUNDED as FILE
+
+
+def light_files() -> tuple[bytes, ...]:
+    """Files of a light client that has followed an epoch, and of one that found a fork."""
+    chain = LightChain(epochs=1, more=0)
+    light = LightClient(chain.root(), LightOptions(None))
+    light.follow(chain.record(0), chain.now_ms())
+    fork = Fork(4, chain.committee(0), (b"a" * 32, b"b" * 32), (chain.certificates[4], None))
+    file = LightFile(
+        light.trusted, 5, True, dict(light.boundaries), light.last, (LightEndpoint("u", "lied"),), fork
+    )
+    found = []
+    for saved in (file, file._replace(fork=None, last=None)):
+        save_light_file(scratch() / "made.json", saved)
+        found.append((scratch() / "made.json").read_bytes())
+    return tuple(found)
+
+
+def read_body(data: bytes) -> None:
+    """Read a block's body as voters do."""
+    block = decode_block(data)
+    decode_body(RUNTIME, block.transactions)
+
+
+def read_words(text: str) -> None:
+    """Read the secret of an account in each of its spellings."""
+    for reader in (parse_secret, lambda words: key_of_mnemonic(words, 0)):
+        try:
+            reader(text)
+        except KeystoreError as error:
+            assert len(text) < 20 or text not in str(error)
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    yield "compact proposal", Target(
+        compact.check_bulk, compact.BULK,
+        ("node.compact:decode_bulk", "node.compact:match_ids", "node.compact:short_ids"),
+    )  # fmt: skip
+    yield "compact word", Target(
+        compact.check_word, compact.WORDS, ("node.compact:decode_word", "node.compact:numbers_of"),
+    )  # fmt: skip
+    yield "batch", Target(
+        canonical(decode_batch, encode_batch), (encode_batch(PAYLOADS), encode_batch([RAW])),
+        ("node.transactions:decode_batch",),
+    )  # fmt: skip
+    yield "body", Target(read_body, BLOCKS[:1], ("node.chain:decode_body",), (DecodeError, BodyInvalid))
+    yield "question for a blob", Target(
+        canonical(decode_question, encode_question),
+        (encode_question(Question(b"t" * 32, b"b" * 32, b"a" * 20, 7)),),
+        ("node.blob_search:decode_question",),
+    )  # fmt: skip
+    yield "file of evidence", Target(
+        canonical(decode_file, encode_file), (encode_file([]), encode_file(fault.encode() for fault in EVIDENCE)),
+        ("node.evidence:decode_file",),
+    )  # fmt: skip
+    sync = "node.sync.messages:"
+    yield "sync offers", Target(
+        canonical(decode_offers, encode_offers), (encode_offers([Offer(8, b"p" * 32, 3)]),),
+        (sync + "decode_offers",),
+    )  # fmt: skip
+    yield "sync request", Target(
+        canonical(lambda data: decode_asked(data, 2), lambda asked: encode_asked(*asked)), (encode_asked(8, 3),),
+        (sync + "decode_asked",),
+    )  # fmt: skip
+    yield "sync records", Target(
+        canonical(decode_records, encode_records), (encode_records([b"record", b"another"]),),
+        (sync + "decode_records",),
+    )  # fmt: skip
+    yield "sync manifest", Target(
+        canonical(decode_manifest, encode_manifest),
+        (encode_manifest(sync_messages.Manifest(BLOCK.header, (BLOCK.header,), FINAL, (bytes(8), b"p" * 8))),),
+        (sync + "decode_manifest",),
+    )  # fmt: skip
+    yield "checkpoint", Target(
+        of_text(parse_checkpoint), (b"8:" + b"ab" * 32, b"3600:0x" + b"cd" * 32),
+        ("node.config:parse_checkpoint",), (ConfigError,),
+    )  # fmt: skip
+    yield (
+        "published window",
+        Target(
+            decode_published,
+            (encode([[b"p" * 32, b"q" * 32], [b"s" * 32, b"t" * 32], b"l" * 32, b"o" * 32]),),
+            ("node.promises:decode_published",),
+        ),
+    )
+    yield "genesis file", Target(
+        of_file("genesis.json", load_genesis), (genesis_to_json(FILE).encode(),), ("node.home:load_genesis",),
+        (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield "keystore file", Target(
+        of_file("key.json", read_keystore), (KEYSTORE,),
+        ("node.home:read_keystore", "node.home:load_key"),
+        (KeystoreError,), cost=8,
+    )  # fmt: skip
+    yield "passphrase file", Target(
+        of_file("passphrase", read_passphrase), (b"secret\n",), ("node.home:read_passphrase",), (KeystoreError,),
+        cost=8,
+    )  # fmt: skip
+    toml = dump_options(NodeOptions(roles=("validator", "compute"))).encode()
+    yield "node options", Target(
+        of_file("config.toml", load_options),
+        (toml, b'[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
+        ("node.config:load_options", "node.config:load_table", "node.home:Home.load_options"), (ConfigError,),
+        cost=4, memory=400,
+    )  # fmt: skip
+    carried = {
+        "deposit": "5", "withdrawing": "2", "release_ms": None, "earning": False, "room": True, "due": "1",
+        "relays": [
+            {
+                "relay": "0x" + "72" * 20, "channel": "0x" + "63" * 32, "opened_ms": 1, "bytes": 2, "amount": "3",
+                "due": "1",
+            }
+        ],
+    }  # fmt: skip
+    yield "standing of a payer", Target(
+        lambda data: standing_from_document(json.loads(data), b"r" * 20), (json.dumps(carried).encode(),),
+        ("node.carriage:standing_from_document", "node.carriage:_with_relay"),
+        (DecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError), memory=400,
+    )  # fmt: skip
+    yield "relay options", Target(
+        of_file("relay.toml", lambda path: load_table(path, RelayHomeOptions)),
+        (dump_options(RelayHomeOptions()).encode(),),
+        ("node.config:load_table",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    job_text = json.dumps(spec_to_json(JOB)).encode()
+    yield "job file", Target(
+        of_file("job.json", read_spec), (job_text, encode_spec(JOB)), ("node.cli.jobs:read_spec",), (ConfigError,),
+        cost=4, memory=400,
+    )  # fmt: skip
+    yield "job text", Target(
+        lambda data: spec_from_json(json.loads(data)), (job_text,), ("node.cli.jobs:spec_from_json",),
+        (ConfigError, json.JSONDecodeError, UnicodeDecodeError), memory=400,
+    )  # fmt: skip
+    yield "light client's file", Target(
+        of_file("light.json", load_light_file), light_files(),
+        ("node.light:load_light_file", "node.light:_read_fork", "node.light:_from_document"), (ConfigError,),
+        cost=8, memory=400,
+    )  # fmt: skip
+    mark = {"version": 1, "genesis_hash": "0x" + "ab" * 32, "vote_key": "0x" + "cd" * 32, "epoch": 0, "view": 9}
+    yield "watermark", Target(
+        of_file("watermark.json", read_watermark), (json.dumps(mark).encode(),),
+        ("node.cli.guard:read_watermark",),
+        (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    proofs = dict.fromkeys(("vote_key", "possession", "vrf_key", "vrf_possession"), "0x" + "ab" * 32)
+    yield "possession", Target(
+        of_file("possession.json", read_possession), (json.dumps(proofs).encode(),),
+        ("node.cli.transactions:read_possession",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield (
+        "amount",
+        Target(
+            of_text(parse_amount), (b"1.5 DKB", b"15wei"), ("node.cli.output:parse_amount",), (click.BadParameter,)
+        ),
+    )
+    yield "signer endpoint", Target(
+        of_text(parse_signer), (PEER, b"unix:/run/signer.sock"), ("node.config:parse_signer",), (ConfigError,)
+    )  # fmt: skip
+    yield "vote key", Target(
+        of_text(parse_vote_key), (b"0x" + b"ab" * 32,), ("node.config:parse_vote_key",), (ConfigError,)
+    )  # fmt: skip
+    yield "signer options", Target(
+        of_file("signer.toml", load_signer_options),
+        (dump_options(SignerHomeOptions(listen="h:1", clients=(format_address(KEY.address),))).encode(),),
+        ("node.signer:load_signer_options",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield "peer text", Target(of_text(parse_peer), (PEER,), ("node.config:parse_peer",), (ConfigError,))
+    yield (
+        "host and port",
+        Target(
+            of_text(parse_host_port),
+            (b"127.0.0.1:80", b"[::1]:1"),
+            ("node.config:parse_host_port",),
+            (ConfigError,),
+        ),
+    )
+    yield "book of uploads", Target(
+        blobs.check_book, blobs.BOOKS,
+        ("node.uploads:decode_book", "node.uploads:_upload", "node.uploads:_charge"),
+    )  # fmt: skip
+    yield "words of a wallet", Target(
+        of_text(read_words), (b"test test test test test test test test test test test junk", b"0x" + b"ab" * 32),
+        ("node.keyring:parse_secret",), (), cost=5, memory=4000,
+    )  # fmt: skip

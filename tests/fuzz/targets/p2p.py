@@ -1,0 +1,292 @@
+"""Decoders of the peers: handshake, frames, gossip, records of peers, pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+
+from p2p.addrbook import AddressBook
+from p2p.channel import Channel, Opening
+from p2p.channel import Hello as PeerHello
+from p2p.dialling import parse_bootstrap
+from p2p.errors import FrameInvalid, HandshakeFailed, RecordInvalid
+from p2p.frame import frame, frames
+from p2p.gossip import Gossip
+from p2p.handshake import Handshake
+from p2p.identity import NodeCertificate, Purpose
+from p2p.lanes import BulkIn, BulkOut, Lane, WindowLimits
+from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.multicast import Multicast
+from p2p.multicast_wire import (
+    Announce,
+    Done,
+    Have,
+    Swap,
+    Want,
+    encode_control,
+)
+from p2p.mux import Mux
+from p2p.peer import Peer
+from p2p.pieces import (
+    MESSAGE_BYTES_MAX,
+    SEAL_BYTES,
+    Piece,
+    Shape,
+    cut_message,
+    decode_piece,
+    encode_piece,
+)
+from p2p.punch import Observed, Word
+from p2p.reach import Answer
+from p2p.record import RecordReader
+from p2p.records import sign_record, verify_record
+from p2p.revocations import Revocations
+from p2p.transport import Endpoint
+from state.primitives.codec import encode
+from state.primitives.errors import (
+    ConfigError,
+    DecodeError,
+)
+from tests.fuzz.targets.base import Target, canonical, of_text
+from tests.fuzz.targets.samples import (
+    PEER,
+    RAW,
+)
+from tests.p2p.helpers import GENESIS, NOW_MS, identity, sessions
+
+RECORD = sign_record(identity(1), (Endpoint("h", 1), Endpoint("::1", 2), Endpoint("r.example", 3, b"r" * 20)),
+                     now_ms=NOW_MS)  # fmt: skip
+
+
+def read_frames(data: bytes) -> None:
+    """Cut a record's plaintext."""
+    assert b"".join(frame(cls, kind, stream, body) for cls, kind, stream, body in frames(data)) == data
+
+
+def read_mux(data: bytes) -> None:
+    """Give authentic hostile plaintexts to a connection."""
+    one, other = sessions()
+    mux = Mux(Channel(other))
+    for at in range(0, len(data), 60_000):
+        body = one.send.encrypt(data[at : at + 60_000])
+        mux.receive(len(body).to_bytes(2, "big") + body)
+        assert mux.reassembly_bytes <= mux.limits.reassembly_bytes_max
+
+
+def read_multicast(data: bytes) -> None:
+    """Give a control message to a core that knows nobody."""
+    core = Multicast(b"o" * 20, random=Random(0))
+    core.control(b"p" * 20, data, 0.0)
+    assert core.held_bytes <= MESSAGE_BYTES_MAX + SEAL_BYTES
+
+
+def read_lane(data: bytes) -> None:
+    """Give authentic hostile plaintexts to a bulk connection."""
+    one, other = sessions()
+    account = ReceiveMemory(2**40).open(2**26, lambda: None)
+    incoming = BulkIn(account, message_bytes_max=2**20, limits=WindowLimits())
+    outgoing = BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1)
+    lane = Lane(Channel(other), outgoing, incoming)
+    for at in range(0, len(data), 60_000):
+        body = one.send.encrypt(data[at : at + 60_000])
+        lane.receive(len(body).to_bytes(2, "big") + body)
+        assert incoming.held_bytes <= 2**20
+
+
+def read_sealed(data: bytes) -> None:
+    """Give bytes to a connection as they come from a wire that somebody changes."""
+    _, other = _sessions()
+    for _ in RecordReader(other.receive).receive(data):
+        raise AssertionError("a forged record")
+
+
+@cache
+def _sessions() -> Any:
+    return sessions()
+
+
+def read_hello(data: bytes) -> None:
+    """Give bytes to a responder that waits for a hello."""
+    responder = Handshake(identity(1), Purpose.PEER, is_initiator=False, now_ms=NOW_MS)
+    assert len(responder.receive(data)) < 2048
+    assert responder.session is None
+
+
+def read_handshake_payload(data: bytes) -> None:
+    """Check what a peer says under the encryption of the handshake."""
+    responder = _waiting_responder()
+    address, certificate, features = responder._check_peer(data)
+    assert encode([certificate.to_value(), features]) == data
+    assert len(address) == 20
+
+
+@cache
+def _waiting_responder() -> Handshake:
+    initiator = Handshake(identity(0), Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
+    responder = Handshake(identity(1), Purpose.PEER, is_initiator=False, now_ms=NOW_MS)
+    responder.receive(initiator.receive(responder.receive(initiator.start())))
+    return responder
+
+
+def read_gossip(data: bytes) -> None:
+    """Give a message to the gossip core, which never raises and keeps its bounds."""
+    core = Gossip(random=Random(1), now=1000.0)
+    core.subscribe("tx", 100_000)
+    core.peer_joined(b"p" * 20, outbound=True)
+    core.receive(b"p" * 20, data, 1000.0)
+    core.heartbeat(1001.0)
+    core.receive(b"p" * 20, data, 1001.5)
+    assert core.score(b"p" * 20) <= 1_000_000
+
+
+def read_peer_request(data: bytes) -> None:
+    """Read a request, its answer and a refusal as a connection does."""
+    refused: list[tuple[int, str]] = []
+    peer = cast(
+        Peer,
+        SimpleNamespace(
+            _limits=NetworkLimits(), _serving=0, _refuse=lambda *a: refused.append(a), _asked={}, rtt_s=None
+        ),
+    )
+    for reader in (Peer._on_response, Peer._on_refusal):
+        try:
+            reader(peer, data)
+        except FrameInvalid:
+            pass
+    Peer._on_request(peer, cast(trio.Nursery, None), data, lambda _method: None)
+    assert refused
+
+
+def read_revocations(data: bytes) -> None:
+    """Load the newest certificates that an earlier run knew."""
+    known = Revocations(known_max=4)
+    known.load(data, now_ms=NOW_MS)
+    assert len(known) <= 4
+
+
+def read_book(data: bytes) -> None:
+    """Load an address book."""
+    book = AddressBook(key=b"key", genesis_hash=GENESIS)
+    book.load(data, now_ms=NOW_MS)
+    assert len(book) <= 1
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    yield "node certificate", Target(
+        canonical(NodeCertificate.decode, NodeCertificate.encode), (identity(1).certificate.encode(),),
+        ("p2p.identity:NodeCertificate.decode", "p2p.identity:NodeCertificate.from_value"),
+    )  # fmt: skip
+    yield "hello", Target(
+        read_hello, (Handshake(identity(0), Purpose.PEER, is_initiator=True, now_ms=NOW_MS).start(),),
+        ("p2p.noise:HandshakeState.read_message", "p2p.handshake:Handshake.receive"), (HandshakeFailed,), cost=10,
+    )  # fmt: skip
+    yield "handshake payload", Target(
+        read_handshake_payload, (encode([identity(0).certificate.to_value(), 0]),),
+        ("p2p.handshake:Handshake._check_peer",), (HandshakeFailed,),
+    )  # fmt: skip
+    whole = frame(1, 2, 3, b"body") + frame(0, 0xF0, 0, bytes(8)) + frame(4, 1, 0, b"")
+    parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
+    yield "frames", Target(read_frames, (whole, parts), ("p2p.frame:frames",), (FrameInvalid,))
+    lanes = b"".join(
+        frame(0, kind, 0, body)
+        for kind, body in ((0xFA, b"\0\1\2\3"), (0xFB, b"\1\0\2\2"), (0xFC, bytes(24)), (0xFD, bytes(16)))
+    )
+    yield "mux", Target(
+        read_mux, (parts, whole, lanes),
+        (
+            "p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control",
+            "p2p.ways:decode_ways", "p2p.ways:decode_wishes",
+        ),
+        (FrameInvalid,), cost=20,
+    )  # fmt: skip
+    yield "lane", Target(
+        read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
+        ("p2p.lanes:Lane.receive", "p2p.lanes:BulkIn.take"), (FrameInvalid,), cost=20,
+    )  # fmt: skip
+    yield "conversation hello", Target(
+        canonical(PeerHello.decode, PeerHello.encode), (PeerHello(Opening.RESUME, bytes(16), 1, 2).encode(),),
+        ("p2p.channel:Hello.decode",), (FrameInvalid,),
+    )  # fmt: skip
+    yield "sealed record", Target(
+        read_sealed, (b"\0\x20" + bytes(32), b"\xff\xff" + bytes(200)), ("p2p.record:RecordReader.receive",),
+        (FrameInvalid,),
+    )  # fmt: skip
+    gossip = (
+        encode([1, "tx", [RAW, b"x"]]), encode([2, ["tx", "record"]]), encode([3, "tx", [b"i" * 20, b"j" * 20]]),
+        encode([4, [b"i" * 20]]), encode([4, "tx"]), encode([5, "tx"]), encode([6, "tx", 60]),
+        encode([7, [b"i" * 20]]),
+    )  # fmt: skip
+    yield (
+        "gossip",
+        Target(read_gossip, gossip, ("p2p.gossip:Gossip._receive", "p2p.gossip:Gossip.receive"), (), cost=2),
+    )
+    yield "peer request", Target(
+        read_peer_request, (encode([1, "blob", 1000, b"body"]), bytes(8) + b"busy"),
+        ("p2p.peer:Peer._on_request", "p2p.peer:Peer._on_response", "p2p.peer:Peer._on_refusal"),
+        (DecodeError, FrameInvalid),
+    )  # fmt: skip
+    yield "peer record", Target(
+        canonical(lambda data: verify_record(data, genesis_hash=GENESIS, now_ms=NOW_MS), lambda found: found.data),
+        (RECORD.data,), ("p2p.records:verify_record",), (RecordInvalid,),
+    )  # fmt: skip
+    book = AddressBook(key=b"key", genesis_hash=GENESIS)
+    book.add(RECORD, source=b"")
+    newest = encode([[b"a" * 20, 5, b"k" * 32, 2**62, 1], [b"b" * 20, 5, b"k" * 32, 2**62, 0]])
+    yield "newest certificates", Target(read_revocations, (newest,), ("p2p.revocations:Revocations.load",))
+    yield "address book", Target(read_book, (book.encode(),), ("p2p.addrbook:AddressBook.load",))
+    yield (
+        "endpoint",
+        Target(
+            canonical(lambda data: Endpoint.parse(data.decode("utf-8", "replace")), lambda e: str(e).encode()),
+            (b"tcp:h.example:26656", b"tcp:[::1]:1", b"relay:" + b"ab" * 20 + b":h:1"),
+            ("p2p.transport:Endpoint.parse",),
+        ),
+    )
+    seen = Observed.of("192.0.2.1", 4_000)
+    yield (
+        "observed address",
+        Target(
+            canonical(Observed.decode, Observed.encode),
+            (seen.encode(), Observed.of("2001:db8::1", 1).encode()),
+            ("p2p.punch:Observed.decode",),
+        ),
+    )
+    yield (
+        "dial-back answer",
+        Target(
+            canonical(Answer.decode, Answer.encode),
+            (Answer("192.0.2.1", True).encode(), Answer("2001:db8::1", False).encode()),
+            ("p2p.reach:Answer.decode",),
+        ),
+    )
+    yield (
+        "punch word",
+        Target(
+            canonical(Word.decode, Word.encode),
+            (Word(bytes(16), seen).encode(), Word(bytes(16)).encode()),
+            ("p2p.punch:Word.decode",),
+        ),
+    )
+    yield (
+        "bootstrap",
+        Target(of_text(parse_bootstrap), (PEER, b"h:1"), ("p2p.dialling:parse_bootstrap",), (ConfigError,)),
+    )
+    multicast = (
+        Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
+        Swap(bytes(32), bytes(32), 3, (b"m" * 20, b"n" * 20)), Swap(bytes(32), b"", 0, ()), Want(bytes(32), 6),
+    )  # fmt: skip
+    yield "multicast", Target(
+        read_multicast, tuple(encode_control(message) for message in multicast),
+        ("p2p.multicast_wire:decode_control", "p2p.multicast:Multicast.control"), cost=2,
+    )  # fmt: skip
+    cut = cut_message(bytes(5_000), Shape(5_000, 1_024))
+    pieces = tuple(
+        encode_piece(Piece(cut.root, number, cut.proofs[number].siblings, data, bool(number)))
+        for number, data in enumerate(cut.pieces[:2])
+    )
+    yield "piece", Target(canonical(decode_piece, encode_piece), pieces, ("p2p.pieces:decode_piece",))

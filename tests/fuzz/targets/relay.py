@@ -1,0 +1,103 @@
+"""Decoders of the relays: their protocol, fan-out, routes and receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from billing.relay import Receipt as Carried
+from p2p.transport import Endpoint
+from relay import fanout as fanout_wire
+from relay.errors import Refusal, RelayProtocolError
+from relay.links import Link, LinkState
+from relay.protocol import (
+    AskLinks,
+    Charged,
+    Connect,
+    Decline,
+    Extend,
+    Incoming,
+    Links,
+    Offered,
+    Park,
+    Pay,
+    Ping,
+    Pong,
+    Refused,
+    Release,
+    Reserve,
+    Reserved,
+    Restarting,
+    Terms,
+    Voucher,
+)
+from relay.protocol import decode_message as decode_relay_message
+from relay.protocol import encode_message as encode_relay_message
+from relay.receipts import StoredReceipt
+from relay.route import Route
+from tests.fuzz.targets.base import Target, canonical
+from tests.fuzz.targets.samples import CARRIED
+from tests.p2p.helpers import NOW_MS, identity, sessions
+
+TOKEN = b"\x07" * 32
+VOUCHER = Voucher.issue(identity(3), client=b"c" * 20, not_after_ms=NOW_MS)
+HOPS = (Endpoint("r.example", 3, b"r" * 20), Endpoint("::2", 4, b"q" * 20))
+ROUTE = Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS)
+LINK_STATE = LinkState.sign(identity(3), {b"r" * 20: Link(20_000, 10**7), b"q" * 20: Link(1, 0)}, now_ms=NOW_MS)
+RELAYED = (
+    Reserve(1, 60), Release(), Connect(2, b"t" * 20), Decline(TOKEN), Ping(5), Pong(5),
+    Reserved(1, 60, VOUCHER.encode(), "192.0.2.1:7"), Offered(2, TOKEN, 5_000), Incoming(TOKEN, b"s" * 20, 5_000),
+    Refused(2, Refusal.RELAY_FULL, 100, 99, ("relay:" + "ab" * 20 + ":h:1",)), Connect(2, b"t" * 20, TOKEN),
+    Extend(3, ROUTE.encode(), TOKEN), Park(TOKEN), Pay(CARRIED.encode()), AskLinks(4), Terms(10**16, 4, 5, 6),
+    Charged(7), Restarting(8), Links(4, LINK_STATE.encode()),
+)  # fmt: skip
+
+
+def read_fanout(data: bytes) -> None:
+    """Give bytes, and authentic hostile plaintexts, to a connection for fan-out."""
+    one, other = sessions()
+    body = one.send.encrypt(data[: fanout_wire.MESSAGE_BYTES_MAX])
+    fanout_wire.FanoutChannel(other).receive(len(body).to_bytes(2, "big") + body)
+    with suppress(RelayProtocolError):
+        fanout_wire.FanoutChannel(sessions()[1]).receive(data)
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    fanout = (
+        fanout_wire.Accept((b"p" * 20,)), fanout_wire.Group(1, (b"m" * 20, b"n" * 20)),
+        fanout_wire.Publish(1, 60_000), fanout_wire.Ping(3), fanout_wire.Handed(b"p" * 20, 60_000),
+        fanout_wire.Pong(3),
+    )  # fmt: skip
+    yield "fan-out message", Target(
+        canonical(fanout_wire.decode_fanout, fanout_wire.encode_fanout),
+        tuple(fanout_wire.encode_fanout(message) for message in fanout), ("relay.fanout:decode_fanout",),
+    )  # fmt: skip
+    yield "fan-out records", Target(
+        read_fanout, (fanout_wire.encode_fanout(fanout[3]), b"\xff\xff" + bytes(200)),
+        ("relay.fanout:FanoutChannel.receive",),
+        (RelayProtocolError,), cost=10,
+    )  # fmt: skip
+    yield "relay message", Target(
+        canonical(decode_relay_message, encode_relay_message),
+        tuple(encode_relay_message(message) for message in RELAYED),
+        ("relay.protocol:decode_message",),
+    )  # fmt: skip
+    yield (
+        "relay voucher",
+        Target(canonical(Voucher.decode, Voucher.encode), (VOUCHER.encode(),), ("relay.protocol:Voucher.decode",)),
+    )
+    yield "relay route", Target(
+        canonical(Route.decode, Route.encode), (ROUTE.encode(),), ("relay.route:Route.decode",),
+    )  # fmt: skip
+    yield "relay links", Target(
+        canonical(LinkState.decode, LinkState.encode), (LINK_STATE.encode(),),
+        ("relay.links:LinkState.decode", "relay.links:_link"),
+    )  # fmt: skip
+    yield "relay receipt", Target(
+        canonical(Carried.decode, Carried.encode), (CARRIED.encode(),), ("billing.relay:Receipt.decode",),
+    )  # fmt: skip
+    yield "stored relay receipt", Target(
+        canonical(StoredReceipt.decode, StoredReceipt.encode),
+        (StoredReceipt(CARRIED, identity(3).certificate.encode()).encode(),),
+        ("relay.receipts:StoredReceipt.decode", "relay.receipts:ReceiptStore.load"),
+    )  # fmt: skip

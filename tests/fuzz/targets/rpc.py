@@ -1,0 +1,196 @@
+"""Decoders of the gateway, its clients, and the socket between it and the node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from relay.errors import RelayProtocolError
+from rpc.client.api import read_grant
+from rpc.client.contracts import functions_of, parse_argument, read_revert
+from rpc.client.control import ControlRefused, ControlUnavailable
+from rpc.client.control import read_answer as read_control_answer
+from rpc.client.core import news_of, read_answers
+from rpc.client.errors import AnswerMalformed, ClientError
+from rpc.client.shapes import Account, Contract, News, Task, Window, read_shape
+from rpc.client.shapes import Receipt as ShownReceipt
+from rpc.faucet import FaucetRefused, read_address
+from rpc.frames import (
+    REQUEST_LIMIT_BYTES,
+    FrameBuffer,
+    encode_answer,
+    encode_failure,
+    encode_push,
+    encode_request,
+    read_answer,
+    read_request,
+)
+from rpc.gateway import GatewayOptions, options_from_json, options_to_json
+from rpc.view import Head, PoolStatus, read_record, record_value
+from state.primitives.codec import decode, encode
+from state.primitives.errors import (
+    ConfigError,
+    DecodeError,
+)
+from tests.fuzz import blobs
+from tests.fuzz.targets.base import Target, of_text
+
+HEAD = Head(7, b"h" * 32, 1, b"s" * 32, 10, 11, 0, 0)
+
+
+def read_unix_frames(data: bytes) -> None:
+    """Cut and read what comes over the node's Unix socket, from either end."""
+    for value in FrameBuffer(REQUEST_LIMIT_BYTES).feed(data):
+        for reader in (read_request, read_answer):
+            try:
+                reader(value)
+            except DecodeError:
+                continue
+
+
+def read_unix_records(data: bytes) -> None:
+    """Read the records in answers of the node's socket."""
+    value = decode(data, limit_bytes=1 << 16)
+    for kind in (Head, PoolStatus):
+        try:
+            assert record_value(read_record(kind, value)) == value
+        except DecodeError:
+            continue
+
+
+def read_control_line(data: bytes) -> None:
+    """Read what a node answers at its control socket."""
+    read_control_answer(data, Path("control"))
+
+
+def read_faucet(data: bytes) -> None:
+    """Read what a faucet is asked, and what it answers."""
+    for reader in (read_address, read_grant):
+        try:
+            assert len(reader(data)) in (20, 32)
+        except (FaucetRefused, AnswerMalformed, ClientError):
+            continue
+
+
+def read_gateway_answer(data: bytes) -> None:
+    """Read what a gateway answers, as every record that a client knows."""
+    results = []
+    for count, is_batch in ((1, False), (2, True)):
+        try:
+            results += read_answers(data, count, is_batch=is_batch)
+        except AnswerMalformed:
+            continue
+    for result in results:
+        if isinstance(result, ClientError):
+            assert isinstance(result.reason, str)
+            read_revert(result.data)
+            continue
+        for cls in (Account, Contract, News, ShownReceipt, Task, Window):
+            try:
+                found = read_shape(cls, result)
+            except AnswerMalformed:
+                continue
+            assert found.document == result
+        for kind in ("heads", "events"):
+            try:
+                news_of(result, None if kind == "heads" else result, kind, {})
+            except AnswerMalformed:
+                continue
+
+
+def read_contract(data: bytes) -> None:
+    """Read the ABI of a contract, and text as arguments of its functions."""
+    [answer] = read_answers(data, 1, is_batch=False)
+    if isinstance(answer, ClientError):
+        return
+    for function in functions_of(read_shape(Contract, answer)):
+        for parameter in function.inputs:
+            for text in (str(answer)[:100], "1", "0x12", "true"):
+                try:
+                    parse_argument(parameter, text)
+                except ConfigError:
+                    continue
+        try:
+            function.decode("0x" + data[:64].hex())
+        except AnswerMalformed:
+            continue
+
+
+_WHEN = {"height": 5, "hash": "0x" + "ab" * 32}
+_EVENT = {
+    "address": "0x" + "22" * 20, "topics": ["0x" + "33" * 32], "data": "0x", "name": None, "values": {"a": "1"},
+}  # fmt: skip
+_RECEIPT = {
+    "transaction_hash": "0x" + "cd" * 32, "block": _WHEN | {"index": 0, "time_ms": 5}, "from": "0x" + "11" * 20,
+    "kind": 1, "kind_name": "transfer", "succeeded": True, "reason": None, "gas_used": 21000,
+    "effective_gas_price": "7", "fee": "147000",
+    "events": [_EVENT],
+}  # fmt: skip
+GATEWAY_ANSWERS = tuple(
+    json.dumps({"jsonrpc": "2.0", "id": 0, **answer}).encode()
+    for answer in (
+        {"result": {"at": _WHEN, "address": "0x" + "11" * 20, "balance": "5", "nonce": 1, "pending_nonce": 2}},
+        {"result": _RECEIPT},
+        {"result": {"receipts": [_RECEIPT]}},
+        {"result": {"at": _WHEN, "items": [{"transaction_hash": None, "index": None, "event": _EVENT}]}},
+        {"error": {"code": -32005, "message": "m", "data": {"reason": "limit_exceeded", "retry_after_s": 1}}},
+        {"error": {"code": 3, "message": "m", "data": "0x08c379a0"}},
+    )
+)  # fmt: skip
+CONTRACT_ANSWER = json.dumps(
+    {
+        "id": 0,
+        "result": {
+            "name": "staking", "address": "0x" + "22" * 20,
+            "abi": [{"type": "function", "name": "stakeOf", "stateMutability": "view",
+                     "inputs": [{"name": "who", "type": "address"}, {"name": "n", "type": "uint8"}],
+                     "outputs": [{"name": "amount", "type": "uint256"}]}, {"type": "event"}],
+        },
+    }
+).encode()  # fmt: skip
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    unix = (
+        encode_request(1, "head", [1, b"x"]), encode_answer(1, [1, [b"a"]]), encode_push("head", [1]),
+        encode_failure(2, RelayProtocolError("text")),
+    )  # fmt: skip
+    yield "unix frames", Target(
+        read_unix_frames, (*unix, b"".join(unix)),
+        ("rpc.frames:FrameBuffer.feed", "rpc.frames:read_request", "rpc.frames:read_answer"),
+    )  # fmt: skip
+    yield (
+        "unix records",
+        Target(read_unix_records, (encode(list(HEAD)), encode([1, 2, 3])), ("rpc.view:read_record",)),
+    )
+    yield "gateway options", Target(
+        of_text(options_from_json), (options_to_json(GatewayOptions("socket")).encode(),),
+        ("rpc.gateway:options_from_json",), (ConfigError,), memory=400,
+    )  # fmt: skip
+    yield "control answer", Target(
+        read_control_line, (b'{"result": {"a": 1}}\n', b'{"error": {"code": "x", "message": "y"}}\n'),
+        ("rpc.client.control:read_answer", "rpc.client.control:ask_node"),
+        (ControlUnavailable, ControlRefused), memory=400,
+    )  # fmt: skip
+    yield "upload signature", Target(blobs.check_grant, blobs.GRANTS, ("rpc.grants:read_grant",), (), cost=2)
+    yield "range of bytes", Target(blobs.check_range, blobs.RANGES, ("rpc.blobs:read_range",), (), memory=400)
+    yield "answers about blobs", Target(
+        blobs.check_answer, blobs.ANSWERS,
+        ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
+    )  # fmt: skip
+    yield "faucet", Target(
+        read_faucet, (b'{"address": "0x%s"}' % (b"11" * 20), b'{"hash": "0x%s"}' % (b"ab" * 32),
+                      b'{"error": {"reason": "r", "message": "m", "retry_after_s": 5}}'),
+        ("rpc.faucet:read_address", "rpc.client.api:read_grant"), (), memory=400,
+    )  # fmt: skip
+    yield "client answers", Target(
+        read_gateway_answer, GATEWAY_ANSWERS,
+        ("rpc.client.core:read_answers", "rpc.client.core:_json", "rpc.client.shapes:read_shape",
+         "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
+    )  # fmt: skip
+    yield "client contracts", Target(
+        read_contract, (CONTRACT_ANSWER,),
+        ("rpc.client.contracts:parse_argument", "rpc.client.contracts:ContractFunction.decode"),
+        (AnswerMalformed,), cost=2, memory=400,
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Samples that decoders of more than one package read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from billing.relay import Receipt as Carried
+from node.runtime import make_runtime
+from state.primitives.address import format_address
+from state.primitives.blocks import Block, encode_block
+from state.primitives.committee import Committee, Seat
+from state.primitives.genesis import genesis_hash
+from state.primitives.keys import SecretKey
+from state.primitives.keystore import encrypt_keystore
+from state.primitives.transactions import sign_transaction
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vote
+from state.transition.evidence import Evidence
+from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
+from state.transition.transfer import transfer_payload
+from tasks import transitions
+from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.lifecycle import Reason
+from tasks.proofs import (
+    Code,
+    Finding,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    window_proof_to_value,
+)
+from tasks.registry import Gpu, NodeProfile, NodeRole, profile_to_value
+from tasks.spec import encode_spec
+from tests.consensus.test_wire import BLOCK
+from tests.p2p.helpers import NOW_MS, identity
+from tests.state.transition.chain import genesis as small_genesis
+from tests.tasks.world import leaves_of, probe, proof_of, salt, spec
+
+KEY = SecretKey(b"k" * 32)
+RUNTIME = make_runtime(small_genesis())
+PEER = f"{format_address(KEY.address)}@tcp:h:1".encode()
+KEYSTORE = encrypt_keystore(
+    KEY, "passphrase", salt=b"s" * 32, iv=b"i" * 16, identifier=b"u" * 16, scrypt_n=2
+).encode()
+COMMITTEE = Committee(
+    [Seat(bytes([n]) * 20, bytes([n]) * 32, bytes([n]) * 32, n + 1) for n in range(4)], (2, 0, 1, 3)
+)
+EVIDENCE = tuple(
+    Evidence.of(Equivocation(Vote(a, 3, 9, *one, 2, b"s" * 64), Vote(b, 3, 9, *other, 2, b"t" * 64)), b"r" * 20)
+    for a, one, b, other in (
+        (NOTARIZE, (8, b"a" * 32), NOTARIZE, (8, b"b" * 32)), (NULLIFY, (0, bytes(32)), FINALIZE, (7, b"b" * 32)),
+    )
+)  # fmt: skip
+RAW = sign_transaction(KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10**22], gas_limit=21_000,
+                       max_fee_per_gas=2 * 10**9, max_priority_fee_per_gas=1)  # fmt: skip
+JOB = spec(total=55)
+LEAVES = leaves_of(JOB, 2, b"i" * 32)
+PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
+OPENING = make_opening(LEAVES, 1, probe(LEAVES[1].step_from), salt(LEAVES[1].step_from))
+PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16_000, 16, 10**15, 100, 1, 0,
+                      ("tcp:h:1",), "1.0")  # fmt: skip
+FINDINGS = (Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32), Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32)))
+CARRIED = Carried(
+    b"g" * 32, b"r" * 20, identity(3).address, b"c" * 32, NOW_MS, 1, 2**30, 10**16, NOW_MS + 1
+).signed_by(identity(3).signer)
+
+
+def payload(kind: int, items: list[Any]) -> bytes:
+    """Return a signed transaction of a kind."""
+    return sign_transaction(
+        KEY, chain_id=7, nonce=0, kind=kind, payload=items, gas_limit=10**6, max_fee_per_gas=10**10
+    )
+
+
+PAYLOADS = (
+    RAW,
+    payload(1, transfer_payload(b"t" * 20, 5)),
+    payload(
+        STAKE_KIND, stake_payload(10**21, KEY, genesis_hash=genesis_hash(small_genesis()), address=KEY.address)
+    ),
+    payload(UNSTAKE_KIND, unstake_payload(5)),
+    payload(transitions.REGISTER_NODE, [profile_to_value(PROFILE), 10**21]),
+    payload(transitions.UPDATE_NODE, [profile_to_value(PROFILE), 0]),
+    payload(transitions.RETIRE_NODE, []),
+    payload(transitions.CREATE_TASK, [encode_spec(JOB)]),
+    payload(transitions.CANCEL_TASK, [b"t" * 32]),
+    payload(transitions.ACCEPT_TASK, [b"t" * 32, 5]),
+    payload(transitions.START_TASK, [b"t" * 32, b"m" * 32]),
+    payload(transitions.SUBMIT_WINDOW, [window_proof_to_value(PROOF)]),
+    payload(transitions.SEAL_VERDICT, [b"t" * 32, 1, b"s" * 32]),
+    payload(transitions.REVEAL_VERDICT, [b"t" * 32, 1, findings_to_value(FINDINGS), b"n" * 32]),
+    payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
+    payload(transitions.POKE, [b"t" * 32]),
+    payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),
+    payload(transitions.RESUME_TASK, [b"t" * 32]),
+    payload(transitions.GIVE_UP_TASK, [b"t" * 32, int(Reason.INPUT_UNAVAILABLE)]),
+    payload(SETTLE_CARRIAGE, [CARRIED.encode(), identity(3).certificate.encode()]),
+    payload(FUND_CARRIAGE, [5]),
+    payload(WITHDRAW_CARRIAGE, [5]),
+)
+BLOCKS = (encode_block(Block(BLOCK.header, (RAW, RAW), (b"e",))), encode_block(BLOCK))

@@ -1,0 +1,148 @@
+"""Decoders of the tasks: specifications, proofs, jobs and their journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from tasks.datasets import Dataset
+from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+from tasks.engine.state import TrainingState
+from tasks.engine.training import initial_state
+from tasks.executor.job import (
+    Cancel,
+    Failed,
+    Finished,
+    FrameReader,
+    Hello,
+    Job,
+    Progress,
+    Segment,
+    Train,
+    decode_child_frame,
+    decode_parent_frame,
+    encode_frame,
+)
+from tasks.executor.journal import Journal, _write
+from tasks.proofs import (
+    decode_leaves,
+    encode_leaves,
+    findings_from_value,
+    findings_to_value,
+    opening_from_value,
+    opening_to_value,
+    window_proof_from_value,
+    window_proof_to_value,
+)
+from tasks.registry import profile_from_value, profile_to_value
+from tasks.spec import decode_spec, encode_spec
+from tests.fuzz.targets.base import Target, canonical, of_value, scratch
+from tests.fuzz.targets.samples import (
+    FINDINGS,
+    JOB,
+    LEAVES,
+    OPENING,
+    PROFILE,
+    PROOF,
+)
+from tests.tasks.executor.helpers import BLOB, DATA, make_spec
+
+RUN = Job.of(make_spec())
+STATE = initial_state(RUN.plan)
+SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"b" * 32, b"p" * 32, 7, 12, STATE.encode())
+
+
+def read_job_frames(data: bytes) -> None:
+    """Cut and read frames between supervisor and job, at either end."""
+    for body in FrameReader(1 << 20).feed(data):
+        for reader in (decode_parent_frame, lambda b: decode_child_frame(b, RUN.plan)):
+            try:
+                message = reader(body)
+            except (DecodeError, UnsupportedJob):
+                continue
+            assert encode_frame(message)[4:] == body
+
+
+def read_job_journal(data: bytes) -> None:
+    """Take up a journal whose files have right checksums over any bytes: damage counts as not written."""
+    root = scratch() / "journal"
+    directory = root / (b"\x11" * 32).hex()
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("order", "start", "delivered", "segment-0000000000000000"):
+        (directory / name).unlink(missing_ok=True)
+    journal = Journal(root)
+    _write(directory / "order", RUN.encode())
+    for name in ("start", "delivered", "segment-0000000000000000"):
+        _write(directory / name, data)
+    for entry in journal.entries():
+        assert 0 <= entry.step <= RUN.total_steps
+    _write(directory / "order", data)
+    journal.entries()
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    yield (
+        "job specification",
+        Target(canonical(decode_spec, encode_spec), (encode_spec(JOB),), ("tasks.spec:decode_spec",)),
+    )
+    yield "leaves", Target(
+        canonical(decode_leaves, encode_leaves), (encode_leaves(LEAVES),),
+        ("tasks.proofs:decode_leaves", "tasks.proofs:_leaf_from_value"),
+    )  # fmt: skip
+    yield "window proof", Target(
+        of_value(window_proof_from_value, window_proof_to_value), (encode(window_proof_to_value(PROOF)),),
+        ("tasks.proofs:window_proof_from_value",),
+    )  # fmt: skip
+    yield "findings", Target(
+        of_value(findings_from_value, findings_to_value), (encode(findings_to_value(FINDINGS)),),
+        ("tasks.proofs:findings_from_value",),
+    )  # fmt: skip
+    yield "opening", Target(
+        of_value(opening_from_value, opening_to_value), (encode(opening_to_value(OPENING)),),
+        ("tasks.proofs:opening_from_value",),
+    )  # fmt: skip
+    yield "node profile", Target(
+        of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),
+        ("tasks.registry:profile_from_value", "tasks.registry:_gpu"),
+    )  # fmt: skip
+    yield (
+        "dataset",
+        Target(
+            canonical(Dataset.decode, Dataset.encode),
+            (BLOB,),
+            ("tasks.datasets:Dataset.decode",),
+            (DatasetInvalid,),
+        ),
+    )
+    yield "training state", Target(
+        canonical(lambda data: TrainingState.decode(data, RUN.plan), TrainingState.encode), (STATE.encode(),),
+        ("tasks.engine.state:TrainingState.decode",), (StateInvalid,),
+    )  # fmt: skip
+    yield "job", Target(
+        canonical(Job.decode, Job.encode), (RUN.encode(),), ("tasks.executor.job:Job.decode",),
+        (DecodeError, UnsupportedJob),
+    )  # fmt: skip
+    job_frames = (
+        Train(RUN, BLOB, None, 5, True), Cancel(), Hello("cpu:numpy", frozenset({"net"})), Progress(5), SEGMENT,
+        Finished(3, DATA.rows), Failed("reason", "text"),
+    )  # fmt: skip
+    yield "job frames", Target(
+        read_job_frames, tuple(encode_frame(message) for message in job_frames),
+        (
+            "tasks.executor.job:decode_parent_frame", "tasks.executor.job:decode_child_frame",
+            "tasks.executor.job:FrameReader.feed",
+        ),
+    )  # fmt: skip
+    segment = encode_frame(SEGMENT)[4:]
+    stored = encode(decode(segment, limit_bytes=1 << 20)[1:])
+    yield "job journal", Target(
+        read_job_journal, (stored, encode(1), STATE.encode(), RUN.encode()),
+        (
+            "tasks.executor.journal:Journal.entries", "tasks.executor.journal:TaskJournal._load_delivered",
+            "tasks.executor.journal:TaskJournal._check_start", "tasks.executor.journal:TaskJournal._load_segments",
+            "tasks.executor.journal:TaskJournal._load_segment", "tasks.executor.journal:TaskJournal._read_segment",
+            "tasks.executor.journal:_read", "tasks.executor.journal:TaskJournal.load_start",
+        ),
+        (), cost=30, memory=400,
+    )  # fmt: skip
