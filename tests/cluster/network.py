@@ -195,6 +195,16 @@ def is_alive(handle: int) -> bool:
         return False
 
 
+def parameters(epoch_blocks: int, *, leader_ms: int = 1_000, **more: int) -> list[str]:
+    """Return options for a chain in a hurry: short epochs, blocks and waits. ``more`` are of the consensus."""
+    found = {
+        "chain.epoch_blocks": epoch_blocks, "chain.block_interval_ms_min": 300,
+        "consensus.block_interval_ms": 300, "consensus.idle_ms": 100, "consensus.leader_ms": leader_ms,
+        "consensus.advance_ms": 2 * leader_ms, **{f"consensus.{name}": value for name, value in more.items()},
+    }  # fmt: skip
+    return [word for name, value in found.items() for word in ("--parameter", f"{name}={value}")]
+
+
 @contextmanager
 def network(root: Path, *options: str) -> Iterator[Network]:
     """A network at ports of its own that is ended with the block, whatever happened in it."""

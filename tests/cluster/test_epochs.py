@@ -20,7 +20,7 @@ from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey
 from state.primitives.votes import NOTARIZE, Candidate, Vote, VoteKey, vote_digest
 from testnet.plan import STAKE, derive_key
-from tests.cluster.network import Network, dekube, network, run_here, wait_for
+from tests.cluster.network import Network, dekube, network, parameters, run_here, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -31,16 +31,7 @@ COIN = 10**18
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     options = ["--no-task", "--workers", "0", "--validators", "5", "--founders", "4"]
-    for name, number in (
-        ("chain.epoch_blocks", EPOCH_BLOCKS),
-        ("chain.block_interval_ms_min", 300),
-        ("consensus.block_interval_ms", 300),
-        ("consensus.idle_ms", 100),
-        ("consensus.leader_ms", 1_000),
-        ("consensus.advance_ms", 2_000),
-        ("consensus.silent_ms", 3_000),
-    ):
-        options += ["--parameter", f"{name}={number}"]
+    options += parameters(EPOCH_BLOCKS, silent_ms=3_000)
     with network(tmp_path_factory.mktemp("epochs"), *options) as made:
         made.start()
         made.wait_up()

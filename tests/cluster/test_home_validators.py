@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from testnet.wan.emulator import WanUnavailable
-from testnet.wan.lab import Lab, check_machine, load_plan
+from testnet.wan.lab import Lab, load_plan
 from testnet.wan.network import METRICS_PORT, PEER_PORT, HomeNetwork, lay_out_homes
 from testnet.wan.topology import parse_topology, plan
 from tests.cluster.network import wait_for
+from tests.testnet.wan.emulated import need_emulation
 
 pytestmark = pytest.mark.cluster
 
@@ -44,10 +44,7 @@ def timeouts(network: HomeNetwork) -> int:
 
 
 def test_validators_that_nobody_can_dial_agree_on_blocks(tmp_path: Path) -> None:
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
     with Lab(load_plan("validators"), f"v{os.getpid()}") as lab:
         network = lay_out_homes(lab, tmp_path / "net")
         with network.running() as processes:
@@ -95,10 +92,7 @@ rtt = "10ms"
 
 def test_validators_find_out_how_they_are_reached(tmp_path: Path) -> None:
     """All as ``dekube init`` makes them: they listen everywhere, and nobody tells them where that is."""
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
     with Lab(plan(parse_topology(MIXED)), f"m{os.getpid()}") as lab:
         network = lay_out_homes(lab, tmp_path / "net", public_validators=("P1", "P2", "P3"))
         with network.running():

@@ -8,23 +8,16 @@ import pytest
 
 from testnet.wan.agent import AgentSpec, relay_at
 from testnet.wan.bench.measure import relays_at
-from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, Agent, agents
-from testnet.wan.lab import Lab, check_machine
+from testnet.wan.lab import Lab
 from testnet.wan.topology import parse_topology, plan
+from tests.testnet.wan.emulated import TWO_HOMES, need_emulation
 
 pytestmark = pytest.mark.cluster
 
-TOPOLOGY = """
+TOPOLOGY = f"""
 name = "six"
-[hosts.GA]
-nat = "cone"
-[hosts.A]
-behind = "GA"
-[hosts.GB]
-nat = "cone"
-[hosts.B]
-behind = "GB"
+{TWO_HOMES}
 [hosts.R]
 [hosts.P]
 [default]
@@ -45,10 +38,7 @@ def heard(node: Agent, peer: str, count: int = 20) -> None:
 
 
 def test_routed_ipv6_carries_conversations_reservations_and_circuits() -> None:
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
     with Lab(plan(parse_topology(TOPOLOGY)), f"s{os.getpid()}") as lab:
         lab.run("A", ["ip", "-6", "address", "flush", "dev", "wan0"])
         lab.run("B", ["ip", "-4", "address", "flush", "dev", "wan0"])

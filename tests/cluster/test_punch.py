@@ -8,10 +8,10 @@ import pytest
 
 from testnet.wan.agent import AgentSpec
 from testnet.wan.bench.measure import relays_at
-from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import RELAY_PORT, AgentFailed, agents
-from testnet.wan.lab import Lab, check_machine
+from testnet.wan.lab import Lab
 from testnet.wan.topology import parse_topology, plan
+from tests.testnet.wan.emulated import need_emulation
 
 pytestmark = pytest.mark.cluster
 
@@ -41,10 +41,7 @@ rtt = "40ms"
 
 @pytest.mark.parametrize("nat", ["cone", "symmetric"])
 def test_homes_meet_directly_where_their_nats_allow_it(nat: str) -> None:
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
     with Lab(plan(parse_topology(TOPOLOGY.format(nat=nat))), f"p{os.getpid()}") as lab:
         specs = {name: AgentSpec(name, relay=f"0.0.0.0:{RELAY_PORT}") for name in ("R1", "R2")}
         for name in ("A", "B"):

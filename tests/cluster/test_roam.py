@@ -8,23 +8,16 @@ import pytest
 
 from testnet.wan.agent import AgentSpec
 from testnet.wan.bench.measure import longest_gap_s, node_at, relays_at
-from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, Agent, agents
-from testnet.wan.lab import Lab, check_machine
+from testnet.wan.lab import Lab
 from testnet.wan.topology import TopologyInvalid, parse_topology, plan
+from tests.testnet.wan.emulated import TWO_HOMES, need_emulation
 
 pytestmark = pytest.mark.cluster
 
-TOPOLOGY = """
+TOPOLOGY = f"""
 name = "roam"
-[hosts.GA]
-nat = "cone"
-[hosts.A]
-behind = "GA"
-[hosts.GB]
-nat = "cone"
-[hosts.B]
-behind = "GB"
+{TWO_HOMES}
 [hosts.GC]
 [hosts.C]
 behind = "GC"
@@ -44,10 +37,7 @@ AWAY_S_MAX = 15.0
 
 @pytest.fixture(scope="module")
 def lab() -> Lab:
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
     return Lab(plan(parse_topology(TOPOLOGY)), f"r{os.getpid()}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from tests.cluster.network import Network, dekube, network
+from tests.cluster.network import Network, dekube, network, parameters
 
 pytestmark = pytest.mark.cluster
 
@@ -19,16 +19,7 @@ EPOCH_BLOCKS = 16
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    options = ["--no-task", "--workers", "0", "--validators", "4"]
-    for name, number in (
-        ("chain.epoch_blocks", EPOCH_BLOCKS),
-        ("chain.block_interval_ms_min", 300),
-        ("consensus.block_interval_ms", 300),
-        ("consensus.idle_ms", 100),
-        ("consensus.leader_ms", 1_000),
-        ("consensus.advance_ms", 2_000),
-    ):
-        options += ["--parameter", f"{name}={number}"]
+    options = ["--no-task", "--workers", "0", "--validators", "4", *parameters(EPOCH_BLOCKS)]
     with network(tmp_path_factory.mktemp("sync"), *options) as made:
         made.start()
         made.wait_up()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.cli import EXIT_LOOK_FIRST
-from tests.cluster.network import Network, dekube, network, wait_for
+from tests.cluster.network import Network, dekube, network, parameters, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -20,16 +20,7 @@ KNOWING, OLD = ALL[:4], ALL[4]
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    options = ["--no-task", "--workers", "0", "--validators", "5"]
-    for name, number in (
-        ("chain.epoch_blocks", EPOCH_BLOCKS),
-        ("chain.block_interval_ms_min", 300),
-        ("consensus.block_interval_ms", 300),
-        ("consensus.idle_ms", 100),
-        ("consensus.leader_ms", 2_000),
-        ("consensus.advance_ms", 4_000),
-    ):
-        options += ["--parameter", f"{name}={number}"]
+    options = ["--no-task", "--workers", "0", "--validators", "5", *parameters(EPOCH_BLOCKS, leader_ms=2_000)]
     for name in ALL:
         options += ["--without", name]
     with network(tmp_path_factory.mktemp("upgrade"), *options) as made:

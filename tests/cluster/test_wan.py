@@ -9,9 +9,9 @@ import pytest
 from testnet.wan.agent import AgentSpec, address_of
 from testnet.wan.bench.measure import relays_at
 from testnet.wan.bench.relay import dial, relays_in_use
-from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import RELAY_PORT, AgentFailed, agents
-from testnet.wan.lab import Lab, check_machine, load_plan
+from testnet.wan.lab import Lab, load_plan
+from tests.testnet.wan.emulated import need_emulation
 
 pytestmark = pytest.mark.cluster
 
@@ -20,10 +20,7 @@ VOTES = 400
 
 
 def test_homes_behind_nat_talk_through_relays_and_outlive_the_one_in_use() -> None:
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
     with Lab(load_plan("homes"), f"c{os.getpid()}") as lab:
         specs = {name: AgentSpec(name, relay=f"0.0.0.0:{RELAY_PORT}") for name in RELAYS}
         specs["A"] = AgentSpec("A", reserve=relays_at(lab, "R1", "R3"), punches=False)

@@ -264,15 +264,20 @@ def test_a_tip_whose_certificate_is_gone_is_no_trap() -> None:
     assert timers[c.LEADER] == TIMES.leader_ms, "views before the tip are no reason to be slow"
 
 
-def test_who_starts_without_a_seat_still_listens_when_it_gets_one() -> None:
-    """The other process with its key has been given the seat at the same moment."""
+def without_a_seat() -> r.Replica:
+    """A replica that has begun to listen, whose key has no seat in the first epoch."""
     key = vote_key(4)
-    times = replace(TIMES, doppelganger_ms=30_000)
     replica = r.Replica(
-        epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=times, signer=key,
-        guard=Guard(GENESIS, key.vote_key),
+        epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=replace(TIMES, doppelganger_ms=30_000),
+        signer=key, guard=Guard(GENESIS, key.vote_key),
     )  # fmt: skip
     replica.start(0)
+    return replica
+
+
+def test_who_starts_without_a_seat_still_listens_when_it_gets_one() -> None:
+    """The other process with its key has been given the seat at the same moment."""
+    replica = without_a_seat()
     assert replica.seat is None and not replica.core.is_listening
     ended(replica, 1_000)
     actions = replica.begin_epoch(second(), 1_000)
@@ -283,13 +288,7 @@ def test_who_starts_without_a_seat_still_listens_when_it_gets_one() -> None:
 
 
 def test_who_starts_without_a_seat_and_gets_one_later_votes_at_once() -> None:
-    key = vote_key(4)
-    times = replace(TIMES, doppelganger_ms=30_000)
-    replica = r.Replica(
-        epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=times, signer=key,
-        guard=Guard(GENESIS, key.vote_key),
-    )  # fmt: skip
-    replica.start(0)
+    replica = without_a_seat()
     ended(replica, 61_000)
     replica.begin_epoch(second(), 61_000)
     assert replica.seat == 0 and not replica.core.is_listening

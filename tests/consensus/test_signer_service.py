@@ -468,12 +468,11 @@ async def test_a_signer_of_another_key_or_chain_or_refused_by_the_check_ends_the
         assert isinstance(await run_to_its_end(voter(signer.connect, check=refuse)), GuardOutdated)
 
 
-class Liar:
-    """A signer that answers as it is told."""
+class FalseSigner:
+    """A signer whose answers are bytes of the test's choice."""
 
-    def __init__(self, nursery: trio.Nursery, reply: Callable[[int, Request], bytes]) -> None:
+    def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self._reply = reply
 
     async def connect(self) -> trio.abc.Stream:
         near, far = trio.testing.memory_stream_pair()
@@ -485,19 +484,31 @@ class Liar:
         try:
             while data := await stream.receive_some(4096):
                 for body in reader.feed(bytes(data)):
-                    number, request = decode_request(body)
-                    match request:
-                        case Open():
-                            answer = encode_answer(number, Opened(KEY.vote_key, KEY.vrf_key, 0, 0))
-                        case AskVote():
-                            answer = self._reply(number, request)
-                        case Ping():
-                            answer = encode_answer(number, Done())
-                        case _:
-                            answer = encode_answer(number, SignedPage(()))
-                    await stream.send_all(frame(answer))
+                    await stream.send_all(frame(self.answer(*decode_request(body))))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+
+    def answer(self, number: int, request: Request) -> bytes:
+        raise NotImplementedError
+
+
+class Liar(FalseSigner):
+    """A signer that answers as it is told when it is asked for a vote."""
+
+    def __init__(self, nursery: trio.Nursery, reply: Callable[[int, Request], bytes]) -> None:
+        super().__init__(nursery)
+        self._reply = reply
+
+    def answer(self, number: int, request: Request) -> bytes:
+        match request:
+            case Open():
+                return encode_answer(number, Opened(KEY.vote_key, KEY.vrf_key, 0, 0))
+            case AskVote():
+                return self._reply(number, request)
+            case Ping():
+                return encode_answer(number, Done())
+            case _:
+                return encode_answer(number, SignedPage(()))
 
 
 def unsigned(number: int, request: Request) -> bytes:
@@ -532,39 +543,27 @@ async def test_a_signer_that_lies_brings_no_vote(
         nursery.cancel_scope.cancel()
 
 
-class Opener:
+class Opener(FalseSigner):
     """A signer that shows votes of its choice when it is reached, page by page."""
 
     def __init__(self, nursery: trio.Nursery, page: Callable[[AskVotes], tuple[Vote, ...]]) -> None:
-        self._nursery = nursery
+        super().__init__(nursery)
         self._page = page
         self.pages = 0
 
-    async def connect(self) -> trio.abc.Stream:
-        near, far = trio.testing.memory_stream_pair()
-        self._nursery.start_soon(self._serve, far)
-        return near
-
-    async def _serve(self, stream: trio.abc.Stream) -> None:
-        reader = FrameReader(256)
-        try:
-            while data := await stream.receive_some(4096):
-                for body in reader.feed(bytes(data)):
-                    number, request = decode_request(body)
-                    answer: Answer = Done()
-                    match request:
-                        case Open():
-                            answer = Opened(KEY.vote_key, KEY.vrf_key, 0, 0)
-                        case AskVotes():
-                            self.pages += 1
-                            answer = SignedPage(self._page(request))
-                        case AskProof():
-                            answer = Proved(OTHER_KEY.prove(b"something else"))
-                        case _:
-                            pass
-                    await stream.send_all(frame(encode_answer(number, answer)))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+    def answer(self, number: int, request: Request) -> bytes:
+        answer: Answer = Done()
+        match request:
+            case Open():
+                answer = Opened(KEY.vote_key, KEY.vrf_key, 0, 0)
+            case AskVotes():
+                self.pages += 1
+                answer = SignedPage(self._page(request))
+            case AskProof():
+                answer = Proved(OTHER_KEY.prove(b"something else"))
+            case _:
+                pass
+        return encode_answer(number, answer)
 
 
 def null_of(view: int, *, epoch: int = 1, seat: int = 0, key: VoteKey = KEY) -> Vote:

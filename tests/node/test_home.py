@@ -6,7 +6,7 @@ import pytest
 
 from consensus.guard import GuardMissing
 from node.config import NodeOptions
-from node.home import create_home, load_key, read_passphrase, write_private
+from node.home import Home, create_home, load_key, read_passphrase, write_private
 from node.signer import open_guard
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import Genesis, GenesisValidator, genesis_hash
@@ -19,16 +19,14 @@ GENESIS = Genesis(
 )
 
 
-def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:
-    home = create_home(
-        tmp_path / "h",
-        genesis=GENESIS,
-        options=NodeOptions(),
-        account=ACCOUNT,
-        vote=VOTE,
-        passphrase="p",
-        scrypt_n=16,
+def home_at(path: Path, vote: SecretKey | None) -> Home:
+    return create_home(
+        path, genesis=GENESIS, options=NodeOptions(), account=ACCOUNT, vote=vote, passphrase="p", scrypt_n=16
     )
+
+
+def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:
+    home = home_at(tmp_path / "h", VOTE)
     assert home.load_options() == NodeOptions()
     assert home.load_genesis() == GENESIS
     passphrase = read_passphrase(home.path("keys/passphrase"))
@@ -39,24 +37,13 @@ def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:
 
 
 def test_keys_are_never_overwritten(tmp_path: Path) -> None:
-    def make() -> None:
-        create_home(
-            tmp_path,
-            genesis=GENESIS,
-            options=NodeOptions(),
-            account=ACCOUNT,
-            vote=None,
-            passphrase="p",
-            scrypt_n=16,
-        )
-
-    make()
+    home_at(tmp_path, None)
     before = (tmp_path / "keys/account.json").read_bytes()
     with pytest.raises(ConfigError, match="lives here already"):
-        make()
+        home_at(tmp_path, None)
     (tmp_path / "config.toml").unlink()
     with pytest.raises(ConfigError, match="exists already"):
-        make()
+        home_at(tmp_path, None)
     assert (tmp_path / "keys/account.json").read_bytes() == before
 
 
@@ -70,15 +57,7 @@ def test_a_passphrase_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_guard_of_a_vote_key_begins_with_its_home_and_is_never_begun_anew(tmp_path: Path) -> None:
-    home = create_home(
-        tmp_path / "h",
-        genesis=GENESIS,
-        options=NodeOptions(),
-        account=ACCOUNT,
-        vote=VOTE,
-        passphrase="p",
-        scrypt_n=16,
-    )
+    home = home_at(tmp_path / "h", VOTE)
 
     def open_it() -> None:
         open_guard(

@@ -22,6 +22,7 @@ from node.mempool import Mempool, MempoolOptions
 from rpc.backend import Backend, BackendOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.store_view import StoreView, describe
+from rpc.surface import DOCUMENT, SURFACE
 from rpc.view import Head, KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
@@ -35,6 +36,7 @@ from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view.accounts import Account, load_account
+from tests.rpc.validate import validate
 
 CHAIN_ID = 7
 COIN = 10**18
@@ -195,6 +197,8 @@ class Gateway:
         self.url = f"http://{host}:{port}"
         self.websocket_url = f"ws://{host}:{port}/ws"
         self.http = http
+        self.checked: set[str] = set()
+        """What ``checked_call`` was asked for."""
 
     async def post(self, body: bytes | str, **headers: str) -> httpx.Response:
         return await self.http.post(self.url + "/", content=body, headers=headers)
@@ -211,6 +215,13 @@ class Gateway:
         assert answer["id"] == 1
         assert "error" not in answer, answer
         return answer["result"]
+
+    async def checked_call(self, method: str, *params: Any, **named: Any) -> Any:
+        """Return what ``call`` does, once it is as the method's schema says."""
+        result = await self.call(method, *params, **named)
+        validate(result, SURFACE[method].result, DOCUMENT["components"]["schemas"], method)
+        self.checked.add(method)
+        return result
 
     async def error(self, method: str, *params: Any, **named: Any) -> Any:
         answer = await self.raw({"jsonrpc": "2.0", "id": 1, "method": method, "params": named or list(params)})

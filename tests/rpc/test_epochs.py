@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from rpc.surface import DOCUMENT, SURFACE
 from state.primitives.address import format_address
 from state.transition.epochs import EPOCH_BEGAN, JAILED, genesis_randomness
 from state.transition.staking import STAKE_KIND, stake_payload
 from tests.rpc.harness import ALICE, COIN, VALIDATORS, Node, gateway, hexed, served, transfer
-from tests.rpc.validate import validate
-
-COMPONENTS = DOCUMENT["components"]["schemas"]
 
 
 async def test_epochs_are_shown_as_they_go(tmp_path: Path) -> None:
     node = Node(tmp_path / "chain", epoch_blocks=4, evidence_epochs=2, downtime_blocks_min=1)
     try:
         async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-
-            async def call(name: str, *params: Any, **named: Any) -> Any:
-                result = await it.call(name, *params, **named)
-                validate(result, SURFACE[name].result, COMPONENTS, name)
-                return result
-
+            call = it.checked_call
             first = await call("dekube_getEpoch")
             assert (first["epoch"], first["first_height"], first["last_height"], first["version"]) == (0, 1, 4, 1)
             assert first["randomness_before"] == first["randomness"] == hexed(genesis_randomness(node.genesis))

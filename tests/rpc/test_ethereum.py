@@ -83,14 +83,7 @@ def legacy(key: SecretKey, nonce: int, to: bytes, value: int = 0, data: bytes = 
 async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path / "db")
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-        called: set[str] = set()
-
-        async def call(name: str, *params: Any) -> Any:
-            result = await it.call(name, *params)
-            validate(result, SURFACE[name].result, COMPONENTS, name)
-            called.add(name)
-            return result
-
+        call = it.checked_call
         # Who and where
         assert await call("eth_chainId") == hex(CHAIN_ID)
         assert await call("net_version") == str(CHAIN_ID)
@@ -260,7 +253,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
             await taken.wait()
             await mint(it, node)
         assert answers[0]["status"] == "0x1"
-        assert ETHEREUM - called == set()
+        assert ETHEREUM - it.checked == set()
         late = hexed(dynamic(CAROL, 2, DAVE.address, 1))
         error = await it.error("eth_sendRawTransactionSync", late, 1)
         assert (error["code"], error["data"]) == (4, hexed(keccak(bytes.fromhex(late[2:]))))

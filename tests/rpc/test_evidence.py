@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rpc.surface import DOCUMENT, SURFACE
 from state.primitives.address import format_address
@@ -52,12 +51,7 @@ async def test_a_slash_is_told_with_its_reason_its_sums_and_its_proof(tmp_path: 
     node = Node(tmp_path / "chain")
     try:
         async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-
-            async def call(name: str, *params: Any, **named: Any) -> Any:
-                result = await it.call(name, *params, **named)
-                validate(result, SURFACE[name].result, COMPONENTS, name)
-                return result
-
+            call = it.checked_call
             culprit = hexed(VALIDATORS[1].address)
             node.mint()
             assert (await call("dekube_getSlash", culprit))["slash"] is None
@@ -113,12 +107,7 @@ async def test_evidence_that_a_person_brings_is_checked_kept_and_gossiped(tmp_pa
     node = Node(tmp_path / "chain")
     try:
         async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-
-            async def call(name: str, *params: Any, **named: Any) -> Any:
-                result = await it.call(name, *params, **named)
-                validate(result, SURFACE[name].result, COMPONENTS, name)
-                return result
-
+            call = it.checked_call
             node.mint(2)
             raw = faults(node)[0]
             told = await call("dekube_submitEvidence", hexed(raw))

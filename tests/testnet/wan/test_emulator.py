@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from testnet.wan.check import probe
-from testnet.wan.emulator import EmulatorFailed, WanUnavailable
-from testnet.wan.lab import Lab, attach, check_machine, destroy, labs
+from testnet.wan.emulator import EmulatorFailed
+from testnet.wan.lab import Lab, attach, destroy, labs
 from testnet.wan.topology import TopologyInvalid, parse_topology, plan
+from tests.testnet.wan.emulated import need_emulation
 
 pytestmark = pytest.mark.cluster
 
@@ -24,10 +25,7 @@ NAME = f"t{os.getpid()}"
 
 @pytest.fixture(autouse=True)
 def machine() -> None:
-    try:
-        check_machine()
-    except WanUnavailable as error:
-        pytest.skip(f"NO EMULATED NETWORKS HERE: {error}")
+    need_emulation()
 
 
 @contextmanager
