@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from math import inf
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 import trio
@@ -68,6 +69,7 @@ from tasks.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tasks.verification import seal_time
 
 __all__ = ["Duties"]
 
@@ -75,8 +77,10 @@ _log = structlog.get_logger("duties")
 
 RETRY_S: Final = 5.0
 """Pause before a duty that failed is tried again."""
-FETCH_TIMEOUT_S: Final = 60.0
+FETCH_QUIET_S: Final = 60.0
+"""A fetch that brings nothing for so long is begun again."""
 FETCH_TRIES_MAX: Final = 3
+"""Fetches in a row that bring nothing; what comes, however slowly, is waited for as long as there is time."""
 QUIET_S: Final = 15.0
 """Peers that bring nothing of a data set for so long do not keep it from being looked for elsewhere."""
 CHECKS_AT_ONCE_MAX: Final = 4
@@ -109,6 +113,26 @@ class JobUnfit(DekubeError):
 
 class _Abandoned(Exception):
     pass
+
+
+class _Supply(NamedTuple):
+    """Whom to ask for blobs, and the moment (of trio's clock) after which none is waited for."""
+
+    sources: Sequence[bytes]
+    until: float = inf
+
+
+class _Patience:
+    """A scope that ends when nothing is noted for ``quiet_s``."""
+
+    def __init__(self, quiet_s: float) -> None:
+        self._quiet_s = quiet_s
+        self.scope = trio.CancelScope()
+        self.note()
+
+    def note(self, *_progress: int) -> None:
+        """Note that something came."""
+        self.scope.deadline = trio.current_time() + self._quiet_s
 
 
 _Result = TypeVar("_Result")
@@ -398,11 +422,13 @@ class Duties:
 
     async def _inputs(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
         """Return the data set, and the state to start from where neither journal nor job has it."""
-        dataset = await self._dataset(spec, self._peers(), task)
+        dataset = await self._dataset(spec, _Supply(self._peers()), task)
         start: bytes | None = None
         if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
-            start = await self._fetch(duty.state_blob, self._peers(), spec.plan().state_limit_bytes)
-            await trio.to_thread.run_sync(_check_state, start, spec, duty.state_root)
+            before = load_window(self._ledger.store, task, duty.window - 1)
+            start = await self._fetch_state(before, _Supply(self._holders(before)), spec)
+            if before.proof.state_root_out != duty.state_root:
+                raise _Abandoned
         self._known_tasks.add(task)
         return dataset, start
 
@@ -521,40 +547,52 @@ class Duties:
         _log.info("verdict revealed", task=duty.task, window=duty.window)
 
     async def _find(self, duty: CheckDuty) -> tuple[Finding, ...]:
-        """Re-run the drawn segments; what cannot be fetched from anybody is a finding too."""
+        """Re-run the drawn segments; what cannot be fetched from anybody is a finding too.
+
+        So is the state after the window: nobody pays for work whose result is nowhere to be had.
+        """
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)
-        sources = self._peers(window.worker)
+        supply = _Supply(self._holders(window), trio.current_time() + self._fetch_s(duty, spec))
+        limit_bytes = spec.plan().state_limit_bytes
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
         lacks: dict[int, str] = {}
         try:
-            leaves = await self._leaves(spec, window, sources)
-            await self._obtain(spec.dataset.blob, sources, DATASET_BYTES_MAX, duty.task)
+            leaves = await self._leaves(spec, window, supply)
+            await self._obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, duty.task)
+            await self._obtain(window.proof.output_blob, supply, limit_bytes)
         except InputUnavailable as error:
-            return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)
+            return _unavailable(duty, error)
         for segment in duty.segments:
             try:
-                await self._obtain(leaves[segment].state_blob, sources, spec.plan().state_limit_bytes)
+                await self._obtain(leaves[segment].state_blob, supply, limit_bytes)
             except InputUnavailable as error:
                 lacks[segment] = str(error)
         async with self._checks:
-            return await self._check(duty, spec, leaves, sources, lacks)
+            try:
+                await self._fetch_state(window, supply, spec)
+                dataset = await self._dataset(spec, supply, duty.task)
+            except InputUnavailable as error:
+                return _unavailable(duty, error)
+            return await self._check(duty, spec, dataset, leaves, supply, lacks)
+
+    def _fetch_s(self, duty: CheckDuty, spec: JobSpec) -> float:
+        """Return how long a check waits for what it needs, which leaves time to do it and to seal."""
+        left_ms = max(0, duty.deadline_ms - self._ledger.head().time_ms)
+        run_ms = seal_time(spec, len(duty.segments), self._parameters).run_ms
+        return max(left_ms - run_ms // 2, left_ms // 2) / 1000
 
     async def _check(
-        self, duty: CheckDuty, spec: JobSpec, leaves: Sequence[SegmentLeaf], sources: Sequence[bytes],
+        self, duty: CheckDuty, spec: JobSpec, dataset: bytes, leaves: Sequence[SegmentLeaf], supply: _Supply,
         lacks: Mapping[int, str],
     ) -> tuple[Finding, ...]:  # fmt: skip
-        try:
-            dataset = await self._dataset(spec, sources, duty.task)
-        except InputUnavailable as error:
-            return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)
         found = []
         for segment in duty.segments:
             if segment in lacks:
                 verdict = Verdict.unavailable(segment, lacks[segment])
             else:
                 try:
-                    state = await self._fetch(leaves[segment].state_blob, sources, spec.plan().state_limit_bytes)
+                    state = await self._fetch(leaves[segment].state_blob, supply, spec.plan().state_limit_bytes)
                 except InputUnavailable as error:
                     verdict = Verdict.unavailable(segment, str(error))
                 else:
@@ -567,10 +605,8 @@ class Duties:
             found.append(verdict.finding)
         return tuple(found)
 
-    async def _leaves(
-        self, spec: JobSpec, window: WindowRecord, sources: Sequence[bytes]
-    ) -> tuple[SegmentLeaf, ...]:
-        data = await self._fetch(window.proof.leaves_blob, sources, LEAVES_LIMIT_BYTES)
+    async def _leaves(self, spec: JobSpec, window: WindowRecord, supply: _Supply) -> tuple[SegmentLeaf, ...]:
+        data = await self._fetch(window.proof.leaves_blob, supply, LEAVES_LIMIT_BYTES)
         try:
             leaves = decode_leaves(data)
             check_leaves(spec, window.proof, leaves)
@@ -588,14 +624,18 @@ class Duties:
 
     # Inputs
 
-    def _peers(self, first: bytes = b"") -> list[bytes]:
-        """Return whom to ask for a blob: the one that made it, then whoever is connected."""
+    def _peers(self, *first: bytes) -> list[bytes]:
+        """Return whom to ask for a blob: those who should have it, then whoever is connected."""
         connected = [peer.address for peer in self._network.peers()]
-        return list(dict.fromkeys([*([first] if first and first != self.address else []), *connected]))
+        return [address for address in dict.fromkeys([*first, *connected]) if address != self.address]
 
-    async def _dataset(self, spec: JobSpec, sources: Sequence[bytes], task: bytes) -> bytes:
+    def _holders(self, window: WindowRecord) -> list[bytes]:
+        """Return whom to ask for a window's blobs: who made them, those who fetched them to check it, the rest."""
+        return self._peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
+
+    async def _dataset(self, spec: JobSpec, supply: _Supply, task: bytes) -> bytes:
         """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
-        await self._obtain(spec.dataset.blob, sources, DATASET_BYTES_MAX, task)
+        await self._obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
         async with self._reading_dataset:  # one at a time: each takes several times its size for a while
             known = self._datasets.get(spec.dataset.blob)
             if known is not None and known[0] == spec.dataset.root:
@@ -612,9 +652,15 @@ class Duties:
             self._datasets[spec.dataset.blob] = (root, data)
             return data
 
-    async def _fetch(self, name: bytes, sources: Sequence[bytes], limit_bytes: int) -> bytes:
+    async def _fetch_state(self, window: WindowRecord, supply: _Supply, spec: JobSpec) -> bytes:
+        """Return the state after a window, if it is the one that its worker proved. Raises InputUnavailable."""
+        state = await self._fetch(window.proof.output_blob, supply, spec.plan().state_limit_bytes)
+        await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
+        return state
+
+    async def _fetch(self, name: bytes, supply: _Supply, limit_bytes: int) -> bytes:
         """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
-        await self._obtain(name, sources, limit_bytes)
+        await self._obtain(name, supply, limit_bytes)
         return await self._read(name)
 
     async def _read(self, name: bytes) -> bytes:
@@ -623,44 +669,58 @@ class Duties:
         except DekubeError as error:  # evicted meanwhile, or damaged
             raise InputUnavailable(f"blob {name.hex()}: {error}") from None
 
-    async def _obtain(
-        self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes = b""
-    ) -> None:
+    async def _obtain(self, name: bytes, supply: _Supply, limit_bytes: int, dataset_of: bytes = b"") -> None:
         """Have a blob on this machine's disk. Raises InputUnavailable.
 
         Where no peer has the data set of the task ``dataset_of``, everybody is asked who does. The name is a
         stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
         """
-        blobs = self._blobs
-        error: DekubeError | None = None
-        for _ in range(FETCH_TRIES_MAX):
-            try:
-                if not blobs.is_complete(name):
-                    with trio.move_on_after(FETCH_TIMEOUT_S):
-                        await self._bring(name, sources, limit_bytes, dataset_of)
-                manifest = blobs.manifest(name)
-                if manifest is not None and manifest.size_bytes > limit_bytes:
-                    raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
-                if blobs.is_complete(name):
-                    return
-            except InputUnavailable:
-                raise
-            except DekubeError as failure:
-                error = failure
-            await trio.sleep(RETRY_S / FETCH_TRIES_MAX)
-        raise InputUnavailable(f"blob {name.hex()}: {error}")
+        blobs, tries = self._blobs, 0
+        error = InputUnavailable("not here in the time there is")
+        with trio.move_on_at(supply.until):
+            while not blobs.is_complete(name) and tries < FETCH_TRIES_MAX:
+                if tries:
+                    await trio.sleep(RETRY_S / FETCH_TRIES_MAX)
+                here = self._pieces_here(name)
+                try:
+                    patience = _Patience(FETCH_QUIET_S)
+                    with patience.scope:
+                        await self._bring(name, supply, limit_bytes, dataset_of, patience)
+                    if patience.scope.cancelled_caught:
+                        error = InputUnavailable(f"nothing came for {FETCH_QUIET_S} s")
+                except DekubeError as failure:
+                    error = InputUnavailable(str(failure))
+                tries = 1 if self._pieces_here(name) > here else tries + 1
+        if not blobs.is_complete(name):
+            raise InputUnavailable(f"blob {name.hex()}: {error}")
+        manifest = blobs.manifest(name)
+        if manifest is not None and manifest.size_bytes > limit_bytes:
+            raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
 
-    async def _bring(self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes) -> None:
+    def _pieces_here(self, name: bytes) -> int:
+        manifest = self._blobs.manifest(name)
+        if manifest is None:
+            return 0
+        try:
+            return len(manifest.hashes) - len(self._blobs.missing(name))
+        except DekubeError:  # evicted meanwhile
+            return 0
+
+    async def _bring(
+        self, name: bytes, supply: _Supply, limit_bytes: int, dataset_of: bytes, patience: _Patience
+    ) -> None:
+        fetch = partial(self._network.fetch_blob, name, supply.sources, limit_bytes=limit_bytes)
         if not dataset_of or self.search is None:
-            await self._network.fetch_blob(name, sources, limit_bytes=limit_bytes)
+            await fetch(progress=patience.note)
             return
-        scope = trio.CancelScope(deadline=trio.current_time() + QUIET_S)
+        direct = _Patience(QUIET_S)
 
         def note(_done: int, _every: int) -> None:
-            scope.deadline = trio.current_time() + QUIET_S
+            direct.note()
+            patience.note()
 
-        with scope, suppress(DekubeError):
-            await self._network.fetch_blob(name, sources, progress=note, limit_bytes=limit_bytes)
+        with direct.scope, suppress(DekubeError):
+            await fetch(progress=note)
             return
         await self.search.fetch(dataset_of, name, limit_bytes)
 
@@ -689,12 +749,17 @@ def _dataset_root(data: bytes) -> bytes:
     return Dataset.decode(data).root()
 
 
-def _check_state(data: bytes, spec: JobSpec, root: bytes) -> None:
-    """Check that the state which another worker published is the one the chain knows. Raises InputUnavailable."""
+def _check_state(data: bytes, spec: JobSpec, step: int, root: bytes) -> None:
+    """Check that a state which another worker published is the one the chain knows. Raises InputUnavailable."""
     plan = spec.plan()
     try:
-        found = TrainingState.decode(data, plan).root(plan)
+        state = TrainingState.decode(data, plan)
     except DekubeError as error:
         raise InputUnavailable(f"state: {error}") from None
-    if found != root:
-        raise InputUnavailable("the state to go on from is not the one on chain")
+    if (state.step, state.root(plan)) != (step, root):
+        raise InputUnavailable("the state is not the one on chain")
+
+
+def _unavailable(duty: CheckDuty, error: InputUnavailable) -> tuple[Finding, ...]:
+    _log.warning("a window cannot be checked", task=duty.task, window=duty.window, error=str(error))
+    return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)

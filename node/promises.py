@@ -69,8 +69,12 @@ def needed_blobs(
     ``task`` is None where the chain has none, ``window`` where it has no proof of that number.
     """
     nothing: frozenset[bytes] = frozenset()
-    if task is None or task.phase in ENDED:
+    if task is None:
         return nothing
+    if task.phase in ENDED:  # its requester fetches the result as long as the worker's bond stays
+        is_last = window is not None and number + 1 == task.final_windows
+        is_ours = window is not None and window.proof.leaves_blob == published.leaves
+        return frozenset({published.output}) if task.deadline_ms and is_last and is_ours else nothing
     if window is None or number >= task.next_window:  # not on chain yet, or to be done again
         return published.blobs if task.worker == worker else nothing
     if window.proof.leaves_blob != published.leaves:  # done again by somebody else

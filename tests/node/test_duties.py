@@ -12,9 +12,11 @@ import trio
 import node.duties
 from billing.escrow import Movement, Purpose, escrow_totals
 from node.config import RegistryOptions
-from node.duties import Duties
+from node.duties import Duties, InputUnavailable, _Supply
+from p2p.limits import NetworkLimits
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError
+from state.primitives.manifests import PIECE_BYTES
 from tasks import queries
 from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
@@ -34,7 +36,7 @@ REQUESTER = 9
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.duties, "FETCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(node.duties, "FETCH_QUIET_S", 0.5)
     made = World(tmp_path)
     yield made
     made.store.close()
@@ -84,6 +86,23 @@ class Liar(Duties):
     async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
         last = replace(result.segments[-1], state_root_after=b"?" * 32)
         await super()._submit_window(task, spec, replace(result, segments=(*result.segments[:-1], last)))
+
+
+class Withholder(Duties):
+    """A worker that keeps the result to itself."""
+
+    def _store_state(self, result: WindowResult, number: int) -> bytes:
+        name = super()._store_state(result, number)
+        if number == len(result.segments):
+            self._blobs.remove(name)
+        return name
+
+
+class Swindler(Duties):
+    """A worker that delivers the state before its work as the one after it."""
+
+    def _store_state(self, result: WindowResult, number: int) -> bytes:
+        return super()._store_state(result, number % len(result.segments))
 
 
 async def test_a_task_is_run_checked_and_paid_though_both_sides_restart_in_its_middle(world: World) -> None:
@@ -146,6 +165,94 @@ async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -
     assert market.paid(worker) == []
     known = load_node(world.store, worker.wallet.address)
     assert known is not None and (known.bad, known.failures) == (1, 1)
+
+
+@pytest.mark.parametrize("duties", [Withholder, Swindler])
+async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: World, duties: type[Duties]) -> None:
+    worker = Machine(world, 1, "compute", duties=duties)
+    checkers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+
+        def is_void() -> bool:
+            window = market.window(0)
+            return window is not None and window.phase == WindowPhase.VOID
+
+        await world.mint_until(is_void, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None and window.reason == Reason.WORK_REJECTED
+    seats = (*window.verifiers, *window.jurors)
+    assert {finding.code for seat in seats for finding in seat.findings or ()} == {Code.UNAVAILABLE}
+    assert market.paid(worker) == []
+    for machine in checkers:
+        known = load_node(world.store, machine.wallet.address)
+        assert known is not None and known.bad == 0
+
+
+async def test_slow_is_not_unavailable_until_the_time_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * (8 * PIECE_BYTES // 256)
+    slow = NetworkLimits(blob_upload_bytes_per_s=4 * PIECE_BYTES)
+    holder, asker = Machine(world, 1, "compute", limits=slow), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        for machine in (holder, asker):
+            await nursery.start(machine.network.run)
+            await nursery.start(machine.run)
+        assert holder.network.blobs is not None and asker.network.blobs is not None and asker.duties is not None
+        name = holder.network.blobs.add(content)
+        sources = [holder.wallet.address]
+        monkeypatch.setattr(node.duties, "FETCH_QUIET_S", 60.0)
+        until = trio.current_time() + 1.0
+        with pytest.raises(InputUnavailable):
+            await asker.duties._obtain(name, _Supply(sources, until), len(content))
+        # What came is kept, and each piece is a reason to wait for the next.
+        await asker.duties._obtain(name, _Supply(sources), len(content))
+        assert asker.network.blobs.read(name) == content
+        # It is here, so nobody asks for the time.
+        await asker.duties._obtain(name, _Supply(sources, until), len(content))
+        with pytest.raises(InputUnavailable, match="limit"):
+            await asker.duties._obtain(name, _Supply(sources), len(content) - 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_replacement_that_cannot_have_the_state_to_go_on_from_declines_without_a_fine(
+    world: World,
+) -> None:
+    machines = [Machine(world, 1, "compute"), Machine(world, 2, "compute"), Machine(world, 3, "verify")]
+    market = Market(world, *machines)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        await nursery.start(machines[2].run)
+        for machine in machines[:2]:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        first = next(machine for machine in machines if machine.wallet.address == market.record.worker)
+        second = next(machine for machine in machines[:2] if machine is not first)
+        first.stop()
+        machines[2].stop()
+        proved = [market.window(number) for number in range(market.record.next_window)]
+        for window in proved:
+            for machine in machines:
+                assert window is not None and machine.network.blobs is not None
+                machine.network.blobs.remove(window.proof.output_blob)
+        giving: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+        nursery.start_soon(first.wallet.send, GIVE_UP_TASK, giving)
+        await world.mint_until(lambda: second.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    [entry] = [
+        entry for entry in queries.task_history(world.store, market.task) if entry.actor == second.wallet.address
+        and entry.after == Phase.DEGRADED
+    ]  # fmt: skip
+    assert entry.reason == Reason.INPUT_UNAVAILABLE
+    fines = [line for line in queries.bill(world.store, market.task).lines if line.purpose == Purpose.WORKER_FINE]
+    assert [line.party for line in fines if line.party == second.wallet.address] == []
+    known = load_node(world.store, second.wallet.address)
+    assert known is not None and known.bad == 0
 
 
 async def test_states_that_nobody_serves_are_a_finding_and_not_a_stop(world: World) -> None:

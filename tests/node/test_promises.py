@@ -45,22 +45,29 @@ PUBLISHED = Published((b"p" * 32,), (b"s" * 32,), WINDOW.proof.leaves_blob, b"o"
 
 @given(
     st.sampled_from(Phase), st.sampled_from(WindowPhase), st.integers(0, 4), st.integers(0, 4), st.booleans(),
-    st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_blobs_are_kept_exactly_as_long_as_somebody_may_ask_for_them(
-    phase: Phase, window_phase: WindowPhase, next_window: int, final: int, is_worker: bool, is_mine: bool
+    phase: Phase,
+    window_phase: WindowPhase,
+    next_window: int,
+    final: int,
+    is_worker: bool,
+    is_mine: bool,
+    is_bonded: bool,
 ) -> None:
     task = TASK._replace(
         phase=phase,
         next_window=next_window,
         final_windows=min(final, next_window),
         worker=ME if is_worker else OTHER,
+        deadline_ms=1 if is_bonded else 0,
     )
     window = WINDOW._replace(phase=window_phase)
     mine = PUBLISHED if is_mine else PUBLISHED._replace(leaves=b"?" * 32)
     needed = needed_blobs(mine, 0, task, window, ME)
-    if phase in ENDED:
-        assert needed == set()
+    if phase in ENDED:  # the requester fetches the result as long as its worker is bonded
+        assert needed == ({mine.output} if is_bonded and is_mine and task.final_windows == 1 else set())
     elif next_window == 0:  # due, or due again
         assert needed == (mine.blobs if is_worker else set())
     elif not is_mine:

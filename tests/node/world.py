@@ -17,6 +17,7 @@ from node.machine import describe_machine
 from node.mempool import MempoolOptions
 from node.runtime import make_runtime
 from node.wallet import Wallet
+from p2p.limits import NetworkLimits
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -107,8 +108,9 @@ class Machine:
     """One node of the market: a network of memory streams, blobs, a home, and duties that can be restarted."""
 
     def __init__(
-        self, world: World, number: int, role: str, *, duties: type[Duties] = Duties, alone: bool = False
-    ) -> None:
+        self, world: World, number: int, role: str, *, duties: type[Duties] = Duties, alone: bool = False,
+        limits: NetworkLimits = NetworkLimits(),  # noqa: B008
+    ) -> None:  # fmt: skip
         self.world, self.number, self.role, self._duties = world, number, role, duties
         self.home = Home(world.path / f"node {number}")
         self.wallet = world.wallet(number)
@@ -121,6 +123,7 @@ class Machine:
                     f"0x{account(n).address.hex()}@{memory_endpoint(n)}" for n in range(number)
                 ),
                 blob_dir=self.home.blobs,
+                limits=limits,
             ),
             identity(number),
             dialers={} if alone else {"relay": world.wires},
