@@ -205,7 +205,7 @@ class RelayCore:
         self._waiting: dict[int, _Circuit] = {}
         self._running: dict[int, tuple[tuple[_Client, ...], HostUse]] = {}
         self._crowds: Crowds[int] = Crowds()
-        """Circuits, pending ones too, by the block of who asked for them; trusted hosts are no crowd."""
+        """Circuits that run, by the block of who asked for them; trusted hosts are no crowd."""
         self._pending_crowds: Crowds[int] = Crowds()
         self._reserved_crowds: Crowds[bytes] = Crowds()
         self._revocations = Revocations(known_max=2 * limits.reservations_max, is_kept=self._reserved.__contains__)
@@ -343,19 +343,32 @@ class RelayCore:
         return [Hold(connection)]
 
     def _arrived(self, circuit: _Circuit, end: int, connection: int) -> list[Effect]:
-        """Take one end of a circuit; with both it runs."""
+        """Take one end of a circuit; with both it runs, if need be in the place of one that runs.
+
+        Only now: who merely asks would else end the circuits of others with a word.
+        """
         circuit.ends[end] = connection
         self._waiting[connection] = circuit
         dialler, target = circuit.ends
         if dialler is None or target is None:
             return []
+        is_full = len(self._running) >= self._limits.circuits_max
+        last = self._crowds.who_gives_way(circuit.host.block) if is_full else None
+        if is_full and last is None:
+            return self._abandon(circuit, Refusal.RELAY_FULL)
         self._settle(circuit)
         clients = circuit.clients()
         for client in clients:
             client.circuits += 1
         circuit.host.count(circuits=1)
+        effects: list[Effect] = []
+        if last is not None:
+            self.circuit_closed(last)
+            effects.append(End(last, "crowded_out"))
+        if not circuit.host.is_trusted:
+            self._crowds.enter(circuit.host.block, circuit.number)
         self._running[circuit.number] = clients, circuit.host
-        return [Join(circuit.number, dialler, target, circuit.payer.address, circuit.target_address)]
+        return [*effects, Join(circuit.number, dialler, target, circuit.payer.address, circuit.target_address)]
 
     def onward_opened(self, circuit: int, connection: int) -> list[Effect]:
         """Take the data connection to the next relay of a circuit's route, joined there already."""
@@ -482,7 +495,7 @@ class RelayCore:
         parked: bytes, now_ms: int,
     ) -> tuple[list[Effect], _Circuit]:  # fmt: skip
         """Note a circuit that waits for its ends, and ask for those that do not wait here already."""
-        effects = self._make_room(control.host)
+        effects = self._make_pending_room(control.host)
         self._clients[payer.address] = payer  # now: its last circuit may have made room, and it was forgotten
         self._number += 1
         mine, theirs = self._random(32), self._random(32)
@@ -494,7 +507,6 @@ class RelayCore:
         control.offers.add(circuit.number)
         control.host.count(circuits=1, pending=1)
         if not control.host.is_trusted:
-            self._crowds.enter(control.host.block, circuit.number)
             self._pending_crowds.enter(control.host.block, circuit.number)
         for client in circuit.clients():
             client.pending += 1
@@ -573,26 +585,17 @@ class RelayCore:
 
     def _fullness(self) -> tuple[tuple[Crowds[int], bool], ...]:
         """Return who shares each bound in sum, and whether it is reached."""
-        pending, running = len(self._pending), len(self._running)
         return (
-            (self._pending_crowds, pending >= self._limits.pending_max),
-            (self._crowds, pending + running >= self._limits.circuits_max),
+            (self._pending_crowds, len(self._pending) >= self._limits.pending_max),
+            (self._crowds, len(self._running) >= self._limits.circuits_max),
         )
 
-    def _make_room(self, host: HostUse) -> list[Effect]:
-        """Let the newest circuit of the largest block give way to one of ``host``, where a bound is reached."""
-        effects: list[Effect] = []
-        for at in range(len(self._fullness())):
-            crowds, is_full = self._fullness()[at]
-            last = crowds.who_gives_way(host.block) if is_full else None
-            if last is None:
-                continue
-            if last in self._pending:
-                effects += self._abandon(self._pending[last], Refusal.RELAY_FULL)
-            else:
-                self.circuit_closed(last)
-                effects.append(End(last, "crowded_out"))
-        return effects
+    def _make_pending_room(self, host: HostUse) -> list[Effect]:
+        """Let the newest pending circuit of the largest block give way to one of ``host``, where all may wait."""
+        if len(self._pending) < self._limits.pending_max:
+            return []
+        last = self._pending_crowds.who_gives_way(host.block)
+        return [] if last is None else self._abandon(self._pending[last], Refusal.RELAY_FULL)
 
     def _settle(self, circuit: _Circuit) -> None:
         """Take a circuit out of the pending ones, with everything that counted it there."""
@@ -617,7 +620,6 @@ class RelayCore:
             if len(self._refused_ends) > REFUSED_ENDS_MAX:
                 self._refused_ends.popitem(last=False)
         self._settle(circuit)
-        self._crowds.leave(circuit.number)
         self._forget(circuit.payer)
         return [self._refuse(end, refusal) for end in circuit.ends if end is not None]
 

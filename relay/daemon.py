@@ -330,10 +330,7 @@ class RelayDaemon:
         self._number += 1
         connection.number = self._number
         self._waiting[connection.number] = connection
-        self._onward[circuit] = connection.endpoint
         self.do(self.core.onward_opened(circuit, connection.number))
-        if circuit not in self._circuits:
-            self._onward.pop(circuit, None)
 
     def onward_failed(self, circuit: int, refusal: Refusal) -> None:
         """Note that a circuit goes no further."""
@@ -502,6 +499,8 @@ class RelayDaemon:
         tier = FreeTier(self.options.tariff, self.now_ms())
         self._payers[join.circuit] = join.dialler_address, tier, dialler.host
         self.circuits_total += 1
+        if isinstance(target, OnwardConnection):
+            self._onward[join.circuit] = target.endpoint
         for opening in (dialler, target):
             if self.limits.circuit_bytes_per_s_max:
                 set_pace(opening.socket(), self.limits.circuit_bytes_per_s_max)

@@ -54,13 +54,14 @@ class RelayLimits:
     connects_per_host_per_s: int = 10
     connects_per_host_burst: int = 60
     pending_max: int = 1_024
-    """Circuits that wait for one of their ends."""
+    """Circuits that wait for one of their ends, on top of those that run."""
     pending_per_client_max: int = 16
     pending_per_host_max: int = 128
     """Of those, the ones that one host asked for, for itself or as a relay for its clients."""
     pending_per_network_max: int = 512
     pending_ms_max: int = 10_000
     circuits_max: int = 4_096
+    """Circuits that run. One more takes the place of another when it is joined; until then it only waits."""
     circuits_per_client_max: int = 64
     """Circuits (pending ones too) of one client, whichever end it is."""
     circuits_per_host_max: int = 128

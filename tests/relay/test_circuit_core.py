@@ -340,7 +340,6 @@ class TestQuotas:
         ("limits", "refusal"),
         [
             (replace(LIMITS, pending_max=2), Refusal.RELAY_FULL),
-            (replace(LIMITS, circuits_max=2), Refusal.RELAY_FULL),
             (replace(LIMITS, pending_per_client_max=2), Refusal.CLIENT_LIMIT),
             (replace(LIMITS, circuits_per_client_max=2), Refusal.CLIENT_LIMIT),
             (replace(LIMITS, circuits_per_host_max=2), Refusal.HOST_LIMIT),
@@ -356,6 +355,18 @@ class TestQuotas:
         relay.offer(1, BOB)
         relay.offer(1, CAROL)
         assert refusal_of(relay.say(1, Connect(1, BOB))) is refusal
+
+    def test_circuits_that_run_in_sum(self) -> None:
+        relay = Relay(replace(LIMITS, circuits_max=2))
+        relay.join(1, ALICE)
+        relay.join(2, BOB, "198.51.100.9")
+        relay.say(2, Reserve(1, 60))
+        for end in (11, 21):
+            mine, theirs = relay.offer(1, BOB)
+            relay.core.data_opened(end, mine)
+            relay.core.data_opened(end + 1, theirs)
+        assert relay.core.circuits == 2
+        assert refusal_of(relay.say(1, Connect(1, BOB))) is Refusal.RELAY_FULL
 
     def test_a_targets_circuits(self) -> None:
         relay = Relay(replace(LIMITS, circuits_per_client_max=1))
@@ -438,7 +449,7 @@ class RelayMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.limits = replace(
-            LIMITS, pending_max=6, pending_per_client_max=3, circuits_max=8, circuits_per_client_max=4,
+            LIMITS, pending_max=6, pending_per_client_max=3, circuits_max=5, circuits_per_client_max=4,
             reservations_per_host_max=3, reservations_max=5, messages_burst=10_000, connects_per_host_burst=10_000,
         )  # fmt: skip
         self.relay = Relay(self.limits)
@@ -450,6 +461,9 @@ class RelayMachine(RuleBasedStateMachine):
 
     def do(self, effects: Iterable[Effect]) -> list[bytes]:
         found = []
+        effects = list(effects)
+        ends = [at for at, effect in enumerate(effects) if isinstance(effect, End)]
+        assert all(isinstance(effects[at + 1], Join) for at in ends), "only for one that is joined"
         for effect in effects:
             match effect:
                 case Send(connection, message):

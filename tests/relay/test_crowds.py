@@ -16,7 +16,7 @@ from p2p.handshake import Handshake
 from p2p.identity import Purpose
 from p2p.limits import Place
 from p2p.link import shake_hands
-from relay.circuit import Drop, Effect, End, Join, Refuse
+from relay.circuit import Drop, Effect, End, Join, Refuse, Send
 from relay.door import Door
 from relay.errors import Refusal
 from relay.limits import HostTable, HostUse, RelayLimits
@@ -26,8 +26,10 @@ from relay.protocol import (
     Connect,
     ControlChannel,
     Extend,
+    Incoming,
     Message,
     Offered,
+    Park,
     Reserve,
     Reserved,
     Terms,
@@ -64,21 +66,75 @@ def test_pending_circuits_of_one_block_make_room_for_another_s() -> None:
     assert refusal_of(relay.say(108, Connect(1, name(1)))) is Refusal.RELAY_FULL
 
 
-def test_circuits_that_run_make_room_too() -> None:
+def join(relay: Relay, control: int, target: bytes = name(1)) -> list[Effect]:
+    """Return what follows when both ends of a circuit that ``control`` asks for have come."""
+    mine, theirs = relay.offer(control, target)
+    end = 1000 + 2 * relay.core._number
+    assert relay.core.data_opened(end, mine) == []
+    return relay.core.data_opened(end + 1, theirs)
+
+
+def test_circuits_that_run_make_room_too_once_the_newcomer_s_is_joined() -> None:
     relay = crowded(replace(LIMITS, circuits_max=4), hosts=5)
-    joined = []
-    for number in range(4):
-        mine, theirs = relay.offer(100 + number, name(1))
-        relay.core.data_opened(1000 + 2 * number, mine)
-        joined += relay.core.data_opened(1001 + 2 * number, theirs)
+    joined = [effect for number in range(4) for effect in join(relay, 100 + number)]
     assert [type(effect) for effect in joined] == [Join] * 4
     last = joined[-1]
     assert isinstance(last, Join)
-    ended, *offers = relay.say(2, Connect(1, name(1)))
-    assert ended == End(last.circuit, "crowded_out") and len(offers) == 2
+    mine, theirs = relay.offer(2, name(1))
+    assert relay.core.data_opened(11, mine) == []
+    assert (relay.core.circuits, relay.core.pending) == (4, 1), "on top, until it is really there"
+    ended, joining = relay.core.data_opened(12, theirs)
+    assert ended == End(last.circuit, "crowded_out") and isinstance(joining, Join)
     relay.core.circuit_closed(last.circuit)  # the shell says so when both ends are closed
-    assert (relay.core.circuits, relay.core.pending) == (3, 1)
+    assert (relay.core.circuits, relay.core.pending) == (4, 0)
     assert refusal_of(relay.say(104, Connect(1, name(1)))) is Refusal.RELAY_FULL
+
+
+def test_who_finds_no_room_any_more_when_it_is_joined_is_told_so() -> None:
+    relay = crowded(replace(LIMITS, circuits_max=3), hosts=3)
+    for number in range(3):
+        join(relay, 100 + number)
+    relay.join(3, name(3), "203.0.113.2")
+    offers = [relay.offer(control, name(1)) for control in (2, 3)]
+    ended, _ = [
+        effect for end, token in enumerate(offers[0]) for effect in relay.core.data_opened(11 + end, token)
+    ]
+    assert isinstance(ended, End)
+    answers = [effect for end, token in enumerate(offers[1]) for effect in relay.core.data_opened(21 + end, token)]
+    assert answers == [Refuse(21, Refusal.RELAY_FULL), Refuse(22, Refusal.RELAY_FULL)]
+    assert (relay.core.circuits, relay.core.pending) == (3, 0)
+
+
+def test_a_circuit_that_waits_for_a_parked_connection_alone_takes_its_place_when_it_comes() -> None:
+    relay = crowded(replace(LIMITS, circuits_max=2), hosts=2)
+    for number in range(2):
+        join(relay, 100 + number)
+    relay.say(1, Park(b"p" * 32))
+    relay.core.data_opened(30, b"p" * 32)
+    (offered,) = relay.say(2, Connect(1, name(1)))
+    assert isinstance(offered, Send) and isinstance(offered.message, Offered)
+    assert [type(effect) for effect in relay.core.data_opened(31, offered.message.token)] == [End, Join]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans(), st.booleans()), max_size=60))
+def test_who_only_asks_ends_nothing_that_runs(attack: list[tuple[int, int, bool, bool]]) -> None:
+    """Connects and Extends from any number of blocks, with one end shown or none, at a relay that is full."""
+    relay = crowded(replace(LIMITS, circuits_max=4, pending_max=6), hosts=4)
+    relay.join(3, bytes([1]) * 20, "198.51.100.3")
+    relay.say(3, Reserve(1, 60))  # for routes
+    running = [effect.circuit for number in range(4) for effect in join(relay, 100 + number)]  # type: ignore[union-attr]
+    for count, (block, network, is_route, is_shown) in enumerate(attack):
+        number = 1000 + count
+        relay.join(number, bytes([103 if is_route else 150 + count]) * 20, f"2b00:{block:x}:{network:x}::1")
+        route = bytes((103, 101, 150 + count, 1, count))
+        effects = relay.say(number, Extend(1, route) if is_route else Connect(1, name(1)))
+        for effect in [*effects]:
+            if is_shown and isinstance(effect, Send) and isinstance(effect.message, Offered):
+                effects += relay.core.data_opened(5_000 + count, effect.message.token)
+        assert not any(isinstance(effect, End | Join) for effect in effects)
+        assert relay.core.pending <= 6
+    assert relay.core.circuits == 4 and set(relay.core._running) == set(running)
 
 
 def test_a_payer_whose_own_circuit_makes_room_for_its_next_one_is_still_counted() -> None:
@@ -137,20 +193,24 @@ def test_one_network_has_a_bound_of_its_own() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=60))
-def test_whoever_is_alone_in_its_block_keeps_its_circuit(attack: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=60))
+def test_whoever_is_alone_in_its_block_keeps_its_circuit(attack: list[tuple[int, int, bool]]) -> None:
     relay = crowded(replace(LIMITS, circuits_max=8, pending_max=6), hosts=0)
     mine, theirs = relay.offer(2, name(1))
     relay.core.data_opened(11, mine)
     relay.core.data_opened(12, theirs)
-    ended: list[int] = []
-    for count, (block, network) in enumerate(attack):
+    for count, (block, network, is_joined) in enumerate(attack):
         relay.join(1000 + count, name(1000 + count), f"2a00:{block:x}:{network:x}::1")
         effects = relay.say(1000 + count, Connect(1, name(1)))
-        ended += [effect.circuit for effect in effects if isinstance(effect, End)]
-        assert relay.core.circuits + relay.core.pending <= 8 and relay.core.pending <= 6
-        assert all(isinstance(e, Refuse | End) or e.connection in (1, 1000 + count) for e in effects)  # type: ignore[union-attr]
-    assert ended == [] and relay.core.circuits == 1
+        assert all(isinstance(e, Refuse | Send) for e in effects)
+        tokens = [
+            e.message.token for e in effects if isinstance(e, Send) and isinstance(e.message, Offered | Incoming)
+        ]
+        for end, token in enumerate(tokens if is_joined else ()):
+            effects += relay.core.data_opened(5_000 + 2 * count + end, token)
+        ended = [effect.circuit for effect in effects if isinstance(effect, End)]
+        assert relay.core.circuits <= 8 and relay.core.pending <= 6
+        assert 1 not in ended and 1 in relay.core._running
 
 
 class Caller:
