@@ -1,9 +1,9 @@
 """Evidence on its way into a block: found here or gossiped, checked, kept over a restart, offered to the leader.
 
-One proven fault takes an operator out for ever, so the pool keeps one for each operator: that of the newest epoch,
-which stays provable the longest. It needs no other bound than that, but has one. The file in the home matters only
-for what this node alone has seen: the votes themselves are in no journal, and a crash before any block has the
-evidence would lose them.
+One proven fault takes an operator out for ever, so the pool keeps one for each operator: that of the largest
+share, which costs most, and among equals that of the newest epoch, which stays provable the longest. It needs no
+other bound than that, but has one. The file in the home matters only for what this node alone has seen: the votes
+themselves are in no journal, and a crash before any block has the evidence would lose them.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class PoolFull(EvidenceRefused):
 class _Pending(NamedTuple):
     epoch: int
     raw: bytes
+    share: int
 
 
 class EvidencePool:
@@ -91,11 +92,11 @@ class EvidencePool:
         evidence = decode_evidence(raw)
         offence = self._judge(evidence)
         known = self._pending.get(offence.operator)
-        if known is not None and known.epoch >= offence.epoch:
+        if known is not None and (known.share, known.epoch) >= (offence.share, offence.epoch):
             return offence, False
         if known is None and len(self._pending) >= self._pending_max:
             raise PoolFull(f"{self._pending_max} operators wait for their block")
-        self._pending[offence.operator] = _Pending(offence.epoch, raw)
+        self._pending[offence.operator] = _Pending(offence.epoch, raw, offence.share)
         return offence, True
 
     def take(self, limit_bytes: int = BLOCK_EVIDENCE_BYTES_MAX) -> tuple[bytes, ...]:
@@ -105,7 +106,7 @@ class EvidencePool:
         that is not final yet.
         """
         taken: list[bytes] = []
-        for _, raw in sorted(self._pending.values()):
+        for _, raw, _ in sorted(self._pending.values()):
             if len(raw) <= limit_bytes:
                 limit_bytes -= len(raw)
                 taken.append(raw)
@@ -114,7 +115,7 @@ class EvidencePool:
     def refresh(self) -> bool:
         """Drop what no longer holds on the newest state: punished, or too old; tell whether anything was."""
         dropped = []
-        for operator, (_, raw) in self._pending.items():
+        for operator, (_, raw, _) in self._pending.items():
             try:
                 self._judge(decode_evidence(raw))
             except EvidenceRefused:
@@ -125,7 +126,7 @@ class EvidencePool:
 
     def all(self) -> tuple[bytes, ...]:
         """Return everything that waits."""
-        return tuple(raw for _, raw in sorted(self._pending.values()))
+        return tuple(raw for _, raw, _ in sorted(self._pending.values()))
 
 
 def encode_file(raws: Iterable[bytes]) -> bytes:

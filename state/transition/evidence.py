@@ -20,7 +20,7 @@ from state.primitives.keys import VOTE_SIGNATURE_BYTES, verify_vote
 from state.primitives.receipts import Event
 from state.primitives.votes import NULLIFY, Equivocation, Vote, evidence_type, vote_digest
 from state.transition.rules import BlockContext
-from state.transition.slashing import Offence, is_tombstoned, punish
+from state.transition.slashing import Offence, is_worse, punish
 from state.transition.staking import load_committee
 from state.view import Overlay, Reader
 
@@ -88,7 +88,7 @@ class EvidenceSignatureInvalid(EvidenceRefused):
 
 
 class EvidenceKnown(EvidenceRefused):
-    """The operator is out for ever already, for this fault or for another."""
+    """The operator is out for ever already, for this fault or for another that weighs as much."""
 
     code = "evidence_known"
 
@@ -184,13 +184,14 @@ def prove(
     if first.seat >= committee.size:
         raise EvidenceSeatUnknown(f"no seat {first.seat} in the committee of epoch {first.epoch}")
     seat = committee.seats[first.seat]
-    if is_tombstoned(state, seat.address):
+    fault = FAULTS[evidence.type]
+    offence = Offence(seat.address, fault, first.epoch, first.view, seat.weight, committee.weight, reporter)
+    if not is_worse(state, offence):
         raise EvidenceKnown(f"0x{seat.address.hex()} is out for ever")
     for vote in (first, second):
         if not verify_vote(seat.vote_key, vote_digest(genesis_hash, vote.kind, vote.candidate), vote.signature):
             raise EvidenceSignatureInvalid(f"not signed by seat {vote.seat} of epoch {vote.epoch}")
-    fault = FAULTS[evidence.type]
-    return Offence(seat.address, fault, first.epoch, first.view, seat.weight, committee.weight, reporter)
+    return offence
 
 
 # Evidence in a block
@@ -202,7 +203,8 @@ def check_block_evidence(
     """Check the evidence of a block of ``epoch_now`` against the state after its parent.
 
     It is BLOCK_EVIDENCE_BYTES_MAX in sum at most, in ascending order of its bytes, and one for each operator: one
-    fault takes an operator out for ever, a second would change nothing. Raises BlockEvidenceInvalid.
+    fault takes an operator out for ever, and one that weighs more can follow in a later block. Raises
+    BlockEvidenceInvalid.
     """
     _offences(state, raws, epoch_now=epoch_now, chain=chain, genesis_hash=genesis_hash)
 

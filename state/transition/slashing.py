@@ -40,6 +40,7 @@ __all__ = [
     "bonded",
     "forget_offences",
     "is_tombstoned",
+    "is_worse",
     "list_slashes",
     "load_slash",
     "punish",
@@ -87,12 +88,18 @@ class Offence(NamedTuple):
     committee_weight: int
     reporter: bytes
 
+    @property
+    def share(self) -> int:
+        """The seat's part of its committee."""
+        return share_of(self.weight, self.committee_weight)
+
 
 class SlashRecord(NamedTuple):
     """Who was slashed, why and for how much; kept for ever.
 
-    ``base`` is what was bonded when the fault was proven, at ``height``; ``rate`` of it is the penalty so far, of
-    which ``taken`` was still there, and ``rewarded`` of that went to ``reporter``.
+    ``base`` is what was bonded when a fault was first proven, at ``height`` by ``reporter``; ``rate`` of it is the
+    penalty so far, of which ``taken`` was still there, and ``rewarded`` of that went to ``reporter``. ``fault``,
+    ``epoch``, ``view`` and ``share`` are those of the fault that weighs the most of all that were proven.
     """
 
     fault: int
@@ -136,6 +143,12 @@ def list_slashes(state: Reader, *, after: bytes = b"", limit: int) -> list[tuple
 def is_tombstoned(state: Reader, operator: bytes) -> bool:
     """Tell whether an operator was proven faulty: it never sits again, with none of its keys."""
     return state.get(_SLASH + operator) is not None
+
+
+def is_worse(state: Reader, offence: Offence) -> bool:
+    """Tell whether an offence weighs more than what its operator was punished for, if it was."""
+    known = load_slash(state, offence.operator)
+    return known is None or offence.share > known.share
 
 
 def _save_slash(state: Overlay, operator: bytes, record: SlashRecord) -> None:
@@ -203,15 +216,24 @@ def punish(
     """Jail the operators of new offences for ever and raise the penalty of all within the window to the new rate.
 
     The order of the offences, and whether they come in one block or in several, makes no difference to what is
-    taken, as long as the money is still bonded and no more than OFFENDERS_MAX are counted. Each operator is
-    punished once: the caller has refused another fault of one who is jailed for ever.
+    taken, as long as the money is still bonded and no more than OFFENDERS_MAX are counted. Of the faults of one
+    operator that of the largest share counts, whenever it is proven: else whoever is about to lose everything
+    would first report a fault from when its seat was small.
     """
     added: dict[bytes, SlashRecord] = {}
-    for operator, fault, epoch, view, weight, committee_weight, reporter in offences:
-        jail = load_jail(state, operator)
-        save_jail(state, operator, JailRecord(FOREVER, jail.times if jail else 0))
-        share, base = share_of(weight, committee_weight), bonded(state, operator)
-        record = SlashRecord(fault, epoch, view, block.height, share, base, 0, 0, 0, reporter)
+    for offence in offences:
+        operator, fault, epoch, view, *_, reporter = offence
+        known = load_slash(state, operator)
+        if known is None:
+            jail = load_jail(state, operator)
+            save_jail(state, operator, JailRecord(FOREVER, jail.times if jail else 0))
+            base = bonded(state, operator)
+            record = SlashRecord(fault, epoch, view, block.height, offence.share, base, 0, 0, 0, reporter)
+        elif offence.share > known.share:
+            state.delete(_window_key(known.epoch) + operator)
+            record = known._replace(fault=fault, epoch=epoch, view=view, share=offence.share)
+        else:
+            continue
         added[operator] = record
         _save_slash(state, operator, record)
         state.put(_window_key(epoch) + operator, _INDEXED)

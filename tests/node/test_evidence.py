@@ -30,6 +30,7 @@ from node.mempool import MempoolOptions
 from p2p.gossip import Verdict
 from rpc.view import Head
 from state.primitives.codec import encode
+from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
 from state.primitives.votes import NOTARIZE, Equivocation
 from state.store import Store
@@ -44,7 +45,7 @@ from state.transition.evidence import (
 )
 from state.transition.runtime import Runtime
 from state.transition.slashing import Offence, is_tombstoned
-from state.transition.staking import load_committee
+from state.transition.staking import load_committee, save_committee
 from state.view import Reader
 from state.view.accounts import balance_of
 from tests.node.test_chain import GENESIS
@@ -148,6 +149,21 @@ def test_the_pool_keeps_one_for_each_operator_that_of_the_newest_epoch(ledger: C
     assert pool.all() == (newer,)
     assert pool.add(raw(ledger, 2, 0))
     assert len(pool) == 2
+
+
+def test_the_pool_keeps_the_fault_that_costs_the_most(ledger: CourtLedger) -> None:
+    ledger.height = 3 * EPOCH_BLOCKS
+    seats = list(ledger.court.committee.seats)
+    seats[1] = seats[1]._replace(weight=99)
+    save_committee(ledger.court.state, 2, Committee(seats))
+    pool, small, large = EvidencePool(ledger.judge), raw(ledger, 1, 2), raw(ledger, 1, 1)
+    assert pool.add(small) and pool.add(large)
+    assert not pool.add(small), "an offender would hide behind a small fault of a newer epoch"
+    assert pool.all() == (large,)
+    ledger.punish((small,))
+    assert not pool.refresh() and pool.all() == (large,), "it still costs more"
+    ledger.punish((large,))
+    assert pool.refresh() and pool.all() == ()
 
 
 def test_what_proves_nothing_is_refused_and_not_kept(ledger: CourtLedger) -> None:

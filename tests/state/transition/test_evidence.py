@@ -109,6 +109,24 @@ def test_an_operator_is_punished_once_for_whatever_and_with_whatever_key(court: 
         judged(court, evidence(court, 5, 0), epoch_now=2)
 
 
+def test_a_fault_from_when_the_seat_was_larger_counts_beside_one_from_when_it_was_small(court: Court) -> None:
+    seats = list(court.committee.seats)
+    for epoch, weight in ((0, 1), (1, 400), (2, 399)):
+        seats[0] = seats[0]._replace(weight=weight)
+        save_committee(court.state, epoch, Committee(seats))
+    small, large, less = (evidence(court, 0, epoch).encode() for epoch in range(3))
+    apply_evidence(court.state, [small], court.block(2), lambda _: None)
+    assert select(court, [small, less, large]) in ((less,), (large,))
+    check(court.state, court, (large,))
+    apply_evidence(court.state, [large], court.block(2), lambda _: None)
+    assert select(court, [small, less, large]) == ()
+    for known in (small, less, large):
+        with pytest.raises(EvidenceKnown):
+            judged(court, decode_evidence(known), epoch_now=2)
+    assert list_slashes(court.state, limit=2)[0][1].rate == 923_076_924, "3 x 400 / 1300"
+    court.check_supply()
+
+
 def test_votes_of_another_chain_epoch_view_seat_or_key_prove_nothing(court: Court) -> None:
     good = evidence(court, 4, 2)
     other_chain = [vote(MEMBERS[4], 4, NOTARIZE, name, epoch=2, genesis_hash=b"x" * 32) for name in (b"a", b"b")]

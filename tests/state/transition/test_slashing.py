@@ -20,6 +20,7 @@ from state.transition.slashing import (
     bonded,
     forget_offences,
     is_tombstoned,
+    is_worse,
     list_slashes,
     load_slash,
     punish,
@@ -194,6 +195,37 @@ def test_each_reporter_is_paid_for_its_own_offender_also_when_the_penalty_rises(
     assert balance_of(court.state, REPORTER) == balance_of(court.state, other) == 3 * COIN
 
 
+def test_a_fault_of_a_smaller_seat_does_not_shield_from_one_of_a_larger() -> None:
+    """Whoever is about to break the chain could else report itself first, for a fault of its first days."""
+    court = Court([100] * 10)
+    state, small = court.state, court.offence(0, 0)._replace(weight=1, reporter=MEMBERS[5].address)
+    assert is_worse(state, small)
+    punish(state, [small], court.block(2), lambda _: None)
+    address = court.members[0].address
+    assert bonded(state, address) == 95 * COIN
+    large = court.offence(0, 1)._replace(fault=2, view=9, weight=400)
+    assert not is_worse(state, small) and not is_worse(state, small._replace(epoch=2)) and is_worse(state, large)
+    events: list[Event] = []
+    punish(state, [large], court.block(2), events.append)
+    assert bonded(state, address) == 0
+    record = load_slash(state, address)
+    assert record is not None
+    assert record[:4] == (2, 1, 9, court.block(2).height) and record.share == large.share
+    assert (record.base, record.taken, record.reporter) == (100 * COIN, 100 * COIN, MEMBERS[5].address)
+    assert record.rewarded == 5 * COIN
+    assert events == [
+        EQUIVOCATED(address, REPORTER, 2, 1, 9),
+        SLASHED(address, 95 * COIN, 100 * COIN, 5 * COIN - 5 * COIN // 20),
+    ]
+    # What others do correlates with the larger fault, and in the window of the larger alone.
+    punish(state, [court.offence(1, 1)._replace(weight=1)], court.block(2), lambda _: None)
+    assert bonded(state, court.members[1].address) == 0
+    assert len(state.scan(bytes([Table.SLASH_WINDOW]), bytes([Table.SLASH_WINDOW + 1]), 9)) == 2
+    punish(state, [small, large], court.block(2), events.append)
+    assert len(events) == 2, "nothing that adds nothing is punished"
+    court.check_supply()
+
+
 def test_more_offenders_than_are_counted_cost_a_bounded_amount_of_work() -> None:
     court = Court([100] * 10)
     state = court.state
@@ -210,15 +242,15 @@ def test_more_offenders_than_are_counted_cost_a_bounded_amount_of_work() -> None
     st.lists(st.integers(1, 5_000), min_size=2, max_size=12),
     st.randoms(use_true_random=False),
     st.lists(
-        st.tuples(st.integers(0, 11), st.integers(0, EVIDENCE_EPOCHS)),
-        max_size=12,
-        unique_by=lambda fault: fault[0],
+        st.tuples(st.integers(0, 11), st.integers(0, EVIDENCE_EPOCHS), st.integers(1, 100)),
+        max_size=16,
+        unique_by=lambda fault: (fault[0], fault[2]),
     ),
 )
 def test_the_order_of_proofs_makes_no_difference(
-    stakes: list[int], order: random.Random, faults: list[tuple[int, int]]
+    stakes: list[int], order: random.Random, faults: list[tuple[int, int, int]]
 ) -> None:
-    faults = [(member, epoch) for member, epoch in faults if member < len(stakes)]
+    faults = [fault for fault in faults if fault[0] < len(stakes)]
     outcomes = []
     for shuffled in (False, True):
         court = Court(stakes)
@@ -226,7 +258,10 @@ def test_the_order_of_proofs_makes_no_difference(
             order.shuffle(faults)
         groups = [[fault] for fault in faults] if shuffled else [faults]
         for group in groups:
-            offences = [court.offence(member, epoch) for member, epoch in group]
+            offences = [  # of one operator too, from epochs in which it had another part of the weight
+                court.offence(member, epoch)._replace(weight=part, committee_weight=1_000)
+                for member, epoch, part in group
+            ]
             punish(court.state, offences, court.block(EVIDENCE_EPOCHS), lambda _: None)
         court.check_supply()
         outcomes.append(
@@ -238,7 +273,7 @@ def test_the_order_of_proofs_makes_no_difference(
             )
         )
     assert outcomes[0] == outcomes[1]
-    for member, _ in faults:
+    for member, *_ in faults:
         record = load_slash(court.state, court.members[member].address)
         assert record is not None
         assert record.taken == record.base * record.rate // SHARE_ONE
@@ -264,11 +299,9 @@ def test_no_sequence_makes_or_loses_money(stakes: list[int], steps: list[tuple[s
         key = court.members[member % len(stakes)]
         match what:
             case "fault":
-                if not is_tombstoned(state, key.address):
-                    offence = court.offence(
-                        member % len(stakes), max(0, epoch - back), reporter=MEMBERS[back].address
-                    )
-                    punish(state, [offence], court.block(epoch), lambda _: None)
+                offence = court.offence(member % len(stakes), max(0, epoch - back), reporter=MEMBERS[back].address)
+                part = offence._replace(weight=1 + amount % offence.committee_weight)
+                punish(state, [part], court.block(epoch), lambda _: None)
             case "withdraw":
                 record = load_stake(state, key.address)
                 if record is not None:
