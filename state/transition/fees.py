@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from state.primitives.genesis import ChainParameters
 
-__all__ = ["effective_price", "next_base_fee"]
+__all__ = ["CROWDED_SHARE", "demand_of", "effective_price", "next_base_fee"]
+
+CROWDED_SHARE: Final = (9, 10)
+"""A block with more than this part of the bytes or transactions that it may have is as crowded as one above its
+gas target."""
 
 
-def next_base_fee(base_fee: int, gas_used: int, chain: ChainParameters) -> int:
-    """Return the base fee of the block after one with ``base_fee`` that used ``gas_used``.
+def demand_of(gas_used: int, size_bytes: int, count: int, chain: ChainParameters) -> int:
+    """Return the demand for a block, as gas: what it used, or as much of the target as its fullest limit says.
+
+    Weights say nothing of bytes: a body of large transactions, or of as many as there may be, is full at a part of
+    the gas target. Measured by gas alone, keeping everybody else out would get cheaper from block to block.
+    """
+    part, whole = CROWDED_SHARE
+    target = chain.block_gas_target * whole
+    return max(
+        gas_used,
+        target * size_bytes // (chain.body_bytes_max * part),
+        target * count // (chain.transactions_max * part),
+    )
+
+
+def next_base_fee(base_fee: int, demand: int, chain: ChainParameters) -> int:
+    """Return the base fee of the block after one with ``base_fee`` and ``demand``.
 
     It moves by at most 1/``base_fee_change_denominator`` a block, at least by one upwards, never below
     ``base_fee_min``.
     """
     target = chain.block_gas_target
-    change = base_fee * abs(gas_used - target) // target // chain.base_fee_change_denominator
-    if gas_used > target:
+    change = base_fee * abs(demand - target) // target // chain.base_fee_change_denominator
+    if demand > target:
         return base_fee + max(change, 1)
     return max(base_fee - change, chain.base_fee_min)
 

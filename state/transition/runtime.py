@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from state.primitives.abi import SELECTOR_BYTES
-from state.primitives.blocks import VERSION
+from state.primitives.blocks import BLOCK_LIMIT_BYTES, HEADER_LIMIT_BYTES, VERSION
 from state.primitives.committee import SEATS_MAX
 from state.primitives.errors import ConfigError, DecodeError, InvalidBlock, InvalidTransaction, ProtocolError
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
@@ -48,8 +48,13 @@ from state.transition.errors import (
     UnknownKind,
     WrongChain,
 )
-from state.transition.evidence import apply_evidence, check_block_evidence, select_evidence
-from state.transition.fees import effective_price, next_base_fee
+from state.transition.evidence import (
+    BLOCK_EVIDENCE_BYTES_MAX,
+    apply_evidence,
+    check_block_evidence,
+    select_evidence,
+)
+from state.transition.fees import demand_of, effective_price, next_base_fee
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
 from state.transition.slashing import forget_offences
 from state.transition.staking import HOLDINGS, StakeRecord, release_unbonded, save_stake
@@ -81,6 +86,9 @@ LAST_HOOKS: Final[tuple[BlockHook, ...]] = (end_epoch,)
 _CHAIN: Final = bytes([Table.CHAIN])
 _BASE_FEE_KEY: Final = _CHAIN + b"base-fee"
 _NOBODY: Final = bytes(20)
+_ITEM_HEAD_BYTES: Final = 5
+"""What a transaction takes in the encoding of a block beside its own bytes, at most."""
+_BESIDE_BODY_BYTES: Final = HEADER_LIMIT_BYTES + 2 * BLOCK_EVIDENCE_BYTES_MAX
 
 
 class Checked(NamedTuple):
@@ -394,7 +402,9 @@ class Runtime:
                 raise AssertionError(f"a hook raised {error.code}: {error}") from error
         if len(events) > EVENTS_MAX:
             raise AssertionError(f"{len(events)} events of hooks in one block")
-        fee = next_base_fee(block.base_fee, gas_used, self.chain)
+        size = sum([len(checked.transaction.raw) for checked in transactions])
+        demand = demand_of(gas_used, size, len(transactions), self.chain)
+        fee = next_base_fee(block.base_fee, demand, self.chain)
         _save_base_fee(state, fee)
         block_receipt = encode_receipt(Receipt(1, 0, 0, None, tuple(events))) if events else None
         leaves = receipts if block_receipt is None else [*receipts, block_receipt]
@@ -535,6 +545,9 @@ def _check_parameters(chain: ChainParameters) -> None:
         and 0 < chain.base_fee_min <= chain.base_fee_initial < 2**96
         and 1 < chain.base_fee_change_denominator < 2**32
         and chain.transactions_max > 0
+        and chain.body_bytes_max > 0
+        and chain.body_bytes_max + chain.transactions_max * _ITEM_HEAD_BYTES + _BESIDE_BODY_BYTES
+        <= BLOCK_LIMIT_BYTES
         and 0 < chain.validators_max <= SEATS_MAX
         and 0 < chain.epoch_blocks < 2**32
         and 2 <= chain.evidence_epochs < 2**32

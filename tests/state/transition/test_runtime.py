@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.primitives.errors import ConfigError, InvalidBlock, InvalidTransaction, ProtocolError
+from state.primitives.genesis import ChainParameters
 from state.primitives.merkle import merkle_proof, merkle_root, verify_merkle_proof
 from state.primitives.receipts import Event, EventType, Receipt, decode_receipt
 from state.primitives.transactions import Transaction, decode_transaction
-from state.transition.fees import effective_price, next_base_fee
+from state.transition.fees import demand_of, effective_price, next_base_fee
 from state.transition.rules import BlockContext, Context, Rule
 from state.transition.runtime import Checked, Runtime
 from state.transition.transfer import TRANSFER_GAS
@@ -352,11 +353,36 @@ def test_the_base_fee_follows_demand() -> None:
     assert next_base_fee(10**9, target, chain) == 10**9
     assert next_base_fee(10**9, 2 * target, chain) == 1_125_000_000
     assert next_base_fee(10**9, 0, chain) == 875_000_000
-    assert next_base_fee(1_000, target + 1, chain) == 1_001
-    assert next_base_fee(1_000, 0, chain) == chain.base_fee_min
+    assert next_base_fee(chain.base_fee_min, target + 1, chain) == chain.base_fee_min + 1
+    assert next_base_fee(chain.base_fee_min, 0, chain) == chain.base_fee_min
 
 
-@given(st.integers(1_000, 2**90), st.integers(0, 300_000_000))
+def test_a_body_that_is_full_of_whatever_makes_the_next_block_dearer() -> None:
+    """Kinds weigh the same whatever their size: by gas alone, whoever fills all blocks would pay less and less."""
+    transactions = [transfer(ALICE, nonce, BOB.address, 1) for nonce in range(20)]
+    size = sum(len(transaction.raw) for transaction in transactions)
+    for parameter, limit in (("transactions_max", 20), ("body_bytes_max", size)):
+        ledger = Ledger(Runtime(genesis(**{parameter: limit})))
+        before = ledger.runtime.base_fee(ledger.state)
+        full = ledger.step(*transactions[:19])
+        assert full.gas_used < ledger.runtime.chain.block_gas_target // 100
+        assert before < full.next_base_fee <= before + before // 8
+        assert ledger.step().next_base_fee < full.next_base_fee
+        assert ledger.step(transactions[19]).next_base_fee < full.next_base_fee
+
+
+@given(st.integers(0, 300_000_000), st.integers(0, 1024 * 1024), st.integers(0, 7_000))
+def test_the_demand_is_above_the_target_where_any_limit_of_a_block_is_near(
+    gas: int, size: int, count: int
+) -> None:
+    chain = ChainParameters()
+    is_near = size * 10 > chain.body_bytes_max * 9 or count * 10 > chain.transactions_max * 9
+    demand = demand_of(gas, size, count, chain)
+    assert gas <= demand <= 2 * chain.block_gas_target
+    assert (demand > chain.block_gas_target) == (is_near or gas > chain.block_gas_target)
+
+
+@given(st.integers(ChainParameters().base_fee_min, 2**90), st.integers(0, 300_000_000))
 def test_the_base_fee_moves_by_an_eighth_at_most(base_fee: int, gas: int) -> None:
     chain = replace(Runtime(genesis()).chain)
     after = next_base_fee(base_fee, gas, chain)
@@ -380,6 +406,9 @@ def test_a_genesis_that_cannot_be_used_is_refused() -> None:
     for parameter, value in (
         ("block_gas_target", 0),
         ("block_gas_target", 300_000_001),
+        ("body_bytes_max", 0),
+        ("body_bytes_max", 8 * 1024 * 1024),
+        ("transactions_max", 2_000_000),
         ("base_fee_min", 0),
         ("base_fee_initial", 1),
         ("validators_max", 0),
