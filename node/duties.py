@@ -71,7 +71,7 @@ from tasks.transitions import (
 )
 from tasks.verification import seal_time
 
-__all__ = ["Duties"]
+__all__ = ["Duties", "InputUnavailable", "Supply"]
 
 _log = structlog.get_logger("duties")
 
@@ -115,7 +115,7 @@ class _Abandoned(Exception):
     pass
 
 
-class _Supply(NamedTuple):
+class Supply(NamedTuple):
     """Whom to ask for blobs, and the moment (of trio's clock) after which none is waited for."""
 
     sources: Sequence[bytes]
@@ -422,11 +422,11 @@ class Duties:
 
     async def _inputs(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
         """Return the data set, and the state to start from where neither journal nor job has it."""
-        dataset = await self._dataset(spec, _Supply(self._peers()), task)
+        dataset = await self._dataset(spec, Supply(self._peers()), task)
         start: bytes | None = None
         if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
             before = load_window(self._ledger.store, task, duty.window - 1)
-            start = await self._fetch_state(before, _Supply(self._holders(before)), spec)
+            start = await self._fetch_state(before, Supply(self._holders(before)), spec)
             if before.proof.state_root_out != duty.state_root:
                 raise _Abandoned
         self._known_tasks.add(task)
@@ -553,7 +553,7 @@ class Duties:
         """
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)
-        supply = _Supply(self._holders(window), trio.current_time() + self._fetch_s(duty, spec))
+        supply = Supply(self._holders(window), trio.current_time() + self._fetch_s(duty, spec))
         limit_bytes = spec.plan().state_limit_bytes
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
         lacks: dict[int, str] = {}
@@ -583,7 +583,7 @@ class Duties:
         return max(left_ms - run_ms // 2, left_ms // 2) / 1000
 
     async def _check(
-        self, duty: CheckDuty, spec: JobSpec, dataset: bytes, leaves: Sequence[SegmentLeaf], supply: _Supply,
+        self, duty: CheckDuty, spec: JobSpec, dataset: bytes, leaves: Sequence[SegmentLeaf], supply: Supply,
         lacks: Mapping[int, str],
     ) -> tuple[Finding, ...]:  # fmt: skip
         found = []
@@ -605,7 +605,7 @@ class Duties:
             found.append(verdict.finding)
         return tuple(found)
 
-    async def _leaves(self, spec: JobSpec, window: WindowRecord, supply: _Supply) -> tuple[SegmentLeaf, ...]:
+    async def _leaves(self, spec: JobSpec, window: WindowRecord, supply: Supply) -> tuple[SegmentLeaf, ...]:
         data = await self._fetch(window.proof.leaves_blob, supply, LEAVES_LIMIT_BYTES)
         try:
             leaves = decode_leaves(data)
@@ -633,7 +633,7 @@ class Duties:
         """Return whom to ask for a window's blobs: who made them, those who fetched them to check it, the rest."""
         return self._peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
 
-    async def _dataset(self, spec: JobSpec, supply: _Supply, task: bytes) -> bytes:
+    async def _dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> bytes:
         """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
         await self._obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
         async with self._reading_dataset:  # one at a time: each takes several times its size for a while
@@ -652,13 +652,13 @@ class Duties:
             self._datasets[spec.dataset.blob] = (root, data)
             return data
 
-    async def _fetch_state(self, window: WindowRecord, supply: _Supply, spec: JobSpec) -> bytes:
+    async def _fetch_state(self, window: WindowRecord, supply: Supply, spec: JobSpec) -> bytes:
         """Return the state after a window, if it is the one that its worker proved. Raises InputUnavailable."""
         state = await self._fetch(window.proof.output_blob, supply, spec.plan().state_limit_bytes)
         await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
         return state
 
-    async def _fetch(self, name: bytes, supply: _Supply, limit_bytes: int) -> bytes:
+    async def _fetch(self, name: bytes, supply: Supply, limit_bytes: int) -> bytes:
         """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
         await self._obtain(name, supply, limit_bytes)
         return await self._read(name)
@@ -669,7 +669,7 @@ class Duties:
         except DekubeError as error:  # evicted meanwhile, or damaged
             raise InputUnavailable(f"blob {name.hex()}: {error}") from None
 
-    async def _obtain(self, name: bytes, supply: _Supply, limit_bytes: int, dataset_of: bytes = b"") -> None:
+    async def _obtain(self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes = b"") -> None:
         """Have a blob on this machine's disk. Raises InputUnavailable.
 
         Where no peer has the data set of the task ``dataset_of``, everybody is asked who does. The name is a
@@ -707,7 +707,7 @@ class Duties:
             return 0
 
     async def _bring(
-        self, name: bytes, supply: _Supply, limit_bytes: int, dataset_of: bytes, patience: _Patience
+        self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes, patience: _Patience
     ) -> None:
         fetch = partial(self._network.fetch_blob, name, supply.sources, limit_bytes=limit_bytes)
         if not dataset_of or self.search is None:

@@ -25,7 +25,7 @@ from node.blob_search import (
     is_due,
 )
 from node.config import NodeOptions
-from node.duties import Duties
+from node.duties import Duties, Supply
 from node.home import Home
 from p2p.errors import BlobUnavailable
 from p2p.frame import Class
@@ -128,7 +128,7 @@ async def test_a_worker_gets_a_data_set_that_no_peer_of_its_has(tmp_path: Path) 
             secret=b"s" * 32, is_synced=lambda: True,
         )  # fmt: skip
         duties.search = asker.search
-        assert await duties._dataset(load_spec(world.store, task), duties._peers(), task) == BLOB
+        assert await duties._dataset(load_spec(world.store, task), Supply(duties._peers()), task) == BLOB
 
 
 async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) -> None:

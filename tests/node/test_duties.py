@@ -12,7 +12,7 @@ import trio
 import node.duties
 from billing.escrow import Movement, Purpose, escrow_totals
 from node.config import RegistryOptions
-from node.duties import Duties, InputUnavailable, _Supply
+from node.duties import Duties, InputUnavailable, Supply
 from p2p.limits import NetworkLimits
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError
@@ -209,14 +209,14 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(
         monkeypatch.setattr(node.duties, "FETCH_QUIET_S", 60.0)
         until = trio.current_time() + 1.0
         with pytest.raises(InputUnavailable):
-            await asker.duties._obtain(name, _Supply(sources, until), len(content))
+            await asker.duties._obtain(name, Supply(sources, until), len(content))
         # What came is kept, and each piece is a reason to wait for the next.
-        await asker.duties._obtain(name, _Supply(sources), len(content))
+        await asker.duties._obtain(name, Supply(sources), len(content))
         assert asker.network.blobs.read(name) == content
         # It is here, so nobody asks for the time.
-        await asker.duties._obtain(name, _Supply(sources, until), len(content))
+        await asker.duties._obtain(name, Supply(sources, until), len(content))
         with pytest.raises(InputUnavailable, match="limit"):
-            await asker.duties._obtain(name, _Supply(sources), len(content) - 1)
+            await asker.duties._obtain(name, Supply(sources), len(content) - 1)
         nursery.cancel_scope.cancel()
 
 
