@@ -34,6 +34,12 @@ _IDLE_S: Final = 2.0
 _SILENT_S: Final = 2.0
 """So long after the last of those asked for a piece another is asked too."""
 _INDEX_BYTES: Final = 4
+_MANIFEST_S: Final = 10.0
+_MANIFEST_STAGGER_S: Final = 0.5
+"""So long after one source was asked for the manifest the next is asked too; at once where one has failed."""
+_MANIFEST_ASKED_MAX: Final = 8
+"""Sources that are asked for it at a time."""
+_MANIFEST_ROUNDS: Final = 3
 
 
 class _Request(Protocol):
@@ -52,11 +58,16 @@ class BlobTransfer:
         limits: NetworkLimits,
         *,
         rtt_s: Callable[[bytes], float | None] = lambda _address: None,
+        credit: Callable[[bytes], None] = lambda _address: None,
+        blame: Callable[[bytes], None] = lambda _address: None,
     ) -> None:
+        """``credit`` is told who has brought a good piece, ``blame`` who has sent what is not what it says."""
         self._store = store
         self._request = request
         self._limits = limits
         self._rtt_s = rtt_s
+        self._credit = credit
+        self._blame = blame
         self._serving = 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         """Who is being served, the longest first."""
@@ -96,25 +107,64 @@ class BlobTransfer:
         check_size(manifest, limit_bytes)
         self._store.hold(name)
         try:
-            fetch = _Fetch(self._store, self._request, self._limits, name, manifest, progress, self._rtt_s)
+            fetch = _Fetch(
+                self._store, self._request, self._limits, name, manifest, progress, self._rtt_s,
+                self._credit, self._blame,
+            )  # fmt: skip
             await fetch.run(sources)
         finally:
             self._store.release(name)
 
     async def _fetch_manifest(self, name: bytes, sources: list[bytes], limit_bytes: int | None) -> Manifest:
-        reasons = []
-        for _ in range(3):
-            for source in sources:
+        """Return the first true manifest; who is slow or lies delays the other sources little."""
+        reasons: list[str] = []
+        liars: set[bytes] = set()
+        for at in range(_MANIFEST_ROUNDS):
+            if at:
+                await trio.sleep(_BUSY_WAIT_S)
+            asked = [source for source in sources if source not in liars]
+            manifest = await self._ask_all(name, asked, limit_bytes, reasons, liars)
+            if manifest is not None:
+                return manifest
+        raise BlobUnavailable("; ".join(reasons[-3:]) or "no source was named")
+
+    async def _ask_all(
+        self, name: bytes, sources: list[bytes], limit_bytes: int | None, reasons: list[str], liars: set[bytes]
+    ) -> Manifest | None:
+        """Ask the sources for a manifest, each a little after the one before; return the first that is true."""
+        manifest: Manifest | None = None
+        failure: DekubeError | None = None
+        room = trio.CapacityLimiter(_MANIFEST_ASKED_MAX)
+
+        async def ask(source: bytes, failed: trio.Event) -> None:
+            nonlocal manifest, failure
+            async with room:
                 try:
                     data = await self._request(
-                        source, METHOD_MANIFEST, name, timeout_s=10.0, limit_bytes=MANIFEST_BYTES_MAX
+                        source, METHOD_MANIFEST, name, timeout_s=_MANIFEST_S, limit_bytes=MANIFEST_BYTES_MAX
                     )
                     begin = partial(self._store.begin, data, name=name, limit_bytes=limit_bytes)
-                    return await trio.to_thread.run_sync(begin)
+                    manifest = await trio.to_thread.run_sync(begin)
+                    nursery.cancel_scope.cancel()
                 except (RequestFailed, PeerUnreachable, PieceInvalid) as error:
                     reasons.append(f"0x{source.hex()}: {error}")
-            await trio.sleep(_BUSY_WAIT_S)
-        raise BlobUnavailable("; ".join(reasons[-3:]) or "no source was named")
+                    if isinstance(error, PieceInvalid):
+                        liars.add(source)
+                        self._blame(source)
+                    failed.set()
+                except (BlobUnavailable, StoreError) as error:  # it is true, and there is no room for it here
+                    failure = error
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for source in sources:
+                failed = trio.Event()
+                nursery.start_soon(ask, source, failed)
+                with trio.move_on_after(_MANIFEST_STAGGER_S):
+                    await failed.wait()
+        if manifest is None and failure is not None:
+            raise failure
+        return manifest
 
     # -- serving ---------------------------------------------------------------------------------------------
 
@@ -210,7 +260,11 @@ class _Fetch:
         manifest: Manifest,
         progress: Callable[[int, int], None] | None,
         rtt_s: Callable[[bytes], float | None],
+        credit: Callable[[bytes], None],
+        blame: Callable[[bytes], None],
     ) -> None:
+        self._credit = credit
+        self._blame = blame
         self._store = store
         self._request = request
         self._limits = limits
@@ -270,6 +324,7 @@ class _Fetch:
                 )
                 if await trio.to_thread.run_sync(self._store.write_piece, self._name, index, data):
                     self._is_complete = True
+                self._credit(source)
                 busy = 0
                 window = state.window
                 state.landed(
@@ -290,7 +345,8 @@ class _Fetch:
                 await trio.sleep(_BUSY_WAIT_S * min(busy, 8))
             except PieceInvalid as error:
                 self._give_back(index, source)
-                self._note(source, str(error), is_fatal=True)  # it lies, or its disk does
+                self._note(source, str(error), is_fatal=True)
+                self._blame(source)  # what it reads from its own disk it checks itself
                 return
             except (RequestFailed, PeerUnreachable) as error:
                 state.timed_out()

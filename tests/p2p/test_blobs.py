@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.blobs import PIECE_BYTES, BlobStore, Manifest, PieceInvalid
-from p2p.errors import BlobUnavailable, PeerUnreachable, RequestRefused
+from p2p.errors import BlobUnavailable, PeerUnreachable, RequestRefused, RequestTimeout
 from p2p.limits import NetworkLimits
 from p2p.transfer import METHOD_MANIFEST, METHOD_PIECE, BlobTransfer
 from state.primitives.errors import DecodeError, DekubeError
@@ -269,6 +270,89 @@ async def test_those_who_are_gone_hold_up_a_blob_for_seconds_only(
     began = trio.current_time()
     await transfer.fetch(name, sources, None)
     assert trio.current_time() - began <= 2.0 * gone + 1.0
+
+
+class Manifests:
+    """Sources that answer the question for the manifest well, falsely, with a refusal, slowly or never."""
+
+    def __init__(self, good: BlobTransfer, behaviours: Sequence[str]) -> None:
+        self.good = good.served()
+        self.behaviours = {bytes([n]) * 20: behaviour for n, behaviour in enumerate(behaviours)}
+        self.asked: Counter[bytes] = Counter()
+        self.under_way = self.under_way_max = 0
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes:
+        if method != METHOD_MANIFEST:
+            return await self.good[method](b"me", body)
+        self.asked[address] += 1
+        self.under_way += 1
+        self.under_way_max = max(self.under_way, self.under_way_max)
+        try:
+            match self.behaviours[address]:
+                case "mute":
+                    await trio.sleep(timeout_s)
+                    raise RequestTimeout("nothing")
+                case "liar":
+                    await trio.sleep(0.1)
+                    return Manifest(1, (bytes(32),)).encode()
+                case "refuses":
+                    raise RequestRefused("blob_unavailable")
+                case "slow":
+                    await trio.sleep(timeout_s - 1)
+                case _:
+                    pass
+            return await self.good[method](b"me", body)
+        finally:
+            self.under_way -= 1
+
+
+@pytest.mark.parametrize(
+    ("behaviours", "within_s"),
+    [
+        (("mute",) * 5 + ("good",), 2.6),
+        (("liar",) * 20 + ("good",), 2.1),
+        (("refuses",) * 20 + ("good",), 0.1),
+        (("slow", "mute", "good"), 1.1),
+        (("mute",) * 10 + ("good",), 12.0),
+        (("slow",), 9.1),
+    ],
+)
+async def test_the_first_true_manifest_wins_and_liars_cost_nothing_but_their_points(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch,
+    behaviours: Sequence[str], within_s: float,
+) -> None:  # fmt: skip
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    sources = Manifests(BlobTransfer(source, None, NetworkLimits()), behaviours)  # type: ignore[arg-type]
+    blamed: list[bytes] = []
+    thanked: set[bytes] = set()
+    transfer = BlobTransfer(
+        target, sources.request, NetworkLimits(), blame=blamed.append, credit=thanked.add
+    )  # fmt: skip
+    monkeypatch.setattr("p2p.transfer.trio.to_thread.run_sync", at_once)
+    began = trio.current_time()
+    manifest = await transfer._fetch_manifest(name, [*sources.behaviours], None)
+    assert manifest == source.manifest(name)
+    assert trio.current_time() - began <= within_s
+    assert sources.under_way_max <= 8 and not sources.under_way
+    assert blamed == [address for address, what in sources.behaviours.items() if what == "liar"]
+    await transfer.fetch(name, [*sources.behaviours], None)
+    assert (await transfer.fetch(name, [], None)).read_bytes() == CONTENT
+    assert thanked <= set(sources.behaviours) and thanked
+
+
+async def test_a_liar_is_asked_once_and_who_refuses_again(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    sources = Manifests(BlobTransfer(source, None, NetworkLimits()), ("liar", "refuses"))  # type: ignore[arg-type]
+    monkeypatch.setattr("p2p.transfer.trio.to_thread.run_sync", at_once)
+    with pytest.raises(BlobUnavailable, match="blob_unavailable"):
+        await BlobTransfer(target, sources.request, NetworkLimits()).fetch(name, [*sources.behaviours], None)
+    assert [sources.asked[bytes([n]) * 20] for n in range(2)] == [1, 3]
 
 
 @pytest.mark.parametrize(("rtt_s", "least", "most"), [(0.5, 3, 8), (None, 2, 2), (0.001, 2, 2)])
