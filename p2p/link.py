@@ -79,6 +79,7 @@ class Link:
         self._reading = trio.CancelScope()
         self._writing = trio.CancelScope()
         self._is_mid_record = False
+        self._counted = 0, 0
 
     def __repr__(self) -> str:
         return f"Link({self.endpoint or self.remote})"
@@ -171,6 +172,17 @@ class Link:
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of the way to the next hop: the peer, or a relay."""
         return None if self._socket is None else tcp_info(self._socket)
+
+    def take_losses(self) -> tuple[int, int]:
+        """Return how many segments were sent again, and how many in all, since this was last asked.
+
+        On the way to the next hop, and as far as the kernel tells.
+        """
+        info = self.tcp_info()
+        if info is None:
+            return 0, 0
+        (again, sent), self._counted = self._counted, (info.retransmits, info.segments)
+        return info.retransmits - again, info.segments - sent
 
     @property
     def _socket(self) -> trio.socket.SocketType | None:

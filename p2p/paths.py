@@ -44,6 +44,14 @@ class PathParameters:
     """By how much another control path must be better, ..."""
     switch_samples: int = 3
     """... and in how many samples in a row, before control moves."""
+    loss_weight: int = 20
+    """How many losses in a hundred double what a way's round trip counts for control: a hundred over this. ..."""
+    loss_prior: int = 100
+    """... It takes so many segments to be believed by half, ..."""
+    loss_half_life_s: float = 300.0
+    """... is forgotten by half in this time, ..."""
+    loss_factor_max: float = 2.0
+    """... and never makes a way longer than this; one that fell silent is counted so for ``silence_s_max``."""
     rtt_age_s: float = 90.0
     """Round trips measured longer ago are forgotten."""
     rate_age_s: float = 600.0
@@ -120,6 +128,11 @@ class _Known:
     best_at: float = -inf
     doubled_at: float = -inf
     """When more lanes were last tried on it."""
+    lost: float = 0.0
+    """Segments of control connections that were sent again, ..."""
+    sent: float = 0.0
+    """... of so many, both fading."""
+    sent_at: float = 0.0
     failures: int = 0
     next_at: float = 0.0
     has_worked: bool = False
@@ -179,6 +192,16 @@ class PathTable:
         else:
             known.rtt_s += _EWMA * (rtt_s - known.rtt_s)
         known.rtt_at = now
+
+    def measured_loss(self, path: Path, lost: int, sent: int, now: float) -> None:
+        """Note that of so many segments of a control connection these had to be sent again."""
+        known = self._known.get(path)
+        if known is not None and 0 <= lost <= sent and sent:
+            kept = self._loss_kept(known, now)
+            known.lost, known.sent, known.sent_at = known.lost * kept + lost, known.sent * kept + sent, now
+
+    def _loss_kept(self, known: _Known, now: float) -> float:
+        return float(0.5 ** (max(now - known.sent_at, 0.0) / self.parameters.loss_half_life_s))
 
     def measured_rate(self, path: Path, bytes_per_s: float, now: float) -> None:
         """Note what a path carried while it alone was filled."""
@@ -269,6 +292,21 @@ class PathTable:
             return None
         return known.rtt_s
 
+    def length_s(self, path: Path, now: float) -> float | None:
+        """Return the round trip of a path as it counts for control: longer where packets get lost, or all did.
+
+        What is lost comes a retransmission later, and a committee waits for its slower votes.
+        """
+        rtt_s = self.rtt_s(path, now)
+        if rtt_s is None:
+            return None
+        known, parameters = self._known[path], self.parameters
+        kept = self._loss_kept(known, now)
+        share = known.lost * kept / (known.sent * kept + parameters.loss_prior)
+        is_silent = now - known.silent_at <= parameters.silence_s_max
+        most = parameters.loss_factor_max
+        return rtt_s * (most if is_silent else min(1 + parameters.loss_weight * share, most))
+
     def rate(self, path: Path, now: float) -> float | None:
         """Return the bytes a second that a path is believed to carry."""
         known = self._known.get(path)
@@ -302,13 +340,13 @@ class PathTable:
 
         A path whose round trip is not known is never moved to: the move itself costs a handshake.
         """
-        here = self.rtt_s(current, now)
-        best = min(
-            ((rtt_s, self._known[path].rank, path) for path in self._known
-             if path != current and self.is_ready(path, now) and (rtt_s := self.rtt_s(path, now)) is not None),
-            default=None,
-            key=lambda item: item[:2],
+        here = self.length_s(current, now)
+        lengths = (
+            (length_s, self._known[path].rank, path) for path in self._known
+            if path != current and self.is_ready(path, now)
+            and (length_s := self.length_s(path, now)) is not None
         )  # fmt: skip
+        best = min(lengths, default=None, key=lambda item: item[:2])
         if here is None or best is None or best[0] * (100 + self.parameters.switch_gain_percent) > here * 100:
             self._better = None
             return None

@@ -33,8 +33,9 @@ NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
 """The same where only bulk travels: fewer and larger writes."""
 CONGESTION: Final = b"bbr"
 _TCP_INFO_BYTES: Final = 168
-_TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII8xQ")
-"""unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, delivery_rate."""
+_TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII4xIQ")
+"""unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, data_segs_out,
+delivery_rate."""
 _PROBES: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses for documentation: a datagram socket connected to one shows our own address and sends nothing."""
 _SYSCTLS: Final = (
@@ -71,6 +72,8 @@ class TcpInfo(NamedTuple):
     delivery_bytes_per_s: int
     retransmits: int
     """Segments sent again since the connection began."""
+    segments: int
+    """Segments of data sent since then, those sent again too."""
     unacked: int
     """Segments under way."""
     notsent_bytes: int
@@ -86,8 +89,8 @@ def tcp_info(sock: trio.socket.SocketType) -> TcpInfo | None:
         return None
     if len(data) < _TCP_INFO_BYTES:
         return None
-    unacked, rtt, retransmits, _pacing, acked, received, notsent, min_rtt, rate = _TCP_INFO.unpack(data)
-    return TcpInfo(rtt / 1e6, min_rtt / 1e6, rate, retransmits, unacked, notsent, acked, received)
+    unacked, rtt, retransmits, _pacing, acked, received, notsent, min_rtt, segments, rate = _TCP_INFO.unpack(data)
+    return TcpInfo(rtt / 1e6, min_rtt / 1e6, rate, retransmits, segments, unacked, notsent, acked, received)
 
 
 def local_address() -> tuple[str, ...]:

@@ -239,6 +239,7 @@ class Steering:
             if link.endpoint is not None and link.rtt_s is not None:
                 table.measured_rtt(link.endpoint, link.rtt_s, now)
                 link.least_rtt_s = min(link.least_rtt_s, link.rtt_s)
+        table.measured_loss(control.endpoint, *control.take_losses(), now)
         self._compare(peer, control)
         if self._leave_avoided(peer, control, table, now):
             return

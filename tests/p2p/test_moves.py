@@ -445,6 +445,10 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
         assert alice.counters["roamed"] == 1 and len(bob.peers()) == 1
         stats = alice.lane_stats(B)[0]
         assert stats.is_control and stats.tcp is not None and stats.tcp.bytes_acked > 0 and stats.tcp.rtt_s > 0
+        control = alice._peers[B].control
+        assert control is not None and stats.tcp.segments > stats.tcp.retransmits
+        assert sum(control.take_losses()[1] for _ in range(2)) >= stats.tcp.segments, "each is told of once"
+        assert control.take_losses()[1] < stats.tcp.segments
 
 
 def test_what_the_kernel_lacks_is_said(tmp_path: Path) -> None:

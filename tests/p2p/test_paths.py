@@ -334,6 +334,74 @@ def test_control_does_not_move_to_what_is_unknown_old_or_failing() -> None:
     assert all(table.better_control(DIRECT, 200.0) is None for _ in range(5))
 
 
+VOTES, RETRANSMISSION_S = 40, 0.2
+"""Segments of control in five seconds, and what a lost one waits beyond a round trip."""
+
+
+def control_for(
+    minutes: int, roads: Mapping[Path, tuple[float, float]], current: Path, seed: int, *, is_told: bool = True
+) -> tuple[list[Path], int]:
+    """Return which way control had, by five seconds, and how often it moved; ways are (round trip, loss)."""
+    random, table = Random(seed), PathTable()
+    table.offer([path for path in roads if isinstance(path, Endpoint)])
+
+    def round_trip(path: Path) -> float:
+        rtt_s, loss = roads[path]
+        return rtt_s + (random.random() < 2 * loss) * (RETRANSMISSION_S + rtt_s)
+
+    had: list[Path] = []
+    moves = 0
+    for step in range(12 * minutes):
+        now = step * 5.0
+        had.append(current)
+        lost = sum(random.random() < roads[current][1] for _ in range(VOTES))
+        if is_told:
+            table.measured_loss(current, lost, VOTES + lost, now)
+        table.measured_rtt(current, round_trip(current), now)
+        path = table.to_probe(current, now)
+        if path is not None:
+            table.measured_rtt(path, round_trip(path), now)
+        better = table.better_control(current, now)
+        if better is not None:
+            current, moves = better, moves + 1
+    return had, moves
+
+
+@pytest.mark.parametrize("start", [DIRECT, RELAY])
+@pytest.mark.parametrize(("rtt_s", "loss"), [(0.100, 0.05), (0.095, 0.08), (0.120, 0.05)])
+def test_control_keeps_off_a_lossy_way_of_like_round_trip(start: Endpoint, rtt_s: float, loss: float) -> None:
+    """As the kernel tells of its own segments; round trips alone hardly show what one in twenty costs."""
+    for seed in range(5):
+        had, moves = control_for(60, {DIRECT: (rtt_s, loss), RELAY: (0.125, 0.0)}, start, seed)
+        assert had[24:].count(RELAY) >= 0.9 * len(had[24:]) and moves <= 6
+
+
+def test_a_stray_loss_moves_nothing_and_a_far_quicker_way_may_lose_some() -> None:
+    for seed in range(5):
+        stray: dict[Path, tuple[float, float]] = {DIRECT: (0.1, 0.001), RELAY: (0.105, 0.0), TWO: (0.099, 0.0)}
+        assert control_for(60, stray, DIRECT, seed)[1] <= control_for(60, stray, DIRECT, seed, is_told=False)[1]
+        had, _ = control_for(60, {DIRECT: (0.040, 0.02), RELAY: (0.160, 0.0)}, RELAY, seed)
+        assert had[24:].count(DIRECT) >= 0.8 * len(had[24:])
+
+
+def test_losses_are_believed_by_their_number_and_forgotten_with_time() -> None:
+    table = PathTable()
+    table.offer([DIRECT])
+    table.measured_rtt(DIRECT, 0.1, 0.0)
+    table.measured_loss(DIRECT, 1, 1, 0.0)
+    assert 0.1 < (table.length_s(DIRECT, 0.0) or 0) < 0.13
+    table.measured_loss(DIRECT, 100, 1_000, 0.0)
+    assert table.length_s(DIRECT, 0.0) == 0.2
+    for nonsense in ((5, 4), (-1, 4), (0, 0)):
+        table.measured_loss(DIRECT, *nonsense, 0.0)
+    assert table.length_s(DIRECT, 0.0) == 0.2 and table.rtt_s(DIRECT, 0.0) == 0.1
+    table.measured_rtt(DIRECT, 0.1, 5_000.0)
+    assert (table.length_s(DIRECT, 5_000.0) or 0) < 0.101
+    table.fell_silent(DIRECT, 5_000.0)
+    table.measured_rtt(DIRECT, 0.1, 5_000.0)
+    assert table.length_s(DIRECT, 5_000.0) == 0.2, "until the silence is forgotten"
+
+
 def test_round_trips_of_other_paths_are_taken_in_turn_so_that_control_can_leave_a_slow_one() -> None:
     table = PathTable()
     table.offer([DIRECT, RELAY, OTHER])
