@@ -41,7 +41,8 @@ class ChainParameters:
     """Sum of the weights of a block's transactions."""
     block_gas_target: int = 150_000_000
     base_fee_initial: int = 1_000_000_000
-    base_fee_min: int = 1_000
+    base_fee_min: int = 100_000_000
+    """Of an idle chain: what a transaction leaves in the state stays for ever, so it is never free."""
     base_fee_change_denominator: int = 8
     block_interval_ms_min: int = 1_000
     time_ahead_ms_max: int = 2_000
