@@ -172,7 +172,7 @@ class BlobSearch:
         self._guests: Counter[bytes] = Counter()
         """Who came only to answer, and how many searches use them."""
         self._nursery: trio.Nursery | None = None
-        network.on_gossip(TOPIC_BLOB, self.validate, payload_bytes_max=QUESTION_BYTES_MAX)
+        network.on_gossip(TOPIC_BLOB, self.validate, payload_bytes_max=QUESTION_BYTES_MAX, earns=False)
         network.on_message(KIND_BLOB_HELD, self._on_held)
 
     async def run(self) -> None:

@@ -27,6 +27,7 @@ from p2p.lanes import RECORD_BYTES_MAX, Lane
 from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.link import Link, LinkLost
 from p2p.mux import Message, Mux
+from p2p.places import Service
 from p2p.sockets import TcpInfo
 from p2p.stalls import Patience, StallWatch, is_silent
 from p2p.transport import Doubt
@@ -158,6 +159,7 @@ class Peer:
         self.lanes_opening = 0
         self.is_finding_way = False
         self.rtt_s: float | None = None
+        self.service = Service()
         self.closed_for: str | None = None
         """Why it ended: a stable code, once it has."""
         self._own_address = own_address

@@ -1,30 +1,60 @@
 """Who may have a place among the peers that come in, and who gives way when all are taken; without I/O.
 
-Whoever takes all places of a node decides what it hears from those who dial it. So the places are shared between
-the parts of the network: when they are full the largest block of addresses makes room for a newcomer of a smaller
-one. Those who have proved useful are passed over: the oldest, the nearest, those of the best score; of one block a
-few each, or a crowd that came first would be all of them.
+Whoever takes all places of a node decides what it hears from those who dial it. Three rules say who makes room,
+and each guards against what the others leave open:
+
+- the largest block of addresses makes room for a newcomer of a smaller one, so few blocks keep nobody out;
+- some places are drawn by a keyed hash of the block, which nobody outside can work out: who has many blocks has
+  its share of those places and no more, whenever it comes and however it behaves;
+- who has done nothing in its first minutes makes room for a block that has no place, so merely sitting holds none.
+
+Passed over are those who have proved useful, by what only work, time and nearness bring. Above all *standing*: in
+how many minutes a peer was the first to bring something good. Who comes later has fewer of them, whatever it does,
+so no crowd that comes after a peer which works on takes that peer's rank (docs/decisions/0041-peer-network.md).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from p2p.crowds import Origin
 
-__all__ = ["Admission", "Guest", "admit"]
+__all__ = ["Admission", "Guest", "Service", "admit", "lots"]
 
-OLDEST_SHARE: Final = 4
-"""One in so many places is kept for those who have stayed longest, ..."""
+STANDING_SHARE: Final = 2
+"""One in so many places is kept for those who have worked in most minutes, of equals for the oldest, ..."""
 BEST_SHARE: Final = 8
-"""... one in so many for the best scores, ..."""
+"""... one in so many for the best scores: who works most at present, ..."""
 NEAREST_SHARE: Final = 8
-"""... and one in so many for the shortest round trips."""
+"""... one in so many for the shortest round trips, ..."""
+DRAWN_SHARE: Final = 8
+"""... and one in so many for blocks that are drawn, one each."""
 KEPT_PER_BLOCK: Final = 2
-"""For each of these reasons, of one block."""
+"""For each of the first three reasons, of one block: or a crowd that came first would be all of them."""
+SERVICE_S: Final = 60.0
+"""What is done within one such period counts once: a burst buys no standing."""
+TRIAL_S: Final = 600.0
+"""How long a peer has to do something useful, before it makes room for a block that has no place."""
+
+
+@dataclass(slots=True)
+class Service:
+    """What one peer has done for this node since it came."""
+
+    periods: int = 0
+    """In how many periods it was useful."""
+    _last: int = -1
+
+    def note(self, now: float) -> None:
+        """Note that it was useful just now; seconds of the clock of its ``Guest``."""
+        period = int(now // SERVICE_S)
+        if period > self._last:
+            self._last = period
+            self.periods += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +64,8 @@ class Guest:
     address: bytes
     origin: Origin
     since: float
+    service: int = 0
+    """``Service.periods``."""
     score: float = 0.0
     rtt_s: float | None = None
 
@@ -47,10 +79,27 @@ class Admission(NamedTuple):
     """Whose place it takes."""
 
 
-def admit(guests: Sequence[Guest], origin: Origin, *, places_max: int, per_network_max: int) -> Admission:
+def lots(key: bytes) -> Callable[[str], int]:
+    """Return what draws blocks by a node's secret ``key``."""
+
+    def draw(block: str) -> int:
+        return int.from_bytes(blake2b(block.encode(), digest_size=8, key=key, person=b"places").digest(), "big")
+
+    return draw
+
+
+def admit(
+    guests: Sequence[Guest],
+    origin: Origin,
+    *,
+    now: float,
+    places_max: int,
+    per_network_max: int,
+    draw: Callable[[str], int],
+) -> Admission:
     """Say whether a newcomer from ``origin`` may join these guests.
 
-    Who is alone in its block never gives way.
+    ``draw`` is a hash of a block that is this node's secret; the least are drawn.
     """
     if origin.is_bounded and sum(guest.origin.network == origin.network for guest in guests) >= per_network_max:
         return Admission(refusal="refused_network")
@@ -58,34 +107,49 @@ def admit(guests: Sequence[Guest], origin: Origin, *, places_max: int, per_netwo
         return Admission()
     blocks = Counter(guest.origin.block for guest in guests)
     networks = Counter(guest.origin.network for guest in guests)
-    kept = _kept(guests, places_max)
+    drawn = set(sorted({*blocks, origin.block}, key=draw)[: places_max // DRAWN_SHARE])
+    kept = _kept(guests, places_max, drawn)
+    loose = [guest for guest in guests if guest.address not in kept]
+    is_absent = not blocks[origin.block]
+
+    def size(guest: Guest) -> tuple[int, int, float, bytes]:
+        return blocks[guest.origin.block], networks[guest.origin.network], guest.since, guest.address
+
     # As in p2p.crowds: only where the newcomer's block stays smaller by it.
-    last = max(
-        (guest for guest in guests
-         if guest.address not in kept and blocks[guest.origin.block] >= blocks[origin.block] + 2),
-        key=lambda guest: (blocks[guest.origin.block], networks[guest.origin.network], guest.since, guest.address),
-        default=None,
-    )  # fmt: skip
-    return Admission(refusal="refused_full") if last is None else Admission(gives_way=last.address)
+    crowd = [guest for guest in loose if blocks[guest.origin.block] >= blocks[origin.block] + 2]
+    if crowd:
+        return Admission(gives_way=max(crowd, key=size).address)
+    if loose and is_absent and origin.block in drawn:
+        return Admission(gives_way=max(loose, key=size).address)
+    idle = [guest for guest in loose if not guest.service and now - guest.since >= TRIAL_S]
+    if idle and is_absent:
+        return Admission(gives_way=min(idle, key=lambda guest: (guest.since, guest.address)).address)
+    return Admission(refusal="refused_full")
 
 
-def _kept(guests: Iterable[Guest], places_max: int) -> set[bytes]:
+def _kept(guests: Sequence[Guest], places_max: int, drawn: set[str]) -> set[bytes]:
     """Return those who are passed over."""
-    guests = list(guests)
     near = [(guest.rtt_s, guest) for guest in guests if guest.rtt_s is not None]
-    nearest = {guest.address: rtt_s for rtt_s, guest in near}
-    kept: set[bytes] = set()
-    reasons: list[tuple[int, list[Guest], Callable[[Guest], float]]] = [
-        (OLDEST_SHARE, guests, lambda guest: guest.since),
-        (BEST_SHARE, [guest for guest in guests if guest.score > 0], lambda guest: -guest.score),
-        (NEAREST_SHARE, [guest for _, guest in near], lambda guest: nearest[guest.address]),
-    ]
-    for share, candidates, cost in reasons:
-        taken: Counter[str] = Counter()
-        for guest in sorted(candidates, key=lambda guest: (cost(guest), guest.address)):
-            if taken.total() >= places_max // share:
-                break
-            if taken[guest.origin.block] < KEPT_PER_BLOCK:
-                taken[guest.origin.block] += 1
-                kept.add(guest.address)
-    return kept
+    standing = sorted(guests, key=lambda guest: (-guest.service, guest.since, guest.address))
+    best = sorted((g for g in guests if g.score > 0), key=lambda guest: (-guest.score, guest.address))
+    nearest = [guest for _, guest in sorted(near, key=lambda item: (item[0], item[1].address))]
+    of_drawn = [guest for guest in standing if guest.origin.block in drawn]
+    return {
+        *_first(standing, places_max // STANDING_SHARE, KEPT_PER_BLOCK),
+        *_first(best, places_max // BEST_SHARE, KEPT_PER_BLOCK),
+        *_first(nearest, places_max // NEAREST_SHARE, KEPT_PER_BLOCK),
+        *_first(of_drawn, places_max // DRAWN_SHARE, 1),
+    }
+
+
+def _first(ranked: Sequence[Guest], count: int, per_block: int) -> list[bytes]:
+    """Return the first so many of the ranked, of one block at most ``per_block``."""
+    taken: Counter[str] = Counter()
+    found: list[bytes] = []
+    for guest in ranked:
+        if len(found) >= count:
+            break
+        if taken[guest.origin.block] < per_block:
+            taken[guest.origin.block] += 1
+            found.append(guest.address)
+    return found

@@ -44,7 +44,7 @@ from p2p.peer import (
     RequestHandler,
     Served,
 )
-from p2p.places import Guest, admit
+from p2p.places import Guest, admit, lots
 from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
 from p2p.records import RECORD_BYTES_MAX, PeerRecord
 from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
@@ -149,6 +149,7 @@ class Network:
         self._validations: dict[str, Validation] = {}
         self._watchers: list[Callable[[bytes, bool], None]] = []
         self._entrance = Entrance(config.limits)
+        self._draw = lots(secrets.token_bytes(32))
         self._origin_of = origin_of
         self._dialling_now = 0
         self._lanes_in = 0
@@ -186,12 +187,15 @@ class Network:
             self._ways[address or endpoint] = Way(address, (endpoint,))
         self._advertised = tuple(_endpoint(text) for text in config.advertise)
         self.on_request(METHOD_PEERS, self._records.serve)
-        self.on_gossip(TOPIC_RECORD, self._records.validate, payload_bytes_max=RECORD_BYTES_MAX)
+        self.on_gossip(TOPIC_RECORD, self._records.validate, payload_bytes_max=RECORD_BYTES_MAX, earns=False)
         self.multicasts = MulticastService(self, fanout, deliver=self._deliver, random=self._random, log=self._log)
         """One message to many; use ``multicast``."""
         if config.blob_dir is not None:
             self.blobs = BlobStore(config.blob_dir, budget_bytes=config.blob_budget_bytes)
-            self._transfer = BlobTransfer(self.blobs, self.request, limits, rtt_s=self._rtt_s)
+            self._transfer = BlobTransfer(
+                self.blobs, self.request, limits, rtt_s=self._rtt_s, credit=self._credit,
+                blame=lambda address: self.penalise(address, config.gossip.reject_points),
+            )  # fmt: skip
             for method, handler in self._transfer.served().items():
                 self.on_request(method, handler, cls=Class.BULK)
 
@@ -211,16 +215,23 @@ class Network:
         assert method not in self._served
         self._served[method] = Served(handler, cls)
 
-    def on_gossip(self, topic: str, validator: Validator, *, payload_bytes_max: int = 64 * 1024) -> None:
-        """Take part in a topic; ``await validator(peer address, payload)`` says whether to forward."""
-        self.on_gossip_batch(topic, one_by_one(validator), payload_bytes_max=payload_bytes_max)
+    def on_gossip(
+        self, topic: str, validator: Validator, *, payload_bytes_max: int = 64 * 1024, earns: bool = True
+    ) -> None:
+        """Take part in a topic; ``await validator(peer address, payload)`` says whether to forward.
+
+        ``earns``: whether to be the first to bring something good of it speaks for a peer (``p2p.places``); not
+        where anybody can make as much of it as it likes.
+        """
+        self.on_gossip_batch(topic, one_by_one(validator), payload_bytes_max=payload_bytes_max, earns=earns)
 
     def on_gossip_batch(
-        self, topic: str, validator: BatchValidator, *, payload_bytes_max: int = 64 * 1024
+        self, topic: str, validator: BatchValidator, *, payload_bytes_max: int = 64 * 1024, earns: bool = True
     ) -> None:
         """Like ``on_gossip``, with a validator that gets all that waits (up to ``gossip_batch_max``) at once."""
         assert topic not in self._validations
-        self._validations[topic] = Validation(validator, self.limits, self._judged)
+        credit = self._credit if earns else lambda _address: None
+        self._validations[topic] = Validation(validator, self.limits, self._judged, credit)
         self._apply(self._gossip.subscribe(topic, payload_bytes_max))
 
     def on_peer(self, watcher: Callable[[bytes, bool], None]) -> None:
@@ -716,13 +727,16 @@ class Network:
     def _admit(self, link: Link) -> str | None:
         """Make room for a peer that came in without a place of its own; return why there is none, or None."""
         guests = [
-            Guest(address, self._origin_of(peer.remote), peer.since, self._gossip.score(address), peer.rtt_s)
+            Guest(
+                address, self._origin_of(peer.remote), peer.since, peer.service.periods,
+                self._gossip.score(address), peer.rtt_s,
+            )
             for address, peer in self._peers.items()
             if not peer.is_outbound and address not in self._persistent and peer.closed_for is None
-        ]
+        ]  # fmt: skip
         admission = admit(
-            guests, self._origin_of(link.remote), places_max=self.limits.peers_in_max,
-            per_network_max=self.limits.peers_per_network_max,
+            guests, self._origin_of(link.remote), now=trio.current_time(), places_max=self.limits.peers_in_max,
+            per_network_max=self.limits.peers_per_network_max, draw=self._draw,
         )  # fmt: skip
         if admission.gives_way is not None:
             self._peers[admission.gives_way].close("crowded_out")
@@ -930,6 +944,12 @@ class Network:
 
     def _judged(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> None:
         self._apply(self._gossip.verdict(verdicts))
+
+    def _credit(self, address: bytes) -> None:
+        """Note that a peer has just been useful."""
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.service.note(trio.current_time())
 
     async def _beat(self) -> None:
         while True:

@@ -36,17 +36,22 @@ def one_by_one(validator: Validator) -> BatchValidator:
 
 
 class Validation:
-    """The queue of one topic, bounded by the gossip core's pending limits; ``judged`` takes its verdicts."""
+    """The queue of one topic, bounded by the gossip core's pending limits.
+
+    ``judged`` takes its verdicts, ``credit`` those who brought what was good.
+    """
 
     def __init__(
         self,
         validator: BatchValidator,
         limits: NetworkLimits,
         judged: Callable[[Iterable[tuple[bytes, Verdict]]], None],
+        credit: Callable[[bytes], None] = lambda _address: None,
     ) -> None:
         self._validator = validator
         self._limits = limits
         self._judged = judged
+        self._credit = credit
         self._waiting: deque[Deliver] = deque()
         self._wake = trio.Event()
 
@@ -71,4 +76,6 @@ class Validation:
             verdicts = await self._validator([GossipItem(item.peer, item.payload) for item in batch])
             assert len(verdicts) == len(batch)
             self._judged([(item.message_id, verdict) for item, verdict in zip(batch, verdicts, strict=True)])
+            for address in {item.peer for item, v in zip(batch, verdicts, strict=True) if v is Verdict.ACCEPT}:
+                self._credit(address)
             await trio.lowlevel.checkpoint()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import trio
@@ -17,7 +18,7 @@ from p2p.entrance import Entrance
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits
-from p2p.places import Admission, Guest, admit
+from p2p.places import SERVICE_S, TRIAL_S, Admission, Guest, Service, admit, lots
 from p2p.service import Network, NetworkConfig
 from tests.p2p.helpers import NOW_MS, identity
 from tests.p2p.test_service import running, wires
@@ -32,21 +33,51 @@ def origin(block: int, network: int = 0, *, is_bounded: bool = True) -> Origin:
 
 
 class House:
-    def __init__(self, places_max: int = PLACES) -> None:
+    """Guests of one node under virtual time; some are useful whenever they can be, some never."""
+
+    def __init__(self, places_max: int = PLACES, *, key: bytes = b"house") -> None:
         self.places_max = places_max
         self.guests: dict[bytes, Guest] = {}
+        self.services: dict[bytes, Service] = {}
+        self.workers: set[bytes] = set()
+        self.draw = lots(key)
         self.count = 0
+        self.now = 0.0
 
-    def knock(self, where: Origin, *, score: float = 0.0, rtt_s: float | None = None) -> Admission:
+    def wait(self, seconds: float) -> None:
+        """Let time pass, in which those who work miss no period."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + SERVICE_S / 2)
+            self._work()
+
+    def _work(self) -> None:
+        for name in self.workers & self.guests.keys():
+            self.services[name].note(self.now)
+            self.guests[name] = replace(self.guests[name], service=self.services[name].periods)
+
+    def drawn(self, newcomer: str) -> set[str]:
+        blocks = {newcomer, *self.blocks()}
+        return set(sorted(blocks, key=self.draw)[: self.places_max // 8])
+
+    def knock(
+        self, where: Origin, *, score: float = 0.0, rtt_s: float | None = None, works: bool = False
+    ) -> Admission:
         answer = admit(
-            [*self.guests.values()], where, places_max=self.places_max, per_network_max=PER_NETWORK
+            [*self.guests.values()], where, now=self.now, places_max=self.places_max,
+            per_network_max=PER_NETWORK, draw=self.draw,
         )  # fmt: skip
         if answer.gives_way is not None:
             del self.guests[answer.gives_way]
         if answer.refusal is None:
             self.count += 1
+            self.now += 0.001
             name = self.count.to_bytes(20, "big")
-            self.guests[name] = Guest(name, where, self.count, score, rtt_s)
+            self.guests[name] = Guest(name, where, self.now, 0, score, rtt_s)
+            self.services[name] = Service()
+            if works:
+                self.workers.add(name)
+                self._work()
         return answer
 
     def blocks(self) -> Counter[str]:
@@ -60,7 +91,7 @@ origins = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(origins, st.floats(-200, 100), st.none() | st.floats(0.001, 1)), max_size=80))
-def test_bounds_hold_and_nobody_gives_way_who_is_alone_in_its_block(
+def test_bounds_hold_and_who_is_alone_in_its_block_gives_way_to_a_drawn_one_at_most(
     knocks: list[tuple[Origin, float, float | None]],
 ) -> None:
     house = House()
@@ -73,7 +104,8 @@ def test_bounds_hold_and_nobody_gives_way_who_is_alone_in_its_block(
             assert networks[where.network] <= PER_NETWORK
         if answer.gives_way is not None:
             left = before[answer.gives_way].origin.block
-            assert blocks[left] >= 2 and blocks[left] > blocks[where.block] + 1
+            is_crowd = blocks[left] >= 2 and blocks[left] > blocks[where.block] + 1
+            assert is_crowd or (not blocks[where.block] and where.block in house.drawn(where.block))
 
 
 @settings(max_examples=20, deadline=None)
@@ -95,10 +127,112 @@ def test_a_crowd_of_few_blocks_cannot_keep_a_newcomer_out_nor_push_it_out_again(
 def test_the_newest_of_the_largest_network_gives_way_and_the_useful_are_passed_over() -> None:
     house = House(8)
     for number in range(8):
-        house.knock(origin(1, number // 3), rtt_s=0.5 - number / 100, score=number if number == 5 else 0)
-    # 1 and 2 have stayed longest, 8 is the nearest, 6 has the best score; 1 to 3 and 4 to 6 share a network each.
-    assert house.knock(origin(2)).gives_way == (5).to_bytes(20, "big")
+        house.knock(
+            origin(1, number // 3),
+            rtt_s=0.5 - number / 100,
+            score=number if number == 5 else 0,
+            works=number in (4, 6),
+        )
+    # 5 and 7 have worked, 8 is the nearest, 6 has the best score; 1 to 3 and 4 to 6 share a network each.
+    assert house.knock(origin(2)).gives_way == (4).to_bytes(20, "big")
     assert house.knock(origin(3)).gives_way == (3).to_bytes(20, "big")
+
+
+steps = st.tuples(
+    st.integers(0, 70),
+    st.integers(0, 9),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([0.0, 1.0, 90.0, 2_000.0]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2), st.integers(1, 4), st.lists(steps, max_size=120), st.binary(min_size=1, max_size=8))
+def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
+    before: int, honest: int, attack: list[tuple[int, int, int, bool, float]], key: bytes
+) -> None:
+    """The bound: those who came later never count; those who came before do, two a block, against half the places.
+
+    The crowd looks as good as it can: its scores and round trips are the best, it works whenever it can, comes
+    from the blocks of the honest too, and leaves and comes as it likes. The honest only work.
+    """
+    house = House(key=key)
+    for block in range(before):
+        for _ in range(3):
+            house.knock(origin(block), score=100.0, rtt_s=0.001, works=True)
+    house.wait(SERVICE_S)
+    for number in range(honest):
+        house.knock(origin(50 + number // 2, 9), works=True)
+    names = [name for name, guest in house.guests.items() if guest.origin.network.endswith(".9")]
+    assert len(names) == honest and 2 * before + honest <= PLACES // 2
+    for block, network, leaves, works, waits_s in attack:
+        house.wait(waits_s)
+        house.knock(origin(block, network), score=100.0, rtt_s=0.001, works=works)
+        others = [name for name in house.guests if name not in names]
+        for name in others[:leaves]:
+            del house.guests[name]
+        assert all(name in house.guests for name in names)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=40, max_size=150))
+def test_who_worked_longest_outranks_whoever_came_first_and_did_nothing(attack: list[tuple[int, bool]]) -> None:
+    house = House(64)
+    for number in range(60):
+        house.knock(origin(number), score=100.0, rtt_s=0.001)
+    for number in range(4):
+        house.knock(origin(300 + number), works=True)
+    names = [name for name in house.workers if name in house.guests]
+    assert len(names) == 4
+    house.wait(TRIAL_S)
+    for block, works in attack:
+        house.knock(origin(block), score=100.0, rtt_s=0.001, works=works)
+        house.wait(10)
+        assert all(name in house.guests for name in names)
+
+
+def test_merely_sitting_holds_no_place_for_long() -> None:
+    house = House(64)
+    for number in range(64):
+        house.knock(origin(number), score=100.0, rtt_s=0.001)
+    strangers = [number for number in range(100, 140) if str(number) not in house.drawn(str(number))]
+    assert house.knock(origin(strangers[0])).refusal == "refused_full", "all have their first minutes"
+    house.wait(TRIAL_S)
+    for number in strangers[1:11]:
+        assert house.knock(origin(number), works=True).gives_way is not None
+    # Ten of them work now: they stay whoever comes, while those who sit take turns.
+    assert sum(house.blocks()[str(number)] for number in strangers[1:11]) == 10
+    for number in range(200, 300):
+        house.wait(60)
+        house.knock(origin(number))
+    assert sum(house.blocks()[str(number)] for number in strangers[1:11]) == 10
+
+
+def test_a_share_of_the_places_is_drawn_however_many_blocks_others_have_and_whatever_they_do() -> None:
+    """64 blocks that came first, work and are near hold all places: one newcomer in eight gets in, and stays."""
+    taken = 0
+    for number in range(100):
+        house = House(64, key=number.to_bytes(4, "big"))
+        for block in range(64):
+            house.knock(origin(block), score=100.0, rtt_s=0.001, works=True)
+        house.now += 2 * TRIAL_S
+        if house.knock(origin(99)).refusal is None:
+            taken += 1
+            for block in range(64):
+                house.knock(origin(block), score=100.0, rtt_s=0.001, works=True)
+            assert house.blocks()["99"] == 1
+    assert 6 <= taken <= 19  # 8 of 65: 12.3 of 100
+
+
+def test_a_burst_of_service_counts_once() -> None:
+    service = Service()
+    for tick in range(100):
+        service.note(SERVICE_S * tick / 100)
+    assert service.periods == 1
+    service.note(SERVICE_S)
+    service.note(SERVICE_S / 2)
+    assert service.periods == 2
 
 
 def test_a_house_of_one_crowd_stays_as_it_is_for_more_of_it() -> None:
