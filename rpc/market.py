@@ -739,7 +739,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_quoteTask",
-        "What creating a task would lock",
+        "What creating a task would lock: its price, its checks (each has a least fee), the fee",
         quote_task,
         obj({"at": AT, "price": AMOUNT_OUT, "verification": AMOUNT_OUT, "fee": AMOUNT_OUT, "total": AMOUNT_OUT}),
         (Param("spec", data(SPEC_LIMIT_BYTES), "The job specification, canonical CBOR."),),
