@@ -26,6 +26,15 @@ LOOK_FIRST: Final = frozenset(
     }
 )
 """Codes of errors, and reasons of a halt of the consensus, that end with EXIT_LOOK_FIRST."""
+SERVICES: Final = frozenset({("node", "run"), ("signer", "run"), ("relay", "run")})
+"""What a service manager starts, and would start again."""
+NOT_HEALED: Final = frozenset(
+    {
+        *("trust_expired", "checkpoint_mismatch", "fork_found", "config_error", "keystore_error"),
+        *("store_damaged", "store_incompatible", "store_other_chain"),
+    }
+)
+"""Codes of errors that end a service with EXIT_LOOK_FIRST: the next start would find the same."""
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
@@ -113,10 +122,14 @@ def main() -> None:
         leaves = _leaves(known)
         for leaf in leaves:
             click.echo(f"dekube: {printable_lines(str(leaf))} [{_told(leaf)}]", err=True)
-        sys.exit(max(map(exit_status, leaves)))
+        sys.exit(max(exit_status(leaf, ends_service=_is_service()) for leaf in leaves))
     except DekubeError as error:
         click.echo(f"dekube: {printable_lines(str(error))} [{_told(error)}]", err=True)
-        sys.exit(exit_status(error))
+        sys.exit(exit_status(error, ends_service=_is_service()))
+
+
+def _is_service() -> bool:
+    return tuple(sys.argv[1:3]) in SERVICES  # the groups have no options of their own
 
 
 def _told(error: DekubeError) -> str:
@@ -124,9 +137,14 @@ def _told(error: DekubeError) -> str:
     return str(getattr(error, "reason", error.code)) if error.code == "consensus_halted" else error.code
 
 
-def exit_status(error: DekubeError) -> int:
-    """Return the exit status that an error ends the program with."""
+def exit_status(error: DekubeError, *, ends_service: bool = False) -> int:
+    """Return the exit status that an error ends the program with.
+
+    What the system has refused (a port in use, a disk that is not there yet) may have passed at the next start.
+    """
     is_for_a_person = error.code in LOOK_FIRST or getattr(error, "reason", None) in LOOK_FIRST
+    if ends_service and error.code in NOT_HEALED and not isinstance(error.__context__, OSError):
+        is_for_a_person = True
     return EXIT_LOOK_FIRST if is_for_a_person else EXIT_FAILED
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from consensus.light import TrustExpired, trusting_period_ms
-from node.config import Checkpoint
+from node.config import Checkpoint, HistoryOptions
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 
@@ -19,6 +19,8 @@ __all__ = ["Beginning", "CheckpointMismatch", "Kept", "RootExpired", "how_to_beg
 
 AUTO_EPOCHS_MIN: Final = 3
 """A younger chain has no snapshots worth looking for."""
+PEERS_KEEP_EPOCHS: Final = HistoryOptions().epochs
+"""Of so many epochs peers have the blocks: after a longer absence most have pruned what comes next."""
 HOUR_MS: Final = 3_600_000
 
 
@@ -38,6 +40,8 @@ class Kept(NamedTuple):
 
     height: int
     time_ms: int
+    boundary_ms: int | None = None
+    """The time of the newest last block of an epoch there, which a state sync can begin its trust with."""
 
 
 class RootExpired(TrustExpired):
@@ -81,8 +85,10 @@ def how_to_begin(
 
     A database with nothing but the genesis is none. One that ends more than an epoch below the checkpoint is
     replaced; below that the blocks lead past the checkpoint, and so they do in mode ``blocks`` and, unless mode is
-    ``state``, for who keeps all. ``is_begun``: a state sync is unfinished. Test networks go on from an old
-    database, and their founders from an old genesis: they stand still for weeks, and nothing is to be gained.
+    ``state``, for who keeps all. A node that was away for longer than peers keep blocks, and whose own newest
+    boundary is still to be trusted, fetches the state from there on, as it would from a checkpoint.
+    ``is_begun``: a state sync is unfinished. Test networks go on from an old database, and their founders from an
+    old genesis: they stand still for weeks, and nothing is to be gained.
     Raises RootExpired.
     """
     chain = read_parameters(ChainParameters, "chain", genesis)
@@ -97,7 +103,10 @@ def how_to_begin(
         if is_expired(genesis, kept.time_ms, now_ms) and not (is_newer or genesis.testnet):
             age_ms = now_ms - kept.time_ms
             raise RootExpired(f"the newest block here, {kept.height},", age_ms=age_ms, period_ms=period_ms)
-        return Beginning.BLOCKS
+        is_long = now_ms - kept.time_ms > PEERS_KEEP_EPOCHS * chain.epoch_blocks * chain.block_interval_ms_min
+        has_root = kept.boundary_ms is not None and not is_expired(genesis, kept.boundary_ms, now_ms)
+        wants_blocks = is_newer or keeps_all or genesis.testnet
+        return Beginning.STATE_OR_BLOCKS if is_long and has_root and not wants_blocks else Beginning.BLOCKS
     if checkpoint is not None:
         return Beginning.STATE
     age_ms = now_ms - genesis.time_ms

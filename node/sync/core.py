@@ -274,7 +274,8 @@ class SyncCore:
     """One sync, from its trust root to a whole state.
 
     ``root`` is what is trusted without asking (``consensus.light.genesis_root``). With a ``checkpoint`` it only
-    says which chain it is; trust then begins at the checkpoint. ``records`` are those that an earlier process has
+    says which chain it is; trust then begins at the checkpoint. Of use are snapshots higher than ``above``.
+    ``records`` are those that an earlier process has
     kept, ``begun`` is the height whose state it was fetching: if anybody still has that, it is finished. It ends
     without a state when nothing of use was on offer for ``nothing_ms``.
     Raises ConfigError for a checkpoint that cannot be one of this chain.
@@ -286,6 +287,7 @@ class SyncCore:
         options: LightOptions,
         *,
         checkpoint: Checkpoint | None = None,
+        above: int = 0,
         records: Iterable[tuple[int, bytes]] = (),
         begun: int = 0,
         nothing_ms: int = NOTHING_MS,
@@ -298,6 +300,7 @@ class SyncCore:
         self._root = root
         self._options = options
         self._checkpoint = checkpoint
+        self._above = above
         self._nothing_ms = nothing_ms
         self._last_height = begun
         self._light = LightClient(root, options) if checkpoint is None else None
@@ -688,7 +691,12 @@ class SyncCore:
 
     def _is_usable(self, height: int, lowest: int) -> bool:
         blocks = self._root.epoch_blocks
-        return height >= lowest and height % blocks == 0 and (height - lowest) // blocks <= RECORDS_AHEAD_MAX
+        return (
+            height > self._above
+            and height >= lowest
+            and height % blocks == 0
+            and (height - lowest) // blocks <= RECORDS_AHEAD_MAX
+        )
 
     def _ask_one(self, method: str, now_ms: int) -> None:
         """Have one request for records or for the manifest on its way, to a peer that has the snapshot."""

@@ -126,7 +126,8 @@ def sync_path(place: Path) -> Path:
 class StateSync:
     """One state sync of a node whose database is to be in ``place``; one that is there makes room when it is done.
 
-    ``root`` is what the genesis makes trusted (``consensus.light.genesis_root``), ``count`` adds to the metric
+    ``root`` is what the genesis makes trusted (``consensus.light.genesis_root``), ``checkpoint`` and ``above`` are
+    as ``SyncCore`` takes them, ``count`` adds to the metric
     ``statesync_chunks_total`` by result: taken, false, or lost (refused, or out of time).
     """
 
@@ -140,6 +141,7 @@ class StateSync:
         *,
         wall_ms: Callable[[], int],
         checkpoint: Checkpoint | None = None,
+        above: int = 0,
         options: StoreOptions | None = None,
         nothing_ms: int = NOTHING_MS,
         count: Callable[[str], None] = lambda _result: None,
@@ -150,7 +152,8 @@ class StateSync:
         self._root = root
         self._trust = trust
         self._wall_ms = wall_ms
-        self._checkpoint = checkpoint
+        self.checkpoint: Final = checkpoint
+        self.above: Final = above
         self._options = options
         self._nothing_ms = nothing_ms
         self._count = count
@@ -218,7 +221,8 @@ class StateSync:
         return SyncCore(
             self._root,
             self._trust,
-            checkpoint=self._checkpoint,
+            checkpoint=self.checkpoint,
+            above=self.above,
             records=restore.records(),
             begun=0 if restore.target is None else restore.target.height,
             nothing_ms=self._nothing_ms,

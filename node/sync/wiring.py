@@ -86,7 +86,10 @@ def beginning_of(home: Home, options: NodeOptions, runtime: Runtime, *, address:
     if found is None and (whole := _look(begun)) is not None and whole.tip is not None:
         return Beginning.STATE  # nothing is missing but to be put into its place
     genesis, now_ms = runtime.genesis, _wall_ms()
-    kept = Kept(found.tip.height, found.tip.time_ms) if found is not None and found.tip is not None else None
+    kept = None
+    if found is not None and found.tip is not None:
+        boundary = found.boundary
+        kept = Kept(found.tip.height, found.tip.time_ms, None if boundary is None else boundary.time_ms)
     beginning = how_to_begin(
         genesis,
         mode=options.sync.mode,
@@ -102,6 +105,9 @@ def beginning_of(home: Home, options: NodeOptions, runtime: Runtime, *, address:
             "the newest block here is older than trust lasts: its validators may sign another history today",
             height=kept.height,
         )
+    if kept is not None and kept.height and beginning is Beginning.STATE_OR_BLOCKS:
+        open_chain(home, options, runtime).close()  # it is whole, and of the checkpoint's history
+        _log.info("away for longer than peers keep blocks: the state is fetched", height=kept.height)
     return beginning
 
 
@@ -118,8 +124,17 @@ def make_state_sync(
     home: Home, options: NodeOptions, runtime: Runtime, network: AskingNetwork,
     count: Callable[[str], None] = lambda _result: None, *, address: bytes = b"",
 ) -> StateSync:  # fmt: skip
-    """Return the state sync of a node, from the trust root in its options; ``address`` is its account's."""
+    """Return the state sync of a node, from the trust root in its options; ``address`` is its account's.
+
+    Where the node has a database that reaches further than the checkpoint, its newest boundary takes that one's
+    place, and only what is above its newest block is of use.
+    """
     is_founder = _is_founder(runtime.genesis, address)
+    checkpoint, above = checkpoint_of(options), 0
+    found = _look(home.chain)
+    tip, own = (None, None) if found is None else (found.tip, found.boundary)
+    if tip is not None and own is not None and (checkpoint is None or checkpoint.height <= own.height):
+        checkpoint, above = Checkpoint(own.height, own.block_hash), tip.height
     root, trust = trust_root(runtime.genesis, runtime.versions)
     return StateSync(
         home.chain,
@@ -128,7 +143,8 @@ def make_state_sync(
         root,
         trust,
         wall_ms=_wall_ms,
-        checkpoint=checkpoint_of(options),
+        checkpoint=checkpoint,
+        above=above,
         options=store_options(options, runtime.genesis),
         nothing_ms=NOTHING_FOUNDER_MS if is_founder else NOTHING_MS,
         count=count,

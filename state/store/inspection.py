@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from state.primitives.errors import StoreError
+from state.primitives.blocks import decode_header
+from state.primitives.errors import DecodeError, StoreError
 from state.store.database import StoreOptions, open_database
 from state.store.errors import StoreDamaged, StoreLocked, reported
 from state.store.records import (
     BOUNDS,
     EPOCH,
     FORMAT,
+    HEIGHT,
     RESTORING,
     TABLES,
     TIP,
@@ -20,7 +22,9 @@ from state.store.records import (
     Bounds,
     Tip,
     decode_bounds,
+    decode_epoch,
     decode_tip,
+    height_key,
 )
 
 __all__ = ["Inspection", "inspect_database"]
@@ -37,6 +41,8 @@ class Inspection(NamedTuple):
     bounds: Bounds | None
     target: Tip | None
     """The block whose state an unfinished sync was fetching."""
+    boundary: Tip | None
+    """The newest block that ended an epoch and whose record is here."""
     epochs: tuple[int, int] | None
     """The first and the last epoch with a record."""
     undo: tuple[int, int] | None
@@ -56,7 +62,7 @@ def inspect_database(path: Path, options: StoreOptions | None = None) -> Inspect
     except StoreLocked:
         raise
     except StoreDamaged as error:
-        return Inspection(None, None, None, None, None, None, None, {}, (str(error),))
+        return Inspection(None, None, None, None, None, None, None, None, {}, (str(error),))
 
     def looked(what: str, look: Callable[[], _T]) -> _T | None:
         try:
@@ -80,6 +86,7 @@ def inspect_database(path: Path, options: StoreOptions | None = None) -> Inspect
             tip=tip,
             bounds=looked("bounds", lambda: decode_bounds(record(BOUNDS))) if tip is not None else None,
             target=looked("unfinished sync", lambda: _tip(raw_target)),
+            boundary=looked("epoch records", lambda: _boundary(db)),
             epochs=looked("epoch records", lambda: _ends(db, EPOCH)),
             undo=looked("undo records", lambda: _ends(db, UNDO)),
             sizes=looked("sizes", lambda: _sizes(db)) or {},
@@ -91,6 +98,18 @@ def inspect_database(path: Path, options: StoreOptions | None = None) -> Inspect
 
 def _tip(data: bytes | None) -> Tip | None:
     return decode_tip(data) if data else None
+
+
+def _boundary(db: Any) -> Tip | None:
+    ends = _ends(db, EPOCH)
+    record = None if ends is None else db.get(height_key(EPOCH, ends[1]), verify_checksums=True)
+    if record is None:
+        return None
+    try:
+        height = decode_header(decode_epoch(record)[0]).height
+    except DecodeError as error:
+        raise StoreDamaged(f"the record of an epoch has no header: {error}") from None
+    return _tip(db.get(height_key(HEIGHT, height), verify_checksums=True))
 
 
 def _ends(db: Any, prefix: bytes) -> tuple[int, int] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import plyvel
 import pytest
 from click.testing import CliRunner, Result
 
-from node.cli import group
+from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status, group
 from node.config import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
 from node.home import Home, create_home
 from node.runtime import make_runtime
@@ -118,6 +120,41 @@ def test_where_nothing_can_be_trusted_any_more_it_says_what_helps(home: Home) ->
     assert isinstance(done.exception, RootExpired)
     assert "--checkpoint HEIGHT:HASH" in str(done.exception) and "chain.damaged-1" in done.output
     assert isinstance(run(home, "sync").exception, RootExpired)
+
+
+def test_a_service_that_no_restart_heals_ends_with_a_status_of_its_own(home: Home) -> None:
+    passphrase = home.root / "keys" / "passphrase"
+    passphrase.write_text("p\n")
+    passphrase.chmod(0o600)
+
+    def start(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "node", "node", "run", "--home", str(home.root), *arguments],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        last = done.stderr.strip().splitlines()[-1]
+        return done.returncode, last[last.rindex("[") :]
+
+    assert start("--checkpoint", f"{EPOCH_BLOCKS}:{'ab' * 32}") == (EXIT_LOOK_FIRST, "[checkpoint_mismatch]")
+    with open_store(home.chain, Runtime(GENESIS)):  # by another process: it may end
+        assert start() == (EXIT_FAILED, "[store_locked]")
+    damage(home, lambda db: db.put(b"T", b"garbage"))
+    assert start() == (EXIT_LOOK_FIRST, "[store_damaged]")
+    shutil.rmtree(home.chain)
+    assert start() == (EXIT_LOOK_FIRST, "[trust_expired]")
+
+
+def test_the_same_error_of_a_command_is_only_an_error() -> None:
+    for error in (StoreDamaged(""), ConfigError("")):
+        assert [exit_status(error, ends_service=service) for service in (False, True)] == [
+            EXIT_FAILED, EXIT_LOOK_FIRST,
+        ]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        try:
+            raise OSError("address in use")
+        except OSError:
+            raise ConfigError("cannot listen") from None
+    assert exit_status(caught.value, ends_service=True) == EXIT_FAILED, "it may be free at the next start"
 
 
 def test_verify_checks_all_of_the_chain_and_the_state(home: Home) -> None:

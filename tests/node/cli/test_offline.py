@@ -162,7 +162,8 @@ def test_a_damaged_keystore_genesis_or_configuration_is_one_line(
             ("node", "guard", "import", file, "--home", home),
         ):
             done = dekube(*arguments)
-            assert (done.status, done.err.count("\n")) == (1, 1), (arguments, done.err)
+            status = 78 if arguments[:2] == ("node", "run") else 1  # a service must not be started over and over
+            assert (done.status, done.err.count("\n")) == (status, 1), (arguments, done.err)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

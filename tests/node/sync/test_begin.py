@@ -14,7 +14,7 @@ from node.config import Checkpoint, HistoryOptions, NodeOptions, SyncOptions, pa
 from node.home import Home
 from node.sync.begin import Beginning, CheckpointMismatch, Kept, RootExpired, how_to_begin
 from node.sync.service import sync_path
-from node.sync.wiring import beginning_of, open_chain
+from node.sync.wiring import beginning_of, make_state_sync, open_chain
 from state.primitives.genesis import ChainParameters, read_parameters
 from state.store import Restore, StoreDamaged
 from state.transition.runtime import Runtime
@@ -85,6 +85,30 @@ def test_a_node_that_was_off() -> None:
     assert begin(late_ms, kept=kept, genesis=replace(REAL, testnet=True)) is BLOCKS, "it may have stood still"
 
 
+WEEK_MS = 168 * EPOCH_BLOCKS * read_parameters(ChainParameters, "chain", REAL).block_interval_ms_min
+
+
+def test_a_node_that_was_off_for_longer_than_peers_keep_blocks_begins_with_a_state() -> None:
+    tip_ms = REAL.time_ms + 30 * DAY_MS
+    kept = Kept(2_001, tip_ms, tip_ms - 5_000)
+    late_ms = tip_ms + WEEK_MS + 1
+    for mode in ("auto", "state"):
+        assert begin(late_ms - 1, mode, kept=kept) is BLOCKS
+        assert begin(late_ms, mode, kept=kept) is EITHER
+        assert begin(late_ms, mode, kept=kept, checkpoint=at(1_996)) is EITHER, "one that was passed long ago"
+        assert begin(late_ms, mode, kept=kept, checkpoint=at(2_004)) is BLOCKS, "they lead through it"
+        assert begin(late_ms, mode, kept=kept, keeps_all=True) is BLOCKS
+        assert begin(late_ms, mode, kept=kept._replace(boundary_ms=None)) is BLOCKS
+        assert begin(late_ms, mode, kept=kept, genesis=replace(REAL, testnet=True)) is BLOCKS
+        # The newest block is still to be trusted, and its epoch's beginning is not: only blocks can be believed.
+        end_ms = kept.boundary_ms + PERIOD_MS if kept.boundary_ms is not None else 0
+        assert begin(end_ms, mode, kept=kept) is EITHER
+        assert begin(end_ms + 1, mode, kept=kept) is BLOCKS
+        with pytest.raises(RootExpired):
+            begin(tip_ms + PERIOD_MS + 1, mode, kept=kept)
+    assert begin(late_ms, "blocks", kept=kept) is BLOCKS
+
+
 def test_who_keeps_all_goes_on_with_the_blocks() -> None:
     kept = Kept(2_000, REAL.time_ms + 1)
     assert begin(EXPIRED_MS + DAY_MS, kept=kept, checkpoint=at(40_000), keeps_all=True) is BLOCKS
@@ -94,7 +118,9 @@ def test_who_keeps_all_goes_on_with_the_blocks() -> None:
 @given(
     mode=st.sampled_from(("auto", "state")), keeps_all=st.booleans(), is_begun=st.booleans(),
     is_founder=st.booleans(), age_ms=st.integers(0, 3 * PERIOD_MS),
-    kept=st.none() | st.builds(Kept, st.integers(0, 10_000), st.integers(0, 3 * PERIOD_MS)),
+    kept=st.none() | st.builds(
+        Kept, st.integers(0, 10_000), st.integers(0, 3 * PERIOD_MS), st.none() | st.integers(0, 3 * PERIOD_MS)
+    ),
     checkpoint=st.none() | st.builds(at, st.integers(1, 5_000).map(lambda epoch: epoch * EPOCH_BLOCKS)),
 )  # fmt: skip
 def test_without_the_operators_word_nothing_old_is_believed(
@@ -103,7 +129,9 @@ def test_without_the_operators_word_nothing_old_is_believed(
 ) -> None:  # fmt: skip
     now_ms = REAL.time_ms + age_ms
     if kept is not None:
-        kept = Kept(kept.height, REAL.time_ms + min(kept.time_ms, age_ms))
+        time_ms = REAL.time_ms + min(kept.time_ms, age_ms)
+        boundary_ms = None if kept.boundary_ms is None else min(REAL.time_ms + kept.boundary_ms, time_ms)
+        kept = Kept(kept.height, time_ms, boundary_ms)
     root_ms = kept.time_ms if kept is not None and kept.height else REAL.time_ms
     is_newer = checkpoint is not None and checkpoint.height > (kept.height if kept is not None else 0)
     try:
@@ -115,6 +143,8 @@ def test_without_the_operators_word_nothing_old_is_believed(
         assert now_ms - root_ms > PERIOD_MS and not is_newer
     else:
         assert now_ms - root_ms <= PERIOD_MS or is_newer
+        if how is EITHER and kept is not None and kept.height:
+            assert kept.boundary_ms is not None and now_ms - kept.boundary_ms <= PERIOD_MS and not keeps_all
         assert how is not BLOCKS or now_ms - root_ms <= PERIOD_MS or (kept is not None and kept.height)
 
 
@@ -157,6 +187,45 @@ def test_a_database_of_another_history_than_the_checkpoint_is_refused(home: Home
         assert store.tip.height == 3 * EPOCH_BLOCKS
     assert beginning_of(home, options_of(f"{400 * EPOCH_BLOCKS}:{other}"), RUNTIME) is STATE
     assert beginning_of(home, options_of(f"{400 * EPOCH_BLOCKS}:{other}", profile="archive"), RUNTIME) is BLOCKS
+
+
+def test_the_boundary_of_an_old_database_is_found_and_the_database_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, runtime = Home(tmp_path / "node"), Runtime(REAL)
+    world = World(home.chain.parent, genesis=REAL)
+    world.mint(3 * EPOCH_BLOCKS + 1)
+    tip, boundary = world.store.tip, world.store.height(3 * EPOCH_BLOCKS)
+    assert boundary is not None
+    world.store.close()
+    monkeypatch.setattr("node.sync.wiring._wall_ms", lambda: tip.time_ms + WEEK_MS + 1)
+    assert beginning_of(home, options_of(), runtime) is EITHER
+    with pytest.raises(CheckpointMismatch):
+        beginning_of(home, options_of(f"{EPOCH_BLOCKS}:{'ab' * 32}"), runtime)
+    far = Checkpoint(400 * EPOCH_BLOCKS, b"\xab" * 32)
+    for text, root, above in (
+        ("", Checkpoint(3 * EPOCH_BLOCKS, boundary.block_hash), tip.height),
+        (f"{EPOCH_BLOCKS}:{'ab' * 32}", Checkpoint(3 * EPOCH_BLOCKS, boundary.block_hash), tip.height),
+        (f"{far.height}:{far.block_hash.hex()}", far, 0),
+    ):
+        made = make_state_sync(home, options_of(text), runtime, NoNetwork())
+        assert (made.checkpoint, made.above) == (root, above)
+    open_chain(home, options_of(), runtime).close()
+
+
+class NoNetwork:
+    """Nobody is asked."""
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes:
+        raise AssertionError
+
+    def peers(self) -> tuple[()]:
+        return ()
+
+    def ban(self, address: bytes, reason: str) -> None:
+        raise AssertionError
 
 
 def test_a_damaged_database_is_named_and_not_replaced_unseen(home: Home) -> None:

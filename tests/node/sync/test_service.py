@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.config import parse_checkpoint
+from node.config import Checkpoint, parse_checkpoint
 from node.sync import server as serving
 from node.sync.core import NoSnapshots
 from node.sync.keeper import SnapshotKeeper
@@ -109,6 +109,35 @@ async def test_a_fresh_node_syncs_and_follows(world: World, tmp_path: Path) -> N
         assert store.verify() > 0
         with pytest.raises(Pruned):
             store.block(tip.height)
+
+
+async def test_a_database_that_was_left_behind_is_the_root_of_the_next_one(world: World, tmp_path: Path) -> None:
+    """A node that was off: trust begins at its own newest boundary, and nothing below its newest block is used."""
+    place = tmp_path / "away" / "chain"
+    away = World(place.parent)
+    for height in range(1, EPOCH_BLOCKS + 2):
+        follow(world, away.store, height)
+    own, boundary = away.store.tip, away.store.height(EPOCH_BLOCKS)
+    assert boundary is not None
+    away.store.close()
+    wires, results = Wires(), Counter[str]()
+    server, client = network_of(0, wires), network_of(CLIENT, wires, 0)
+    async with running(server, client, wires=wires), trio.open_nursery() as nursery:
+        await serve(world, 0, server, nursery)
+        target = world.store.height(2 * EPOCH_BLOCKS)
+        assert target is not None
+        root = Checkpoint(EPOCH_BLOCKS, boundary.block_hash)
+        with trio.fail_after(120):
+            with pytest.raises(NoSnapshots):  # a chain that stood still: the state would be an older one
+                await sync_of(place, client, results, checkpoint=root, above=target.height, nothing_ms=2_000).run()
+            tip = await sync_of(place, client, results, checkpoint=root, above=own.height).run()
+        nursery.cancel_scope.cancel()
+    assert (tip.height, tip.block_hash) == (target.height, target.block_hash)
+    with (
+        open_store(place, Runtime(GENESIS)) as store,
+        open_store(place.with_name("chain.old-1"), Runtime(GENESIS)) as old,
+    ):
+        assert (store.tip, old.tip) == (tip, own)
 
 
 def follow(world: World, store: object, height: int) -> None:
