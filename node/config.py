@@ -131,6 +131,8 @@ class RpcOptions:
     requests_per_address_max: int = 2_000
     """Under way at once. 0: no limit."""
     filters_per_address_max: int = 100
+    subscriptions_per_address_max: int = 1_024
+    """Over all WebSockets of an address. 0: no limit."""
     ready_peers_min: int = 1
     """Peers without which /readyz says no."""
 

@@ -17,6 +17,7 @@ from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions, gateway_command, options_to_json
 from rpc.link import LinkOptions
+from rpc.subscriptions import SessionOptions
 
 __all__ = ["Gateway", "keep_gateway"]
 
@@ -65,6 +66,7 @@ async def keep_gateway(
                 options.connections_per_address_max,
                 trusted_proxies=options.trusted_proxies,
             ),
+            session=SessionOptions(subscriptions_per_address_max=options.subscriptions_per_address_max),
             link=LinkOptions(filters_per_caller_max=options.filters_per_address_max),
         )
     )

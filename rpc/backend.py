@@ -32,7 +32,7 @@ from rpc.frames import (
     failure_value,
     read_request,
 )
-from rpc.view import NodeView, record_value
+from rpc.view import NodeView, Waiting, record_value
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
@@ -48,6 +48,8 @@ KEYS_MAX: Final = 256
 SCAN_MAX: Final = 1024
 HISTORY_MAX: Final = 256
 POOL_MAX: Final = 1024
+POOL_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of the transactions of one answer, which shows them in more than twice as many."""
 POOL_NEWS_MAX: Final = 4096
 """Hashes of one answer about what came into the pool."""
 PLACES_MAX: Final = 256
@@ -516,7 +518,7 @@ class Backend:
     def _pool_list(self, params: list[Any]) -> Value:
         match params:
             case [int(limit)] if 0 < limit <= POOL_MAX:
-                return record_value(self._view.pool_transactions(limit))
+                return record_value(_within(self._view.pool_transactions(limit)))
             case _:
                 raise DecodeError("pool_list: a limit expected")
 
@@ -530,14 +532,14 @@ class Backend:
     def _pool_queued(self, params: list[Any]) -> Value:
         match params:
             case [int(limit)] if 0 < limit <= POOL_MAX:
-                return record_value(self._view.pool_queued(limit))
+                return record_value(_within(self._view.pool_queued(limit)))
             case _:
                 raise DecodeError("pool_queued: a limit expected")
 
     def _pool_of(self, params: list[Any]) -> Value:
         match params:
             case [bytes(address)]:
-                return record_value(self._view.pool_of(address)[:POOL_MAX])
+                return record_value(_within(self._view.pool_of(address)[:POOL_MAX]))
             case _:
                 raise DecodeError("pool_of: an address expected")
 
@@ -576,6 +578,16 @@ def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
         # What the public may ask must not end the node, whatever was overlooked: only the asker gets no answer.
         _log.exception("a request of the gateway failed", method=request.method)
         return encode_failure(request.identifier, _Unanswered("internal error"))
+
+
+def _within(waiting: list[Waiting]) -> list[Waiting]:
+    """Return the first of ``waiting`` that have no more than so many bytes."""
+    left = POOL_BYTES_MAX
+    for count, item in enumerate(waiting):
+        left -= len(item.raw)
+        if left < 0:
+            return waiting[:count]
+    return waiting
 
 
 class _Unanswered(DekubeError):

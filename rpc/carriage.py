@@ -7,6 +7,7 @@ from typing import Final
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.schema import ADDRESS, NUMBER, Param, array, nullable, obj
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.view import Reader
 from tasks.carriage import CarriageStanding, carriage_standing
 from tasks.parameters import TaskParameters
@@ -84,5 +85,6 @@ CARRIAGE_METHODS: Final[tuple[Method, ...]] = (
         (Param("address", ADDRESS, "The account that pays relays."),),
         cost=5,
         group="billing",
+        lane=Lane.VIEW,
     ),
 )

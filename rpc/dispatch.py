@@ -15,6 +15,7 @@ from rpc.holding import FREE_BYTES, Held, Ledger
 from rpc.limits import Budgets
 from rpc.link import fields_to_json
 from rpc.table import Json, Method, Node, bind
+from rpc.turns import Lane, Turns
 from state.primitives.errors import DekubeError
 
 __all__ = ["Caller", "DispatchOptions", "Dispatcher", "Suspended", "start"]
@@ -51,6 +52,13 @@ class DispatchOptions:
     """Requests under way in the whole gateway."""
     requests_per_caller_max: int = 2_000
     """Of these, one address's: it could hold all places with requests that wait. 0: no limit, behind a proxy."""
+    views_max: int = 48
+    """Calls of ``Lane.VIEW`` that run at once; more wait for their turn."""
+    views_per_caller_max: int = 8
+    """Of these, one address's; all where its requests have no limit."""
+    listings_max: int = 16
+    """The same of ``Lane.LISTING``, each of which may have some ten megabytes in memory."""
+    listings_per_caller_max: int = 4
 
 
 class Caller:
@@ -94,6 +102,11 @@ class Dispatcher:
         self._budgets = Budgets(options.rate_per_s, options.burst)
         self._running = 0
         self._running_of: dict[str, int] = {}
+        is_bounded = options.requests_per_caller_max > 0
+        self._turns = {
+            Lane.VIEW: Turns(options.views_max, options.views_per_caller_max * is_bounded),
+            Lane.LISTING: Turns(options.listings_max, options.listings_per_caller_max * is_bounded),
+        }
 
     async def answer(self, body: bytes | bytearray | str, caller: Caller) -> bytes | None:
         """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
@@ -140,6 +153,10 @@ class Dispatcher:
     def charge(self, caller: str, units: int) -> float:
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
         return self._budgets.take(caller, units, self._clock())
+
+    def owe(self, caller: str, units: int) -> None:
+        """Take ``units`` for what was done, whatever is left."""
+        self._budgets.owe(caller, units, self._clock())
 
     def refuse(self, error: RpcError) -> bytes:
         """Return the answer to a body that cannot be read as requests."""
@@ -240,6 +257,7 @@ class Dispatcher:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
         self._running += 1
         self._running_of[caller.key] = mine + 1
+        turns = None
         try:
             if method.has_min_height:
                 min_height = values.pop()
@@ -247,6 +265,10 @@ class Dispatcher:
                     await self._node.wait_height(min_height)
             if method.weigh is not None:
                 self._budgets.owe(caller.key, method.weigh(self._node, *values), self._clock())
+            if method.lane is not None:
+                lane = self._turns[method.lane]
+                await lane.enter(caller.key)
+                turns = lane
             if method.needs_session:
                 if caller.session is None:
                     raise RpcError(
@@ -259,6 +281,8 @@ class Dispatcher:
                 return await method.handle(self._node, caller.key, *values)
             return await method.handle(self._node, *values)
         finally:
+            if turns is not None:
+                turns.leave(caller.key)
             self._running -= 1
             left = self._running_of[caller.key] - 1
             if left:

@@ -8,6 +8,7 @@ from rpc.errors import RpcError
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.schema import NUMBER, Param, array, natural, nullable, obj
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.primitives.committee import Committee
 from state.primitives.genesis import ChainParameters
 from state.transition.epochs import EpochInfo, Tally, epoch_of, first_height, load_epoch, load_tally
@@ -138,6 +139,7 @@ EPOCH_METHODS: Final = (
         (_EPOCH,),
         cost=2,
         group="network",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getEpoch",
@@ -170,5 +172,6 @@ EPOCH_METHODS: Final = (
         (_EPOCH,),
         cost=2,
         group="network",
+        lane=Lane.VIEW,
     ),
 )

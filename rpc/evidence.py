@@ -26,6 +26,7 @@ from rpc.schema import (
     obj,
 )
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from rpc.view import Submitted
 from state.primitives.committee import SEATS_MAX
 from state.primitives.votes import KINDS, Vote
@@ -235,6 +236,7 @@ EVIDENCE_METHODS: Final = (
         obj({"at": AT, "slash": nullable(_SLASH)}),
         (_OPERATOR,),
         group="network",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getSlashes",
@@ -247,6 +249,7 @@ EVIDENCE_METHODS: Final = (
         ),
         cost=10,
         group="network",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getEvidence",

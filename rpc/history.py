@@ -11,6 +11,7 @@ from rpc.errors import RpcError
 from rpc.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
 from rpc.schema import ADDRESS, CURSOR, LIMIT, LIMIT_DEFAULT, STRING, Param, array, make_cursor, nullable, obj, ref
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.primitives.receipts import Event
 from state.transition.slashing import load_slash
 from state.view import Reader
@@ -142,5 +143,6 @@ HISTORY_METHODS: Final[tuple[Method, ...]] = (
         cost=20,
         weigh=_weigh,
         group="accounts",
+        lane=Lane.LISTING,
     ),
 )

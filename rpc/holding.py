@@ -59,6 +59,11 @@ class Held:
         self.told = 0
         """Bytes that the ledger knows of."""
 
+    @property
+    def caller(self) -> str:
+        """For whom it is."""
+        return self._caller
+
     def keep(self, size: int) -> bool:
         """Note that ``size`` bytes are held now; False: that is more than may be, and nothing is noted."""
         wanted = -(-size // STEP_BYTES) * STEP_BYTES if size > FREE_BYTES else 0

@@ -16,7 +16,7 @@ from rpc.table import Json, Method, Node
 from state.primitives.blocks import encode_header
 from state.primitives.merkle import merkle_proof
 
-__all__ = ["HEADERS_MAX", "LIGHT_METHODS", "certified_headers"]
+__all__ = ["HEADERS_MAX", "LIGHT_METHODS", "certified_headers", "final_transaction"]
 
 HEADERS_MAX: Final = 64
 """Headers that lead from what was asked for to a certificate, unless more are asked for."""
@@ -77,7 +77,7 @@ async def get_headers(node: Node, from_height: int, limit: int) -> Json:
 
 async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getTransactionProof``."""
-    found = await _find(node, hash_)
+    found = await final_transaction(node, hash_)
     if found is None:
         return {"at": at(node.head), "transaction": None}
     loaded, index = found
@@ -89,7 +89,7 @@ async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
 
 async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getReceiptProof``: the root over the receipts of block h stands in the header of h + 1."""
-    found = await _find(node, hash_)
+    found = await final_transaction(node, hash_)
     if found is None:
         return {"at": at(node.head), "receipt": None}
     loaded, index = found
@@ -107,11 +107,15 @@ async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
     }
 
 
-async def _find(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
+async def final_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
+    """Return block and index of a transaction, once the head is there: after it come questions of balances."""
     place = await node.locate(hash_)
-    if place is None or (loaded := await node.block(place[0])) is None:
+    if place is None:
         return None
-    return loaded, place[1]
+    if place[0] > node.head.height:
+        await node.wait_height(place[0])
+    loaded = await node.block(place[0])
+    return None if loaded is None else (loaded, place[1])
 
 
 def _placed(loaded: LoadedBlock, index: int) -> dict[str, Json]:

@@ -30,6 +30,7 @@ from rpc.schema import (
     ref,
 )
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.primitives.hashing import HASH_BYTES
 from state.view import Reader
 from tasks.errors import TaskUnknown
@@ -670,6 +671,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_ADDRESS,),
         cost=2,
         group="nodes",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getNodes",
@@ -679,6 +681,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_CURSOR, _LIMIT),
         cost=10,
         group="nodes",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getDuties",
@@ -694,6 +697,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_ADDRESS,),
         cost=10,
         group="nodes",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getTask",
@@ -703,6 +707,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_TASK_ID,),
         cost=2,
         group="tasks",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getTasks",
@@ -718,6 +723,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         ),
         cost=20,
         group="tasks",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getTaskHistory",
@@ -727,6 +733,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_TASK_ID, _CURSOR, _LIMIT, _FIRST),
         cost=5,
         group="tasks",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getTaskWindows",
@@ -736,6 +743,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_TASK_ID, _CURSOR, _LIMIT, _FIRST),
         cost=10,
         group="tasks",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_quoteTask",
@@ -769,6 +777,7 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_TASK_ID, _CURSOR, _LIMIT),
         cost=10,
         group="billing",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getEarnings",
@@ -784,5 +793,6 @@ MARKET_METHODS: Final[tuple[Method, ...]] = (
         (_ADDRESS,),
         cost=2,
         group="billing",
+        lane=Lane.VIEW,
     ),
 )

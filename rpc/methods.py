@@ -15,7 +15,7 @@ from rpc.epochs import EPOCH_METHODS, JAIL_OUT, jail_json
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.evidence import EVIDENCE_METHODS
 from rpc.history import HISTORY_METHODS
-from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers
+from rpc.light import HEADERS_MAX, LIGHT_METHODS, certified_headers, final_transaction
 from rpc.market import MARKET_METHODS
 from rpc.network import NETWORK_METHODS
 from rpc.render import AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
@@ -42,6 +42,7 @@ from rpc.schema import (
     ref,
 )
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.primitives.blocks import decode_header
 from state.primitives.codec import decode
 from state.primitives.receipts import decode_receipt
@@ -254,27 +255,28 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
 
 
 async def _final_transaction(node: Node, hash_: bytes) -> Json:
-    place = await node.locate(hash_)
-    if place is None or (loaded := await node.block(place[0])) is None:
+    found = await final_transaction(node, hash_)
+    if found is None:
         return None
-    return render.transaction(loaded.transaction(place[1]), node.kinds, render.place(loaded, place[1]))
+    loaded, index = found
+    return render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index))
 
 
-async def _receipt_at(node: Node, place: tuple[int, int] | None) -> Json:
-    if place is None or (loaded := await node.block(place[0])) is None:
-        return None
-    return render.receipt(loaded, place[1], node.kinds, node.events)
+async def _final_receipt(node: Node, hash_: bytes) -> Json:
+    found = await final_transaction(node, hash_)
+    return None if found is None else render.receipt(*found, node.kinds, node.events)
 
 
 async def get_receipt(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getReceipt``."""
-    receipt = await _receipt_at(node, await node.locate(hash_))
+    receipt = await _final_receipt(node, hash_)
     return {"at": at(node.head), "receipt": receipt}
 
 
 async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
     """Answer ``dekube_waitForReceipt``."""
-    receipt = await _receipt_at(node, await node.wait_transaction(hash_, timeout_ms))
+    is_final = await node.wait_transaction(hash_, timeout_ms) is not None
+    receipt = await _final_receipt(node, hash_) if is_final else None
     pending = receipt is None and await node.pool_get(hash_) is not None
     return {"at": at(node.head), "receipt": receipt, "pending": pending}
 
@@ -565,6 +567,7 @@ _CHAIN: Final = (
         obj({"at": AT, "issued": AMOUNT_OUT, "burned": AMOUNT_OUT, "supply": AMOUNT_OUT}),
         (_AT_HEIGHT,),
         cost=2,
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getBlock",
@@ -647,6 +650,7 @@ _TRANSACTIONS: Final = (
         (_RAW,),
         cost=10,
         group="transactions",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_estimate",
@@ -660,6 +664,7 @@ _TRANSACTIONS: Final = (
         ),
         cost=10,
         group="transactions",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_quote",
@@ -693,6 +698,7 @@ _TRANSACTIONS: Final = (
         (_CURSOR, _LIMIT),
         cost=10,
         group="transactions",
+        lane=Lane.LISTING,
     ),
 )
 
@@ -732,6 +738,7 @@ _ACCOUNTS: Final = (
         (_ADDRESS, _AT_HEIGHT),
         cost=10,
         group="accounts",
+        lane=Lane.VIEW,
     ),
     *HISTORY_METHODS,
     Method(
@@ -742,6 +749,7 @@ _ACCOUNTS: Final = (
         (_ADDRESS, _AT_HEIGHT),
         cost=10,
         group="accounts",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getProof",
@@ -751,6 +759,7 @@ _ACCOUNTS: Final = (
         (Param("key", data(KEY_BYTES_MAX), "The key: the table's byte and the table's own key."), _AT_HEIGHT),
         cost=10,
         group="accounts",
+        lane=Lane.VIEW,
     ),
 )
 
@@ -763,6 +772,7 @@ _NETWORK: Final = (
         (_AT_HEIGHT,),
         cost=5,
         group="network",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getPeers",

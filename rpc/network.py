@@ -19,6 +19,7 @@ from rpc.schema import (
     obj,
 )
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from rpc.view import KnownNode
 from state.primitives.address import ADDRESS_BYTES
 from state.transition.staking import load_stake
@@ -120,5 +121,6 @@ NETWORK_METHODS: Final = (
         ),
         cost=10,
         group="network",
+        lane=Lane.VIEW,
     ),
 )

@@ -77,13 +77,6 @@ def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
     for path, name in ROUTES:
         _add_route(api, application, path, SURFACE[name])
 
-    @api.get("/health", response_class=PlainTextResponse)
-    @api.get("/healthz", response_class=PlainTextResponse)
-    @api.get("/livez", response_class=PlainTextResponse)
-    async def healthz() -> str:
-        """The gateway's loop turns."""
-        return "ok\n"
-
     @api.get("/readyz")
     async def readyz() -> Response:
         """The node answers, is close to the newest block, has peers enough and room on its disk."""

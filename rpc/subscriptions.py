@@ -9,7 +9,7 @@ subscribes again with ``from_height``. Nothing here can delay another session or
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -25,7 +25,7 @@ from rpc.holding import Held
 from rpc.link import Link
 from rpc.render import AT, HASH_OUT, hexed
 from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choice, nullable, obj, ref, text
-from rpc.table import Json, Method
+from rpc.table import Json, Method, Node
 from rpc.view import Head
 from state.primitives.errors import DekubeError
 from state.primitives.receipts import Event
@@ -46,6 +46,10 @@ POOL_POLL_S: Final = 0.25
 """How often the node is asked what came into its mempool, while somebody wants to know."""
 POOL_NEWS_MAX: Final = 1_000
 """Hashes told at a time; the newest, where more came in."""
+TELLS_OF_TURN: Final = 8
+"""Subscriptions told of a block before others have their turn: each may look at every event of it."""
+BLOCKS_OF_UNIT: Final = 10
+"""Blocks replayed that cost as much as reading one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class SessionOptions:
     slow_reader_s: float = 10.0
     """How long the queue may stay full while there is news."""
     subscriptions_max: int = 32
+    subscriptions_per_address_max: int = 1_024
+    """Of all connections of one address: each may look at every event. 0: no limit."""
     requests_max: int = 32
     """Requests under way; over it the connection is not read."""
 
@@ -116,6 +122,11 @@ class Session:
         self._next_identifier = 1
         self.subscriptions: dict[str, Subscription] = {}
         self.is_closed = False
+
+    @property
+    def caller(self) -> str:
+        """Whose connection it is."""
+        return self._held.caller
 
     @property
     def head(self) -> Head:
@@ -212,6 +223,9 @@ class Session:
         if len(self.subscriptions) >= self._options.subscriptions_max:
             limit = self._options.subscriptions_max
             raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)
+        limit = self._options.subscriptions_per_address_max
+        if limit and self._hub.count_of(self.caller) >= limit:
+            raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions of one address", limit=limit)
         head = self._hub.link.head
         start = head.height + 1 if from_height is None else from_height
         if start < max(head.oldest_block, 1):
@@ -254,11 +268,13 @@ class Hub:
         self._polling: asyncio.Task[None] | None = None
         self._place: int | None = None
         """Where the mempool was when those who listen to it were told last."""
+        self._of_caller: Counter[str] = Counter()
         self._news = asyncio.Event()
         link.on_head(lambda _head: self._news.set())
 
     def add(self, subscription: Subscription) -> None:
         """Take in a new subscription; one that begins below what was told replays by itself first."""
+        self._of_caller[subscription.session.caller] += 1
         if isinstance(subscription.select, PoolNews):
             self._of_pool.add(subscription)
             if self._polling is None or self._polling.done():
@@ -271,13 +287,21 @@ class Hub:
         else:
             self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
 
+    def count_of(self, caller: str) -> int:
+        """Return how many subscriptions the connections of one address have."""
+        return self._of_caller[caller]
+
     async def enter_pool(self) -> None:
         """Note where the mempool is, so that a first listener misses nothing of what comes after its answer."""
         if not self._of_pool:
             self._place, _ = await self.link.pool_news(None)
 
     def remove(self, subscription: Subscription) -> None:
-        """Forget a subscription."""
+        """Forget a subscription; once for each."""
+        caller = subscription.session.caller
+        self._of_caller[caller] -= 1
+        if not self._of_caller[caller]:
+            del self._of_caller[caller]
         self._live.discard(subscription)
         self._of_pool.discard(subscription)
         task = self._late.pop(subscription, None)
@@ -307,11 +331,15 @@ class Hub:
             loaded = await self.link.block(self._told + 1)
             if loaded is None:
                 return
+            if loaded.height != self._told + 1:
+                continue  # all have left meanwhile, and others have come who begin later
             self._told += 1
             rendered: dict[Filter, list[bytes]] = {}
-            for subscription in list(self._live):
-                if subscription.height > self._told:
-                    continue
+            for number, subscription in enumerate(list(self._live)):
+                if number % TELLS_OF_TURN == TELLS_OF_TURN - 1:
+                    await asyncio.sleep(0)
+                if subscription.height > loaded.height or subscription not in self._live:
+                    continue  # of later blocks, or gone
                 if subscription.session.is_full:  # of this very block, perhaps: the writer had no turn yet
                     self._live.discard(subscription)
                     self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
@@ -338,7 +366,8 @@ class Hub:
                 self._place, hashes = None, []  # the node is away, and its next mempool another one
             results = [b'"0x%s"' % item.hex().encode() for item in hashes[-POOL_NEWS_MAX:]]
             for subscription in list(self._of_pool) if results else ():
-                if not subscription.session.is_full:
+                await asyncio.sleep(0)
+                if subscription in self._of_pool and not subscription.session.is_full:
                     envelope, identifier = subscription.select.envelope, subscription.identifier
                     subscription.session.tell([_notification(envelope, identifier, item) for item in results])
             await asyncio.sleep(POOL_POLL_S)
@@ -347,13 +376,15 @@ class Hub:
         try:
             while subscription.height <= self._told:
                 loaded = await self.link.block(subscription.height)
-                if loaded is None:
+                if loaded is None:  # the node has gone back behind what was told
+                    subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
                     return
                 if subscription.session.is_full:
                     await subscription.session.wait_reader()
                     if subscription.session.is_closed:
                         return
                 self._tell(subscription, loaded, {})
+                await asyncio.sleep(0)  # blocks at hand were no wait
             # Nothing was awaited since the look at what was told: no block falls between.
             self._live.add(subscription)
         except DekubeError as error:
@@ -448,6 +479,11 @@ async def _subscribe(
     }
 
 
+def _weigh_replay(node: Node, *params: Any) -> int:
+    from_height = params[-1]
+    return 0 if from_height is None else max(node.head.height - from_height, 0) // BLOCKS_OF_UNIT
+
+
 async def _unsubscribe(session: Session, identifier: str) -> Json:
     """Answer ``dekube_unsubscribe``."""
     return {"found": session.unsubscribe(identifier)}
@@ -476,6 +512,7 @@ SESSION_METHODS: Final = (
         cost=10,
         has_min_height=False,
         needs_session=True,
+        weigh=_weigh_replay,
         group="subscriptions",
     ),
     Method(

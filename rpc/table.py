@@ -10,6 +10,7 @@ from rpc.blocks import LoadedBlock
 from rpc.errors import RpcError
 from rpc.limits import Cache
 from rpc.schema import HEIGHT, Param, Schema
+from rpc.turns import Lane
 from rpc.view import Description, Head, Network, Peer, PoolStatus, Submitted, Sync, Waiting
 from state.primitives.receipts import EventType
 
@@ -207,6 +208,8 @@ class Method(NamedTuple):
     """What a call costs beside ``cost``, by the node and the parameters: where these ask for much or little."""
     group: str = "chain"
     """Heading in the documentation."""
+    lane: Lane | None = None
+    """Where a call waits for its turn, if it takes long or much memory."""
 
     @property
     def all_params(self) -> tuple[Param, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
@@ -34,6 +35,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+HEALTH_PATHS: Final = ("/healthz", "/health", "/livez")
+"""The loop turns. Answered without FastAPI and for nothing: who floods must not make it look dead."""
+REST_UNITS: Final = 5
+"""What any other request costs beside its method, if it has one: its way is that much longer."""
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -107,11 +112,29 @@ class Application:
             await self._post(scope, receive, send, origin, length)
         elif scope["method"] == "OPTIONS":
             await self._preflight(send, origin)
-        elif scope["path"] == BLOBS or scope["path"].startswith(BLOBS + "/"):
-            answer = _with_headers(send, self._cors_headers(origin))
-            await self._blobs(scope, receive, answer, _caller_of(scope))
         else:
-            await self._rest(scope, receive, _with_headers(send, self._cors_headers(origin)))
+            await self._other(scope, receive, _with_headers(send, self._cors_headers(origin)))
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is neither JSON-RPC nor asked by a browser beforehand."""
+        method, path, caller = scope["method"], scope["path"], _caller_of(scope)
+        if path in HEALTH_PATHS and method in ("GET", "HEAD"):
+            await _say(send, 200, b"ok\n", [(b"content-type", b"text/plain; charset=utf-8")])
+            return
+        if wait_s := self.dispatcher.charge(caller, 0):
+            error = RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
+            headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % (int(wait_s) + 1))]
+            if method not in ("GET", "HEAD"):
+                headers.append((b"connection", b"close"))  # a body is not read
+            await _say(send, 429, orjson.dumps({"error": error.to_json()}), headers)
+            return
+        try:
+            if path == BLOBS or path.startswith(BLOBS + "/"):
+                await self._blobs(scope, receive, send, caller)
+            else:
+                await self._rest(scope, receive, send)
+        finally:
+            self.dispatcher.owe(caller, REST_UNITS)
 
     # Plain requests (rpc.direct)
 
@@ -284,6 +307,12 @@ async def _respond(scope: Scope, send: Send, body: bytes, headers: list[tuple[by
         scope["state"]["drop"]()
 
 
+async def _say(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes, int]:
     host = origin = b""
     length = 0
@@ -316,9 +345,7 @@ async def _refuse_host(scope: Scope, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    headers = [(b"content-type", b"text/plain")]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": b"unknown host name\n"})
+    await _say(send, 403, b"unknown host name\n", [(b"content-type", b"text/plain")])
 
 
 def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:

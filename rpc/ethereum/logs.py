@@ -149,6 +149,7 @@ async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> lis
             break
         if bloom is None:
             node.blooms.put(height, block_bloom(loaded))
+            await node.yield_turn()  # a block at hand was no wait, and its bloom may have taken long
         await add_logs(node, loaded, wanted, found)
         if len(found) > LOGS_MAX:
             raise RpcError(

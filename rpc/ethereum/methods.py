@@ -33,6 +33,7 @@ from rpc.ethereum.params import (
     FilterParam,
 )
 from rpc.ethereum.render import ETH_ADDRESS_OUT, LOGS_OUT, QUANTITY_OUT, quantity
+from rpc.light import final_transaction
 from rpc.render import ADDRESS_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
     BOOLEAN,
@@ -52,6 +53,7 @@ from rpc.schema import (
     ref,
 )
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import keccak
@@ -394,25 +396,14 @@ async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> 
     return await get_receipt(node, hash_)
 
 
-async def _find_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
-    """Return block and index of a transaction, once the head is there: after it come questions of balances."""
-    place = await node.locate(hash_)
-    if place is None:
-        return None
-    if place[0] > node.head.height:
-        await node.wait_height(place[0])
-    loaded = await node.block(place[0])
-    return None if loaded is None else (loaded, place[1])
-
-
 async def get_transaction(node: Node, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionByHash``."""
-    found = await _find_transaction(node, hash_)
+    found = await final_transaction(node, hash_)
     if found is None:
         waiting = await node.pool_get(hash_)
         if waiting is not None:
             return render.transaction(waiting_transaction(waiting), node.description, None)
-        found = await _find_transaction(node, hash_)  # a block may have taken it in between
+        found = await final_transaction(node, hash_)  # a block may have taken it in between
         if found is None:
             return None
     loaded, index = found
@@ -421,7 +412,7 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
 
 async def get_receipt(node: Node, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionReceipt``."""
-    found = await _find_transaction(node, hash_)
+    found = await final_transaction(node, hash_)
     return None if found is None else render.receipt(*found, node.description)
 
 
@@ -662,6 +653,7 @@ def _method(
     cost: int = 1,
     caller: bool = False,
     weigh: Callable[..., int] | None = None,
+    lane: Lane | None = None,
 ) -> Method:
     return Method(
         name,
@@ -674,6 +666,7 @@ def _method(
         needs_caller=caller,
         weigh=weigh,
         group="ethereum",
+        lane=lane,
     )
 
 
@@ -723,11 +716,16 @@ METHODS: Final[tuple[Method, ...]] = (
         Param("percentiles", PERCENTILES, "Percentiles of the tips, by gas.", required=False),
         cost=5,
         weigh=_weigh_fees,
+        lane=Lane.VIEW,
     ),
     _method(
-        "eth_call", "The answer of a view; a write is only tried", call, BYTES_OUT, _CALL, _AT, cost=5
+        "eth_call", "The answer of a view; a write is only tried", call, BYTES_OUT, _CALL, _AT, cost=5,
+        lane=Lane.VIEW,
     ),
-    _method("eth_estimateGas", "The gas that a transaction uses", estimate_gas, QUANTITY_OUT, _CALL, _AT, cost=5),
+    _method(
+        "eth_estimateGas", "The gas that a transaction uses", estimate_gas, QUANTITY_OUT, _CALL, _AT, cost=5,
+        lane=Lane.VIEW,
+    ),
     _method(
         "eth_sendRawTransaction",
         "Hand in a signed transaction",
@@ -787,7 +785,7 @@ METHODS: Final[tuple[Method, ...]] = (
     _method("eth_getUncleByBlockHashAndIndex", "Null: there are none", get_uncle, NULL, _BLOCK_HASH, _INDEX),
     _method(
         "eth_getLogs", f"Logs of up to {BLOCKS_MAX} blocks", get_logs, LOGS_OUT, _FILTER, cost=10,
-        weigh=_weigh_logs,
+        weigh=_weigh_logs, lane=Lane.LISTING,
     ),
     _method("eth_newFilter", "A filter of logs to poll", new_filter, QUANTITY_OUT, _FILTER, caller=True),
     _method("eth_newBlockFilter", "A filter of new blocks to poll", new_block_filter, QUANTITY_OUT, caller=True),
@@ -797,11 +795,11 @@ METHODS: Final[tuple[Method, ...]] = (
     ),
     _method(
         "eth_getFilterChanges", "What is new since the last poll", get_filter_changes,
-        {"anyOf": [LOGS_OUT, array(HASH_OUT)]}, _FILTER_ID, cost=10,
+        {"anyOf": [LOGS_OUT, array(HASH_OUT)]}, _FILTER_ID, cost=10, lane=Lane.LISTING,
     ),
     _method(
         "eth_getFilterLogs", "All logs of a filter", get_filter_logs, LOGS_OUT, _FILTER_ID, cost=10,
-        weigh=_weigh_filter,
+        weigh=_weigh_filter, lane=Lane.LISTING,
     ),
     _method("eth_uninstallFilter", "End a filter", uninstall_filter, {"type": "boolean"}, _FILTER_ID),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from rpc.ethereum.render import QUANTITY_OUT
 from rpc.render import hexed
 from rpc.schema import STRING, Param, Schema, obj, ref
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from rpc.view import Waiting
 from state.primitives.transactions import Transaction
 
@@ -89,7 +90,8 @@ _TRANSACTIONS: Final = _by_nonce(ref("EthTransaction"))
 def _method(
     name: str, summary: str, handle: Callable[..., Json], result: Schema, *params: Param, cost: int
 ) -> Method:
-    return Method(name, summary, handle, result, params, cost, has_min_height=False, group="ethereum")
+    lane = Lane.LISTING if cost > 1 else None
+    return Method(name, summary, handle, result, params, cost, has_min_height=False, group="ethereum", lane=lane)
 
 
 POOL_METHODS: Final = (

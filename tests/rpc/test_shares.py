@@ -1,0 +1,245 @@
+"""What one address may take of the gateway: views, long lists, subscriptions and plain requests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from rpc.backend import POOL_BYTES_MAX, _within
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions
+from rpc.gateway import GatewayOptions
+from rpc.holding import Held, Ledger
+from rpc.link import Link
+from rpc.schema import STRING
+from rpc.subscriptions import Filter, Hub, Session, SessionOptions
+from rpc.surface import SURFACE
+from rpc.table import Method
+from rpc.turns import Lane
+from rpc.view import Head, Waiting
+from tests.rpc.harness import ALICE, Node, gateway, served
+from tests.rpc.raw import call
+from tests.rpc.test_ethereum import who
+from tests.rpc.test_websocket import Socket
+
+
+def test_whatever_reads_the_state_in_a_thread_waits_for_its_turn() -> None:
+    for method in SURFACE.values():
+        if "node.query(" in inspect.getsource(method.handle) or "find_logs(" in inspect.getsource(method.handle):
+            assert method.lane is not None, method.name
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_of_a_batch_no_more_runs_at_once_than_one_may(lane: Lane) -> None:
+    async def main() -> None:
+        inside: Counter[bool] = Counter()
+        most: Counter[bool] = Counter()
+        order: list[bool] = []
+
+        async def handle(_node: object, caller: str) -> bool:
+            is_flood = caller == "flood"
+            inside[is_flood] += 1
+            most[is_flood] = max(most[is_flood], inside[is_flood])
+            for _ in range(3):
+                await asyncio.sleep(0)
+            inside[is_flood] -= 1
+            order.append(is_flood)
+            return True
+
+        method = Method("do", "Does", handle, STRING, has_min_height=False, needs_caller=True, lane=lane)
+        options = DispatchOptions(
+            rate_per_s=0, views_max=6, views_per_caller_max=2, listings_max=6, listings_per_caller_max=2
+        )
+        dispatcher = Dispatcher(cast(Any, None), {"do": method}, options, lambda: 0.0)
+        batch = b"[" + b",".join([call("do")] * 200) + b"]"
+        flood = asyncio.ensure_future(dispatcher.answer(batch, Caller("flood")))
+        await asyncio.sleep(0)
+        answers = json.loads(await dispatcher.answer(batch[: batch.index(b"}") + 1] + b"]", Caller("one")) or b"")
+        assert answers[0]["result"] is True and order.index(False) < 10
+        answers = json.loads(await flood or b"")
+        assert len(answers) == 200 and all(answer["result"] is True for answer in answers)
+        assert most[True] == 2
+
+    asyncio.run(main())
+
+
+async def test_a_batch_of_more_views_than_there_are_places_is_answered(tmp_path: Path) -> None:
+    node, path = Node(tmp_path / "db"), tmp_path / "s"
+    async with served(node, path) as backend, gateway(backend, path) as it:
+        batch = [json.loads(call("dekube_getAccount", who(ALICE), identifier=at)) for at in range(200)]
+        assert all("result" in answer for answer in await it.raw(batch))
+
+
+async def test_requests_beside_json_rpc_cost_units_too(tmp_path: Path) -> None:
+    node, path = Node(tmp_path / "db"), tmp_path / "s"
+    options = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=1e-9, burst=30))  # type: ignore[arg-type]
+    async with served(node, path) as backend, gateway(backend, path, options) as it:
+        paths = ("/nothing", "/metrics", "/docs", "/blobs/nothing", "/readyz", "/openrpc.json")
+        found = [(await it.http.get(it.url + path)).status_code for path in 3 * paths]
+        assert found[0] == 404 and found[1] == 200 and found[-len(paths) :] == [429] * len(paths)
+        refused = await it.http.put(it.url + "/blobs/nothing/1", content=b"x" * 100_000)
+        assert (refused.status_code, refused.headers["connection"]) == (429, "close")
+        assert refused.json()["error"]["data"]["reason"] == "limit_exceeded"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await it.http.get(it.url + "/healthz")).text == "ok\n"
+        assert (await it.http.head(it.url + "/livez")).status_code == 200
+        assert (await it.http.post(it.url + "/healthz")).status_code == 429
+
+
+async def test_subscriptions_of_one_address_are_counted_over_its_connections(tmp_path: Path) -> None:
+    node, path = Node(tmp_path / "db"), tmp_path / "s"
+    options = GatewayOptions("", session=SessionOptions(subscriptions_per_address_max=3))
+    async with served(node, path) as backend, gateway(backend, path, options) as it:
+        first, second = await Socket.open(it), await Socket.open(it)
+        one = (await first.call("eth_subscribe", "newHeads"))["result"]
+        assert "result" in await first.call("eth_subscribe", "newPendingTransactions")
+        assert "result" in await second.call("dekube_subscribe", "heads")
+        for socket in (first, second):
+            answer = await socket.call("eth_subscribe", "logs")
+            assert (answer["error"]["code"], answer["error"]["data"]["limit"]) == (-32005, 3)
+        assert (await first.call("eth_unsubscribe", one))["result"] is True
+        assert "result" in await second.call("eth_subscribe", "logs")
+        await first.close()
+        with trio.fail_after(60):
+            while "error" in await second.call("eth_subscribe", "logs"):
+                pass
+        await second.close()
+
+
+def test_an_answer_about_the_mempool_is_bounded_in_bytes() -> None:
+    small, large = Waiting(bytes(100), b""), Waiting(bytes(64 * 1024), b"")
+    assert _within([small] * 1_024) == [small] * 1_024
+    assert len(_within([small, *[large] * 1_024])) == POOL_BYTES_MAX // (64 * 1024)
+    assert _within([]) == []
+
+
+# The hub
+
+
+class Source:
+    """A link whose blocks come when they are let go; nothing of a block counts here but its height."""
+
+    def __init__(self, height: int) -> None:
+        self.height = height
+        self.asked: dict[int, asyncio.Future[None]] = {}
+        self.holds = False
+
+    @property
+    def head(self) -> Head:
+        return Head(self.height, bytes(32), 0, bytes(32), 0, 0, 0, 1)
+
+    def on_head(self, listener: Any) -> None:
+        self.listener = listener
+
+    def move(self, height: int) -> None:
+        self.height = height
+        self.listener(self.head)
+
+    async def block(self, height: int) -> Any:
+        if self.holds:
+            self.asked[height] = asyncio.get_running_loop().create_future()
+            await self.asked[height]
+        return SimpleNamespace(height=height) if height <= self.height else None
+
+
+class Heights:
+    """Tells the height of each block."""
+
+    envelope = "told"
+
+    def __call__(self, loaded: Any, _link: Link) -> list[int]:
+        return [loaded.height]
+
+
+def session(hub: Hub, closed: list[int]) -> Session:
+    return Session(hub, SessionOptions(), lambda code, _reason: closed.append(code), Held(Ledger(), "somebody"))
+
+
+def heights(of: Session) -> list[int]:
+    return [json.loads(message)["params"]["result"] for message in of._queue]
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_who_subscribes_while_a_block_comes_for_those_who_left_is_told_its_own() -> None:
+    async def main() -> None:
+        link = Source(5)
+        hub = Hub(cast(Link, link))
+        running = asyncio.ensure_future(hub.run())
+        old, new = session(hub, []), session(hub, [])
+        old.start(cast(Filter, Heights()), None)
+        link.holds = True
+        link.move(8)
+        await settle()
+        assert list(link.asked) == [6]
+        old.end()
+        new.start(cast(Filter, Heights()), None)  # from 9 on
+        link.holds = False
+        link.asked[6].set_result(None)
+        await settle()
+        link.move(10)
+        await settle()
+        assert heights(new) == [9, 10]
+        running.cancel()
+
+    asyncio.run(main())
+
+
+def test_many_subscriptions_are_told_in_turns_and_each_of_every_block() -> None:
+    async def main() -> None:
+        link = Source(5)
+        hub = Hub(cast(Link, link))
+        running = asyncio.ensure_future(hub.run())
+        closed: list[int] = []
+        sessions = [session(hub, closed) for _ in range(40)]
+        for number, one in enumerate(sessions):
+            one.start(cast(Filter, Heights()), 3 if number % 2 else None)
+        link.move(7)
+        await asyncio.sleep(0)
+        late = session(hub, closed)  # while the block is told
+        late.start(cast(Filter, Heights()), 2)
+        sessions[10].end()
+        for _ in range(20):
+            await settle()
+        link.move(8)
+        for _ in range(20):
+            await settle()
+        assert heights(late) == [2, 3, 4, 5, 6, 7, 8]
+        for number, one in enumerate(sessions):
+            wanted = [] if number == 10 else [3, 4, 5, 6, 7, 8] if number % 2 else [6, 7, 8]
+            assert heights(one) == wanted
+        assert hub.count_of("somebody") == 40 and not closed
+        for one in (*sessions, late):
+            one.end()
+        assert hub.count_of("somebody") == 0
+        running.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_replay_lets_others_have_their_turn_and_ends_where_blocks_are_gone() -> None:
+    async def main() -> None:
+        link = Source(900)
+        hub = Hub(cast(Link, link))
+        closed: list[int] = []
+        one, other = session(hub, closed), session(hub, closed)
+        one.start(cast(Filter, Heights()), 1)
+        await settle()
+        assert 0 < len(heights(one)) < 100
+        link.height = 300  # another node, which is behind
+        for _ in range(40):
+            await settle()
+        assert closed == [4009] and not other.is_closed
+        assert hub.count_of("somebody") == 0
+
+    asyncio.run(main())
