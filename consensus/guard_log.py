@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
-from consensus.guard import Guard, GuardMissing
+from consensus.guard import JOURNAL_BLOCK, Guard, GuardMissing, journal_record, read_journal
 from state.primitives.errors import StoreError
 
-__all__ = ["GUARD_FILE", "JOURNAL_FILE", "FileLog", "Log", "VoteDirectory"]
+__all__ = ["GUARD_FILE", "JOURNAL_FILE", "FileLog", "Log", "VoteDirectory", "blocks_alone"]
 
 GUARD_FILE: Final = "votes.guard"
 JOURNAL_FILE: Final = "votes.journal"
@@ -38,6 +38,16 @@ class Log(Protocol):
     def replace(self, data: bytes) -> None:
         """Put ``data`` in the place of everything, durably and at once or not at all."""
         ...
+
+
+def blocks_alone(journal: bytes) -> bytes:
+    """Return a journal without its certificates, after a fork.
+
+    They may tell of another chain. The blocks stay: they convince nobody by themselves, and who has voted for one
+    may be the last to have it.
+    """
+    records, _ = read_journal(journal)
+    return b"".join([journal_record(kind, data) for kind, data in records if kind == JOURNAL_BLOCK])
 
 
 class FileLog:

@@ -18,6 +18,7 @@ from consensus import events as c
 from consensus import replica as r
 from consensus.events import Epoch
 from consensus.evidence import evidence_of_certificates
+from consensus.guard_log import blocks_alone
 from consensus.simulation.adversary import Adversary
 from consensus.simulation.cluster import Cluster, Node, sim_parameters
 from consensus.simulation.disk import SimulatedLog
@@ -413,7 +414,9 @@ def _decide(cluster: _Cluster) -> None:
         if not halted:
             break
         for node in halted:  # its journal says of the views to come what others deny
-            if node.number != chosen.number:
+            if _follows(machine_of(node), chain):
+                node.journal_log.durable = blocks_alone(node.journal_log.durable)
+            else:
                 _begin_anew(cluster, node)
             _start_again(cluster, node)
     cluster.accuse(chosen, recorded)
