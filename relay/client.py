@@ -8,60 +8,43 @@ what is held against it (``relay.judge``) decides whether it is used again.
 
 from __future__ import annotations
 
-import errno
 import math
 import random
-import secrets
-import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final, cast
+from typing import Final
 
 import structlog
 import trio
 
-from p2p.errors import HandshakeFailed
-from p2p.handshake import Handshake
-from p2p.identity import Identity, Purpose
-from p2p.link import shake_hands
-from p2p.sockets import CONNECT_ERRORS, Opener, tune
+from p2p.identity import Identity
+from p2p.sockets import Opener
 from p2p.transport import Acceptance, Doubt, Endpoint
+from relay.control_link import Link, RelayClientOptions, local_host, wall_ms
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.judge import Fault, RelayJudge, has_swallowed
 from relay.links import LINK_STATE_S, LinkState
 from relay.metering import FreeTier, Tally, Tariff
+from relay.parking import DataConnections
 from relay.protocol import (
-    CONTROL_PREAMBLE,
-    DATA_PREAMBLE,
-    JOINED,
-    TOKEN_BYTES,
     AskLinks,
-    Charged,
     Connect,
-    ControlChannel,
-    Decline,
     Extend,
     Incoming,
     Links,
     Message,
     Offered,
-    Park,
     Pay,
-    Ping,
-    Pong,
     Refused,
     Release,
     Reserve,
     Reserved,
-    Restarting,
     Terms,
     Voucher,
 )
 from relay.route import HOPS_MAX, Route
-from relay.splice import keep_alive
 from relay.stream import CircuitStream
 from state.primitives.errors import ConfigError, DecodeError
 
@@ -70,53 +53,14 @@ __all__ = ["RelayClient", "RelayClientOptions", "Reservation"]
 RENEW_AT: Final = 0.8
 """Part of a reservation's life after which it is renewed."""
 RENEW_S_MIN: Final = 0.5
-RECEIVE_BYTES: Final = 4_096
-NUMBERS: Final = 2**31
-OUTBOX_MESSAGES_MAX: Final = 64
-"""Answers that a relay may provoke without reading them."""
 LOOK_S: Final = 1.0
 """How often circuits are looked at: counted, and watched for silence."""
 PROBES_MAX: Final = 8
-_NO_WAY: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
+"""Relays whose round trip is measured before some are chosen."""
 TALLIES_MAX: Final = 1_024
 """Relays with a count, beyond which none is counted and paid for fan-out alone."""
-"""Relays whose round trip is measured before some are chosen."""
 
 log = structlog.get_logger("relay")
-
-
-@dataclass(frozen=True, slots=True)
-class RelayClientOptions:
-    """Times in seconds and bounds of the client's side."""
-
-    reservations: int = 3
-    """Relays to reserve at, of those that are known: two, and a third to spare."""
-    reservation_s: int = 3_600
-    connect_s_max: float = 10
-    """To connect and shake hands with a relay, and to open a data connection."""
-    answer_s_max: float = 10
-    ping_s: float = 10
-    """Between pings; a relay that then says nothing for ``answer_s_max`` is dead."""
-    busy_ping_s: float = 1
-    """Between pings while circuits run through the relay."""
-    busy_silent_s: float = 2.5
-    """Such a relay is dead when so long after a ping neither it nor a circuit has said anything."""
-    link_idle_s: float = 60
-    """How long the link to a relay that is not one of ours is kept after its last use."""
-    links_max: int = 64
-    """Relays connected to at once; ours come first."""
-    backoff_s_min: float = 0.25
-    backoff_s_max: float = 15
-    incoming_max: int = 32
-    """Circuits being brought in at once; more are declined."""
-    parked: int = 2
-    """Data connections kept waiting at each of our relays that is in use."""
-    parked_s: float = 600
-    """How long after the last circuit through it a relay counts as in use."""
-    choose_s: float = 30
-    """How often the choice of relays is thought over."""
-    price_per_gib_max: int = 10**18
-    """Relays that ask for more are not dialled through, and are not signed for. By default one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +71,6 @@ class Reservation:
     voucher: Voucher
     observed: str
     """The host and port from which the relay sees this node, as the relay says."""
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    answered: trio.Event = field(default_factory=trio.Event)
-    answer: Message | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Parked:
-    """A data connection that waits at a relay for a circuit, ours or another's to us."""
-
-    token: bytes
-    stream: trio.SocketStream
-    is_asked: bool = False
-    """Whether we have asked for it to be the end of a circuit of ours."""
-    status: int | None = None
-    """What the relay wrote on it; -1: it ended."""
-    done: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +108,8 @@ class RelayClient:
         self._configured = frozenset(self._relays)
         self._is_needed = True
         self._options = options or RelayClientOptions()
-        self._links: dict[Endpoint, _Link] = {}
+        self._data = DataConnections(connect, self._options, self._bring_in)
+        self._links: dict[Endpoint, Link] = {}
         self._reservations: dict[Endpoint, Reservation] = {}
         self._keepers: dict[Endpoint, trio.CancelScope] = {}
         self._leaving: dict[Endpoint, float] = {}
@@ -241,7 +167,7 @@ class RelayClient:
             if link.local_host in gone:
                 link.fail(RelayUnreachable("the address of this machine has changed"))
         for circuit in list(self._circuits):
-            if _local_host(circuit.socket) in gone and self._nursery is not None:
+            if local_host(circuit.socket) in gone and self._nursery is not None:
                 self._nursery.start_soon(trio.aclose_forcefully, circuit)
 
     def on_leaving(self, watcher: Callable[[Endpoint], None]) -> None:
@@ -296,14 +222,14 @@ class RelayClient:
         self._acceptance = acceptance
         try:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+                self._nursery = self._data.nursery = nursery
                 self._started.set()
                 nursery.start_soon(self._choose)
                 nursery.start_soon(self._look)
                 nursery.start_soon(self._learn_links)
                 await trio.sleep_forever()
         finally:
-            self._nursery = None
+            self._nursery = self._data.nursery = None
             self._acceptance = None
             self._circuits.clear()  # they go on, unwatched
 
@@ -330,7 +256,7 @@ class RelayClient:
                     link, lambda request, parked: Connect(request, target, parked)
                 )  # fmt: skip
             else:
-                route = Route.sign(self._make_identity(), hops, target, now_ms=_wall_ms()).encode()
+                route = Route.sign(self._make_identity(), hops, target, now_ms=wall_ms()).encode()
                 stream = await self._circuit(link, lambda request, parked: Extend(request, route, parked))
                 self._meet(hops[1:])
         except RelayProtocolError:
@@ -342,7 +268,7 @@ class RelayClient:
             raise
         return self._track(stream, endpoint, target)
 
-    async def _circuit(self, link: _Link, question: Callable[[int, bytes], Message]) -> trio.SocketStream:
+    async def _circuit(self, link: Link, question: Callable[[int, bytes], Message]) -> trio.SocketStream:
         """Ask for a circuit and return its data connection, joined."""
         parked = link.take_parked()
         token = b"" if parked is None else parked.token
@@ -353,26 +279,16 @@ class RelayClient:
             match answer:
                 case Offered(_, offered, _) if parked is not None and offered == token:
                     is_ours = True
-                    return await self._joined(link, parked)
+                    return await self._data.joined(link, parked)
                 case Offered(_, offered, _):
-                    return await self._open_data(link.endpoint, offered)
+                    return await self._data.open(link.endpoint, offered)
                 case Refused(_, refusal, _):
                     raise RelayRefused(refusal)
                 case _:
                     raise link.fail(RelayProtocolError("an answer to another question"))
         finally:
             if parked is not None and not is_ours:
-                self._give_back(link, parked)
-
-    async def _joined(self, link: _Link, parked: _Parked) -> trio.SocketStream:
-        with trio.move_on_after(self._options.connect_s_max):
-            await parked.done.wait()
-        if parked.status == JOINED:
-            return parked.stream
-        await trio.aclose_forcefully(parked.stream)
-        if parked.status is None or parked.status < 0:
-            raise RelayUnreachable(f"{link.endpoint}: closed before the circuit was joined")
-        raise _refused(parked.status)
+                self._data.give_back(link, parked)
 
     def _track(self, stream: trio.SocketStream, endpoint: Endpoint, target: bytes | None) -> CircuitStream:
         """Return the stream of a circuit, counted from here on."""
@@ -446,16 +362,16 @@ class RelayClient:
 
     # What was carried, and what it costs.
 
-    def terms(self, link: _Link, terms: Terms) -> None:
+    def terms(self, link: Link, terms: Terms) -> None:
         """Take a relay's terms; its channel begins."""
         tally = self._tallies.setdefault(link.relay, Tally(link.relay))
         if tally.channel == link.channel.channel:
             link.fail(RelayProtocolError("other terms on the same channel"))
             return
         tally.tariff = Tariff(terms.price_per_gib, terms.free_bytes, terms.free_ms, terms.unpaid_bytes_max)
-        tally.opened(link.channel.channel, _wall_ms(), _now_ms())
+        tally.opened(link.channel.channel, wall_ms(), _now_ms())
 
-    def charged(self, link: _Link, size_bytes: int) -> None:
+    def charged(self, link: Link, size_bytes: int) -> None:
         """Take a relay's claim, and pay or hold it against it."""
         for running in self._circuits.values():
             self._count(running)
@@ -480,12 +396,12 @@ class RelayClient:
             running.counted[tally.relay] = total
             tally.size_bytes += tier.charge(moved, _now_ms())
 
-    def _pay(self, link: _Link) -> None:
+    def _pay(self, link: Link) -> None:
         tally = self._tallies.get(link.relay)
         if tally is None or tally.tariff is None or tally.tariff.price_per_gib > self._options.price_per_gib_max:
             return
         if link.error is None and link.opened.is_set() and tally.channel == link.channel.channel:
-            receipt = tally.due(self._make_identity(), _now_ms(), _wall_ms())
+            receipt = tally.due(self._make_identity(), _now_ms(), wall_ms())
             if receipt is not None:
                 link.post(Pay(receipt.encode()))
 
@@ -564,7 +480,7 @@ class RelayClient:
                 for endpoint in sample:
                     nursery.start_soon(self._try_link, endpoint)
 
-    def leaving(self, link: _Link, left_ms: int) -> None:
+    def leaving(self, link: Link, left_ms: int) -> None:
         """Take a relay's word that it ends soon: go elsewhere."""
         endpoint = link.endpoint
         until = trio.current_time() + left_ms / 1000 + self._options.backoff_s_max
@@ -630,7 +546,7 @@ class RelayClient:
         self._announce(endpoint, ())
         return True
 
-    async def _reserve(self, link: _Link) -> int:
+    async def _reserve(self, link: Link) -> int:
         answer = await link.ask(lambda request: Reserve(request, self._options.reservation_s))
         match answer:
             case Reserved(_, life_s, voucher_bytes, observed):
@@ -671,7 +587,7 @@ class RelayClient:
 
     # Circuits brought in.
 
-    def incoming(self, link: _Link, message: Incoming) -> bool:
+    def incoming(self, link: Link, message: Incoming) -> bool:
         """Start to fetch a circuit that a relay announced; False: not now."""
         if self._nursery is None or self._incoming >= self._options.incoming_max:
             return False
@@ -679,17 +595,17 @@ class RelayClient:
         self._nursery.start_soon(self._bring, link, message)
         return True
 
-    async def _bring(self, link: _Link, message: Incoming) -> None:
+    async def _bring(self, link: Link, message: Incoming) -> None:
         endpoint = link.endpoint
         try:
-            stream = await self._open_data(endpoint, message.token)
+            stream = await self._data.open(endpoint, message.token)
         except (RelayRefused, RelayUnreachable, RelayProtocolError) as error:
             log.debug("circuit not brought in", relay=str(endpoint), source=message.source, error=str(error))
             return
         finally:
             self._incoming -= 1
         link.used_at = trio.current_time()
-        self._refill(link)
+        self._data.refill(link)
         await self._bring_in(endpoint, stream)
 
     async def _bring_in(self, endpoint: Endpoint, stream: trio.SocketStream) -> None:
@@ -698,98 +614,9 @@ class RelayClient:
         else:
             self._acceptance.accept(self._track(stream, endpoint, None), str(endpoint))
 
-    # Data connections.
-
-    async def _open_data(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
-        stream: trio.SocketStream | None = None
-        status = b""
-        try:
-            with trio.fail_after(self._options.connect_s_max):
-                stream = await self._show(endpoint, token)
-                # One byte and no more: what follows belongs to the node at the other end.
-                status = await stream.receive_some(1)
-            if status == bytes((JOINED,)):
-                result, stream = stream, None
-                return result
-        except CONNECT_ERRORS as error:
-            raise RelayUnreachable(f"{endpoint}: {error or type(error).__name__}") from None
-        finally:
-            if stream is not None:
-                await trio.aclose_forcefully(stream)
-        if not status:
-            raise RelayUnreachable(f"{endpoint}: closed before the circuit was joined")
-        raise _refused(status[0])
-
-    async def _show(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
-        """Open a data connection and show its token."""
-        stream = await self.connect(endpoint.host, endpoint.port)
-        try:
-            tune(stream.socket)
-            keep_alive(cast(socket.socket, stream.socket))
-            await stream.send_all(DATA_PREAMBLE + token)
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
-        return stream
-
-    def _refill(self, link: _Link) -> None:
-        """Keep data connections waiting at a relay of ours that is in use."""
-        if not link.is_ours or link.error is not None or self._nursery is None:
-            return
-        if trio.current_time() - link.used_at > self._options.parked_s:
-            return
-        while link.parking + len(link.parked) < self._options.parked:
-            link.parking += 1
-            self._nursery.start_soon(self._park, link)
-
-    async def _park(self, link: _Link) -> None:
-        token = secrets.token_bytes(TOKEN_BYTES)
-        try:
-            try:
-                with trio.fail_after(self._options.connect_s_max):
-                    link.post(Park(token))
-                    stream = await self._show(link.endpoint, token)
-            finally:
-                link.parking -= 1
-        except CONNECT_ERRORS:
-            return
-        parked = _Parked(token, stream)
-        link.parked.append(parked)
-        try:
-            try:
-                status = await stream.receive_some(1)
-                parked.status = status[0] if status else -1
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                parked.status = -1
-            if parked in link.parked:
-                link.parked.remove(parked)
-            parked.done.set()
-            if not parked.is_asked:
-                await self._use(link, parked)
-        finally:
-            if parked.status is None:  # cancelled
-                await trio.aclose_forcefully(stream)
-
-    async def _use(self, link: _Link, parked: _Parked) -> None:
-        """Bring in the circuit for which a relay took a parked connection, or note that it has ended."""
-        if parked.status != JOINED:
-            await trio.aclose_forcefully(parked.stream)
-            return
-        link.used_at = trio.current_time()
-        self._refill(link)
-        await self._bring_in(link.endpoint, parked.stream)
-
-    def _give_back(self, link: _Link, parked: _Parked) -> None:
-        """Let a parked connection that was not used after all wait on, or be what it has become meanwhile."""
-        parked.is_asked = False
-        if not parked.done.is_set():
-            link.parked.append(parked)
-        elif self._nursery is not None:
-            self._nursery.start_soon(self._use, link, parked)
-
     # Links.
 
-    async def _link(self, endpoint: Endpoint, *, ours: bool = False) -> _Link:
+    async def _link(self, endpoint: Endpoint, *, ours: bool = False) -> Link:
         """Return the live link to a relay, opening it if need be. Raises RelayUnreachable."""
         link = self._links.get(endpoint)
         if link is None or link.error is not None:
@@ -799,7 +626,7 @@ class RelayClient:
                 raise RelayUnreachable("the relay client has ended")
             if len(self._links) >= self._options.links_max and not ours:
                 raise RelayUnreachable("connected to as many relays as allowed")
-            link = self._links[endpoint] = _Link(self, self._make_identity(), endpoint, self._options)
+            link = self._links[endpoint] = Link(self, self._make_identity(), endpoint, self._options)
             self._nursery.start_soon(self._run_link, link)
         link.is_ours |= ours
         await link.opened.wait()
@@ -807,14 +634,14 @@ class RelayClient:
             raise RelayUnreachable(f"{endpoint}: {link.error}")
         return link
 
-    def _link_elsewhere(self, endpoint: Endpoint) -> _Link | None:
+    def _link_elsewhere(self, endpoint: Endpoint) -> Link | None:
         """Return a link over which the relay of this endpoint is spoken to at another of its places."""
         for link in self._links.values():
             if link.relay == endpoint.relay and link.opened.is_set() and link.error is None:
                 return link
         return None
 
-    async def _run_link(self, link: _Link) -> None:
+    async def _run_link(self, link: Link) -> None:
         try:
             await link.run()
         finally:
@@ -880,7 +707,7 @@ class RelayClient:
             with trio.move_on_after(LINK_STATE_S):
                 await self._changed.wait()
 
-    async def _learn(self, link: _Link) -> None:
+    async def _learn(self, link: Link) -> None:
         try:
             answer = await link.ask(AskLinks)
             match answer:
@@ -896,216 +723,6 @@ class RelayClient:
             link.fail(RelayProtocolError(str(error)))
 
 
-class _Link:
-    """One control connection to one relay: questions and answers, pings, and what the relay announces."""
-
-    channel: ControlChannel
-
-    def __init__(
-        self, client: RelayClient, identity: Identity, endpoint: Endpoint, options: RelayClientOptions
-    ) -> None:
-        assert endpoint.relay is not None
-        self.endpoint = endpoint
-        self.relay: bytes = endpoint.relay
-        self.own_address = identity.address
-        self.opened = trio.Event()
-        """Set when questions may be asked, or ``error`` says why not."""
-        self.ended = trio.Event()
-        self.error: Exception | None = None
-        self.fault: Fault | None = None
-        """What its end says of the relay; None: nothing."""
-        self.is_ours = False
-        """Kept open while nothing is asked."""
-        self.is_no_way = False
-        """Whether this machine has no way to such an address, as one of IPv4 alone to one of IPv6."""
-        self.used_at = -math.inf
-        """When a circuit was last dialled or brought in through it."""
-        self.parked: list[_Parked] = []
-        self.parking = 0
-        self._client = client
-        self._identity = identity
-        self._options = options
-        self._stream: trio.SocketStream | None = None
-        # One task seals and sends, so that an asker who is cancelled leaves no record half sent.
-        self._outbox, self._to_send = trio.open_memory_channel[Message](OUTBOX_MESSAGES_MAX)
-        self._scope = trio.CancelScope()
-        self._calls: dict[int, _Call] = {}
-        self._number = 0
-        self.heard_at = -math.inf
-        """When the relay itself has last said something."""
-        self._pinged: tuple[int, float] | None = None
-        self._used = trio.current_time()
-
-    @property
-    def local_host(self) -> str | None:
-        """The address of this machine from which the relay is reached, once it is."""
-        return None if self._stream is None else _local_host(self._stream.socket)
-
-    async def run(self) -> None:
-        """Connect and serve until something fails; afterwards ``error`` says what."""
-        try:
-            with self._scope:
-                if await self._open():
-                    self.opened.set()
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._ping)
-                        nursery.start_soon(self._write)
-                        await self._read()
-        finally:
-            if self.error is None:
-                self.error = RelayUnreachable("the link was closed")
-            self.opened.set()
-            self.ended.set()
-            for call in self._calls.values():
-                call.answered.set()
-            if self._stream is not None:
-                await trio.aclose_forcefully(self._stream)
-
-    def fail(self, error: Exception, fault: Fault | None = None) -> Exception:
-        """End the link because of ``error``, which is returned."""
-        if self.error is None:
-            self.error = error
-            self.fault = Fault.LIED if isinstance(error, RelayProtocolError) else fault
-        self._scope.cancel()
-        return error
-
-    async def ask(self, question: Callable[[int], Message]) -> Message:
-        """Return the relay's answer. Raises RelayUnreachable."""
-        self._used = trio.current_time()
-        self._number = (self._number + 1) % NUMBERS
-        number, call = self._number, _Call()
-        self._calls[number] = call
-        try:
-            with trio.move_on_after(self._options.answer_s_max):
-                await self._outbox.send(question(number))
-                await call.answered.wait()
-        finally:
-            del self._calls[number]
-        if call.answer is None:
-            raise RelayUnreachable(f"{self.endpoint}: {self.error or 'no answer'}")
-        return call.answer
-
-    def take_parked(self) -> _Parked | None:
-        """Return a data connection that waits at the relay, asked for from now on."""
-        if not self.parked:
-            return None
-        parked = self.parked.pop()
-        parked.is_asked = True
-        return parked
-
-    async def _open(self) -> bool:
-        try:
-            with trio.fail_after(self._options.connect_s_max):
-                began = trio.current_time()
-                stream = await self._client.connect(self.endpoint.host, self.endpoint.port)
-                self._stream = stream
-                connected_s = trio.current_time() - began
-                tune(stream.socket)
-                handshake = Handshake(
-                    self._identity,
-                    Purpose.RELAY_CONTROL,
-                    is_initiator=True,
-                    now_ms=_wall_ms(),
-                    expected=self.relay,
-                )
-                session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
-        except (*CONNECT_ERRORS, HandshakeFailed) as error:
-            self.is_no_way = self._stream is None and _is_no_way(error)
-            fault = None if self.is_no_way else Fault.UNREACHED  # which says nothing of the relay
-            self.fail(error if str(error) else RelayUnreachable("too slow to answer"), fault)
-            return False
-        self.channel = ControlChannel(session)
-        self.heard_at = trio.current_time()
-        self._client.measured(self.endpoint, connected_s)
-        return True
-
-    async def _read(self) -> None:
-        assert self._stream is not None
-        data = b""  # what came right behind the handshake is in the channel already
-        while True:
-            try:
-                messages = self.channel.receive(data)
-            except RelayProtocolError as error:
-                self.fail(error)
-                return
-            for message in messages:
-                self._take(message)
-            try:
-                data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-            if not data:
-                self.fail(RelayUnreachable("the relay closed the connection"), Fault.LOST)
-                return
-            self.heard_at = trio.current_time()
-
-    def _take(self, message: Message) -> None:
-        match message:
-            case Reserved(request) | Offered(request) | Refused(request) | Links(request):
-                call = self._calls.get(request)
-                if call is not None:  # else its asker gave up
-                    call.answer = message
-                    call.answered.set()
-            case Incoming(token):
-                if not self._client.incoming(self, message):
-                    self.post(Decline(token))
-            case Ping(number):
-                self.post(Pong(number))
-            case Pong(number):
-                if self._pinged is not None and self._pinged[0] == number:
-                    now = trio.current_time()
-                    self._client.measured(self.endpoint, now - self._pinged[1])
-                    self._pinged = None
-            case Terms():
-                self._client.terms(self, message)
-            case Charged(size_bytes):
-                self._client.charged(self, size_bytes)
-            case Restarting(left_ms):
-                self._client.leaving(self, left_ms)
-            case _:
-                self.fail(RelayProtocolError("a client's message from a relay"))
-
-    async def _ping(self) -> None:
-        options = self._options
-        number, asked_at = 0, -math.inf
-        while True:
-            await trio.sleep(min(options.ping_s, options.busy_ping_s))
-            now = trio.current_time()
-            is_busy = self._client.has_circuits(self.endpoint)
-            pause_s = min(options.ping_s, options.busy_ping_s) if is_busy else options.ping_s
-            silent_s = min(options.answer_s_max, options.busy_silent_s) if is_busy else options.answer_s_max
-            heard = max(self.heard_at, self._client.heard_at(self.endpoint))
-            if heard < asked_at and now - asked_at > silent_s:
-                self.fail(RelayUnreachable("the relay fell silent"), Fault.LOST)
-                self._client.cut(self.endpoint)
-                return
-            if is_busy:
-                self._used = now
-            elif not self.is_ours and not self._calls and now - self._used > options.link_idle_s:
-                self.fail(RelayUnreachable("the link was idle"))
-                return
-            if heard >= asked_at and now - asked_at >= pause_s * 0.99:
-                number = (number + 1) % NUMBERS
-                asked_at, self._pinged = now, (number, now)
-                self.post(Ping(number))
-
-    def post(self, message: Message) -> None:
-        """Send without waiting; a relay that does not read loses the link."""
-        try:
-            self._outbox.send_nowait(message)
-        except trio.WouldBlock:
-            self.fail(RelayUnreachable("the relay does not read"), Fault.LOST)
-
-    async def _write(self) -> None:
-        assert self._stream is not None
-        async for message in self._to_send:
-            try:
-                await self._stream.send_all(self.channel.seal(message))
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self.fail(RelayUnreachable("the connection broke"), Fault.LOST)
-                return
-
-
 def _check_relay(endpoint: Endpoint) -> None:
     if endpoint.relay is None or endpoint.via is not None:
         raise ConfigError(f"{endpoint}: relay:<address>:host:port expected")
@@ -1115,32 +732,5 @@ def _crosses(circuit: CircuitStream, endpoint: Endpoint) -> bool:
     return any(hop.relay == endpoint.relay for hop in circuit.endpoint.hops)
 
 
-def _is_no_way(error: BaseException) -> bool:
-    """Whether the system says that it has no route of this kind at all."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_no_way, error.exceptions))
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _NO_WAY
-    return error.__cause__ is not None and _is_no_way(error.__cause__)
-
-
-def _local_host(sock: trio.socket.SocketType) -> str | None:
-    try:
-        return str(sock.getsockname()[0]).partition("%")[0]
-    except OSError:
-        return None
-
-
-def _refused(status: int) -> Exception:
-    try:
-        return RelayRefused(Refusal(status))
-    except ValueError:
-        return RelayProtocolError(f"status {status} of a data connection")
-
-
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

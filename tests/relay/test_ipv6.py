@@ -12,7 +12,7 @@ import trio
 from p2p.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
-from relay.client import _is_no_way
+from relay.control_link import is_no_way
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
 from tests.relay.test_network import KIND, Member, members
@@ -108,7 +108,7 @@ async def test_a_relay_of_two_places_is_reserved_at_once_and_told_with_both(
 def test_that_this_machine_has_no_way_is_told_from_a_relay_that_does_not_answer() -> None:
     none = OSError("all attempts failed")
     none.__cause__ = ExceptionGroup("", [OSError(errno.ENETUNREACH, "no route")])
-    assert _is_no_way(none) and _is_no_way(OSError(errno.EAFNOSUPPORT, "no IPv6"))
+    assert is_no_way(none) and is_no_way(OSError(errno.EAFNOSUPPORT, "no IPv6"))
     both = OSError("all attempts failed")
     both.__cause__ = ExceptionGroup("", [OSError(errno.ENETUNREACH, ""), ConnectionRefusedError(111, "")])
-    assert not _is_no_way(both) and not _is_no_way(TimeoutError()) and not _is_no_way(trio.TooSlowError())
+    assert not is_no_way(both) and not is_no_way(TimeoutError()) and not is_no_way(trio.TooSlowError())
