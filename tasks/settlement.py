@@ -107,14 +107,13 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     """Pay a final window: its checkers, its worker (a part of that is held), the protocol's fee, which is burned.
 
     One verifier's fee comes from the verification budget; further ones, drawn because the worker is new, are paid
-    out of the worker's own pay. Where half of that is too little for their least fee, the budget adds to it.
+    out of the worker's own pay. What is missing to the least fee of each comes from the budget too.
     """
     vault, parameters = case.vault, case.parameters
     addresses = [seat.address for seat in window.verifiers]
-    from_pay = min(
-        window.fee * (len(addresses) - 1) if addresses else 0, share(window.charge, CHECKERS_SHARE_BPS_MAX)
-    )
-    from_budget = max(window.fee, len(addresses) * parameters.check_fee_min - from_pay) if addresses else 0
+    base = share(window.charge, parameters.verification_bps)
+    from_pay = min(base * (len(addresses) - 1) if addresses else 0, share(window.charge, CHECKERS_SHARE_BPS_MAX))
+    from_budget = max(base, len(addresses) * parameters.check_fee_min - from_pay) if addresses else 0
     from_budget = min(from_budget, vault.held(Pool.VERIFICATION))
     pay = window.charge - from_pay
     if addresses:
