@@ -90,11 +90,13 @@ def test_news_of_others_do_not_delay_the_whole_for_ever() -> None:
 
 def test_those_who_lack_much_are_gathered_into_one_upload() -> None:
     core = sender()
-    for n, member in enumerate(MEMBERS[:6]):
-        assert core.word(member, WantWhole(ROOT), 0.1 + n * P.gather_s / 10) == []
     for member in MEMBERS[6:]:
         core.word(member, Have(ROOT), 0.1)
-    [(at, effect)] = ticks(core, 0.1, 2)
+    for n, member in enumerate(MEMBERS[:6]):
+        now = 0.1 + n * P.gather_s / 10
+        assert core.word(member, WantWhole(ROOT), now) == []
+        assert core.tick(now) == [], "others may ask as well"
+    [(at, effect)] = ticks(core, now, 2)
     assert effect == SendWhole(DATA, tuple(MEMBERS[:6]))
     assert at <= 0.1 + P.gather_s + 2 * TICK_S
 

@@ -219,6 +219,9 @@ async def test_a_flood_of_junk_hides_no_record_of_a_node_that_we_know(autojump_c
     # A node that we never met comes through by another peer, as its own, and after a while by the same one.
     late = sign_record(identity(90), (RELAYED,), now_ms=NOW_MS)
     assert await me.validate(honest, late.data) is Verdict.LATER
+    # However much it has passed on itself.
+    junk = [sign_record(identity(400 + n), (HOME,), now_ms=NOW_MS) for n in range(250)]
+    assert [await me.validate(late.address, record.data) for record in junk][-1] is Verdict.LATER
     assert await me.validate(late.address, late.data) is Verdict.ACCEPT
     await trio.sleep(1)
     later = sign_record(identity(91), (RELAYED,), now_ms=NOW_MS)

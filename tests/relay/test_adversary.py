@@ -166,7 +166,9 @@ async def test_a_bad_relay_is_used_where_there_is_no_other(start_relay: StartRel
     only = start_relay(name="relay")
     alice = Member("alice", (only.endpoint,))
     bob = Member("bob", (), (f"{format_address(alice.address)}@{only.endpoint}",))
-    bob.client.judge.blame(only.address, Fault.LIED, trio.current_time())
+    for member in (alice, bob):
+        member.client.judge.blame(only.address, Fault.LIED, trio.current_time())
+        assert member.client.is_avoided(only.endpoint)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             for member in (alice, bob):

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from consensus.light import EpochRecord, decode_epoch_record, encode_epoch_record
-from consensus.wire import encode_certificate
 from node.config import Checkpoint, parse_checkpoint
 from node.sync import core as c
 from node.sync.core import NoSnapshots, SyncCore
@@ -23,6 +22,7 @@ from node.sync.messages import (
     MANIFEST,
     OFFERS,
     RECORDS,
+    Manifest,
     Offer,
     decode_asked,
     decode_manifest,
@@ -33,10 +33,12 @@ from node.sync.messages import (
     encode_records,
 )
 from node.sync.service import trust_root
+from state.primitives.blocks import header_hash
 from state.primitives.errors import ConfigError, DekubeError, ProtocolError
 from state.store import Restore, Store, Tip, install
+from state.transition.epochs import genesis_committee
 from state.trie import RangeOfMap, decode_range, encode_range
-from tests.node.sync.world import EPOCH_BLOCKS, GENESIS, NOW_MS, World, open_store, state_of
+from tests.node.sync.world import EPOCH_BLOCKS, GENESIS, NOW_MS, World, certify, open_store, state_of
 
 HEIGHT = 3 * EPOCH_BLOCKS
 
@@ -482,7 +484,43 @@ def test_checkpoints_are_read_strictly() -> None:
         SyncCore(root, trust, checkpoint=Checkpoint(EPOCH_BLOCKS + 1, bytes(32)), now_ms=0)
 
 
-def test_the_certificate_of_a_manifest_must_be_a_quorum_s(source: Source) -> None:
-    manifest = decode_manifest(source.manifests[HEIGHT])
-    assert len(encode_certificate(manifest.certificate)) > 128
-    assert manifest.plan_hash == decode_offers(source.offers)[0].plan_hash
+def richer(manifest: Manifest) -> Manifest:
+    """Return one for another state than the certified one."""
+    *before, last = manifest.headers
+    return manifest._replace(headers=(*before, last._replace(state_root=b"\1" * 32)))
+
+
+def unsigned(manifest: Manifest) -> Manifest:
+    certificate = manifest.certificate
+    return manifest._replace(certificate=certificate._replace(signatures=bytes(len(certificate.signatures))))
+
+
+def of_one_seat(manifest: Manifest) -> Manifest:
+    """Return one with the good signature of a single seat, which is no quorum."""
+    header, committee = manifest.headers[-1], genesis_committee(GENESIS, 100)
+    assert header.committee_hash == committee.hash and committee.weights[0] < committee.quorum
+    certificate = certify(
+        committee, header_hash(header), header.epoch, header.view,
+        genesis_hash=header.genesis_hash, seats=(0,),
+    )  # fmt: skip
+    return manifest._replace(certificate=certificate)
+
+
+@pytest.mark.parametrize("change", [richer, unsigned, of_one_seat])
+def test_the_certificate_of_a_manifest_must_be_a_quorum_s_for_its_block(
+    source: Source, tmp_path: Path, change: Callable[[Manifest], Manifest]
+) -> None:
+    given: set[int] = set()
+
+    def false(index: int, source: Source, method: str, body: bytes, _rng: random.Random) -> bytes | str | None:
+        answer = source.answer(method, body)
+        if method != MANIFEST or isinstance(answer, str):
+            return answer
+        given.add(index)
+        return encode_manifest(change(decode_manifest(answer)))
+
+    behaviours: list[Behaviour] = [partial(false, index) for index in range(6)]
+    run = Run(source, tmp_path, [*behaviours, honest], random.Random(1))
+    run.live()
+    check(run, source)
+    assert given and {index for index, _ in run.bans} == given

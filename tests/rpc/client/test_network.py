@@ -6,10 +6,11 @@ import ast
 from pathlib import Path
 from typing import Final
 
+import pytest
 import trio
 
 import rpc.client
-from rpc.client import Client
+from rpc.client import Client, ClientError
 from rpc.surface import SURFACE
 from state.transition.transfer import TRANSFER_KIND
 from tests.rpc.harness import ALICE, BOB, COIN, VALIDATORS, Node, gateway, served, transfer
@@ -70,6 +71,10 @@ def use(url: str, node: Node) -> None:
         assert [peer.path for peer in client.peers()] == ["direct"]
         assert list(client.network()) == []
         committee, epoch = client.committee(), client.epoch(0)
+        for ask in (client.committee, client.epoch):
+            with pytest.raises(ClientError) as unknown:
+                ask(99)
+            assert unknown.value.reason == "not_found"
         assert {seat.address for seat in committee.seats} == {key.address for key in VALIDATORS}
         assert (epoch.committee_hash, len(epoch.seats)) == (committee.hash, 2)
         slash = client.slash(VALIDATORS[1].address)

@@ -104,6 +104,7 @@ def test_a_vote_key_must_be_shown_to_be_held(ledger: Ledger) -> None:
             stake_payload(MINIMUM, VOTE, genesis_hash=ledger.runtime.genesis_hash, address=BOB.address),
             [good[0], OTHER_VOTE.vote_key, *good[2:]],
             [good[0], b"\xff" * 32, *good[2:]],  # not a point
+            [*good[:2], bytes(64), *good[3:]],  # the VRF key alone is shown to be held
             [*good[:3], vrf_key_of(OTHER_VOTE).public, good[4]],
             [*good[:4], bytes(80)],
         )
