@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from state.primitives.hashing import digest
@@ -31,17 +32,19 @@ def _stream(seed: bytes, index: int, below: int) -> int:
 
 def draw_weighted(seed: bytes, weights: Sequence[int], count: int) -> list[int]:
     """Return ``count`` different positions, or all, each drawn with a chance that follows its weight."""
+    return list(islice(_draw_all(seed, weights), count))
+
+
+def _draw_all(seed: bytes, weights: Sequence[int]) -> Iterator[int]:
     left = list(range(len(weights)))
-    drawn: list[int] = []
-    while left and len(drawn) < count:
-        point = _stream(seed, len(drawn), sum(weights[at] for at in left))
+    while left:
+        point = _stream(seed, len(weights) - len(left), sum(weights[at] for at in left))
         for at in left:
             point -= weights[at]
             if point < 0:
-                drawn.append(at)
                 left.remove(at)
+                yield at
                 break
-    return drawn
 
 
 def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
@@ -80,6 +83,7 @@ def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parame
     wanted, profile = spec.requirements, node.profile
     return (
         is_available(node, now_ms, parameters)
+        and node.match_from_ms <= now_ms
         and node.address not in task.excluded
         and profile.price_per_gpu_s <= spec.price.max_price_per_gpu_s
         and node.busy_slots < min(profile.slots, parameters.slots_max)
@@ -90,13 +94,20 @@ def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parame
     )
 
 
+def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> Iterator[NodeRecord]:
+    weights = [node.bond * (1 + reputation_milli(node)) for node in nodes]
+    return (nodes[at] for at in _draw_all(digest(b"worker-draw", seed), weights))
+
+
 def match_worker(
     state: Reader, task: TaskRecord, spec: JobSpec, seed: bytes, now_ms: int, bond_at: Callable[[int], int],
     parameters: TaskParameters,
 ) -> NodeRecord | None:  # fmt: skip
     """Return the worker to assign, or None when no node fits that somebody could check.
 
-    ``bond_at`` tells the bond at a price for a GPU-second; a node that cannot lock it is passed over.
+    It is the one that ranks best by what it asks, says of itself and has done. Where offers to such came to
+    nothing it is drawn, by bonds and records: words cost nothing, so many could take turns in keeping a task from
+    all others. ``bond_at`` tells the bond at a price for a GPU-second; a node that cannot lock it is passed over.
     """
     fitting = [
         node
@@ -118,11 +129,13 @@ def match_worker(
         score = sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
         return -score, digest(b"match-tie", seed + node.address)
 
+    is_drawn = task.vain_offers >= parameters.offers_ranked
+    order = _drawn(seed, fitting) if is_drawn else iter(sorted(fitting, key=rank))
     # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
     # operator with many machines make a search cost the square of them.
     verifiers = _verifiers(state, seed, now_ms, parameters)
     of_others: dict[bytes, list[NodeRecord]] = {}
-    for node in sorted(fitting, key=rank):
+    for node in order:
         operator = node.profile.operator
         if operator not in of_others:
             of_others[operator] = [

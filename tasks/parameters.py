@@ -17,17 +17,21 @@ _BOUNDS: Final = {
     "node_bond_min": (1, 1 << 100),
     "registration_valid_ms": (1, _MS_MAX),
     "cool_down_ms": (0, _MS_MAX),
+    "decline_ms": (0, _MS_MAX),
+    "decline_memory_ms": (0, _MS_MAX),
     "retire_ms": (1, _MS_MAX),
     "accept_ms": (1, _MS_MAX),
     "prepare_ms": (1, _MS_MAX),
     "window_grace_ms": (0, _MS_MAX),
     "replace_ms": (1, _MS_MAX),
+    "replace_ms_max": (1, _MS_MAX),
     "pause_ms": (1, _MS_MAX),
     "seal_ms_min": (1, _MS_MAX),
     "reveal_ms": (1, _MS_MAX),
     "final_ms": (1, _MS_MAX),
     "bond_release_ms": (1, _MS_MAX),
     "new_windows": (0, 1 << 32),
+    "reputation_charge_min": (0, 1 << 100),
     "verification_bps": (0, _WHOLE_BPS),
     "check_fee_min": (0, 1 << 80),
     "fee_bps": (0, _WHOLE_BPS),
@@ -35,15 +39,19 @@ _BOUNDS: Final = {
     "kill_fee_bps": (0, _WHOLE_BPS),
     "late_fine_bps": (0, _WHOLE_BPS),
     "bond_windows_bps": (0, 100 * _WHOLE_BPS),
+    "bond_floor_bps": (0, _WHOLE_BPS),
     "verifier_fine_bps": (0, 100 * _WHOLE_BPS),
     "open_windows_max": (1, 16),
     "attempts_max": (1, 64),
+    "offers_ranked": (0, 64),
+    "excluded_max": (1, 128),
     "samples": (1, 16),
     "verifiers": (1, 8),
     "verifiers_new": (1, 8),
     "jury": (1, 15),
     "draws_max": (1, 16),
     "cool_down_doublings_max": (0, 16),
+    "decline_doublings_max": (0, 16),
     "slots_max": (1, 1024),
     "window_slack": (1, 100),
     "seal_slack": (1, 100),
@@ -77,6 +85,12 @@ class TaskParameters:
     cool_down_ms: int = 10 * MINUTE_MS
     """Pause after a failure; doubles with each further one."""
     cool_down_doublings_max: int = 8
+    decline_ms: int = 10_000
+    """Who leaves a task before it has started it is matched with none for so long and as long as it kept the task;
+    that doubles with each further time."""
+    decline_doublings_max: int = 6
+    decline_memory_ms: int = HOUR_MS
+    """So long after such a pause the next one is as short as the first again."""
     retire_ms: int = 24 * HOUR_MS
     """A retiring node's bond returns after this and the end of its duties."""
     slots_max: int = 16
@@ -94,6 +108,9 @@ class TaskParameters:
     """Of the unspent price, to the worker of a task that its requester cancels under way."""
     bond_windows_bps: int = 20_000
     """A worker's bond, as a share of the price of the windows it may have open."""
+    bond_floor_bps: int = 2_500
+    """Of what that would be at the job's highest price, at least: a machine that asks for nothing has something to
+    lose."""
     open_windows_max: int = 3
     """Windows of a task proved but not final, at most."""
     late_fine_bps: int = 500
@@ -108,9 +125,15 @@ class TaskParameters:
     window_slack: int = 3
     """A window may take this many times its largest GPU time, and the grace."""
     replace_ms: int = 15 * MINUTE_MS
+    replace_ms_max: int = 24 * HOUR_MS
+    """A search for a replacement in all, with those that were offered the task and did not start it."""
     pause_ms: int = 24 * HOUR_MS
     attempts_max: int = 16
-    """Workers of one task in a row, at most."""
+    """Workers that have started a task, at most; then its requester decides whether to go on."""
+    offers_ranked: int = 2
+    """So many offers in a row go to whoever ranks best; where none brought a window, others are drawn by bond."""
+    excluded_max: int = 64
+    """Workers that a task remembers not to be offered to again; the oldest drop out."""
     match_retry_ms: int = 5_000
     """Least pause between two looks for a worker; it grows to half the time that the search has taken."""
     match_retry_ms_max: int = MINUTE_MS
@@ -126,6 +149,9 @@ class TaskParameters:
     verifiers_new: int = 3
     """Verifiers for a worker's first audited windows."""
     new_windows: int = 10
+    """A worker is new to a window until what it proved since its last fault was worth so many times its price."""
+    reputation_charge_min: int = 10**17
+    """Least price of a window that counts towards a reputation: a worker that pays itself burns a share of it."""
     jury: int = 3
     """Fresh verifiers that judge a mismatch; odd."""
     draws_max: int = 3

@@ -20,13 +20,17 @@ from tasks.settlement import (
 
 __all__ = [
     "arm_running",
+    "blame_worker",
+    "exclude",
     "finish",
     "free_slot",
     "give_up_idle",
     "lose_worker",
+    "new_search",
     "on_task_due",
     "search",
     "try_match",
+    "turn_down",
     "wind_up",
 ]
 
@@ -34,13 +38,24 @@ _END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANC
 
 
 def search(case: Case) -> None:
-    """Set the deadlines of a task that has just begun to look for a worker."""
-    record = case.record
-    if record.phase == Phase.MATCHING:
-        deadline_ms = max(record.match_by_ms, case.now + 1)
-    else:
-        deadline_ms = case.now + case.parameters.replace_ms
-    case.change(deadline_ms=deadline_ms, match_at_ms=case.now)
+    """Set the deadlines of a task that looks for a worker, again or for the first time.
+
+    One that was offered in vain looks with those whose search takes long: tasks that are made to be turned down
+    delay no others.
+    """
+    record, parameters = case.record, case.parameters
+    deadline_ms = record.match_by_ms
+    if record.phase != Phase.MATCHING:
+        deadline_ms = min(deadline_ms, case.now + parameters.replace_ms)
+    in_vain = max(0, record.vain_offers + 1 - parameters.offers_ranked)
+    wait_ms = min(parameters.match_retry_ms_max, parameters.match_retry_ms * in_vain)
+    case.change(deadline_ms=max(deadline_ms, case.now + 1), match_at_ms=case.now + wait_ms)
+
+
+def new_search(case: Case) -> None:
+    """Begin a search for a replacement."""
+    case.change(match_by_ms=case.now + case.parameters.replace_ms_max)
+    search(case)
 
 
 def _put_off(case: Case) -> None:
@@ -58,7 +73,7 @@ def try_match(case: Case) -> None:
             raise AssertionError("a new task covers its first window")
         _pause(case, Reason.FUNDS_LOW)
         return
-    seed = draw_seed(b"worker-match", scope.block.beacon, record.id, record.attempts)
+    seed = draw_seed(b"worker-match", scope.block.beacon, record.id, record.history)
     node = match_worker(
         case.state, record, case.spec, seed, case.now,
         lambda price: bond_at(case.spec, price, record.next_window, parameters), parameters,
@@ -69,7 +84,7 @@ def try_match(case: Case) -> None:
     registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
     case.advance(Event.ASSIGN, Reason.MATCHED)
     case.change(
-        worker=node.address, price_per_gpu_s=node.profile.price_per_gpu_s, busy=1, attempts=record.attempts + 1,
+        worker=node.address, price_per_gpu_s=node.profile.price_per_gpu_s, busy=1, assigned_ms=case.now,
         deadline_ms=case.now + parameters.accept_ms,
     )  # fmt: skip
     case.state.put(by_task_of_worker_key(node.address, record.created_ms, record.id), b"\x01")
@@ -104,31 +119,51 @@ def _vacate(case: Case) -> None:
     give_up_idle(case)
 
 
-def lose_worker(
-    case: Case, reason: Reason, *, fine: bool = False, fault: bool = False, exclude: bool = False
-) -> None:
-    """Part with the worker and look for another, or wind up where the task was ending or has had its tries.
+def exclude(case: Case, worker: bytes) -> None:
+    """Do not offer the task to ``worker`` again."""
+    others = [known for known in case.record.excluded if known != worker]
+    case.change(excluded=(*others, worker)[-case.parameters.excluded_max :])
 
-    ``fine`` burns part of its bond, ``fault`` counts against its reputation, ``exclude`` bars it from this task.
+
+def turn_down(case: Case, reason: Reason) -> None:
+    """Part with a worker that will not start the task: no mark against it, no try of the task, but a pause."""
+    worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
+    registry.mark_decline(case.state, worker, case.now, held_ms, case.parameters)
+    exclude(case, worker)
+    lose_worker(case, reason)
+
+
+def blame_worker(case: Case, reason: Reason) -> None:
+    """Part with a worker that broke off or is late: a part of its bond burns, and it counts against it."""
+    worker = case.record.worker
+    fine_worker(case, worker)
+    registry.mark_failure(case.state, worker, case.now, case.scope.emit, case.parameters)
+    exclude(case, worker)
+    lose_worker(case, reason)
+
+
+def lose_worker(case: Case, reason: Reason) -> None:
+    """Part with the worker and look for another, unless the task was ending, diverges or has had its tries.
+
+    After those its requester decides: machines that start and leave shall not be what ends a task.
     """
-    worker, parameters = case.record.worker, case.parameters
-    if fine:
-        fine_worker(case, worker)
-    if fault:
-        registry.mark_failure(case.state, worker, case.now, case.scope.emit, parameters)
-    if exclude and worker not in case.record.excluded:
-        case.change(excluded=(*case.record.excluded, worker))
+    is_unstarted = case.record.phase in (Phase.ASSIGNED, Phase.PREPARING)
     _vacate(case)
+    case.change(vain_offers=case.record.vain_offers + 1)
     record = case.record
     if record.ending:
         wind_up(case, Phase(record.ending), Reason(record.ending_reason))
     elif record.diverged > 1:
         wind_up(case, Phase.FAILED, Reason.JOB_DIVERGED)
-    elif record.attempts >= parameters.attempts_max:
-        wind_up(case, Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED)
+    elif record.attempts >= case.parameters.attempts_max:
+        case.advance(Event.LOSE, reason)
+        _pause(case, Reason.ATTEMPTS_EXHAUSTED)
     else:
         case.advance(Event.LOSE if record.started_ms else Event.SEARCH, reason)
-        search(case)
+        if is_unstarted:  # who keeps the task without starting it does not prolong the search
+            search(case)
+        else:
+            new_search(case)
 
 
 def _pause(case: Case, reason: Reason) -> None:
@@ -185,11 +220,11 @@ def on_task_due(case: Case) -> None:
             case.advance(Event.EXPIRE, Reason.NO_MATCH)
             close_escrow(case)
         case Phase.ASSIGNED:
-            lose_worker(case, Reason.ACCEPT_TIMEOUT, fault=True)
+            turn_down(case, Reason.ACCEPT_TIMEOUT)
         case Phase.PREPARING:
-            lose_worker(case, Reason.PREPARE_TIMEOUT, fine=True, fault=True, exclude=True)
+            blame_worker(case, Reason.PREPARE_TIMEOUT)
         case Phase.RUNNING:
-            lose_worker(case, Reason.WINDOW_TIMEOUT, fine=True, fault=True, exclude=True)
+            blame_worker(case, Reason.WINDOW_TIMEOUT)
         case Phase.DEGRADED:
             _pause(case, Reason.NO_REPLACEMENT)
         case Phase.PAUSED:

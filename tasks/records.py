@@ -60,7 +60,9 @@ class TaskRecord(NamedTuple):
 
     ``target`` is the number of windows to be run: fewer than the job's after a cancellation. ``next_window`` is
     due next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say
-    how the task will end once its windows are settled. ``excluded`` workers are not matched again.
+    how the task will end once its windows are settled. ``excluded`` workers are not matched again. ``attempts``
+    counts workers that started, ``vain_offers`` those that were offered the task since a window was last proved.
+    ``match_by_ms`` is when the search for a worker under way ends.
     """
 
     id: bytes
@@ -78,6 +80,8 @@ class TaskRecord(NamedTuple):
     price_per_gpu_s: int
     busy: int
     attempts: int
+    vain_offers: int
+    assigned_ms: int
     diverged: int
     excluded: tuple[bytes, ...]
     started_ms: int

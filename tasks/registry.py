@@ -39,7 +39,9 @@ __all__ = [
     "fine_node",
     "is_available",
     "is_limited",
+    "is_new",
     "load_node",
+    "mark_decline",
     "mark_failure",
     "mark_success",
     "node_subject",
@@ -132,7 +134,11 @@ class NodeProfile(NamedTuple):
 
 
 class NodeRecord(NamedTuple):
-    """A registered node; ``good`` and ``bad`` count verified outcomes, ``valid_streak`` good ones in a row."""
+    """A registered node; ``good`` and ``bad`` count verified outcomes, ``valid_streak`` good ones in a row.
+
+    ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
+    no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
+    """
 
     address: bytes
     profile: NodeProfile
@@ -146,6 +152,9 @@ class NodeRecord(NamedTuple):
     good: int
     bad: int
     valid_streak: int
+    proved: int
+    declines: int
+    match_from_ms: int
 
 
 def profile_to_value(profile: NodeProfile) -> Value:
@@ -318,7 +327,7 @@ def register(
     _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = NodeRecord(
-        address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, 0, 0, 0, 0, 0, 0
+        address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 9
     )  # fmt: skip
     save_node(state, node)
     _index(state, node)
@@ -387,11 +396,47 @@ def touch(state: Overlay, address: bytes, now_ms: int) -> None:
         save_node(state, node._replace(seen_ms=now_ms))
 
 
-def mark_success(state: Overlay, address: bytes) -> None:
-    """Count a verified outcome in the node's favour."""
+def is_new(node: NodeRecord | None, charge: int, parameters: TaskParameters) -> bool:
+    """Tell whether a worker has too little of a record to be trusted with a window at the price ``charge``.
+
+    By worth, not by number: whoever buys a record from itself pays the more for it, the more it is to gain by it.
+    """
+    worth = max(charge, parameters.reputation_charge_min)
+    return node is None or node.proved < parameters.new_windows * worth
+
+
+def mark_success(
+    state: Overlay, address: bytes, charge: int, parameters: TaskParameters, *, is_worker: bool
+) -> None:
+    """Count a verified window at the price ``charge`` in its worker's or a verifier's favour.
+
+    It ends a row of faults or declines; towards a reputation it counts only if enough was paid for it.
+    """
     node = load_node(state, address)
-    if node is not None:
-        save_node(state, node._replace(good=node.good + 1, valid_streak=node.valid_streak + 1, failures=0))
+    if node is None:
+        return
+    counts = charge >= parameters.reputation_charge_min
+    node = node._replace(
+        failures=0, declines=0, good=node.good + counts, valid_streak=node.valid_streak + counts,
+        proved=node.proved + charge * (counts and is_worker),
+    )  # fmt: skip
+    save_node(state, node)
+
+
+def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, parameters: TaskParameters) -> None:
+    """Offer the node no task for a while: it left one that it had kept for ``held_ms`` and not started.
+
+    That is nobody's fault and no mark against it: a machine may lack the room, or the job may not fit itself. The
+    pause follows what it cost the task, and doubles while that repeats.
+    """
+    node = load_node(state, address)
+    if node is None:
+        return
+    repeats = now_ms - node.match_from_ms < parameters.decline_memory_ms
+    declines = node.declines if repeats else 0
+    pause_ms = (parameters.decline_ms + held_ms) << min(declines, parameters.decline_doublings_max)
+    node = node._replace(declines=declines + 1, match_from_ms=max(node.match_from_ms, now_ms + pause_ms))
+    save_node(state, node)
 
 
 def mark_failure(
@@ -403,8 +448,9 @@ def mark_failure(
         return
     pause_ms = parameters.cool_down_ms << min(node.failures, parameters.cool_down_doublings_max)
     node = node._replace(
-        bad=node.bad + 1, valid_streak=0, failures=node.failures + 1, cool_down_until_ms=now_ms + pause_ms
-    )
+        bad=node.bad + 1, valid_streak=0, proved=0, failures=node.failures + 1,
+        cool_down_until_ms=now_ms + pause_ms,
+    )  # fmt: skip
     save_node(state, node)
     emit(COOLED(address, node.cool_down_until_ms, node.failures))
 

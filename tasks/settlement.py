@@ -63,10 +63,20 @@ def check_fee(charge: int, parameters: TaskParameters) -> int:
 
 
 def bond_at(spec: JobSpec, price_per_gpu_s: int, window: int, parameters: TaskParameters) -> int:
-    """Return the bond of a worker that starts at ``window``: twice the pay of the windows it may have open."""
+    """Return the bond of a worker that starts at ``window``: twice the pay of the windows it may have open.
+
+    At least it is a part of what it would be at the job's highest price, and the fees of those who check and judge
+    these windows: they are paid out of it where a window is rejected.
+    """
     ahead = range(window, min(spec.windows, window + parameters.open_windows_max))
     gpu_ms = sum(spec.gpu_ms_max(number) for number in ahead)
-    return share_up(work_price(gpu_ms, price_per_gpu_s), parameters.bond_windows_bps)
+    own, highest = (
+        share_up(work_price(gpu_ms, price), parameters.bond_windows_bps)
+        for price in (price_per_gpu_s, spec.price.max_price_per_gpu_s)
+    )
+    seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
+    fees = seats * sum(check_fee(work_price(spec.gpu_ms_max(at), price_per_gpu_s), parameters) for at in ahead)
+    return max(own, share_up(highest, parameters.bond_floor_bps), fees)
 
 
 def charge_of(case: Case, window: int, gpu_ms: int) -> int:
@@ -136,24 +146,26 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
 
 
-def _void_sources(window: WindowRecord, *, at_fault: bool) -> list[_Source]:
+def _void_sources(blamed: bytes) -> list[_Source]:
     budget = (Pool.VERIFICATION, NOBODY)
-    return [(Pool.HOLD, window.worker), budget] if at_fault else [budget]
+    return [(Pool.HOLD, blamed), (Pool.BOND, blamed), budget] if blamed else [budget]
 
 
-def pay_void_checkers(case: Case, window: WindowRecord, *, at_fault: bool) -> None:
-    """Pay the verifiers whose verdicts on a void window stood: first from what its worker forfeits."""
+def pay_void_checkers(case: Case, window: WindowRecord, *, blamed: bytes) -> None:
+    """Pay the verifiers whose verdicts on a void window stood.
+
+    Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the requester where
+    nobody is, or that is used up.
+    """
     addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
     amount = window.fee * len(addresses)
-    sources = _void_sources(window, at_fault=at_fault)
-    _pay_evenly(case, sources, addresses, amount, Purpose.VERIFIER_FEE, window.number)
+    _pay_evenly(case, _void_sources(blamed), addresses, amount, Purpose.VERIFIER_FEE, window.number)
 
 
-def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], *, at_fault: bool) -> None:
-    """Pay jurors for the one segment that they re-ran."""
+def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], *, blamed: bytes) -> None:
+    """Pay jurors for the one segment that they re-ran: as the verifiers of a void window, if it is rejected."""
     amount = window.fee // max(1, len(window.sampled)) * len(addresses)
-    sources = _void_sources(window, at_fault=at_fault)
-    _pay_evenly(case, sources, addresses, amount, Purpose.JUROR_FEE, window.number)
+    _pay_evenly(case, _void_sources(blamed), addresses, amount, Purpose.JUROR_FEE, window.number)
 
 
 def forfeit_hold(case: Case, worker: bytes) -> None:

@@ -22,7 +22,19 @@ from tasks.case import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.lifecycle import Event, Phase, Reason
 from tasks.parameters import TaskParameters
-from tasks.progress import arm_running, free_slot, lose_worker, on_task_due, search, try_match, wind_up
+from tasks.progress import (
+    arm_running,
+    blame_worker,
+    exclude,
+    free_slot,
+    lose_worker,
+    new_search,
+    on_task_due,
+    search,
+    try_match,
+    turn_down,
+    wind_up,
+)
 from tasks.proofs import (
     SAMPLED_MAX,
     Finding,
@@ -351,6 +363,8 @@ class _Market:
             price_per_gpu_s=0,
             busy=0,
             attempts=0,
+            vain_offers=0,
+            assigned_ms=0,
             diverged=0,
             excluded=(),
             started_ms=0,
@@ -412,11 +426,10 @@ class _Market:
 
     def resume(self, state: Overlay, task_id: bytes, context: Context) -> None:
         case = self._as_requester(state, context, task_id)
-        if case.record.attempts >= self._parameters.attempts_max:
-            raise WrongPhase("out of attempts")
         case.advance(Event.RESUME, Reason.REQUESTER_RESUMED)
-        case.change(attempts=case.record.attempts + 1)
-        search(case)
+        if case.record.attempts >= self._parameters.attempts_max:
+            case.change(attempts=0)
+        new_search(case)
         case.save()
 
     # Worker
@@ -445,7 +458,10 @@ class _Market:
     def start(self, state: Overlay, payload: Attestation, context: Context) -> None:
         case = self._as_worker(state, context, payload.task, payload.machine)
         case.advance(Event.START, Reason.STARTED)
-        case.change(started_ms=case.record.started_ms or case.now, window_started_ms=case.now)
+        record = case.record
+        case.change(
+            started_ms=record.started_ms or case.now, window_started_ms=case.now, attempts=record.attempts + 1
+        )
         arm_running(case)
         case.save()
 
@@ -453,14 +469,17 @@ class _Market:
         case = self._as_worker(state, context, payload.task)
         match case.record.phase:
             case Phase.ASSIGNED:
-                lose_worker(case, Reason.WORKER_DECLINED, exclude=True)
+                turn_down(case, Reason.WORKER_DECLINED)
             case Phase.PREPARING:
-                lose_worker(case, payload.reason, exclude=True)
+                turn_down(case, payload.reason)
             case Phase.RUNNING:
                 # Divergence is the job's fault, and the same for everybody: a second worker that says so ends it.
-                diverged = payload.reason == Reason.JOB_DIVERGED
-                case.change(diverged=case.record.diverged + diverged)
-                lose_worker(case, payload.reason, fine=not diverged, fault=not diverged, exclude=True)
+                if payload.reason == Reason.JOB_DIVERGED:
+                    case.change(diverged=case.record.diverged + 1)
+                    exclude(case, context.sender)
+                    lose_worker(case, payload.reason)
+                else:
+                    blame_worker(case, payload.reason)
             case phase:
                 raise WrongPhase(phase.name.lower())
         case.save()
@@ -485,7 +504,10 @@ class _Market:
         if (proof.meter.steps, proof.meter.samples) != (steps, steps * spec.batch):
             raise ProofMismatch("the meter counts other steps or samples than the window has")
         prove(case, proof)
-        case.change(next_window=proof.window + 1, state_root=proof.state_root_out, window_started_ms=case.now)
+        case.change(
+            next_window=proof.window + 1, state_root=proof.state_root_out, window_started_ms=case.now,
+            vain_offers=0,
+        )  # fmt: skip
         if proof.window + 1 == record.target:
             free_slot(case)
             case.advance(Event.LAST_WINDOW, Reason.ALL_WINDOWS_PROVED)

@@ -17,7 +17,7 @@ from tasks.errors import AlreadyRevealed, AlreadySealed, BadEvidence, NotYours, 
 from tasks.lifecycle import Event, Phase, Reason, WindowEvent, WindowPhase
 from tasks.matching import draw_seed, draw_segments, draw_weighted, eligible_verifiers
 from tasks.parameters import TaskParameters
-from tasks.progress import arm_running, finish, give_up_idle, lose_worker, wind_up
+from tasks.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
 from tasks.proofs import Code, Finding, Opening, WindowProof, check_opening, verdict_seal
 from tasks.records import Opened, Seat, WindowRecord, by_verifier_key
 from tasks.settlement import charge_of, check_fee, forfeit_hold, pay_final_window, pay_jurors, pay_void_checkers
@@ -148,7 +148,7 @@ def _wanted(case: Case, window: WindowRecord) -> int:
     if window.phase == WindowPhase.DISPUTED:
         return parameters.jury
     node = registry.load_node(case.state, window.worker)
-    is_new = node is None or node.valid_streak < parameters.new_windows
+    is_new = registry.is_new(node, window.charge, parameters)
     return parameters.verifiers_new if is_new else parameters.verifiers
 
 
@@ -164,7 +164,7 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
             height=case.scope.block.height, **seats,
         )  # fmt: skip
     elif is_jury:
-        _reject(case, window, WindowEvent.DROP, reason, at_fault=False)
+        _reject(case, window, WindowEvent.DROP, reason, blamed=b"")
     else:
         _fail_unchecked(case, window)
 
@@ -336,38 +336,40 @@ def _judge(case: Case, window: WindowRecord) -> None:
     stood = tuple(seat for seat in window.verifiers if upholds(seat) == upheld)
     window = window._replace(verifiers=stood)
     case.put_window(window)
-    pay_jurors(case, window, right, at_fault=not upheld)
+    pay_jurors(case, window, right, blamed=b"" if upheld else window.worker)
     if upheld:
         _accept(case, window, Reason.JURY_UPHELD)
     else:
-        _reject(case, window, WindowEvent.REJECT, Reason.WORK_REJECTED, at_fault=True)
+        _reject(case, window, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
 
 
 # Ends of a window
 
 
-def _void(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, at_fault: bool) -> None:
+def _void(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
     _dismiss(case, window, (*window.verifiers, *window.jurors))
-    pay_void_checkers(case, window, at_fault=at_fault)
+    pay_void_checkers(case, window, blamed=blamed)
     case.advance_window(window.number, event, reason)
 
 
-def _void_from(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, at_fault: bool) -> None:
-    """Void a window and all that stand on it; the task continues from the state before it."""
-    _void(case, window, event, reason, at_fault=at_fault)
+def _void_from(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
+    """Void a window and all that stand on it; the task continues from the state before it.
+
+    ``blamed`` is whose fault that is, or empty; it bears the checks of all of them.
+    """
+    _void(case, window, event, reason, blamed=blamed)
     for number in range(window.number + 1, case.record.next_window):
-        _void(case, case.window(number), WindowEvent.DROP, Reason.PREDECESSOR_VOID, at_fault=False)
+        _void(case, case.window(number), WindowEvent.DROP, Reason.PREDECESSOR_VOID, blamed=blamed)
     case.change(next_window=window.number, state_root=window.proof.state_root_in)
 
 
-def _reject(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, at_fault: bool) -> None:
+def _reject(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
     author = window.worker
-    _void_from(case, window, event, reason, at_fault=at_fault)
-    if at_fault:
+    _void_from(case, window, event, reason, blamed=blamed)
+    if blamed:
         forfeit_hold(case, author)
         registry.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
-    if author not in case.record.excluded:
-        case.change(excluded=(*case.record.excluded, author))
+    exclude(case, author)
     if case.record.worker:  # another worker than the author built on a void state: it leaves without blame
         lose_worker(case, reason)
     else:
@@ -376,7 +378,7 @@ def _reject(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason
 
 
 def _fail_unchecked(case: Case, window: WindowRecord) -> None:
-    _void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, at_fault=False)
+    _void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, blamed=b"")
     wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
 
 
@@ -390,7 +392,9 @@ def _finalise(case: Case, window: WindowRecord) -> None:
         pay_final_window(case, window)
         window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
         for address in (window.worker, *(seat.address for seat in window.verifiers)):
-            registry.mark_success(case.state, address)
+            registry.mark_success(
+                case.state, address, window.charge, case.parameters, is_worker=address == window.worker
+            )
         if window.number + 1 == case.record.next_window:
             break
         window = case.window(window.number + 1)
@@ -414,7 +418,7 @@ def on_window_due(case: Case, number: int) -> None:
         case WindowPhase.REVEALING | WindowPhase.JURY_REVEALING:
             _close_reveals(case, window, Reason.REVEAL_TIMEOUT)
         case WindowPhase.OPENING:
-            _reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, at_fault=True)
+            _reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
         case WindowPhase.ACCEPTED:
             _finalise(case, window)
         case phase:

@@ -120,7 +120,7 @@ def state_records(
         ),
         "frozen stakes": StateRecord(_freeze, epochs._load_frozen, (where + "epochs:_load_frozen",)),
         "node of the market": StateRecord(
-            lambda state: registry.save_node(state, NodeRecord(WHO, profile, NodeStatus(1), *[1] * 9)),
+            lambda state: registry.save_node(state, NodeRecord(WHO, profile, NodeStatus(1), *[1] * 12)),
             _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
             ("tasks.registry:load_node", "tasks.registry:_record"),
         ),

@@ -142,17 +142,18 @@ def test_no_match_expires_with_a_full_refund() -> None:
     assert balance_of(world.state, REQUESTER) == before
 
 
-def test_a_worker_that_does_not_accept_cools_down_and_another_is_matched() -> None:
-    world, machines = market(Manners(silent=frozenset({Action.ACCEPT})), HONEST)
-    lazy = machines[0]
-    world.machines[machines[1]] = Manners(silent=frozenset({Action.ACCEPT}))
+def test_a_worker_that_does_not_accept_pauses_and_another_is_matched() -> None:
+    world, machines = market(*[Manners(silent=frozenset({Action.ACCEPT}))] * 2)
     task = world.create()
     record = world.run(task, until=lambda task: task.reason == Reason.ACCEPT_TIMEOUT)
     assert record.phase == Phase.MATCHING and record.worker == b""
-    node = next(node for node in queries.list_nodes(world.state, None, 10).items if node.failures)
-    assert node.cool_down_until_ms == world.time_ms - 1_000 + world.parameters.cool_down_ms
-    world.machines = {lazy: HONEST, machines[1]: HONEST}
-    world.run_to(task, Phase.SETTLED)
+    (lazy,) = record.excluded
+    node = queries.find_node(world.state, lazy)
+    assert node is not None and (node.bad, node.failures, node.declines) == (0, 0, 1)
+    parameters = world.parameters
+    assert node.match_from_ms == record.changed_ms + parameters.decline_ms + parameters.accept_ms
+    world.machines = dict.fromkeys(machines, HONEST)
+    assert world.run_to(task, Phase.SETTLED).worker != lazy
 
 
 def test_a_worker_that_does_not_start_is_fined_and_not_matched_again() -> None:
@@ -217,10 +218,14 @@ def test_a_task_that_cannot_pay_its_checkers_waits_for_a_top_up() -> None:
     world.run_to(task, Phase.SETTLED)
 
 
-def test_a_task_ends_after_as_many_workers_as_are_allowed() -> None:
-    world, _ = market(*[Manners(silent=frozenset({Action.ACCEPT}))] * 3, parameters=replace(QUICK, attempts_max=2))
+def test_a_task_pauses_after_as_many_workers_as_are_allowed_and_ends_if_nobody_resumes_it() -> None:
+    world, _ = market(
+        *[Manners(silent=frozenset({Action.COMPUTE}))] * 3, parameters=replace(QUICK, attempts_max=2)
+    )
     task = world.create(spec(match_ms=3_600_000))
-    assert world.run_to(task, Phase.FAILED).reason == Reason.ATTEMPTS_EXHAUSTED
+    record = world.run_to(task, Phase.PAUSED)
+    assert (record.reason, record.attempts) == (Reason.ATTEMPTS_EXHAUSTED, 2)
+    assert world.run_to(task, Phase.FAILED).reason == Reason.GRACE_OVER
     assert escrow_totals(world.state, task).locked == 0
 
 
@@ -299,7 +304,7 @@ def test_a_hopeless_task_is_looked_at_ever_more_rarely_and_few_in_a_block() -> N
     for _ in range(80):
         world.act()
         world.block()
-        assigned.append(sum(bool(world.task(task).attempts) for task in tasks))
+        assigned.append(sum(bool(world.task(task).assigned_ms) for task in tasks))
     assert assigned[-1] == 5
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from state.primitives.codec import Value
 from state.primitives.hashing import digest
@@ -15,10 +17,23 @@ from state.view.accounts import balance_of
 from tasks import queries
 from tasks.lifecycle import Phase
 from tasks.matching import draw_segments, draw_weighted
+from tasks.parameters import TaskParameters
 from tasks.queries import Action
-from tasks.registry import Gpu, NodeProfile, NodeRole, candidates, is_limited, operator_words, reputation_milli
+from tasks.registry import (
+    Gpu,
+    NodeProfile,
+    NodeRole,
+    candidates,
+    is_limited,
+    mark_decline,
+    mark_failure,
+    mark_success,
+    operator_words,
+    reputation_milli,
+    require_node,
+)
 from tasks.transitions import GIVE_UP_TASK, REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
-from tests.tasks.world import DKB, HONEST, QUICK, Manners, World, spec
+from tests.tasks.world import DKB, QUICK, START_MS, Manners, World, spec
 
 NODE = b"n" * 20
 PROFILE = NodeProfile(NODE, NodeRole.COMPUTE, (), 8, 16_000, 16, DKB // 2000, 100, 1, 0, (), "1")
@@ -93,26 +108,38 @@ def test_a_node_that_was_not_seen_is_not_matched_until_it_renews() -> None:
 
 
 def test_pauses_double_and_success_ends_them() -> None:
-    world = World(replace(QUICK, cool_down_ms=1_000, cool_down_doublings_max=2))
-    node = world.add_machine(1, manners=Manners(silent=frozenset({Action.ACCEPT})))
-    world.add_machine(2, roles=NodeRole.VERIFY)
-    world.create(spec(match_ms=3_600_000))
-    pauses = []
-    seen = 0
-    for _ in range(80):
-        world.block()
-        record = queries.find_node(world.state, node)
-        assert record is not None
-        if record.failures > seen:
-            seen = record.failures
-            pauses.append(record.cool_down_until_ms - (world.time_ms - 1_000))
-    assert pauses[:5] == [1_000, 2_000, 4_000, 4_000, 4_000]
-    world.machines[node] = HONEST
-    for _ in range(30):
-        world.act()
-        world.block()
-    record = queries.find_node(world.state, node)
-    assert record is not None and record.failures == 0 and record.good >= 3
+    parameters = replace(QUICK, cool_down_ms=1_000, cool_down_doublings_max=2, reputation_charge_min=5)
+    world = World(parameters)
+    node = world.add_machine(1)
+    for pause_ms in (1_000, 2_000, 4_000, 4_000, 4_000):
+        mark_failure(world.state, node, START_MS, world.events.append, parameters)
+        assert require_node(world.state, node).cool_down_until_ms == START_MS + pause_ms
+    mark_decline(world.state, node, START_MS, 0, parameters)
+    mark_success(world.state, node, 4, parameters, is_worker=True)
+    record = require_node(world.state, node)
+    assert (record.failures, record.declines, record.good, record.valid_streak, record.proved) == (0, 0, 0, 0, 0)
+    for is_worker in (False, True):
+        mark_success(world.state, node, 7, parameters, is_worker=is_worker)
+    record = require_node(world.state, node)
+    assert (record.bad, record.good, record.valid_streak, record.proved) == (5, 2, 2, 7)
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**6)), max_size=30))
+def test_the_pause_after_a_decline_follows_what_it_cost_and_is_bounded(moves: list[tuple[int, int]]) -> None:
+    parameters = TaskParameters()
+    world = World(parameters)
+    node, now_ms = world.add_machine(1), START_MS
+    for gap_ms, held_ms in moves:
+        before, now_ms = require_node(world.state, node), now_ms + gap_ms
+        mark_decline(world.state, node, now_ms, held_ms, parameters)
+        after = require_node(world.state, node)
+        least_ms = parameters.decline_ms + held_ms
+        assert after.match_from_ms >= max(before.match_from_ms, now_ms + least_ms)
+        most_ms = least_ms << parameters.decline_doublings_max
+        assert after.match_from_ms <= max(before.match_from_ms, now_ms + most_ms)
+        if now_ms - before.match_from_ms >= parameters.decline_memory_ms:
+            assert (after.declines, after.match_from_ms) == (1, now_ms + least_ms)
+        assert before._replace(declines=after.declines, match_from_ms=after.match_from_ms) == after
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from billing.escrow import Movement, Purpose, escrow_totals
+from billing.escrow import Movement, Pool, Purpose, escrow_totals
 from state.primitives.codec import Value
 from tasks import queries
 from tasks.lifecycle import Phase, Reason, WindowPhase
@@ -70,10 +70,13 @@ def test_a_cheating_worker_is_found_unpaid_and_replaced() -> None:
     record = world.run_to(task, Phase.SETTLED)
     assert record.worker == bytes([2]) * 20
     assert paid_to(world, task, cheat) == []
-    # What a jury finds is no objective proof: the bond went back whole, only the pay is lost.
-    bonds = [line for line in queries.bill(world.state, task).lines if line.party == cheat]
+    # What a jury finds is no objective proof: of the bond only the fees are gone of those who found it.
+    lines = queries.bill(world.state, task).lines
+    bonds = [line for line in lines if line.party == cheat]
     assert [line.purpose for line in bonds] == [Purpose.WORKER_BOND, Purpose.BOND_RETURN]
-    assert bonds[0].amount == bonds[1].amount
+    fees = sum(line.amount for line in lines if line.movement == Movement.PAID and line.pool == Pool.BOND)
+    assert bonds[0].amount == bonds[1].amount + fees
+    assert 0 < fees <= (QUICK.verifiers + QUICK.jury) * load_window(world.state, task, 0).fee
     jurors = [address for address in verifiers if Purpose.JUROR_FEE in paid_to(world, task, address)]
     assert len(jurors) == QUICK.jury
 
