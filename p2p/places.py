@@ -34,7 +34,9 @@ NEAREST_SHARE: Final = 8
 DRAWN_SHARE: Final = 8
 """... and one in so many for blocks that are drawn, one each."""
 KEPT_PER_BLOCK: Final = 2
-"""For each of the first three reasons, of one block: or a crowd that came first would be all of them."""
+"""For scores and round trips, of one block: or a crowd that came first would be all of them."""
+STANDING_PER_BLOCK_SHARE: Final = 8
+"""By standing, of one block one in so many of all places: all that a relay brings are one block."""
 SERVICE_S: Final = 60.0
 """What is done within one such period counts once: a burst buys no standing."""
 TRIAL_S: Final = 600.0
@@ -135,7 +137,9 @@ def _kept(guests: Sequence[Guest], places_max: int, drawn: set[str]) -> set[byte
     nearest = [guest for _, guest in sorted(near, key=lambda item: (item[0], item[1].address))]
     of_drawn = [guest for guest in standing if guest.origin.block in drawn]
     return {
-        *_first(standing, places_max // STANDING_SHARE, KEPT_PER_BLOCK),
+        *_first(
+            standing, places_max // STANDING_SHARE, max(KEPT_PER_BLOCK, places_max // STANDING_PER_BLOCK_SHARE)
+        ),
         *_first(best, places_max // BEST_SHARE, KEPT_PER_BLOCK),
         *_first(nearest, places_max // NEAREST_SHARE, KEPT_PER_BLOCK),
         *_first(of_drawn, places_max // DRAWN_SHARE, 1),

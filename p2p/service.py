@@ -193,7 +193,7 @@ class Network:
         if config.blob_dir is not None:
             self.blobs = BlobStore(config.blob_dir, budget_bytes=config.blob_budget_bytes)
             self._transfer = BlobTransfer(
-                self.blobs, self.request, limits, rtt_s=self._rtt_s, credit=self._credit,
+                self.blobs, self.request, limits, rtt_s=self._rtt_s, credit=self.credit,
                 blame=lambda address: self.penalise(address, config.gossip.reject_points),
             )  # fmt: skip
             for method, handler in self._transfer.served().items():
@@ -230,7 +230,7 @@ class Network:
     ) -> None:
         """Like ``on_gossip``, with a validator that gets all that waits (up to ``gossip_batch_max``) at once."""
         assert topic not in self._validations
-        credit = self._credit if earns else lambda _address: None
+        credit = self.credit if earns else lambda _address: None
         self._validations[topic] = Validation(validator, self.limits, self._judged, credit)
         self._apply(self._gossip.subscribe(topic, payload_bytes_max))
 
@@ -454,6 +454,12 @@ class Network:
     def penalise(self, address: bytes, points: float) -> None:
         """Take points from a peer for what the node found out about it; enough of them drop or ban it."""
         self._apply(self._gossip.penalise(address, points))
+
+    def credit(self, address: bytes) -> None:
+        """Note that a peer has just been useful: by something that was checked, and that costs more than words."""
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.service.note(trio.current_time())
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""
@@ -944,12 +950,6 @@ class Network:
 
     def _judged(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> None:
         self._apply(self._gossip.verdict(verdicts))
-
-    def _credit(self, address: bytes) -> None:
-        """Note that a peer has just been useful."""
-        peer = self._peers.get(address)
-        if peer is not None:
-            peer.service.note(trio.current_time())
 
     async def _beat(self) -> None:
         while True:

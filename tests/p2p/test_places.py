@@ -353,6 +353,8 @@ async def test_an_eclipse_from_a_few_blocks_leaves_room_for_honest_newcomers_and
             for number in range(1, 25):  # 24 of them, in eight networks of two blocks
                 await come(number, f"127.{10 + number % 2}.{number % 8}.{number}")
             assert len(alice.peers()) == 8 and refused() == 16
+            last = max(alice.peers(), key=lambda peer: alice._peers[peer.address].since).address
+            alice.credit(last)  # the first that would have to go
             honest = [await come(100 + number, f"127.{20 + number}.0.1") for number in range(3)]
             assert all(alice.is_connected(address) for address in honest)
             for number in range(25, 45):
@@ -361,6 +363,7 @@ async def test_an_eclipse_from_a_few_blocks_leaves_room_for_honest_newcomers_and
             assert alice.is_connected(seat.address)
             assert all(alice.is_connected(address) for address in honest)
             assert alice.counters["closed_crowded_out"] >= 3 and len(alice.peers()) <= 9
+            assert alice.is_connected(last)
         for caller in callers:
             if caller.stream is not None:
                 caller.stream.socket.close()
