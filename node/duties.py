@@ -442,7 +442,8 @@ class Duties:
         return record.worker == self.address and record.phase in (Phase.RUNNING, Phase.OUTPUT, Phase.VERIFYING)
 
     async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
-        dataset, start = await self._inputs(task, spec, duty)
+        is_ours = partial(self._is_ours, task)
+        dataset, start = await self._while(is_ours, partial(self._inputs, task, spec, duty))
         outcome: list[BaseException | None] = [None]
 
         async def hand_on(result: WindowResult) -> None:
@@ -456,7 +457,7 @@ class Duties:
         with trio.CancelScope() as scope:
             run = partial(self._executor.run_task, task, spec, dataset, hand_on, start=start)
             try:
-                done = await self._while(partial(self._is_ours, task), run)
+                done = await self._while(is_ours, run)
             except JobFailed as error:
                 if error.reason not in FINAL_REASONS:
                     raise

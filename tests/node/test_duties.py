@@ -22,10 +22,12 @@ from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
 from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.proofs import Code
+from tasks.queries import Action, CheckDuty
 from tasks.records import TaskRecord, WindowRecord, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
 from tasks.transitions import CREATE_TASK, GIVE_UP_TASK, task_id_of
+from tasks.verification import seal_time
 from tests.node.world import PARAMETERS, Machine, World
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
@@ -217,6 +219,14 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(
         await asker.duties._obtain(name, Supply(sources, until), len(content))
         with pytest.raises(InputUnavailable, match="limit"):
             await asker.duties._obtain(name, Supply(sources), len(content) - 1)
+        # A check with all its time waits for its states; one with little left keeps half of it for the rest.
+        job, time = make_spec(10, 10, 10), seal_time(make_spec(10, 10, 10), 2, asker.duties._parameters)
+        duty = CheckDuty(b"t" * 32, 0, Action.SEAL, (0, 1), 0, b"", False, 1)
+        for left_ms, expected_ms in (
+            (time.fetch_ms + time.run_ms, time.fetch_ms + time.run_ms // 2), (1_000, 500), (-1_000, 0),
+        ):  # fmt: skip
+            due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
+            assert asker.duties._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
         nursery.cancel_scope.cancel()
 
 
