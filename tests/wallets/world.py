@@ -78,6 +78,9 @@ PARAMETERS: Final = {
     "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000,
 }  # fmt: skip
 """What somebody must do in time has much of it, what only time does comes at once."""
+TASK_PARAMETERS: Final = TaskParameters(
+    **{name.removeprefix("tasks."): value for name, value in PARAMETERS.items()}
+)
 HEIGHT_PATIENCE_S: Final = 60.0
 
 
@@ -111,11 +114,11 @@ class Job(NamedTuple):
 
     @property
     def budget(self) -> int:
-        return budget_of(self.spec, TaskParameters()).total
+        return budget_of(self.spec, TASK_PARAMETERS).total
 
     @property
     def bond(self) -> int:
-        return bond_at(self.spec, self.spec.price.max_price_per_gpu_s, 0, TaskParameters())
+        return bond_at(self.spec, self.spec.price.max_price_per_gpu_s, 0, TASK_PARAMETERS)
 
     @property
     def profile(self) -> bytes:
