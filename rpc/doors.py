@@ -398,6 +398,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
     class WebSocket(BoundedWebSocket):
         _caller = ""
+        _opening: asyncio.TimerHandle
+        """When a request that opens nothing, as one that is no GET, ends the connection."""
 
         def __init__(
             self,
@@ -411,7 +413,12 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self._caller = caller_key(_host_of(transport))
             self.hold_for(doors.ledger, self._caller)
+            self._opening = self.loop.call_later(doors.options.first_request_s, transport.abort)  # type: ignore[attr-defined]
             super().connection_made(transport)
+
+        def start_keepalive(self) -> None:
+            self._opening.cancel()  # it is open; from here on pings find out who is gone
+            super().start_keepalive()
 
         def charge(self, units: int) -> float:
             return port.charge(self._caller, units)
@@ -432,6 +439,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             super().handle_connect(event)
 
         def connection_lost(self, exc: Exception | None) -> None:
+            self._opening.cancel()
             doors.leave(self._caller)
             super().connection_lost(exc)
 

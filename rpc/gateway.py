@@ -220,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
         logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # warnings are of what anybody may send
         uvloop.run(serve(options))
     except ConfigError as error:
         print(f"dekube: {error}", file=sys.stderr)

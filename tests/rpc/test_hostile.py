@@ -321,6 +321,7 @@ async def test_garbage_instead_of_http_ends_that_connection(
         b"GET /v1/accounts/%2e%2e/%2e%2e HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"GET /ws HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         post(b"{}", "upgrade: h2c", "connection: upgrade"),
+        post(b"{}", "upgrade: websocket", "connection: upgrade"),
         b"DELETE / HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ]  # fmt: skip
     known = [post(CHAIN), *requests[:4]]
@@ -343,6 +344,19 @@ async def test_garbage_instead_of_http_ends_that_connection(
                 async with trio.open_nursery() as nursery:
                     for request in requests[first : first + 20]:
                         nursery.start_soon(attack, request)
+
+
+async def test_what_opens_nothing_ends_and_writes_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = GatewayOptions("", dispatch=FREE, doors=DoorOptions(first_request_s=0.2))
+    async with attacked(tmp_path, monkeypatch, options) as place:
+        async with await Wire.open(place.it) as wire:
+            await wire.send(post(b"{}", "upgrade: websocket", "connection: upgrade"))
+            assert await wire.is_closed()
+        for _ in range(20):
+            async with await Wire.open(place.it) as wire:
+                await wire.send(b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n")
+                assert (await wire.answer()).status == 400
+        assert not place.log.read_text(), "anybody could fill the disk"
 
 
 async def test_who_dawdles_or_does_not_read_holds_nobody_up(
