@@ -116,16 +116,17 @@ def convict(records: Records, certificates: Sequence[Certificate]) -> tuple[Equi
     return tuple(found.values())
 
 
-def certificates_of(store: Store, from_height: int) -> Iterator[Certificate]:
-    """Return every certificate on record of the views above the block below ``from_height``, epoch by epoch.
+def certificates_of(store: Store, from_height: int, *, epochs_max: int | None = None) -> Iterator[Certificate]:
+    """Yield every certificate on record of the views above the block below ``from_height``, epoch by epoch.
 
     That is what this chain rests on, and what another one's certificates are held against.
     """
-    epoch, view = store.epoch_of(from_height), 0
+    first, view = store.epoch_of(from_height), 0
+    epoch = first
     below = store.height(from_height - 1)
     if below is not None and below.header and store.epoch_of(below.height) == epoch:
         view = decode_header(below.header).view + 1
-    while epoch * store.epoch_blocks < store.tip.height:
+    while epoch * store.epoch_blocks < store.tip.height and (epochs_max is None or epoch < first + epochs_max):
         final: dict[bytes, None] = {}
         low, high = epoch * store.epoch_blocks + 1, min((epoch + 1) * store.epoch_blocks, store.tip.height)
         for height in range(max(low, from_height, store.oldest_block), high + 1):

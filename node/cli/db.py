@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from node.cli.forks import accuse, settle
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show, show_fields, show_rows
 from node.home import Home
@@ -32,6 +33,10 @@ def db() -> None:
       dekube db verify
       dekube db repair        # a damaged database is moved aside and synced anew from peers
     """
+
+
+for command in (settle, accuse):
+    db.add_command(command)
 
 
 @db.command()

@@ -1,0 +1,180 @@
+"""``dekube db settle | accuse``: after a fork, the chain that people agree on, and proofs against who made it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from node.cli.options import home_option
+from node.cli.output import json_option, show_fields
+from node.cli.session import Session, session_options
+from node.home import Home
+from state.primitives.errors import ConfigError
+from state.store.errors import StoreDamaged
+
+if TYPE_CHECKING:
+    from consensus.votes import Certificate
+    from state.primitives.committee import Committee
+    from state.store import Store
+
+__all__ = ["accuse", "settle"]
+
+SUBMITTED_MAX: Final = 1_024
+"""Certificates that are brought at most: the conflict lies in the first views after the last block in common."""
+
+
+@click.command()
+@home_option
+@click.argument("block", metavar="HEIGHT:HASH")
+@json_option
+def settle(home: Home, block: str, as_json: bool) -> None:
+    """After a fork: put the stopped node on the chain that people have agreed on.
+
+    HEIGHT:HASH is the first block of that chain that the other has not. A node that has it keeps its database, and
+    of its journal the blocks. On the other chain, the database is moved aside (data/chain.left-N), snapshots and
+    journal go, and the next start syncs anew. The vote guard is never touched: what the key has signed stays
+    signed.
+
+    \b
+    Examples:
+      dekube db settle 184201:0x5f...e1
+      dekube db accuse 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
+    """
+    from consensus.guard_log import blocks_alone
+    from node.config import parse_checkpoint
+    from node.sync.service import is_fresh, move_aside, sync_path
+    from node.sync.wiring import snapshots_path
+
+    chosen = parse_checkpoint(block)
+    found = None
+    if not is_fresh(home.chain):
+        with _opened(home, home.chain) as store:
+            tip, record = store.tip.height, store.height(chosen.height) if chosen.height >= store.base else None
+            found = None if record is None else record.block_hash
+            if found is None and tip:
+                raise ConfigError(
+                    f"{home.chain} has heights {store.base} to {tip}: at {chosen.height} it cannot be told whose "
+                    "chain it is. Give the first height at which the chains differ; a database that ends below it "
+                    "is on neither: start it with a --checkpoint of the chosen chain"
+                )
+    is_on = found == chosen.block_hash
+    moved: Path | None = None
+    with _journals(home) as journals:
+        if found is not None and not is_on:
+            moved = move_aside(home.chain, "left")
+            for folder in (sync_path(home.chain), snapshots_path(home)):
+                shutil.rmtree(folder, ignore_errors=True)
+        for journal in journals:
+            journal.replace(b"" if moved is not None else blocks_alone(journal.read()))
+    fields = {
+        "on_chain": is_on,
+        "found": found,
+        "moved_to": None if moved is None else str(moved),
+        "journals": len(journals),
+    }
+    show_fields(fields, as_json=as_json, title="On the chosen chain" if is_on else "Left the other chain")
+
+
+@click.command()
+@session_options
+@click.argument("height", type=click.IntRange(min=1))
+@click.option(
+    "--database",
+    type=click.Path(path_type=Path),
+    help="One that was moved aside; else that of the stopped node in --home.",
+)
+@click.option("--reporter", metavar="ADDRESS", help="Who is paid for it; the gateway's node if absent.")
+@json_option
+def accuse(session: Session, height: int, database: Path | None, reporter: str | None, as_json: bool) -> None:
+    """After a fork: bring what a database has on record of it to a gateway of the other chain.
+
+    HEIGHT is the first at which the chains differ. Certificates of the views from there on convict, with those
+    that the gateway's node has on record itself, whoever signed both; that is more than a third of the weight.
+    Nodes of both chains have halves of the proof: bring those of several where one names too few.
+    """
+    from consensus.wire import encode_certificate
+    from node.forks import certificates_of
+    from rpc.errors import RpcError
+    from state.primitives.address import parse_address
+    from state.transition.staking import load_committee
+
+    paid = None if reporter is None else "0x" + parse_address(reporter).hex()
+    found: list[Certificate] = []
+    committee: Committee | None = None
+    with _opened(session.home, database or session.home.chain) as store:
+        if not store.base < height <= store.tip.height:
+            raise ConfigError(f"height {height}: this database has {store.base + 1} to {store.tip.height}")
+        epoch = store.epoch_of(height)
+        committee = load_committee(store, epoch)
+        found = sorted(
+            (one for one in certificates_of(store, height, epochs_max=1)), key=lambda one: (one.view, one.kind)
+        )
+    if committee is None:
+        raise ConfigError(f"epoch {epoch} is too long ago: nothing can be proven of it any more")
+    weights = {"0x" + seat.address.hex(): seat.weight for seat in committee.seats}
+    named: set[str] = set()
+    new = brought = 0
+    with session.client() as client:
+        for certificate in found[:SUBMITTED_MAX]:
+            brought += 1
+            try:
+                told = client.call("dekube_submitFork", "0x" + encode_certificate(certificate).hex(), None, paid)
+            except RpcError as error:
+                if error.reason != "fork_unproven":
+                    raise
+                continue
+            named |= {str(one["operator"]).lower() for one in told["convicted"]}
+            new += sum(one["is_new"] is True for one in told["convicted"])
+            if 3 * sum(weights.get(who, 0) for who in named) > committee.weight:
+                break
+    share = sum(weights.get(who, 0) for who in named) * 100 / committee.weight
+    fields: dict[str, Any] = {"certificates": brought, "convicted": sorted(named), "new": new, "percent": share}
+    shown = (
+        fields if as_json else fields | {"convicted": ", ".join(sorted(named)) or None, "percent": f"{share:.1f}"}
+    )
+    show_fields(shown, as_json=as_json, title="Brought")
+    if not named:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _opened(home: Home, place: Path) -> Iterator[Store]:
+    """Open a database of a stopped node, and never begin one."""
+    from node.runtime import make_runtime
+    from node.sync.service import is_fresh
+    from node.sync.wiring import store_options
+    from state.store import Store
+
+    if is_fresh(place):
+        raise ConfigError(f"{place}: no database")
+    genesis = home.load_genesis()
+    options = store_options(home.load_options(), genesis)
+    try:
+        store = Store.open(place, genesis, make_runtime(genesis).genesis_changes, options)
+    except StoreDamaged as error:
+        raise StoreDamaged(f"{place}: {error}. `dekube db repair` moves it aside") from None
+    with store:
+        yield store
+
+
+@contextmanager
+def _journals(home: Home) -> Iterator[list[Any]]:
+    """Lock the directories of the vote keys, and give the journals that are there."""
+    from contextlib import ExitStack
+
+    from consensus.guard_log import JOURNAL_FILE, VoteDirectory
+
+    with ExitStack() as stack:
+        found = []
+        for folder in sorted(home.guard.parent.glob(home.guard.name + "*")):
+            if folder.is_dir():
+                directory = VoteDirectory(folder)
+                stack.callback(directory.close)
+                if (folder / JOURNAL_FILE).exists():
+                    found.append(directory.journal)
+        yield found
