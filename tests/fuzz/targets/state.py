@@ -40,6 +40,7 @@ from state.store.errors import StoreDamaged
 from state.store.nodes import decode_flushed, encode_flushed
 from state.store.records import (
     Bounds,
+    Span,
     Tip,
     Undo,
     decode_bounds,
@@ -47,12 +48,14 @@ from state.store.records import (
     decode_index,
     decode_place,
     decode_receipts,
+    decode_span,
     decode_tip,
     encode_bounds,
     encode_epoch,
     encode_index,
     encode_place,
     encode_receipts,
+    encode_span,
     encode_tip,
 )
 from state.transition.calls import SYSTEM_PREFIX
@@ -283,6 +286,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "bounds", Target(
         canonical(decode_bounds, encode_bounds), (encode_bounds(Bounds(3, 9, 7)),),
         ("state.store.records:decode_bounds",), damaged,
+    )  # fmt: skip
+    yield "span of notarized views", Target(
+        canonical(decode_span, encode_span), (encode_span(Span(2**30, 9, 7)),),
+        ("state.store.records:decode_span",), damaged,
     )  # fmt: skip
     yield "index record", Target(
         canonical(decode_index, lambda found: encode_index(*found)),
