@@ -25,6 +25,7 @@ from state.transition.rules import BlockContext
 from state.transition.selection import CANDIDATES_MAX, Candidate, Selection, draw_seats, seated, select
 from state.transition.slashing import bonded, take_bonded
 from state.transition.staking import (
+    NOTICE_EPOCHS,
     STAKING_ADDRESS,
     delete_committee,
     largest_stakes,
@@ -75,8 +76,6 @@ LEADER_SLOTS_MIN: Final = 2
 """A seat that missed fewer views than this as their leader is not judged by them."""
 JAIL_TIMES_MAX: Final = 12
 """The jail no longer doubles after so many downtimes in a row: 4,096 epochs are half a year of one-hour epochs."""
-NOTICE_EPOCHS: Final = 3
-"""Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
 ABSENT_SHARE: Final = (2, 3)
 """The part of an epoch's counted blocks that a seat has to be missing from, and more, to be down."""
 OUT_SHARE: Final = (1, 4)

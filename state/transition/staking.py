@@ -4,7 +4,8 @@ A validator's account stakes for a vote key and a VRF key and proves that it hol
 other keys, replaces them; stakes and keys count from the next freeze on (``state.transition.epochs``). A vote key
 belongs to one account for ever, also after it was replaced, so that evidence against an old key finds its owner.
 Withdrawn stake keeps its seat where one was selected already, and stays slashable in the table of unbonding until
-``unbonding_ms`` of agreed time have passed.
+``unbonding_ms`` of agreed time have passed and an epoch without that seat: a chain that stood still in between has
+had no block to punish anybody in.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from state.view.records import items_of, read_record
 
 __all__ = [
     "HOLDINGS",
+    "NOTICE_EPOCHS",
     "RELEASES_MAX",
     "RULES",
     "STAKED",
@@ -62,8 +64,10 @@ STAKE_GAS: Final = 500_000
 """Two proofs of possession are checked, of which that of the VRF key takes as long as twenty transfers."""
 UNSTAKE_KIND: Final = 0x03
 UNSTAKE_GAS: Final = 60_000
+NOTICE_EPOCHS: Final = 3
+"""Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
 RELEASES_MAX: Final = 256
-"""Withdrawals that one block pays out; the rest wait for the next blocks."""
+"""Withdrawals that one block pays out or puts off; the rest wait for the next blocks."""
 UNBONDINGS_MAX: Final = 32
 """Withdrawals of one account that wait: a penalty visits every one of them."""
 RECORD_LIMIT_BYTES: Final = 256
@@ -83,6 +87,7 @@ _RANK_MAX: Final = 2**128 - 1
 _UNBONDING: Final = bytes([Table.UNBONDING])
 _UNBONDING_OF: Final = bytes([Table.UNBONDING_OF])
 _PLACE_BYTES: Final = 16
+_EPOCH_BYTES: Final = 4
 _INDEXED: Final = b"\1"
 _VOTE_KEY: Final = bytes([Table.VOTE_KEY])
 _COMMITTEE: Final = bytes([Table.CHAIN]) + b"committee"
@@ -145,15 +150,17 @@ class StakeRecord(NamedTuple):
 
 
 class Unbonding(NamedTuple):
-    """Withdrawn stake that returns to ``address`` in the first block at or after ``time_ms``.
+    """Withdrawn stake that returns to ``address`` in the first block at or after ``time_ms``, but not too early.
 
-    ``nonce`` is that of the withdrawal's transaction, which tells two of one moment apart.
+    ``nonce`` is that of the withdrawal's transaction, which tells two of one moment apart; ``epoch`` is when that
+    was, for which it has to wait as well.
     """
 
     time_ms: int
     address: bytes
     nonce: int
     amount: int
+    epoch: int = 0
 
 
 # Records
@@ -230,12 +237,12 @@ def unbondings_of(state: Reader, address: bytes) -> list[Unbonding]:
 
 def save_unbonding(state: Overlay, unbonding: Unbonding) -> None:
     """Write what will return to an account; an amount of nothing is removed."""
-    time_ms, address, nonce, amount = unbonding
+    time_ms, address, nonce, amount, epoch = unbonding
     place = time_ms.to_bytes(8, "big") + nonce.to_bytes(8, "big")
     key = _UNBONDING + place[:8] + address + place[8:]
     places = _places(state, address)
     if amount:
-        state.put(key, amount.to_bytes(AMOUNT_BYTES, "big"))
+        state.put(key, amount.to_bytes(AMOUNT_BYTES, "big") + epoch.to_bytes(_EPOCH_BYTES, "big"))
         if place not in places:
             state.put(_UNBONDING_OF + address, b"".join(sorted((*places, place))))
         return
@@ -255,9 +262,11 @@ def _places(state: Reader, address: bytes) -> list[bytes]:
 
 def _unbonding(key: bytes, data: bytes) -> Unbonding:
     time, address, nonce = key[1:9], key[9 : 9 + ADDRESS_BYTES], key[9 + ADDRESS_BYTES :]
+    amount, epoch = data[:AMOUNT_BYTES], data[AMOUNT_BYTES:]
     return Unbonding(
-        int.from_bytes(time, "big"), address, int.from_bytes(nonce, "big"), int.from_bytes(data, "big")
-    )
+        int.from_bytes(time, "big"), address, int.from_bytes(nonce, "big"), int.from_bytes(amount, "big"),
+        int.from_bytes(epoch, "big"),
+    )  # fmt: skip
 
 
 # Committees
@@ -383,16 +392,27 @@ def _apply_unstake(state: Overlay, unstake: Unstake, context: Context) -> None:
         raise TooManyUnbondings(f"{UNBONDINGS_MAX} withdrawals wait")
     release_ms = block.time_ms + block.chain.unbonding_ms
     save_stake(state, sender, record._replace(amount=total))
-    save_unbonding(state, Unbonding(release_ms, sender, context.nonce, unstake.amount))
+    save_unbonding(state, Unbonding(release_ms, sender, context.nonce, unstake.amount, block.epoch))
     context.emit(UNSTAKED(sender, unstake.amount, total, release_ms))
 
 
 def release_unbonded(state: Overlay, block: BlockContext, emit: Callable[[Event], None]) -> None:
-    """Pay out withdrawals whose time has come, the earliest first, at most RELEASES_MAX in one block."""
+    """Pay out withdrawals whose time has come, the earliest first, at most RELEASES_MAX in one block.
+
+    What was withdrawn so few epochs ago that its seat was still taken until now is put off to the earliest moment
+    at which enough can have passed. Else a third of the weight could withdraw, keep the chain from going on for
+    ``unbonding_ms``, and vote twice with seats behind which there is nothing any more.
+    """
+    chain = block.chain
     stop = _UNBONDING + (block.time_ms + 1).to_bytes(8, "big")
     for key, data in state.scan(_UNBONDING, stop, RELEASES_MAX):
         due = _unbonding(key, data)
         save_unbonding(state, due._replace(amount=0))
+        blocks = (due.epoch + NOTICE_EPOCHS + 1) * chain.epoch_blocks - block.height
+        if blocks >= 0:
+            later_ms = block.time_ms + (blocks + 1) * max(1, chain.block_interval_ms_min)
+            save_unbonding(state, due._replace(time_ms=later_ms))
+            continue
         credit(state, due.address, due.amount)
         emit(UNBONDED(due.address, due.amount))
 
@@ -414,6 +434,6 @@ RULES: Final[tuple[Rule[Any], ...]] = (
 HOLDINGS: Final = (
     Holding(Table.ACCOUNT, lambda value: int.from_bytes(value, "big") & BALANCE_MASK),
     Holding(Table.STAKE, lambda value: _stake_record(value).amount),
-    Holding(Table.UNBONDING, lambda value: int.from_bytes(value, "big")),
+    Holding(Table.UNBONDING, lambda value: int.from_bytes(value[:AMOUNT_BYTES], "big")),
 )
 """Where free, staked and unbonding money lies."""

@@ -18,7 +18,7 @@ class Table(IntEnum):
     STAKE = 0x02
     """address -> stake record of a validator or node."""
     UNBONDING = 0x03
-    """time_ms (8) || address || nonce (8) -> amount that returns then."""
+    """time_ms (8) || address || nonce (8) -> amount that returns then (16) || epoch of its withdrawal (4)."""
     VOTE_KEY = 0x04
     """vote key -> address that registered it; kept for ever, so that evidence finds the owner of an old key."""
     UNBONDING_OF = 0x05

@@ -9,6 +9,7 @@ from state.primitives.address import format_address
 from state.primitives.blocks import encode_block
 from state.primitives.keys import verify_vote
 from state.primitives.votes import FINALIZE, NOTARIZE, Candidate, Equivocation, Vote, VoteKey, vote_digest
+from state.transition.epochs import epoch_of
 from state.transition.evidence import Evidence, decode_evidence
 from state.transition.slashing import EQUIVOCATED, SLASHED
 from tests.rpc.harness import ALICE, BOB, COIN, VALIDATORS, Node, gateway, hexed, served
@@ -35,16 +36,18 @@ def faults(node: Node) -> list[bytes]:
 def mint(node: Node, evidence: list[bytes]) -> None:
     """Make a block with evidence in it."""
     tip = node.store.tip
-    view = tip.height + 1
+    height = tip.height + 1
+    epoch = epoch_of(height, node.runtime.chain)
+    view = height - epoch * node.runtime.chain.epoch_blocks
     block, checked = node.chain.build(
-        tip.block_hash, epoch=0, view=view, seat=0, time_ms=tip.time_ms + 1_000, voters_bitmap=b"\3",
+        tip.block_hash, epoch=epoch, view=view, seat=0, time_ms=tip.time_ms + 1_000, voters_bitmap=b"\3",
         vrf_proof=VoteKey(VALIDATORS[0]).prove(node.chain.vrf_input(tip.block_hash, view)), transactions=[],
         evidence=evidence,
     )  # fmt: skip
     assert len(block.evidence) == len(evidence)
     executed = node.chain.execute(block, checked, raw=encode_block(block))
-    node.chain.commit(block.hash, node.certificate(block.hash, view))
-    node.view.notify_head({view: list(executed.execution.changes)})
+    node.chain.commit(block.hash, node.certificate(block.hash, view, epoch))
+    node.view.notify_head({height: list(executed.execution.changes)})
 
 
 async def test_a_slash_is_told_with_its_reason_its_sums_and_its_proof(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def told(items: Iterable[Any], holding: str) -> int:
 async def test_what_a_history_tells_adds_up_to_what_the_account_has(tmp_path: Path) -> None:
     chance = random.Random(1)
     node = Node(
-        tmp_path / "chain", unbonding_ms=5_000, stake_min=COIN, epoch_blocks=1_000, evidence_epochs=2,
+        tmp_path / "chain", unbonding_ms=5_000, stake_min=COIN, epoch_blocks=4, evidence_epochs=20,
         block_interval_ms_min=1,
     )  # fmt: skip
     first = holdings(node)

@@ -300,8 +300,8 @@ def test_no_sequence_makes_or_loses_money(stakes: list[int], steps: list[tuple[s
         match what:
             case "fault":
                 offence = court.offence(member % len(stakes), max(0, epoch - back), reporter=MEMBERS[back].address)
-                part = offence._replace(weight=1 + amount % offence.committee_weight)
-                punish(state, [part], court.block(epoch), lambda _: None)
+                weighed = offence._replace(weight=1 + amount % offence.committee_weight)
+                punish(state, [weighed], court.block(epoch), lambda _: None)
             case "withdraw":
                 record = load_stake(state, key.address)
                 if record is not None:

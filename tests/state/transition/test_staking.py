@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from state.primitives.errors import InvalidTransaction
 from state.primitives.keys import SecretKey
-from state.primitives.receipts import Receipt, decode_receipt
+from state.primitives.receipts import Event, Receipt, decode_receipt
 from state.primitives.vrf import vrf_key_of
+from state.transition.epochs import epoch_of
 from state.transition.jail import FOREVER, JailRecord, save_jail
 from state.transition.runtime import Execution, Runtime
+from state.transition.slashing import bonded
 from state.transition.staking import (
+    NOTICE_EPOCHS,
     RELEASES_MAX,
     STAKE_KIND,
     STAKED,
@@ -26,6 +29,7 @@ from state.transition.staking import (
     Unbonding,
     largest_stakes,
     list_stakes,
+    load_committee,
     load_stake,
     save_stake,
     save_unbonding,
@@ -36,12 +40,13 @@ from state.transition.staking import (
 )
 from state.view import Overlay
 from state.view.accounts import balance_of
-from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, Ledger, genesis, signed
+from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, Ledger, genesis, signed, transfer
 
 ALICE, BOB = USERS[:2]
 VOTE, OTHER_VOTE = SecretKey(b"v" * 32), SecretKey(b"w" * 32)
 UNBONDING_MS = 10_000
-QUICK = {"block_interval_ms_min": 1, "epoch_blocks": 500, "evidence_epochs": 2}
+QUICK = {"block_interval_ms_min": 1, "epoch_blocks": 1, "evidence_epochs": 2}
+NOTICE_BLOCKS = NOTICE_EPOCHS + 1
 MINIMUM = 1_000 * COIN
 
 
@@ -122,22 +127,76 @@ def test_stakes_are_never_small(ledger: Ledger) -> None:
     assert unstake(ledger, ALICE, 4, 10).status == 1
 
 
+def go_on(ledger: Ledger, blocks: int = NOTICE_BLOCKS) -> None:
+    """Let the epochs pass for which withdrawn stake waits, in no time."""
+    for _ in range(blocks):
+        assert returned(ledger.step(after_ms=1)) == []
+
+
+def returned(execution: Execution) -> list[Event]:
+    """Return what the block says of stake that returned."""
+    assert execution.block_receipt is not None, "each block ends an epoch"
+    return [event for event in decode_receipt(execution.block_receipt).events if event.topics[0] == UNBONDED.topic]
+
+
 def test_withdrawn_stake_returns_when_its_time_has_come(ledger: Ledger) -> None:
     stake(ledger, ALICE, 0, 3 * MINIMUM)
     receipt = unstake(ledger, ALICE, 1, MINIMUM)
     due_ms = ledger.time_ms + UNBONDING_MS
     assert receipt.events == (UNSTAKED(ALICE.address, MINIMUM, 2 * MINIMUM, due_ms),)
-    assert unbondings_of(ledger.state, ALICE.address) == [Unbonding(due_ms, ALICE.address, 1, MINIMUM)]
+    assert unbondings_of(ledger.state, ALICE.address) == [Unbonding(due_ms, ALICE.address, 1, MINIMUM, 1)]
     free = balance_of(ledger.state, ALICE.address)
-    early = ledger.step(after_ms=UNBONDING_MS - 1)
-    assert early.block_receipt is None
+    go_on(ledger)
+    assert returned(ledger.step(after_ms=UNBONDING_MS - 1 - NOTICE_BLOCKS)) == []
     assert balance_of(ledger.state, ALICE.address) == free
-    late = ledger.step(after_ms=1)
-    assert late.block_receipt is not None
-    assert decode_receipt(late.block_receipt).events == (UNBONDED(ALICE.address, MINIMUM),)
+    assert returned(ledger.step(after_ms=1)) == [UNBONDED(ALICE.address, MINIMUM)]
     assert balance_of(ledger.state, ALICE.address) == free + MINIMUM
     assert unbondings_of(ledger.state, ALICE.address) == []
-    assert ledger.step(after_ms=UNBONDING_MS).block_receipt is None
+    assert returned(ledger.step(after_ms=UNBONDING_MS)) == []
+
+
+@pytest.mark.parametrize("epoch_blocks", [1, 2, 5])
+def test_a_chain_that_stood_still_returns_no_stake_whose_seat_is_still_taken(epoch_blocks: int) -> None:
+    """Else a third of the weight withdraws, stops the chain for that time, and is free to vote twice."""
+    parameters = QUICK | {"epoch_blocks": epoch_blocks}
+    ledger = Ledger(Runtime(genesis(unbonding_ms=UNBONDING_MS, **parameters), check_invariants=True))
+    leaver, chain = VALIDATORS[1], ledger.runtime.chain
+    ledger.step(transfer(ALICE, 0, leaver.address, COIN))
+    had = balance_of(ledger.state, leaver.address)
+    assert unstake(ledger, leaver, 0, 5_000 * COIN).status == 1
+    left = epoch_of(ledger.height, chain)
+    while epoch_of(ledger.height + 1, chain) <= left + NOTICE_EPOCHS:
+        ledger.step(after_ms=UNBONDING_MS)
+        assert bonded(ledger.state, leaver.address) == 5_000 * COIN
+        assert balance_of(ledger.state, leaver.address) <= had
+        committee = load_committee(ledger.state, epoch_of(ledger.height, chain))
+        assert committee is not None
+        is_seated = committee.seat_of(leaver.address) is not None
+        assert is_seated == (epoch_of(ledger.height, chain) < left + NOTICE_EPOCHS)
+    ledger.step(after_ms=chain.block_interval_ms_min)
+    assert bonded(ledger.state, leaver.address) == 0
+    assert unbondings_of(ledger.state, leaver.address) == []
+    assert balance_of(ledger.state, leaver.address) > 5_000 * COIN
+
+
+def test_what_is_put_off_stands_in_the_way_of_nobody(ledger: Ledger) -> None:
+    go_on(ledger)
+    stake(ledger, ALICE, 0, 3 * MINIMUM)
+    changed = Overlay(ledger.state)
+    record = load_stake(changed, ALICE.address)
+    assert record is not None
+    save_stake(changed, ALICE.address, record._replace(amount=record.amount - RELEASES_MAX - 2))
+    epoch = ledger.height - 1
+    for number in range(RELEASES_MAX):  # all due before the one that nothing is held against
+        save_unbonding(changed, Unbonding(1, number.to_bytes(20, "big"), number, 1, epoch))
+    save_unbonding(changed, Unbonding(2, BOB.address, 0, 2, 0))
+    ledger.state.write(changed.changes)
+    assert returned(ledger.step(after_ms=1)) == []
+    assert returned(ledger.step(after_ms=1)) == [UNBONDED(BOB.address, 2)]
+    blocks = 2
+    while not (events := returned(ledger.step(after_ms=1))):
+        blocks += 1
+    assert len(events) == RELEASES_MAX and blocks == NOTICE_EPOCHS
 
 
 def test_releases_of_one_block_are_bounded_and_the_rest_follows(ledger: Ledger) -> None:
@@ -149,6 +208,7 @@ def test_releases_of_one_block_are_bounded_and_the_rest_follows(ledger: Ledger) 
     for number in range(count):
         save_unbonding(changed, Unbonding(ledger.time_ms, number.to_bytes(20, "big"), number, 1))
     ledger.state.write(changed.changes)
+    go_on(ledger)
     ledger.step()
     assert sum(balance_of(ledger.state, number.to_bytes(20, "big")) for number in range(count)) == RELEASES_MAX
     ledger.step()
@@ -163,6 +223,7 @@ def test_withdrawals_of_one_account_are_bounded(ledger: Ledger) -> None:
     reasons = [decode_receipt(receipt).reason for receipt in execution.receipts]
     assert reasons == [None] * UNBONDINGS_MAX + ["too_many_unbondings"]
     assert len(unbondings_of(ledger.state, ALICE.address)) == UNBONDINGS_MAX
+    go_on(ledger)
     ledger.step(after_ms=UNBONDING_MS)
     assert unbondings_of(ledger.state, ALICE.address) == []
     assert unstake(ledger, ALICE, UNBONDINGS_MAX + 2, 1).status == 1
@@ -238,6 +299,8 @@ def test_no_sequence_makes_or_loses_money(steps: list[tuple[SecretKey, str, int,
             nonces[key] += 1
         for _, record in list_stakes(ledger.state):
             assert record.amount >= MINIMUM
+    for _ in range(NOTICE_BLOCKS):
+        ledger.step(after_ms=1)
     ledger.step(after_ms=2_500)
     assert not [entry for key in (ALICE, BOB) for entry in unbondings_of(ledger.state, key.address)]
     assert ledger.time_ms > START_MS
