@@ -278,7 +278,7 @@ class Backend:
         self, connection: _Connection, stream: trio.SocketStream, nursery: trio.Nursery
     ) -> None:
         buffer = FrameBuffer(REQUEST_LIMIT_BYTES)
-        while data := await stream.receive_some(_CHUNK_BYTES):
+        while data := await _receive(stream):
             values = buffer.feed(data)
             for first in range(0, len(values), BURST):
                 start = perf_counter()
@@ -563,6 +563,18 @@ class Backend:
 
     def _sync(self, _params: list[Any]) -> Value:
         return record_value(self._view.sync())
+
+
+async def _receive(stream: trio.SocketStream) -> bytes:
+    """Return what came, nothing at the end; not looking first, for what comes next is seldom here."""
+    while True:
+        await trio.lowlevel.wait_readable(stream.socket)
+        try:
+            return os.read(stream.socket.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise trio.BrokenResourceError from error
 
 
 def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:

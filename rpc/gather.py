@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Generic, TypeVar
 
-from rpc.errors import RpcError
+from rpc.errors import NodeUnavailable, RpcError
 from state.primitives.errors import DecodeError
 
 __all__ = ["FRAME_BYTES_MAX", "Gatherer"]
@@ -39,6 +40,7 @@ class Gatherer(Generic[_Q, _A]):
         size_of: Callable[[_Q], int] = lambda _question: 0,
         pause_s: float | None = None,
     ) -> None:
+        """A future that ``ask`` returns costs less than a coroutine, for which a task is made."""
         self._ask = ask
         self._frame_items_max = frame_items_max
         self._waiting_max = waiting_max
@@ -54,7 +56,7 @@ class Gatherer(Generic[_Q, _A]):
         """Whether a frame is under way, of which there is one at a time."""
         self._pause_ends = 0.0
         self._pause: asyncio.TimerHandle | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Future[Sequence[_A | Exception]]] = set()
 
     async def answer(self, question: _Q) -> _A:
         """Return the answer to ``question``. Raises RpcError while too many wait, and what the node answers."""
@@ -95,9 +97,14 @@ class Gatherer(Generic[_Q, _A]):
         if self._pause_s is not None:
             self._is_asking = True
             self._pause_ends = asyncio.get_running_loop().time() + self._pause_s if len(frame) > 1 else 0.0
-        task = asyncio.ensure_future(self._ask_frame(frame))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        asking: asyncio.Future[Sequence[_A | Exception]]
+        try:
+            asking = asyncio.ensure_future(self._ask([question for question, _ in frame]))  # noqa: RUF006
+        except Exception as error:
+            asking = asyncio.get_running_loop().create_future()
+            asking.set_exception(error)
+        self._asking.add(asking)
+        asking.add_done_callback(partial(self._answered, frame))
 
     def _next_frame(self) -> list[tuple[_Q, asyncio.Future[_A]]]:
         collected = self._collected
@@ -115,14 +122,21 @@ class Gatherer(Generic[_Q, _A]):
             collected.popleft()
         return frame
 
-    async def _ask_frame(self, frame: list[tuple[_Q, asyncio.Future[_A]]]) -> None:
+    def _answered(
+        self, frame: list[tuple[_Q, asyncio.Future[_A]]], asked: asyncio.Future[Sequence[_A | Exception]]
+    ) -> None:
+        self._asking.discard(asked)
         answers: Sequence[_A | Exception]
-        try:
-            answers = await self._ask([question for question, _ in frame])
-            if len(answers) != len(frame):
-                raise DecodeError("not as many answers as questions")
-        except Exception as error:
+        if asked.cancelled():
+            answers = [NodeUnavailable()] * len(frame)
+        elif (error := asked.exception()) is not None:
+            if not isinstance(error, Exception):
+                raise error
             answers = [error] * len(frame)
+        else:
+            answers = asked.result()
+            if len(answers) != len(frame):
+                answers = [DecodeError("not as many answers as questions")] * len(frame)
         self._waiting -= len(frame)
         if self._pause_s is not None:
             self._is_asking = False

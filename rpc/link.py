@@ -82,6 +82,7 @@ RENDERS_MAX: Final = 2
 RECONNECT_S_MIN: Final = 0.05
 RECONNECT_S_MAX: Final = 2.0
 _ABSENT: Final = object()
+_NOBODY: Final = (None, 0.0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,8 @@ class Link:
         self._options = options or LinkOptions()
         self._session: _Session | None = None
         self._next_identifier = 1
-        self._asked: dict[int, tuple[asyncio.Future[Any], float]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[Any], float, Callable[[Any], Any] | None]] = {}
+        """What the node is to answer, since when, and how that is read."""
         self._head: Head | None = None
         self._description: Description | None = None
         self._kinds: dict[int, str] = {}
@@ -293,7 +295,7 @@ class Link:
         self._head = None
         self._newest.clear()
         asked, self._asked = self._asked, {}
-        for future, _ in asked.values():
+        for future, _, _ in asked.values():
             if not future.done():
                 future.set_exception(NodeUnavailable())
                 future.exception()  # whoever waited may be gone
@@ -303,7 +305,7 @@ class Link:
         while True:
             await asyncio.sleep(1)
             late = loop.time() - self._options.request_timeout_s
-            for identifier, (future, since) in list(self._asked.items()):
+            for identifier, (future, since, _) in list(self._asked.items()):
                 if since > late:
                     break
                 del self._asked[identifier]
@@ -315,11 +317,16 @@ class Link:
         """Take what the node says."""
         match reply:
             case Answer(identifier, value):
-                future, _ = self._asked.pop(identifier, (None, 0.0))
-                if future is not None and not future.done():
-                    future.set_result(value)
+                future, _, read = self._asked.pop(identifier, _NOBODY)
+                if future is None or future.done():
+                    return
+                try:
+                    future.set_result(value if read is None else read(value))
+                except Exception as error:  # it is not what was asked for
+                    future.set_exception(error)
+                    future.exception()
             case Failure(identifier):
-                future, _ = self._asked.pop(identifier, (None, 0.0))
+                future, _, _ = self._asked.pop(identifier, _NOBODY)
                 if future is not None and not future.done():
                     future.set_exception(_as_error(reply))
                     future.exception()
@@ -353,6 +360,12 @@ class Link:
 
     async def request(self, method: str, *params: Value) -> Any:
         """Ask the node. Raises NodeUnavailable, or RpcError with the code of the node's error."""
+        return await self._ask(method, list(params))
+
+    def _ask(
+        self, method: str, params: list[Value], read: Callable[[Any], Any] | None = None
+    ) -> asyncio.Future[Any]:
+        """Return what the node will answer, or what ``read`` makes of it. Raises what ``request`` does."""
         session = self._session
         if session is None:
             raise NodeUnavailable
@@ -361,13 +374,13 @@ class Link:
         loop = asyncio.get_running_loop()
         identifier = self._next_identifier
         self._next_identifier += 1
-        frame = encode_request(identifier, method, list(params))
+        frame = encode_request(identifier, method, params)
         if len(frame) > REQUEST_LIMIT_BYTES:
             raise RpcError("limit_exceeded", "limit exceeded: too much for one question")
         future: asyncio.Future[Any] = loop.create_future()
-        self._asked[identifier] = (future, loop.time())
+        self._asked[identifier] = (future, loop.time(), read)
         session.send(frame)
-        return await future
+        return future
 
     # Facts
 
@@ -708,12 +721,16 @@ class Link:
         await self._submits.ask((raw, sender))
         return keccak(raw)
 
-    async def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> list[Exception | None]:
+    def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[list[Exception | None]]:
         params: list[Value] = [part for transaction in transactions for part in transaction]
-        outcomes: list[Exception | None] = [None] * len(transactions)
-        for position, *failure in await self.request("submit", *params):
-            outcomes[position] = _as_error(read_failure(0, failure))
-        return outcomes
+
+        def read(failures: Any) -> list[Exception | None]:
+            outcomes: list[Exception | None] = [None] * len(transactions)
+            for position, *failure in failures:
+                outcomes[position] = _as_error(read_failure(0, failure))
+            return outcomes
+
+        return self._ask("submit", params, read)
 
     async def submit_evidence(self, raw: bytes) -> Submitted:
         """Hand evidence of a fault to the node."""
