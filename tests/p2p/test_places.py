@@ -140,15 +140,15 @@ def test_the_newest_of_the_largest_network_gives_way_and_the_useful_are_passed_o
 
 steps = st.tuples(
     st.integers(0, 70),
-    st.integers(0, 9),
-    st.integers(0, 3),
+    st.integers(0, 8),
+    st.sampled_from([0, 0, 0, 0, 0, 0, 1, 3]),
     st.booleans(),
     st.sampled_from([0.0, 1.0, 90.0, 2_000.0]),
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2), st.integers(1, 4), st.lists(steps, max_size=120), st.binary(min_size=1, max_size=8))
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2), st.integers(1, 4), st.lists(steps, min_size=30, max_size=120), st.binary(min_size=1, max_size=8))
 def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
     before: int, honest: int, attack: list[tuple[int, int, int, bool, float]], key: bytes
 ) -> None:
