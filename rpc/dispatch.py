@@ -56,6 +56,9 @@ class DispatchOptions:
     """Calls of ``Lane.VIEW`` that run at once; more wait for their turn."""
     views_per_caller_max: int = 8
     """Of these, one address's; all where its requests have no limit."""
+    blocks_max: int = 32
+    """The same of ``Lane.BLOCK``."""
+    blocks_per_caller_max: int = 8
     listings_max: int = 16
     """The same of ``Lane.LISTING``, each of which may have some ten megabytes in memory."""
     listings_per_caller_max: int = 4
@@ -105,6 +108,7 @@ class Dispatcher:
         is_bounded = options.requests_per_caller_max > 0
         self._turns = {
             Lane.VIEW: Turns(options.views_max, options.views_per_caller_max * is_bounded),
+            Lane.BLOCK: Turns(options.blocks_max, options.blocks_per_caller_max * is_bounded),
             Lane.LISTING: Turns(options.listings_max, options.listings_per_caller_max * is_bounded),
         }
 

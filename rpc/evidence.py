@@ -259,5 +259,6 @@ EVIDENCE_METHODS: Final = (
         (_HEIGHT_OF_BLOCK,),
         cost=5,
         group="network",
+        lane=Lane.BLOCK,
     ),
 )

@@ -13,6 +13,7 @@ from rpc.errors import HeightUnknown, Pruned
 from rpc.render import AT, BYTES_OUT, at, hexed
 from rpc.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
 from rpc.table import Json, Method, Node
+from rpc.turns import Lane
 from state.primitives.blocks import encode_header
 from state.primitives.merkle import merkle_proof
 
@@ -188,6 +189,7 @@ LIGHT_METHODS: Final = (
         (_HASH,),
         cost=20,
         group="light clients",
+        lane=Lane.BLOCK,
     ),
     Method(
         "dekube_getReceiptProof",
@@ -202,5 +204,6 @@ LIGHT_METHODS: Final = (
         (_HASH,),
         cost=20,
         group="light clients",
+        lane=Lane.BLOCK,
     ),
 )

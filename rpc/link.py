@@ -77,6 +77,8 @@ SMALL_VALUE_BYTES: Final = 1024
 """Larger values of the state are not kept."""
 ITEMS_OF_TURN: Final = 16
 """Transactions of a block shown, or recovered, before others have their turn: a millisecond."""
+LOADS_MAX: Final = 64
+"""Blocks that are asked for or decoded at once: the node gives them faster than they are decoded."""
 RENDERS_MAX: Final = 2
 """Blocks shown at once; what they take of each turn of the loop adds up."""
 RECONNECT_S_MIN: Final = 0.05
@@ -195,6 +197,7 @@ class Link:
         self._blocks: Cache[int, LoadedBlock] = Cache(self._options.block_bytes_max)
         self._loading: dict[int, asyncio.Future[LoadedBlock | None]] = {}
         self._places: Cache[bytes, tuple[int, int]] = Cache(self._options.place_entries_max)
+        self._loads = asyncio.Semaphore(LOADS_MAX)
         self._recovering: dict[int, asyncio.Future[None]] = {}
         self._rendered: Cache[tuple[str, bytes], bytes] = Cache(self._options.rendered_bytes_max)
         self._rendering: dict[tuple[str, bytes], asyncio.Future[bytes]] = {}
@@ -528,6 +531,10 @@ class Link:
         return await asyncio.shield(loading)
 
     async def _load_block(self, height: int) -> LoadedBlock | None:
+        async with self._loads:
+            return await self._load(height)
+
+    async def _load(self, height: int) -> LoadedBlock | None:
         value = await self.request("block", height)
         if value is None:
             return None

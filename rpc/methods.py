@@ -576,6 +576,7 @@ _CHAIN: Final = (
         obj({"at": AT, "block": nullable(ref("Block"))}),
         (_BLOCK, Param("transactions", BOOLEAN, "Whole transactions.", required=False, default=False)),
         cost=10,
+        lane=Lane.BLOCK,
     ),
     Method(
         "dekube_getBlocks",
@@ -584,6 +585,7 @@ _CHAIN: Final = (
         obj({"at": AT, "items": array(ref("Header"), maximum=BLOCKS_PAGE_MAX), "next": _NEXT}),
         (_CURSOR, _LIMIT),
         cost=20,
+        lane=Lane.BLOCK,
     ),
     Method(
         "dekube_getBlockReceipts",
@@ -592,6 +594,7 @@ _CHAIN: Final = (
         obj({"at": AT, "receipts": nullable(array(ref("Receipt")))}),
         (_BLOCK,),
         cost=20,
+        lane=Lane.BLOCK,
     ),
 )
 

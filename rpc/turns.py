@@ -18,6 +18,8 @@ class Lane(Enum):
 
     VIEW = auto()
     """Runs in a thread over the state."""
+    BLOCK = auto()
+    """Reads a block, which may be large and is decoded whole."""
     LISTING = auto()
     """Gathers a long answer, over many blocks or from the whole mempool."""
 

@@ -759,28 +759,34 @@ METHODS: Final[tuple[Method, ...]] = (
     ),
     _method(
         "eth_getTransactionByBlockNumberAndIndex", "A transaction by its place", get_transaction_at,
-        _TRANSACTION_OUT, _BLOCK, _INDEX, cost=2,
+        _TRANSACTION_OUT, _BLOCK, _INDEX, cost=2, lane=Lane.BLOCK,
     ),
     _method(
         "eth_getTransactionByBlockHashAndIndex", "A transaction by its place", get_transaction_at,
-        _TRANSACTION_OUT, _BLOCK_HASH, _INDEX, cost=2,
+        _TRANSACTION_OUT, _BLOCK_HASH, _INDEX, cost=2, lane=Lane.BLOCK,
     ),
-    _method("eth_getBlockByNumber", "A block", get_block, _BLOCK_OUT, _BLOCK, _WHOLE, cost=10),
-    _method("eth_getBlockByHash", "A block", get_block, _BLOCK_OUT, _BLOCK_HASH, _WHOLE, cost=10),
+    _method("eth_getBlockByNumber", "A block", get_block, _BLOCK_OUT, _BLOCK, _WHOLE, cost=10, lane=Lane.BLOCK),
+    _method("eth_getBlockByHash", "A block", get_block, _BLOCK_OUT, _BLOCK_HASH, _WHOLE, cost=10, lane=Lane.BLOCK),
     _method(
         "eth_getBlockReceipts", "The receipts of a block", get_block_receipts, nullable(array(ref("EthReceipt"))),
-        Param("block", BLOCK, "A number in hex, a tag, or {blockHash}."), cost=20,
+        Param("block", BLOCK, "A number in hex, a tag, or {blockHash}."), cost=20, lane=Lane.BLOCK,
     ),
     _method(
         "eth_getBlockTransactionCountByNumber", "How many transactions a block has", get_transaction_count_of,
-        _COUNT_OUT, _BLOCK, cost=2,
+        _COUNT_OUT, _BLOCK, cost=2, lane=Lane.BLOCK,
     ),
     _method(
         "eth_getBlockTransactionCountByHash", "How many transactions a block has", get_transaction_count_of,
-        _COUNT_OUT, _BLOCK_HASH, cost=2,
+        _COUNT_OUT, _BLOCK_HASH, cost=2, lane=Lane.BLOCK,
     ),
-    _method("eth_getUncleCountByBlockNumber", "None", get_uncle_count, _COUNT_OUT, _BLOCK, cost=2),
-    _method("eth_getUncleCountByBlockHash", "None", get_uncle_count, _COUNT_OUT, _BLOCK_HASH, cost=2),
+    _method(
+        "eth_getUncleCountByBlockNumber", "None", get_uncle_count, _COUNT_OUT, _BLOCK, cost=2,
+        lane=Lane.BLOCK,
+    ),
+    _method(
+        "eth_getUncleCountByBlockHash", "None", get_uncle_count, _COUNT_OUT, _BLOCK_HASH, cost=2,
+        lane=Lane.BLOCK,
+    ),
     _method("eth_getUncleByBlockNumberAndIndex", "Null: there are none", get_uncle, NULL, _BLOCK, _INDEX),
     _method("eth_getUncleByBlockHashAndIndex", "Null: there are none", get_uncle, NULL, _BLOCK_HASH, _INDEX),
     _method(

@@ -32,7 +32,8 @@ from tests.rpc.test_websocket import Socket
 
 def test_whatever_reads_the_state_in_a_thread_waits_for_its_turn() -> None:
     for method in SURFACE.values():
-        if "node.query(" in inspect.getsource(method.handle) or "find_logs(" in inspect.getsource(method.handle):
+        source = inspect.getsource(method.handle)
+        if any(name in source for name in ("node.query(", "find_logs(", "node.block(", "find_block(")):
             assert method.lane is not None, method.name
 
 
@@ -55,8 +56,9 @@ def test_of_a_batch_no_more_runs_at_once_than_one_may(lane: Lane) -> None:
 
         method = Method("do", "Does", handle, STRING, has_min_height=False, needs_caller=True, lane=lane)
         options = DispatchOptions(
-            rate_per_s=0, views_max=6, views_per_caller_max=2, listings_max=6, listings_per_caller_max=2
-        )
+            rate_per_s=0, views_max=6, views_per_caller_max=2, blocks_max=6, blocks_per_caller_max=2,
+            listings_max=6, listings_per_caller_max=2,
+        )  # fmt: skip
         dispatcher = Dispatcher(cast(Any, None), {"do": method}, options, lambda: 0.0)
         batch = b"[" + b",".join([call("do")] * 200) + b"]"
         flood = asyncio.ensure_future(dispatcher.answer(batch, Caller("flood")))
