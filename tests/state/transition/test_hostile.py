@@ -60,10 +60,14 @@ class Chaos:
             CHAIN_ID, "hostile", START_MS, True, tuple((key.address, 2**100) for key in KEYS), founders,
             tuple(sorted((f"chain.{name}", number) for name, number in parameters.items())),
         )  # fmt: skip
-        self.runtime = Runtime(genesis, check_invariants=True)
+        self.runtime = self.make_runtime(genesis)
         self.state = Memory(self.runtime.genesis_changes())
         self.height, self.time_ms = 0, START_MS
         self.seen: Counter[str] = Counter()
+
+    def make_runtime(self, genesis: Genesis) -> Runtime:
+        """Return the rules of the chain."""
+        return Runtime(genesis, check_invariants=True)
 
     def accusation(self, epoch: int) -> bytes | None:
         """Return two votes of some seat of an epoch around ``epoch``, really signed."""
