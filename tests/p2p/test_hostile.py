@@ -21,9 +21,9 @@ from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from state.primitives.codec import Value, encode
 from tests.p2p.helpers import NOW_MS, identity, sessions
-from tests.p2p.test_moves import FIRST, SECOND, Roads, connect, member, until
+from tests.p2p.test_moves import FIRST, SECOND, Roads, member, until
 from tests.p2p.test_punch import ALICE, observer, pair
-from tests.p2p.test_service import BLOCK, VOTE, A, B, C, Inbox, drained, running
+from tests.p2p.test_service import BLOCK, VOTE, A, B, C, Inbox, connect, drained, running
 
 MIB = 1024 * 1024
 

@@ -10,17 +10,17 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.channel import Channel, Hello, Opening
+from p2p.channel import Hello, Opening
 from p2p.errors import PeerUnreachable
 from p2p.frame import Class, header
 from p2p.handshake import Handshake
-from p2p.identity import Identity, Purpose
+from p2p.identity import Purpose
 from p2p.limits import NetworkLimits
 from p2p.service import Network, NetworkConfig
 from p2p.sockets import kernel_notes
 from p2p.transport import Endpoint
 from tests.p2p.helpers import NOW_MS, account, identity
-from tests.p2p.test_service import BLOCK, VOTE, A, B, Inbox, drained, in_memory, running
+from tests.p2p.test_service import BLOCK, VOTE, A, B, Inbox, connect, drained, in_memory, running
 
 FIRST, SECOND = (Endpoint(host, 1, account(1).address) for host in ("first", "second"))
 
@@ -204,18 +204,6 @@ async def test_a_peer_that_began_anew_does_not_know_the_old_conversation(
             await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
             with trio.fail_after(30):
                 assert await inbox.receive.receive() == (A, b"vote")
-
-
-async def connect(network: Network, who: Identity, hello: Hello) -> tuple[trio.abc.Stream, Channel]:
-    near, far = trio.testing.memory_stream_pair()
-    network.accept(far, "memory")
-    handshake = Handshake(who, Purpose.CIRCUIT, is_initiator=True, now_ms=NOW_MS)
-    await near.send_all(handshake.start())
-    while handshake.session is None:
-        await near.send_all(handshake.receive(bytes(await near.receive_some(4096))))
-    channel = Channel(handshake.session)
-    await near.send_all(channel.seal(hello.encode()))
-    return near, channel
 
 
 @pytest.mark.parametrize("opening", [Opening.RESUME, Opening.LANE, Opening.GONE])

@@ -138,6 +138,14 @@ def test_the_newest_of_the_largest_network_gives_way_and_the_useful_are_passed_o
     assert house.knock(origin(3)).gives_way == (3).to_bytes(20, "big")
 
 
+def test_the_nearest_stays_and_who_shares_no_network_is_not_asked_first() -> None:
+    house = House(8)
+    for number, network in enumerate((0, 1, 9, 9, 9, 9, 2, 3)):
+        house.knock(origin(1, network), rtt_s=0.01 if number == 5 else 0.5)
+    # 3 to 6 share a network, and 6 is the newest of them and the nearest of all; 7 and 8 are newer.
+    assert house.knock(origin(2)).gives_way == (5).to_bytes(20, "big")
+
+
 steps = st.tuples(
     st.integers(0, 70),
     st.integers(0, 8),

@@ -174,7 +174,7 @@ async def test_the_newest_certificate_of_an_address_wins(wires: Wires, autojump_
         await second.aclose()
 
 
-async def connect_raw(network: Network, who: Identity) -> tuple[trio.abc.Stream, Mux]:
+async def connect(network: Network, who: Identity, hello: Hello) -> tuple[trio.abc.Stream, Channel]:
     """Complete a handshake by hand, to misbehave afterwards."""
     near, far = trio.testing.memory_stream_pair()
     network.accept(far, "memory")
@@ -183,7 +183,12 @@ async def connect_raw(network: Network, who: Identity) -> tuple[trio.abc.Stream,
     while handshake.session is None:
         await near.send_all(handshake.receive(bytes(await near.receive_some(4096))))
     channel = Channel(handshake.session)
-    await near.send_all(channel.seal(Hello(Opening.NEW).encode()))
+    await near.send_all(channel.seal(hello.encode()))
+    return near, channel
+
+
+async def connect_raw(network: Network, who: Identity) -> tuple[trio.abc.Stream, Mux]:
+    near, channel = await connect(network, who, Hello(Opening.NEW))
     return near, Mux(channel)
 
 

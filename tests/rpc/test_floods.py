@@ -269,6 +269,24 @@ async def test_bodies_that_never_end_are_bounded_for_an_address_and_in_all(
             await flood(wire, head, 1)
         assert 8 * MIB < await held(place) <= 16 * MIB
         assert rss_mib(place.it.process.pid) - before < 64, "90 MiB were sent"
+        for number in range(24):
+            local = f"127.0.0.{3 + number % 3}"
+            wire = Wire(await trio.open_tcp_stream("127.0.0.1", place.it.port, local_address=local))
+            attackers.append(wire)
+            await flood(wire, post(body, length=4 * MIB), 1)
+
+        async def is_full() -> bool:
+            return await held(place) > 28 * MIB
+
+        await until(is_full)
+        assert await held(place) <= 40 * MIB
+        for wire in attackers[30:]:
+            await trio.aclose_forcefully(wire.stream)
+
+        async def has_room() -> bool:
+            return await held(place) <= 16 * MIB
+
+        await until(has_room)
         error = (await place.it.raw([json.loads(CHAIN)] * 100))[0]
         assert error["result"] == "0x7", "what is small is served all the same"
         async with await Wire.open(place.it) as wire:

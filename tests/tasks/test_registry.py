@@ -31,6 +31,7 @@ from tasks.registry import (
     operator_words,
     reputation_milli,
     require_node,
+    save_node,
 )
 from tasks.transitions import GIVE_UP_TASK, REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
 from tests.tasks.world import DKB, QUICK, START_MS, Manners, World, spec
@@ -172,8 +173,12 @@ def test_price_speed_and_reputation_decide_and_too_dear_is_out() -> None:
     world.add_machine(2, price=DKB // 1100)
     cheap = world.add_machine(3, price=DKB // 4000)
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == cheap
-    fast = world.add_machine(4, price=DKB // 2000, score=10_000)
+    world.add_machine(4, price=DKB // 2100)  # none of the others is as cheap
+    fast = world.add_machine(5, price=DKB // 2000, score=10_000)
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == fast
+    proven = world.add_machine(6, price=DKB // 2000)
+    save_node(world.state, require_node(world.state, proven)._replace(good=50))
+    assert world.run_to(world.create(), Phase.ASSIGNED).worker == proven
 
 
 def test_a_machine_gets_no_more_tasks_than_it_has_slots() -> None:

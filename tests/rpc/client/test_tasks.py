@@ -73,7 +73,7 @@ def test_each_change_is_found_once_until_the_end(late_history: bool) -> None:
 
 
 class LongLife:
-    """A gateway to a long task: a window is proved, and the one before final, in each block."""
+    """A gateway to a long task: a window is proved, and the one before final, in each second block."""
 
     def __init__(self, windows: int) -> None:
         self.windows = windows
@@ -83,7 +83,8 @@ class LongLife:
         """Items of lists that were handed out."""
 
     def answer(self, method: str, params: Any) -> Any:
-        steps, ended = min(self.height, self.windows + 1), self.height > self.windows
+        steps = min((self.height + 1) // 2, self.windows + 1)
+        ended = steps > self.windows
         match method:
             case "dial":
                 self.world.all[0].said.clear()
