@@ -106,6 +106,9 @@ def _node(record: NodeRecord) -> Json:
         "good": record.good,
         "bad": record.bad,
         "valid_streak": record.valid_streak,
+        "proved": str(record.proved),
+        "declines": record.declines,
+        "match_from_ms": record.match_from_ms,
         "reputation_milli": reputation_milli(record),
     }
 
@@ -560,6 +563,9 @@ MARKET_COMPONENTS: Final[dict[str, Schema]] = {
             "good": NUMBER,
             "bad": NUMBER,
             "valid_streak": NUMBER,
+            "proved": AMOUNT_OUT,
+            "declines": NUMBER,
+            "match_from_ms": NUMBER,
             "reputation_milli": NUMBER,
         },
         description="A registered machine: what it says of itself, its bond, its record of verified work.",

@@ -95,9 +95,12 @@ def show_(session: Session, address: str | None, as_json: bool) -> None:
         show(node)
         return
     pause_s = max(0, node["cool_down_until_ms"] - now_ms) // 1000
+    away_s = max(0, node["match_from_ms"] - now_ms) // 1000
     show_fields(
         {
-            "status": node["status"] + (f", pauses for {pause_s} s after a failure" if pause_s else ""),
+            "status": node["status"]
+            + (f", pauses for {pause_s} s after a failure" if pause_s else "")
+            + (f", is offered no task for {away_s} s after it left one" if away_s else ""),
             "roles": node["roles"],
             "operator": node["operator"],
             "GPUs": _gpus(node),
