@@ -41,8 +41,9 @@ for command in (settle, accuse):
 
 @db.command()
 @home_option
+@click.option("--height", type=click.IntRange(min=0), help="Show the block of this height too, to compare chains.")
 @json_option
-def inspect(home: Home, as_json: bool) -> None:
+def inspect(home: Home, height: int | None, as_json: bool) -> None:
     """Show what the database holds: heights, epochs, sizes, snapshots. Also of one that is damaged."""
     from node.sync.messages import MANIFEST_LIMIT_BYTES, decode_manifest
     from node.sync.service import sync_path
@@ -73,6 +74,10 @@ def inspect(home: Home, as_json: bool) -> None:
         "can_roll_back_to": max(bounds.states, found.undo[0] - 1) if bounds and found.undo else None,
         "epoch_records": list(found.epochs) if found.epochs else None,
     }
+    if height is not None:
+        with _opened(home) as store:
+            record = store.height(height) if store.base <= height <= store.tip.height else None
+        fields |= {"at": height, "block_at": None if record is None else record.block_hash}
     snapshots: list[dict[str, Any]] = []
     folder = snapshots_path(home)
     for path in sorted(folder.iterdir() if folder.is_dir() else ()):

@@ -82,6 +82,11 @@ def test_inspect_shows_what_is_there(home: Home) -> None:
     assert [row["height"] for row in found["snapshots"]] == [3 * EPOCH_BLOCKS]
     assert {"state", "trie", "blocks"} <= found["sizes"].keys()
     assert not found["damage"] and not found["unfinished_sync"]
+    with open_store(home.chain, Runtime(GENESIS)) as store:
+        record = store.height(5)
+    assert record is not None
+    assert read(home, "inspect", "--height", 5)["block_at"] == "0x" + record.block_hash.hex()
+    assert read(home, "inspect", "--height", BLOCKS + 1)["block_at"] is None
     table = run(home, "inspect").output
     assert "epoch records" in table and str(BLOCKS) in table
 
