@@ -50,6 +50,7 @@ from state.primitives.errors import DekubeError
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
+from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 from state.primitives.votes import VoteKey
 from state.primitives.vrf import vrf_key_of
@@ -68,6 +69,7 @@ BUSY_CONNECTIONS: Final = 64
 NATIVE: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBalance","params":["0x%s"]}'
 ETHEREUM: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["0x%s","latest"]}'
 SUBMIT: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_sendTransaction","params":["0x%s"]}'
+SUBMIT_RAW: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_sendRawTransaction","params":["0x%s"]}'
 SUBMISSIONS_PER_S: Final = 4_000
 """More than a loaded machine takes."""
 BLOCK_TRANSACTIONS: Final = 2_000
@@ -96,12 +98,13 @@ _VALIDATOR: Final = SecretKey(b"\x77" * 32)
 
 def run(
     *, accounts: int = 5_000, seconds: float = 3.0, rate_per_s: int = 2_000, websockets: int = 10_000,
-    network_seconds: int = 36, base_port: int = 28_650,
+    network_seconds: int = 36, base_port: int = 28_650, only_submit: int = 0,
 ) -> dict[str, float]:  # fmt: skip
     """Measure and return the figures.
 
     ``cpu_us_*`` are processor time of gateway and node together, without that of making blocks; ``batch`` is 100
-    calls of eth_getBalance in one request. ``websockets`` 0 and ``network_seconds`` 0 leave these parts out.
+    calls of eth_getBalance in one request. ``websockets`` 0 and ``network_seconds`` 0 leave these parts out;
+    ``only_submit`` 1 leaves out all but the submissions.
     """
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory:
@@ -109,27 +112,11 @@ def run(
         with _processes(path, accounts) as (node, gateway, port):
             load = _Load(port, node.pid, gateway.pid, accounts, path)
             load.flood(load.absent, min(seconds, 1.0))  # imports and connections warm
-            figures["cpu_us_per_eth_get_balance_cold"] = load.flood(load.absent, seconds).us
-            load.flood(load.each_once(), WARM_S)  # wallets ask for the same accounts again
-            single = load.flood(load.balance, seconds)
-            figures["cpu_us_per_eth_get_balance"] = single.us
-            figures["node_cpu_us_per_eth_get_balance"] = single.node_us
-            figures["eth_get_balance_per_s"] = single.per_s
-            batch = load.flood(lambda: load.batch(100), seconds)
-            figures["cpu_us_per_batch_of_100"] = batch.us
-            figures["node_cpu_us_per_batch_of_100"] = batch.node_us
-            native = load.flood(lambda: load.balance(NATIVE), seconds)
-            figures["cpu_us_per_native_get_balance"] = native.us
-            figures["cpu_us_per_native_batch_of_100"] = load.flood(lambda: load.batch(100, NATIVE), seconds).us
-            submit = load.flood(load.submit(int(seconds * SUBMISSIONS_PER_S)), seconds)
-            figures["submit_cpu_us_per_transaction"] = submit.us
-            figures["node_submit_cpu_us_per_transaction"] = submit.node_us
-            many = load.flood(load.submit(int(seconds * SUBMISSIONS_PER_S), 100), seconds)
-            figures["submit_cpu_us_per_transaction_in_batches"] = many.us / 100
-            figures["node_submit_cpu_us_per_transaction_in_batches"] = many.node_us / 100
-            busy = load.flood(load.submit(int(seconds * SUBMISSIONS_PER_S)), seconds, BUSY_CONNECTIONS)
-            figures[f"submit_cpu_us_per_transaction_of_{BUSY_CONNECTIONS}_connections"] = busy.us
-            figures["submissions_per_s"] = busy.per_s
+            if not only_submit:
+                figures |= _reads(load, seconds)
+            figures |= _submissions(load, seconds)
+            if only_submit:
+                return figures
             paced = load.paced(rate_per_s, seconds)
             figures[f"p50_ms_at_{rate_per_s}_per_s"] = paced.p50_ms
             figures[f"p99_ms_at_{rate_per_s}_per_s"] = paced.p99_ms
@@ -145,6 +132,41 @@ def run(
     if network_seconds:
         figures |= _flooded_network(network_seconds, base_port, accounts)
     return figures
+
+
+def _reads(load: _Load, seconds: float) -> dict[str, float]:
+    cold = load.flood(load.absent, seconds)
+    load.flood(load.each_once(), WARM_S)  # wallets ask for the same accounts again
+    single = load.flood(load.balance, seconds)
+    batch = load.flood(lambda: load.batch(100), seconds)
+    return {
+        "cpu_us_per_eth_get_balance_cold": cold.us,
+        "cpu_us_per_eth_get_balance": single.us,
+        "node_cpu_us_per_eth_get_balance": single.node_us,
+        "eth_get_balance_per_s": single.per_s,
+        "cpu_us_per_batch_of_100": batch.us,
+        "node_cpu_us_per_batch_of_100": batch.node_us,
+        "cpu_us_per_native_get_balance": load.flood(lambda: load.balance(NATIVE), seconds).us,
+        "cpu_us_per_native_batch_of_100": load.flood(lambda: load.batch(100, NATIVE), seconds).us,
+    }
+
+
+def _submissions(load: _Load, seconds: float) -> dict[str, float]:
+    count = int(seconds * SUBMISSIONS_PER_S)
+    submit = load.flood(load.submit(count), seconds)
+    ethereum = load.flood(load.submit(count, is_ethereum=True), seconds)
+    many = load.flood(load.submit(count, 100), seconds)
+    busy = load.flood(load.submit(count), seconds, BUSY_CONNECTIONS)
+    return {
+        "submit_cpu_us_per_transaction": submit.us,
+        "node_submit_cpu_us_per_transaction": submit.node_us,
+        "submit_cpu_us_per_ethereum_transaction": ethereum.us,
+        "node_submit_cpu_us_per_ethereum_transaction": ethereum.node_us,
+        "submit_cpu_us_per_transaction_in_batches": many.us / 100,
+        "node_submit_cpu_us_per_transaction_in_batches": many.node_us / 100,
+        f"submit_cpu_us_per_transaction_of_{BUSY_CONNECTIONS}_connections": busy.us,
+        "submissions_per_s": busy.per_s,
+    }
 
 
 # The node
@@ -420,19 +442,26 @@ class _Load:
         """Ask as readers do: half of it is new to the gateway."""
         return self.absent() if self._random.random() < 0.5 else self.balance()
 
-    def submit(self, count: int, size: int = 1) -> Callable[[], bytes]:
+    def submit(self, count: int, size: int = 1, *, is_ethereum: bool = False) -> Callable[[], bytes]:
         """Return a source of ``count`` signed transactions, ``size`` in each request."""
         ready: list[tuple[int, bytes]] = []
         nonces = list(self._nonces)
         for number in range(count):
             at = number % SENDERS
-            raw = sign_transaction(
-                self._keys[at], chain_id=CHAIN_ID, nonce=nonces[at], kind=TRANSFER_KIND,
-                payload=transfer_payload(_address(number % self._accounts), 1), gas_limit=TRANSFER_GAS,
-                max_fee_per_gas=10**12,
-            )  # fmt: skip
+            to = _address(number % self._accounts)
+            if is_ethereum:
+                raw = sign_dynamic(
+                    self._keys[at], chain_id=CHAIN_ID, nonce=nonces[at], to=to, value=1, gas_limit=TRANSFER_GAS,
+                    max_fee_per_gas=10**12,
+                )  # fmt: skip
+            else:
+                raw = sign_transaction(
+                    self._keys[at], chain_id=CHAIN_ID, nonce=nonces[at], kind=TRANSFER_KIND,
+                    payload=transfer_payload(to, 1), gas_limit=TRANSFER_GAS, max_fee_per_gas=10**12,
+                )  # fmt: skip
+            text = SUBMIT_RAW if is_ethereum else SUBMIT
             nonces[at] += 1
-            ready.append((at, SUBMIT % raw.hex().encode()))
+            ready.append((at, text % raw.hex().encode()))
         ready.reverse()
 
         def take() -> bytes:

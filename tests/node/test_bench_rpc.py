@@ -14,3 +14,9 @@ async def test_a_tiny_run_gives_every_figure() -> None:
     assert figures["submit_cpu_us_per_transaction"] > 0
     assert figures["p99_ms_at_100_per_s"] >= figures["p50_ms_at_100_per_s"] > 0
     assert figures["gateway_peak_mib"] >= figures["idle_websockets_mib"] > 0
+
+
+async def test_submissions_alone() -> None:
+    figures = await trio.to_thread.run_sync(lambda: run(accounts=50, seconds=0.2, only_submit=1))
+    assert all("submi" in name for name in figures)
+    assert figures["submit_cpu_us_per_ethereum_transaction"] > 0
