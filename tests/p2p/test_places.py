@@ -156,7 +156,12 @@ steps = st.tuples(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2), st.integers(1, 4), st.lists(steps, min_size=30, max_size=120), st.binary(min_size=1, max_size=8))
+@given(
+    st.integers(0, 2),
+    st.integers(1, 4),
+    st.lists(steps, min_size=30, max_size=120),
+    st.binary(min_size=1, max_size=8),
+)
 def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
     before: int, honest: int, attack: list[tuple[int, int, int, bool, float]], key: bytes
 ) -> None:
