@@ -94,13 +94,14 @@ class PoolNews:
 class Subscription:
     """One subscription: from ``height`` on, what ``select`` finds in each block."""
 
-    __slots__ = ("height", "identifier", "select", "session")
+    __slots__ = ("height", "identifier", "select", "session", "weight")
 
-    def __init__(self, identifier: str, session: Session, select: Filter, height: int) -> None:
+    def __init__(self, identifier: str, session: Session, select: Filter, height: int, weight: int) -> None:
         self.identifier = identifier
         self.session = session
         self.select = select
         self.height = height
+        self.weight = weight
 
 
 class Session:
@@ -218,13 +219,16 @@ class Session:
             self._room.set()
         return message
 
-    def start(self, select: Filter, from_height: int | None) -> Subscription:
-        """Start a subscription to the blocks from ``from_height`` on. Raises Pruned or RpcError."""
+    def start(self, select: Filter, from_height: int | None, weight: int = 1) -> Subscription:
+        """Start a subscription to the blocks from ``from_height`` on, which counts as ``weight``.
+
+        Raises Pruned or RpcError.
+        """
         if len(self.subscriptions) >= self._options.subscriptions_max:
             limit = self._options.subscriptions_max
             raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)
         limit = self._options.subscriptions_per_address_max
-        if limit and self._hub.count_of(self.caller) >= limit:
+        if limit and self._hub.weight_of(self.caller) + weight > limit:
             raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions of one address", limit=limit)
         head = self._hub.link.head
         start = head.height + 1 if from_height is None else from_height
@@ -236,7 +240,7 @@ class Session:
             )
         identifier = f"0x{self._next_identifier:x}"
         self._next_identifier += 1
-        subscription = Subscription(identifier, self, select, start)
+        subscription = Subscription(identifier, self, select, start, weight)
         self.subscriptions[identifier] = subscription
         self._hub.add(subscription)
         return subscription
@@ -274,7 +278,7 @@ class Hub:
 
     def add(self, subscription: Subscription) -> None:
         """Take in a new subscription; one that begins below what was told replays by itself first."""
-        self._of_caller[subscription.session.caller] += 1
+        self._of_caller[subscription.session.caller] += subscription.weight
         if isinstance(subscription.select, PoolNews):
             self._of_pool.add(subscription)
             if self._polling is None or self._polling.done():
@@ -287,8 +291,8 @@ class Hub:
         else:
             self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
 
-    def count_of(self, caller: str) -> int:
-        """Return how many subscriptions the connections of one address have."""
+    def weight_of(self, caller: str) -> int:
+        """Return as how many the subscriptions of one address's connections count."""
         return self._of_caller[caller]
 
     async def enter_pool(self) -> None:
@@ -299,7 +303,7 @@ class Hub:
     def remove(self, subscription: Subscription) -> None:
         """Forget a subscription; once for each."""
         caller = subscription.session.caller
-        self._of_caller[caller] -= 1
+        self._of_caller[caller] -= subscription.weight
         if not self._of_caller[caller]:
             del self._of_caller[caller]
         self._live.discard(subscription)

@@ -44,6 +44,7 @@ class Filters:
         self._per_caller_max = per_caller_max
         self._live: OrderedDict[int, LiveFilter] = OrderedDict()
         self._of_caller: Counter[str] = Counter()
+        self._weight = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -60,12 +61,14 @@ class Filters:
     ) -> int:
         """Keep a filter that tells of blocks from ``start`` on; return its identifier. Raises RpcError."""
         self._expire()
-        if len(self._live) >= FILTERS_MAX or self._of_caller[caller] >= self._per_caller_max:
+        weight = _weight_of(logs)
+        if self._weight + weight > FILTERS_MAX or self._of_caller[caller] + weight > self._per_caller_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
         # Not to be guessed: who knows the identifier reads and ends the filter.
         identifier = secrets.randbits(_IDENTIFIER_BITS) | 1 << _IDENTIFIER_BITS
         self._live[identifier] = LiveFilter(caller, logs, first, last, start, self._clock(), of_pool)
-        self._of_caller[caller] += 1
+        self._of_caller[caller] += weight
+        self._weight += weight
         return identifier
 
     def get(self, identifier: int) -> LiveFilter:
@@ -97,6 +100,12 @@ class Filters:
             self._forget(oldest)
 
     def _forget(self, gone: LiveFilter) -> None:
-        self._of_caller[gone.caller] -= 1
+        weight = _weight_of(gone.logs)
+        self._weight -= weight
+        self._of_caller[gone.caller] -= weight
         if not self._of_caller[gone.caller]:
             del self._of_caller[gone.caller]
+
+
+def _weight_of(logs: LogFilter | None) -> int:
+    return 1 if logs is None else logs.weight

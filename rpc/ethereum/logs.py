@@ -31,6 +31,7 @@ BLOCKS_MAX: Final = 10_000
 """Blocks that one question may be about."""
 LOGS_MAX: Final = 10_000
 """Logs of one answer."""
+CHOICES_OF_FILTER: Final = 64
 _TURN: Final = 256
 """Blocks looked at before other requests have their turn."""
 _LOGS_OF_TURN: Final = 128
@@ -53,6 +54,11 @@ class LogFilter(NamedTuple):
 
     addresses: frozenset[bytes]
     topics: tuple[frozenset[bytes] | None, ...]
+
+    @property
+    def weight(self) -> int:
+        """As how many it counts where filters are kept: one of many choices takes the memory of many."""
+        return 1 + (len(self.addresses) + sum(len(choices or ()) for choices in self.topics)) // CHOICES_OF_FILTER
 
     def matches(self, event: Event) -> bool:
         """Tell whether ``event`` is wanted."""

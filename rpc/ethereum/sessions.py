@@ -62,7 +62,7 @@ async def _subscribe(session: Session, kind: str, wanted: LogFilter | bool | Non
         select = Logs(wanted if isinstance(wanted, LogFilter) else EVERYTHING)
     if isinstance(wanted, bool) if kind == "logs" else wanted not in (None, False, EVERYTHING):
         raise _refuse(f"not with {kind}")
-    return session.start(select, None).identifier
+    return session.start(select, None, select.logs.weight if isinstance(select, Logs) else 1).identifier
 
 
 def _refuse(why: str) -> RpcError:

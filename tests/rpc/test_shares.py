@@ -15,6 +15,9 @@ import trio
 
 from rpc.backend import POOL_BYTES_MAX, _within
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions
+from rpc.errors import RpcError
+from rpc.ethereum.filters import Filters
+from rpc.ethereum.logs import CHOICES_OF_FILTER, LogFilter
 from rpc.gateway import GatewayOptions
 from rpc.holding import Held, Ledger
 from rpc.link import Link
@@ -107,12 +110,33 @@ async def test_subscriptions_of_one_address_are_counted_over_its_connections(tmp
             answer = await socket.call("eth_subscribe", "logs")
             assert (answer["error"]["code"], answer["error"]["data"]["limit"]) == (-32005, 3)
         assert (await first.call("eth_unsubscribe", one))["result"] is True
+        large = {"topics": [[f"0x{number:064x}" for number in range(CHOICES_OF_FILTER)]]}
+        assert "error" in await second.call("eth_subscribe", "logs", large), "it counts as two"
         assert "result" in await second.call("eth_subscribe", "logs")
         await first.close()
         with trio.fail_after(60):
             while "error" in await second.call("eth_subscribe", "logs"):
                 pass
         await second.close()
+
+
+def test_a_filter_of_many_choices_counts_as_many() -> None:
+    clock = [0.0]
+    filters = Filters(lambda: clock[0], 10)
+    choices = frozenset(number.to_bytes(32, "big") for number in range(CHOICES_OF_FILTER * 4))
+    large, small = LogFilter(choices, (None, choices)), LogFilter(frozenset(), (None,))
+    assert (large.weight, small.weight) == (9, 1)
+    made = filters.add("one", large, first=0, last=None, start=1)
+    filters.add("one", small, first=0, last=None, start=1)
+    with pytest.raises(RpcError):
+        filters.add("one", small, first=0, last=None, start=1)
+    filters.add("other", large, first=0, last=None, start=1)
+    assert filters.remove(made)
+    for _ in range(9):
+        filters.add("one", None, first=0, last=None, start=1)
+    clock[0] = 1e6
+    filters.add("one", large, first=0, last=None, start=1)
+    assert len(filters) == 1
 
 
 def test_an_answer_about_the_mempool_is_bounded_in_bytes() -> None:
@@ -220,10 +244,10 @@ def test_many_subscriptions_are_told_in_turns_and_each_of_every_block() -> None:
         for number, one in enumerate(sessions):
             wanted = [] if number == 10 else [3, 4, 5, 6, 7, 8] if number % 2 else [6, 7, 8]
             assert heights(one) == wanted
-        assert hub.count_of("somebody") == 40 and not closed
+        assert hub.weight_of("somebody") == 40 and not closed
         for one in (*sessions, late):
             one.end()
-        assert hub.count_of("somebody") == 0
+        assert hub.weight_of("somebody") == 0
         running.cancel()
 
     asyncio.run(main())
@@ -242,6 +266,6 @@ def test_a_replay_lets_others_have_their_turn_and_ends_where_blocks_are_gone() -
         for _ in range(40):
             await settle()
         assert closed == [4009] and not other.is_closed
-        assert hub.count_of("somebody") == 0
+        assert hub.weight_of("somebody") == 0
 
     asyncio.run(main())
