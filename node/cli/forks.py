@@ -31,14 +31,17 @@ SUBMITTED_MAX: Final = 1_024
 @click.command()
 @home_option
 @click.argument("block", metavar="HEIGHT:HASH")
+@click.option(
+    "--again", is_flag=True, help="The node is on that chain and has halted once more: drop its certificates too."
+)
 @json_option
-def settle(home: Home, block: str, as_json: bool) -> None:
+def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
     """After a fork: put the stopped node on the chain that people have agreed on.
 
-    HEIGHT:HASH is the first block of that chain that the other has not. A node that has it keeps its database, and
-    of its journal the blocks. On the other chain, the database is moved aside (data/chain.left-N), snapshots and
-    journal go, and the next start syncs anew. The vote guard is never touched: what the key has signed stays
-    signed.
+    HEIGHT:HASH is the first block of that chain that the other has not. A node that has it keeps all (with
+    --again, of its journal the blocks alone). On the other chain, the database is moved aside (data/chain.left-N),
+    snapshots and journal go, and the next start syncs anew. The vote guard is never touched: what the key has
+    signed stays signed.
 
     \b
     Examples:
@@ -69,14 +72,10 @@ def settle(home: Home, block: str, as_json: bool) -> None:
             moved = move_aside(home.chain, "left")
             for folder in (sync_path(home.chain), snapshots_path(home)):
                 shutil.rmtree(folder, ignore_errors=True)
-        for journal in journals:
-            journal.replace(b"" if moved is not None else blocks_alone(journal.read()))
-    fields = {
-        "on_chain": is_on,
-        "found": found,
-        "moved_to": None if moved is None else str(moved),
-        "journals": len(journals),
-    }
+        if again or not is_on:
+            for journal in journals:
+                journal.replace(blocks_alone(journal.read()) if is_on else b"")
+    fields = {"on_chain": is_on, "found": found, "moved_to": None if moved is None else str(moved)}
     show_fields(fields, as_json=as_json, title="On the chosen chain" if is_on else "Left the other chain")
 
 

@@ -85,17 +85,21 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(group, ["db", *map(str, arguments)], standalone_mode=False)
 
 
-def settle(home: Home, height: int, block_hash: bytes) -> Any:
-    done = run("settle", "--home", home.root, f"{height}:{block_hash.hex()}", "--json")
+def settle(home: Home, height: int, block_hash: bytes, *more: str) -> Any:
+    done = run("settle", "--home", home.root, f"{height}:{block_hash.hex()}", "--json", *more)
     assert done.exception is None, done.exception
     return json.loads(done.stdout)
 
 
-def test_a_node_of_the_chain_that_goes_on_keeps_all_but_certificates(tmp_path: Path) -> None:
+def test_a_node_of_the_chain_that_goes_on_keeps_all_and_if_it_halts_again_all_but_certificates(
+    tmp_path: Path,
+) -> None:
     home, own = make_home(tmp_path)
     guard = (home.guard / "votes.guard").read_bytes()
-    told = settle(home, FORK, own)
-    assert (told["on_chain"], told["moved_to"], told["journals"]) == (True, None, 1)
+    whole = (home.guard / JOURNAL_FILE).read_bytes()
+    assert settle(home, FORK, own) == {"on_chain": True, "found": "0x" + own.hex(), "moved_to": None}
+    assert (home.guard / JOURNAL_FILE).read_bytes() == whole
+    assert settle(home, FORK, own, "--again")["on_chain"]
     assert (home.guard / "votes.guard").read_bytes() == guard
     assert read_journal((home.guard / JOURNAL_FILE).read_bytes())[0] == [(JOURNAL_BLOCK, b"block")]
     assert (tmp_path / "data" / "snapshots" / "2").exists()
