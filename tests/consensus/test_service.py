@@ -62,6 +62,12 @@ async def test_four_services_agree_and_a_restarted_one_catches_up(tmp_path: Path
     _, _, certificate, _ = members[0].chain.final[0]
     assert certificate is not None
     assert FOUR.weight_of(decode_certificate(certificate).bitmap) >= 3
+    # Who votes FINALIZE holds what notarized the block: that goes to the chain with it.
+    notarized = {
+        (one.view, one.block_hash) for member in members for one in member.chain.views if one.kind == NOTARIZE
+    }
+    finals = [(header.view, block_hash) for block_hash, _, _, header in members[0].chain.final]
+    assert set(finals) <= notarized
 
 
 async def test_a_clock_that_is_ahead_costs_the_next_leader_no_view(tmp_path: Path) -> None:
