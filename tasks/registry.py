@@ -400,6 +400,7 @@ def is_new(node: NodeRecord | None, charge: int, parameters: TaskParameters) -> 
     """Tell whether a worker has too little of a record to be trusted with a window at the price ``charge``.
 
     By worth, not by number: whoever buys a record from itself pays the more for it, the more it is to gain by it.
+    Windows below ``reputation_charge_min`` count by their worth too, so that work of small windows leads there.
     """
     worth = max(charge, parameters.reputation_charge_min)
     return node is None or node.proved < parameters.new_windows * worth
@@ -410,7 +411,8 @@ def mark_success(
 ) -> None:
     """Count a verified window at the price ``charge`` in its worker's or a verifier's favour.
 
-    It ends a row of faults or declines; towards a reputation it counts only if enough was paid for it.
+    It ends a row of faults or declines, and what it was worth is proved; towards a reputation it counts only if
+    enough was paid for it.
     """
     node = load_node(state, address)
     if node is None:
@@ -418,7 +420,7 @@ def mark_success(
     counts = charge >= parameters.reputation_charge_min
     node = node._replace(
         failures=0, declines=0, good=node.good + counts, valid_streak=node.valid_streak + counts,
-        proved=node.proved + charge * (counts and is_worker),
+        proved=node.proved + charge * is_worker,
     )  # fmt: skip
     save_node(state, node)
 

@@ -254,7 +254,7 @@ def test_windows_that_cost_nothing_make_no_reputation() -> None:
     worker, _ = farm(world, 4, 1)
     for address in world.machines:
         node = node_of(world, address)
-        assert (node.good, node.valid_streak, node.proved, reputation_milli(node)) == (0, 0, 0, 500)
+        assert (node.good, node.valid_streak, reputation_milli(node)) == (0, 0, 500)
     assert is_new(node_of(world, worker), 1, world.parameters)
 
 
@@ -267,7 +267,7 @@ def test_a_reputation_costs_a_share_of_what_can_be_gained_by_it(price: int) -> N
     charges = [load_window(world.state, task, number).charge for task in made for number in range(3)]
     burned = sum(line.amount for task in made for line in bill(world, task) if line.movement == Movement.BURNED)
     counted = [charge for charge in charges if charge >= DKB // 100]
-    assert (node.good, node.proved) == (len(counted), sum(counted))
+    assert (node.good, node.proved) == (len(counted), sum(charges))
     assert counted and burned == sum(share(charge, parameters.fee_bps) for charge in charges)
     # Whatever the price of a window that only one verifier would check: a fifth of it was burned for that.
     trusted = max(charge for charge in range(0, 20 * price, price // 10) if not is_new(node, charge, parameters))

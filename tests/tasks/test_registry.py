@@ -118,11 +118,11 @@ def test_pauses_double_and_success_ends_them() -> None:
     mark_decline(world.state, node, START_MS, 0, parameters)
     mark_success(world.state, node, 4, parameters, is_worker=True)
     record = require_node(world.state, node)
-    assert (record.failures, record.declines, record.good, record.valid_streak, record.proved) == (0, 0, 0, 0, 0)
+    assert (record.failures, record.declines, record.good, record.valid_streak, record.proved) == (0, 0, 0, 0, 4)
     for is_worker in (False, True):
         mark_success(world.state, node, 7, parameters, is_worker=is_worker)
     record = require_node(world.state, node)
-    assert (record.bad, record.good, record.valid_streak, record.proved) == (5, 2, 2, 7)
+    assert (record.bad, record.good, record.valid_streak, record.proved) == (5, 2, 2, 11)
 
 
 @given(moves=st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**6)), max_size=30))
