@@ -30,6 +30,7 @@ would cost its receiver seconds.
 """
 
 _INTEGER_LIMIT: Final = 1 << INTEGER_BITS_MAX
+_WORD_BYTES: Final = 8
 # Tags that the library would turn into other objects, some at unbounded cost (a bigfloat's exponent).
 # Bignums (2, 3) are part of the subset; any other tag becomes a CBORTag, which the type check refuses.
 _BUILT_IN_TAGS: Final = (
@@ -41,7 +42,25 @@ def _refuse(_value: object, immutable: bool = False) -> NoReturn:
     raise DecodeError("a tag where none is allowed")
 
 
-_SEMANTIC_DECODERS: Final[Mapping[int, Any]] = dict.fromkeys(_BUILT_IN_TAGS, _refuse)
+def _magnitude(value: object) -> int:
+    """Return what the bytes of a bignum stand for; those of a number that has a shorter spelling are refused."""
+    if type(value) is not bytes or len(value) <= _WORD_BYTES or not value[0]:
+        raise DecodeError("not the canonical spelling")
+    return int.from_bytes(value, "big")
+
+
+def _positive(value: object, immutable: bool = False) -> int:
+    return _magnitude(value)
+
+
+def _negative(value: object, immutable: bool = False) -> int:
+    return ~_magnitude(value)
+
+
+# A bignum of few bytes can be as short as the number's own head, or shorter: by length they could not be told apart.
+_SEMANTIC_DECODERS: Final[Mapping[int, Any]] = {
+    **dict.fromkeys(_BUILT_IN_TAGS, _refuse), 2: _positive, 3: _negative,
+}  # fmt: skip
 
 
 def encode(value: Value) -> bytes:

@@ -132,3 +132,19 @@ def test_accepted_is_what_the_library_reads_and_writes_in_the_same_bytes(data: b
     except DecodeError:
         found = []
     assert found == expected
+
+
+@pytest.mark.parametrize("tag", [2, 3])
+@pytest.mark.parametrize("size", range(12))
+def test_a_bignum_is_no_second_spelling_of_a_shorter_number(tag: int, size: int) -> None:
+    """Of 3 and of 7 bytes it is as long as the number's head, of 5 and 6 shorter: room for padding elsewhere."""
+    for first in (0, 1, 255):
+        number = bytes([first, *bytes(11)])[:size]
+        data = bytes([0xC0 | tag, 0x40 | size]) + number
+        for spelled in (data, b"\x82" + data + b"\x18\x01", b"\x83" + data + b"\x18\x01\x18\x01"):
+            try:
+                value = decode(spelled, limit_bytes=100)
+            except DecodeError:
+                assert size <= 8 or not first or spelled != data
+            else:
+                assert encode(value) == spelled == data and size > 8 and first
