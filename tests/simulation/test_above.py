@@ -33,6 +33,12 @@ def test_who_lies_is_punished_on_chain_and_the_honest_go_on(first: int) -> None:
     assert seen["epochs"] > 4 * CHUNK
 
 
+def test_what_databases_have_on_record_names_more_than_a_third_of_a_fork() -> None:
+    """A run in which certificates of nodes' memories had to be brought, as long as databases kept too few."""
+    found = run_above(202)
+    assert found.is_forked and (found.slashed, found.punished_apart) == (3, 2)
+
+
 def test_two_branches_punish_each_for_itself() -> None:
     assert sum(run_above(seed, kind="apart").punished_apart == 2 for seed in range(5)) >= 1
 
