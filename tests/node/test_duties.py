@@ -22,7 +22,7 @@ from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
 from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.proofs import Code
-from tasks.queries import Action, CheckDuty
+from tasks.queries import Action, CheckDuty, WorkDuty
 from tasks.records import TaskRecord, WindowRecord, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
@@ -408,7 +408,17 @@ async def test_a_node_registers_itself_once_and_again_when_what_it_offers_change
 
 
 async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world: World) -> None:
-    machines = [Machine(world, 1, "compute"), Machine(world, 2, "compute"), Machine(world, 3, "verify")]
+    begun: list[tuple[bytes, bool]] = []
+    """By whom the task was taken up, and whether from a state of another."""
+
+    class Noting(Duties):
+        async def _inputs(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
+            dataset, start = await super()._inputs(task, spec, duty)
+            begun.append((self._wallet.address, start is not None))
+            return dataset, start
+
+    machines = [Machine(world, number, "compute", duties=Noting) for number in (1, 2)]
+    machines.append(Machine(world, 3, "verify"))
     market = Market(world, *machines)
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(40, 5, 10))
@@ -429,4 +439,5 @@ async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world:
     workers = [window.worker for window in windows if window is not None]
     assert workers[0] == first.wallet.address
     assert workers[-1] == second.wallet.address
+    assert begun[0] == (first.wallet.address, False) and (second.wallet.address, True) in begun
     assert {Purpose.WINDOW_PAY} <= set(market.paid(second))

@@ -251,8 +251,11 @@ async def test_the_status_of_a_data_connection_is_an_error_unless_joined(
 
 
 async def test_a_dial_that_is_cancelled_leaves_the_link_usable() -> None:
+    is_asked = trio.Event()
+
     async def script(relay: FakeRelay) -> None:
         await relay.hear()
+        is_asked.set()
         while True:  # the first question is left open, the second answered
             message = await relay.hear()
             if not isinstance(message, Ping):
@@ -261,9 +264,10 @@ async def test_a_dial_that_is_cancelled_leaves_the_link_usable() -> None:
     alice = Node("alice")
     relay = FakeRelay(script)
     async with serving(relay, alice):
-        with trio.move_on_after(0.2) as scope:
-            await alice.client.dial(relay.endpoint, BOB)
-        assert scope.cancelled_caught
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(alice.client.dial, relay.endpoint, BOB)
+            await is_asked.wait()
+            nursery.cancel_scope.cancel()
         with pytest.raises(RelayRefused):
             await alice.client.dial(relay.endpoint, BOB)
         assert relay.connections == 1
