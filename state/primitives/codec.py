@@ -57,7 +57,7 @@ def _negative(value: object, immutable: bool = False) -> int:
     return ~_magnitude(value)
 
 
-# A bignum of few bytes can be as short as the number's own head, or shorter: by length they could not be told apart.
+# A bignum of few bytes can be as short as the number's own head, or shorter: no length would tell them apart.
 _SEMANTIC_DECODERS: Final[Mapping[int, Any]] = {
     **dict.fromkeys(_BUILT_IN_TAGS, _refuse), 2: _positive, 3: _negative,
 }  # fmt: skip
