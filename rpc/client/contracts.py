@@ -12,6 +12,7 @@ from rpc.client.shapes import Contract
 from state.primitives.abi import AbiValue, Function, Parameter, decode_values, encode_values, revert_data
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
+from state.transition.calls import SYSTEM_PREFIX
 
 __all__ = ["ContractFunction", "find_function", "functions_of", "parse_argument", "read_revert", "show_value"]
 
@@ -64,7 +65,13 @@ class ContractFunction:
 
 
 def functions_of(contract: Contract) -> list[ContractFunction]:
-    """Return the functions of a contract. Raises AnswerMalformed for an ABI that is none."""
+    """Return the functions of a contract.
+
+    Raises AnswerMalformed for an ABI that is none, and for an address that is not the chain's own: what is sent to
+    a contract must not go to whomever a gateway names.
+    """
+    if not contract.address.startswith(SYSTEM_PREFIX):
+        raise AnswerMalformed(f"{contract.name}: {format_address(contract.address)} is no system contract")
     found = []
     for item in contract.abi:
         match item:
