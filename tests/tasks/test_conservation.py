@@ -75,6 +75,8 @@ def settle(world: World, tasks: list[bytes]) -> None:
         assert totals.locked == 0
         assert totals.paid + totals.refunded + totals.burned == totals.deposited
         assert (record.phase == Phase.SETTLED) == (record.final_windows == 3)
+        assert len(record.excluded) <= world.parameters.excluded_max
+        assert record.attempts <= world.parameters.attempts_max
     for machine in world.machines:
         node = queries.find_node(world.state, machine)
         assert node is None or node.busy_slots == 0
@@ -86,7 +88,11 @@ def settle(world: World, tasks: list[bytes]) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_markets_end_with_every_unit_accounted_for(seed: int) -> None:
     chance = random.Random(seed)
-    parameters = replace(QUICK, verifiers=chance.choice((1, 2, 3)), new_windows=chance.choice((0, 2)))
+    parameters = replace(
+        QUICK, verifiers=chance.choice((1, 2, 3)), new_windows=chance.choice((0, 2)),
+        excluded_max=chance.choice((1, 2, 64)), attempts_max=chance.choice((1, 2, 16)),
+        offers_ranked=chance.choice((0, 2)), bond_floor_bps=chance.choice((0, 2_500)),
+    )  # fmt: skip
     world = World(replace(parameters, verifiers_new=3), seed=seed)
     for name in range(1, chance.randrange(3, 11)):
         world.add_machine(name, manners=chance.choice(MANNERS), slots=chance.randrange(1, 3))
