@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from state.primitives.hashing import digest
@@ -18,6 +17,8 @@ __all__ = ["SCORE_WEIGHTS", "draw_seed", "draw_segments", "draw_weighted", "elig
 
 SCORE_WEIGHTS: Final = (5, 2, 2)
 """Weights of price, speed and reputation. Locality (1) joins when latencies between nodes are measured."""
+DRAWN_MAX: Final = 16
+"""Workers drawn in one look until one is found that somebody could check: each draw costs as much as there are."""
 
 
 def draw_seed(purpose: bytes, beacon: bytes, task: bytes, *numbers: int) -> bytes:
@@ -32,19 +33,17 @@ def _stream(seed: bytes, index: int, below: int) -> int:
 
 def draw_weighted(seed: bytes, weights: Sequence[int], count: int) -> list[int]:
     """Return ``count`` different positions, or all, each drawn with a chance that follows its weight."""
-    return list(islice(_draw_all(seed, weights), count))
-
-
-def _draw_all(seed: bytes, weights: Sequence[int]) -> Iterator[int]:
     left = list(range(len(weights)))
-    while left:
-        point = _stream(seed, len(weights) - len(left), sum(weights[at] for at in left))
+    drawn: list[int] = []
+    while left and len(drawn) < count:
+        point = _stream(seed, len(drawn), sum(weights[at] for at in left))
         for at in left:
             point -= weights[at]
             if point < 0:
+                drawn.append(at)
                 left.remove(at)
-                yield at
                 break
+    return drawn
 
 
 def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
@@ -94,9 +93,9 @@ def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parame
     )
 
 
-def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> Iterator[NodeRecord]:
+def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
     weights = [node.bond * (1 + reputation_milli(node)) for node in nodes]
-    return (nodes[at] for at in _draw_all(digest(b"worker-draw", seed), weights))
+    return [nodes[at] for at in draw_weighted(digest(b"worker-draw", seed), weights, DRAWN_MAX)]
 
 
 def match_worker(
@@ -130,7 +129,7 @@ def match_worker(
         return -score, digest(b"match-tie", seed + node.address)
 
     is_drawn = task.vain_offers >= parameters.offers_ranked
-    order = _drawn(seed, fitting) if is_drawn else iter(sorted(fitting, key=rank))
+    order = _drawn(seed, fitting) if is_drawn else sorted(fitting, key=rank)
     # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
     # operator with many machines make a search cost the square of them.
     verifiers = _verifiers(state, seed, now_ms, parameters)
