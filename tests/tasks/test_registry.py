@@ -16,7 +16,7 @@ from state.primitives.signing import personal_digest, wallet_form
 from state.view.accounts import balance_of
 from tasks import queries
 from tasks.lifecycle import Phase
-from tasks.matching import draw_segments, draw_weighted
+from tasks.matching import draw_segments, draw_weighted, match_worker
 from tasks.parameters import TaskParameters
 from tasks.queries import Action
 from tasks.registry import (
@@ -234,6 +234,29 @@ def test_draws_follow_the_weights_and_repeat_with_the_seed() -> None:
         assert len(set(segments)) == 2 and segments == tuple(sorted(segments))
         picks.update(segments)
     assert all(200 < picks[at] < 300 for at in range(8))
+
+
+def test_after_offers_in_vain_bonds_and_not_words_decide_who_is_offered_a_task() -> None:
+    world = World()
+    loud = world.add_machine(1, roles=NodeRole.COMPUTE, price=1, score=2**39)
+    bonded = world.add_machine(2, roles=NodeRole.COMPUTE)
+    world.add_machine(3, roles=NodeRole.VERIFY)
+    payload = node_payload(require_node(world.state, bonded).profile, 8 * QUICK.node_bond_min)
+    assert world.send(bonded, UPDATE_NODE, payload) is None
+    task = world.task(world.create())
+
+    def offers(vain_offers: int) -> Counter[bytes]:
+        found: Counter[bytes] = Counter()
+        for at in range(400):
+            seed = digest(b"seed", at.to_bytes(4, "big"))
+            record = task._replace(vain_offers=vain_offers)
+            node = match_worker(world.state, record, spec(), seed, world.time_ms, lambda _: 0, QUICK)
+            assert node is not None
+            found[node.address] += 1
+        return found
+
+    assert offers(QUICK.offers_ranked - 1) == {loud: 400}
+    assert 15 <= offers(QUICK.offers_ranked)[loud] <= 75  # a tenth of the bonds
 
 
 def test_nobody_can_name_an_operator_that_has_not_signed_for_this_machine_on_this_chain() -> None:
