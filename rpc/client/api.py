@@ -43,6 +43,8 @@ _S = TypeVar("_S", bound=Shape)
 WAIT_MS: Final = 10_000
 FINAL_TIMEOUT_S: Final = 300.0
 """How long ``send`` waits for a transaction to become final."""
+TIP_QUOTED_MAX: Final = 10 * 10**9
+"""The highest tip for a unit of gas that is offered on a gateway's word alone."""
 
 
 # Parts
@@ -215,9 +217,13 @@ def _sign(
 
 
 def _fees(quote: Quote, fee: int | None, tip: int | None) -> dict[str, int]:
-    """Return what is offered for a unit of gas: what is given, else today's. Raises ConfigError."""
+    """Return what is offered for a unit of gas: what is given, else today's. Raises ConfigError.
+
+    However high a fee cap is, no more than the chain's base fee is taken of it; a tip is taken whole, so a gateway
+    may not name any.
+    """
     fee = quote.max_fee_per_gas if fee is None else fee
-    tip = min(quote.max_priority_fee_per_gas, fee) if tip is None else tip
+    tip = min(quote.max_priority_fee_per_gas, TIP_QUOTED_MAX, fee) if tip is None else tip
     if tip > fee:
         raise ConfigError(f"a tip of {tip} is more than the fee that it is part of, {fee}")
     return {"max_fee_per_gas": fee, "max_priority_fee_per_gas": tip}
