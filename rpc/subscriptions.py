@@ -323,6 +323,10 @@ class Hub:
                 _log.warning("news are late", error=str(error))  # the next head tries again
 
     async def _advance(self) -> None:
+        if self.link.head.height < self._told:  # a node that was set back, or of another chain, begun anew
+            self._told = self.link.head.height
+            for subscription in list(self._live):
+                subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
         while self._told < self.link.head.height:
             newest = self.link.head.height
             if not self._live:

@@ -269,3 +269,23 @@ def test_a_replay_lets_others_have_their_turn_and_ends_where_blocks_are_gone() -
         assert hub.weight_of("somebody") == 0
 
     asyncio.run(main())
+
+
+def test_who_listens_is_told_when_the_node_was_set_back() -> None:
+    async def main() -> None:
+        link = Source(9)
+        hub = Hub(cast(Link, link))
+        running = asyncio.ensure_future(hub.run())
+        closed: list[int] = []
+        old, new = session(hub, closed), session(hub, [])
+        old.start(cast(Filter, Heights()), None)
+        link.move(3)
+        await settle()
+        assert closed == [4009]
+        new.start(cast(Filter, Heights()), None)
+        link.move(5)
+        await settle()
+        assert heights(new) == [4, 5] and heights(old) == []
+        running.cancel()
+
+    asyncio.run(main())
