@@ -462,10 +462,7 @@ class Mempool:
     def _compact(self) -> None:
         """Rebuild a heap that is mostly made of what has left."""
         if len(self._tails) > 2 * len(self._senders) + _SLACK:
-            self._tails = [
-                (sender.worth, -sender.weighed, address)
-                for address, sender in self._senders.items()
-            ]
+            self._tails = [(sender.worth, -sender.weighed, address) for address, sender in self._senders.items()]
             heapq.heapify(self._tails)
         if len(self._expiry) > 2 * len(self._by_hash) + _SLACK:
             self._expiry = [
