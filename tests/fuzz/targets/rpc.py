@@ -33,6 +33,7 @@ from state.primitives.errors import (
     ConfigError,
     DecodeError,
 )
+from state.transition.calls import SYSTEM_PREFIX
 from tests.fuzz import blobs
 from tests.fuzz.targets.base import Target, of_text
 
@@ -142,7 +143,7 @@ CONTRACT_ANSWER = json.dumps(
     {
         "id": 0,
         "result": {
-            "name": "staking", "address": "0x" + "22" * 20,
+            "name": "staking", "address": "0x" + (SYSTEM_PREFIX + b"\1").hex(),
             "abi": [{"type": "function", "name": "stakeOf", "stateMutability": "view",
                      "inputs": [{"name": "who", "type": "address"}, {"name": "n", "type": "uint8"}],
                      "outputs": [{"name": "amount", "type": "uint256"}]}, {"type": "event"}],
