@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import cbor2
@@ -148,3 +150,46 @@ def test_a_bignum_is_no_second_spelling_of_a_shorter_number(tag: int, size: int)
                 assert size <= 8 or not first or spelled != data
             else:
                 assert encode(value) == spelled == data and size > 8 and first
+
+
+NUMBERS = st.sampled_from([*range(0, 72, 8), 128, 200, 255]).flatmap(
+    lambda bits: st.integers(-(1 << bits) - 2, (1 << bits) + 2)
+)
+SPELLED = st.recursive(
+    st.none() | NUMBERS | st.binary(max_size=40) | st.text(max_size=30), lambda inner: st.lists(inner, max_size=4)
+)
+
+
+def spell(value: Value, draw: Callable[[int], int]) -> bytes:
+    """Return one of the spellings of ``value``; each ``draw`` of 0 is for the canonical one."""
+
+    def head(major: int, number: int) -> bytes:
+        widths = [width for width in (0, 1, 2, 4, 8) if number < (1 << 8 * width if width else 24)]
+        width = widths[draw(len(widths))]
+        low = number if not width else 23 + width.bit_length()
+        return bytes([major << 5 | low]) + (number.to_bytes(width, "big") if width else b"")
+
+    if value is None:
+        return b"\xf6"
+    if isinstance(value, int):
+        number = ~value if value < 0 else value
+        if number < 1 << 64 and not draw(3):
+            return head(int(value < 0), number)
+        data = bytes(draw(4)) + number.to_bytes((number.bit_length() + 7) // 8, "big")
+        return head(6, 2 + (value < 0)) + head(2, len(data)) + data
+    if isinstance(value, bytes):
+        return head(2, len(value)) + value
+    if isinstance(value, str):
+        return head(3, len(value.encode())) + value.encode()
+    return head(4, len(value)) + b"".join(spell(item, draw) for item in value)
+
+
+@settings(max_examples=500)
+@given(SPELLED, st.integers(1, 12), st.randoms(use_true_random=False))
+def test_of_all_spellings_one_is_accepted(value: Value, rare: int, chance: Random) -> None:
+    data = spell(value, lambda count: 0 if chance.randrange(rare) else chance.randrange(count))
+    if data == encode(value):
+        assert decode(data, limit_bytes=1 << 16) == value
+    else:
+        with pytest.raises(DecodeError):
+            decode(data, limit_bytes=1 << 16)
