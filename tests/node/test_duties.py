@@ -150,23 +150,29 @@ async def test_a_task_is_run_checked_and_paid_though_both_sides_restart_in_its_m
     assert totals.deposited == totals.paid + totals.refunded + totals.burned
 
 
-async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -> None:
-    worker = Machine(world, 1, "compute", duties=Liar)
-    checkers = [Machine(world, number, "verify") for number in (2, 3)]
-    market = Market(world, worker, *checkers)
+async def rejected(world: World, market: Market) -> WindowRecord:
+    """Run a task of one window until that is void, as it must be for its work; return the window."""
+
+    def is_void() -> bool:
+        window = market.window(0)
+        return window is not None and window.phase == WindowPhase.VOID
+
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(10, 10, 10))
         for machine in market.machines:
             await nursery.start(machine.run)
-
-        def is_void() -> bool:
-            window = market.window(0)
-            return window is not None and window.phase == WindowPhase.VOID
-
         await world.mint_until(is_void, timeout_s=120)
         nursery.cancel_scope.cancel()
     window = market.window(0)
     assert window is not None and window.reason == Reason.WORK_REJECTED
+    return window
+
+
+async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -> None:
+    worker = Machine(world, 1, "compute", duties=Liar)
+    checkers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    window = await rejected(world, market)
     assert {seat.address for seat in window.jurors} < {machine.wallet.address for machine in checkers}
     assert worker.wallet.address in market.record.excluded
     assert market.paid(worker) == []
@@ -180,19 +186,7 @@ async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: Wor
     worker = Machine(world, 1, "compute", duties=duties)
     checkers = [Machine(world, number, "verify") for number in (2, 3)]
     market = Market(world, worker, *checkers)
-    async with trio.open_nursery() as nursery:
-        await market.start(nursery, make_spec(10, 10, 10))
-        for machine in market.machines:
-            await nursery.start(machine.run)
-
-        def is_void() -> bool:
-            window = market.window(0)
-            return window is not None and window.phase == WindowPhase.VOID
-
-        await world.mint_until(is_void, timeout_s=120)
-        nursery.cancel_scope.cancel()
-    window = market.window(0)
-    assert window is not None and window.reason == Reason.WORK_REJECTED
+    window = await rejected(world, market)
     seats = (*window.verifiers, *window.jurors)
     assert {finding.code for seat in seats for finding in seat.findings or ()} == {Code.UNAVAILABLE}
     assert market.paid(worker) == []

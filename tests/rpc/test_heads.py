@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rpc import doors
@@ -168,14 +169,14 @@ def test_a_kept_head_changes_nothing(requests: list[bytes], data: st.DataObject)
 
 def test_a_request_is_parsed_only_once_if_its_head_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = 0
-    begin = doors.HttpToolsProtocol.on_header
+    begin = HttpToolsProtocol.on_header
 
     def count(self: Any, name: bytes, value: bytes) -> None:
         nonlocal parsed
         parsed += name == b"host"
         begin(self, name, value)
 
-    monkeypatch.setattr(doors.HttpToolsProtocol, "on_header", count)
+    monkeypatch.setattr(HttpToolsProtocol, "on_header", count)
 
     async def main() -> None:
         protocol = make()
