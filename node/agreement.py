@@ -14,23 +14,24 @@ import trio
 from consensus import sync
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard_log import FileLog, VoteDirectory
+from consensus.remote_voter import RemoteVoter
 from consensus.replica import root_of
 from consensus.service import BuildRequest, ConsensusService, VotingKey
-from consensus.signer_service import RemoteVoter
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
 from node.compact_service import CompactBlocks
 from node.config import Checkpoint, NodeOptions, parse_vote_key
 from node.forks import kept, to_keep
+from node.guards import open_guard
 from node.hearsay import HearsayService
 from node.home import Home
 from node.ledger import NodeLedger
 from node.metrics import NodeMetrics
-from node.signer import LocalVoter, make_voter, open_guard, votes_elsewhere
 from node.stages import Stages
 from node.sync.begin import CheckpointMismatch
 from node.sync.wiring import checkpoint_of
 from node.verifier import SignatureVerifier
+from node.voter import LocalVoter, make_voter, votes_elsewhere
 from p2p.frame import Class
 from p2p.identity import Identity
 from p2p.limits import RateLimiter
@@ -223,7 +224,7 @@ class Agreement:
     def _next_key(self, home: Home, number: int, view: int, secret: SecretKey) -> VotingKey:
         """Open the guard of a key that takes over when the chain seats it."""
         directory = open_guard(
-            home,
+            home.guard_of(secret.vote_key),
             self._ledger.runtime.genesis_hash,
             secret.vote_key,
             may_have_voted=_may_have_voted(self._ledger, number, secret.vote_key),

@@ -6,11 +6,10 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from consensus.guard import Guard
-from consensus.guard_log import VoteDirectory
-from node.config import NodeOptions, dump_options, load_options
+from node.config import KeyOptions, NodeOptions, dump_options, load_options
+from node.guards import begin_guard
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import (
     GENESIS_LIMIT_BYTES,
@@ -24,7 +23,6 @@ from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_ke
 
 __all__ = [
     "Home",
-    "begin_guard",
     "create_home",
     "load_key",
     "node_secret",
@@ -35,6 +33,18 @@ __all__ = [
     "write_private",
     "write_whole",
 ]
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class _Options(DataclassInstance, Protocol):
+        """Options of whatever lives in a home."""
+
+        @property
+        def keys(self) -> KeyOptions:
+            """Where its keys are."""
+            ...
+
 
 CONFIG_FILE: Final = "config.toml"
 GENESIS_FILE: Final = "genesis.json"
@@ -63,8 +73,17 @@ class Home:
 
     def guard_of(self, vote_key: bytes) -> Path:
         """The durable record of one vote key's votes: a key that came by rotation has its own folder."""
-        own = self.root / "data" / f"guard-{vote_key[:8].hex()}"
+        own = self.own_guard_of(vote_key)
         return own if own.exists() else self.guard
+
+    def own_guard_of(self, vote_key: bytes) -> Path:
+        """Where the record of a key begins beside that of the key which still votes."""
+        return self.root / "data" / f"guard-{vote_key[:8].hex()}"
+
+    def passphrase_file(self, keys: KeyOptions) -> Path | None:
+        """Where the passphrase is kept; None where a person has to be asked for it."""
+        file = self.path(keys.passphrase_file) if keys.passphrase_file else None
+        return file if file is not None and file.exists() else None
 
     @property
     def evidence(self) -> Path:
@@ -140,10 +159,13 @@ def load_genesis(path: Path) -> Genesis:
 
 
 def create_home(
-    root: Path, *, genesis: Genesis, options: NodeOptions, account: SecretKey, vote: SecretKey | None,
-    passphrase: str, scrypt_n: int = SCRYPT_N, keep_passphrase: bool = True,
+    root: Path, *, genesis: Genesis, options: _Options, account: SecretKey, vote: SecretKey | None,
+    passphrase: str, scrypt_n: int = SCRYPT_N, keep_passphrase: bool = True, is_new_vote_key: bool = True,
 ) -> Home:  # fmt: skip
-    """Write a new home. Raises ConfigError when one is already there: keys are never overwritten."""
+    """Write a new home, of a node or of a signer. Only a new vote key gets an empty guard: others may have voted.
+
+    Raises ConfigError when one is already there: keys are never overwritten.
+    """
     home = Home(root)
     if home.config.exists():
         raise ConfigError(f"{root}: a node lives here already; nothing was changed")
@@ -154,23 +176,11 @@ def create_home(
     save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
     if vote is not None:
         save_key(home.path(options.keys.vote), vote, passphrase, scrypt_n=scrypt_n)
-        begin_guard(home, genesis_hash(genesis), vote.vote_key)
+        if is_new_vote_key:
+            begin_guard(home.guard, genesis_hash(genesis), vote.vote_key)
     write_whole(home.genesis, genesis_to_json(genesis))
     write_whole(home.config, dump_options(options))  # last: a home without it is unfinished
     return home
-
-
-def begin_guard(home: Home, chain_hash: bytes, vote_key: bytes, *, is_next: bool = False) -> None:
-    """Begin the record of a key that was drawn just now; one whose record is gone may have voted.
-
-    With ``is_next`` in a folder of its own, beside that of the key which still votes.
-    """
-    directory = VoteDirectory(home.root / "data" / f"guard-{vote_key[:8].hex()}" if is_next else home.guard)
-    try:
-        if not directory.has_guard():
-            directory.create_guard(Guard(chain_hash, vote_key))
-    finally:
-        directory.close()
 
 
 def rewrite_options(home: Home, options: NodeOptions) -> None:

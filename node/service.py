@@ -41,7 +41,6 @@ from node.metrics import NodeMetrics, serve_metrics
 from node.reachability import Reachability, judge
 from node.relay import registered_relays
 from node.runtime import make_runtime
-from node.signer import votes_elsewhere
 from node.stages import Stages
 from node.sync.bar import outlook, show_block_sync
 from node.sync.phase import run_state_sync
@@ -49,6 +48,7 @@ from node.sync.wiring import make_server, open_chain
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
 from node.verifier import SignatureVerifier, VerifierOptions
 from node.view import LiveNode, make_view
+from node.voter import votes_elsewhere
 from node.wallet import Wallet
 from p2p.identity import Identity, Role
 from p2p.limits import NetworkLimits

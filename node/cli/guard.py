@@ -194,6 +194,5 @@ def _whose(home: Home) -> tuple[bytes, bytes]:
         raise ConfigError(f"{home.root}: the guard is the signer's; on its machine: dekube signer status")
     if not path.exists():
         raise ConfigError(f"{path}: no vote key, so no guard; this home is not a validator's")
-    file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
-    key = open_key(path, file if file is not None and file.exists() else None)
+    key = open_key(path, home.passphrase_file(options.keys))
     return genesis_hash(home.load_genesis()), key.vote_key

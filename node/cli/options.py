@@ -130,8 +130,7 @@ def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
 def account_of_home(home: Home) -> SecretKey:
     """Return the account key of the node in ``home``. Raises ConfigError or KeystoreError."""
     options = home.load_options()
-    file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
     path = home.path(options.keys.account)
     if not path.exists():
         raise ConfigError(f"{path}: no account key; `dekube init` makes one")
-    return open_key(path, file if file is not None and file.exists() else None)
+    return open_key(path, home.passphrase_file(options.keys))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from node.cli.options import ask_new_passphrase, ask_passphrase, home_option, op
 from node.cli.output import json_option, show, show_fields
 from node.cli.tasks import ADDRESS
 from node.config import parse_vote_key
-from node.home import Home, load_genesis
+from node.home import Home, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError
@@ -27,6 +27,7 @@ from state.transition.staking import stake_payload
 __all__ = ["signer"]
 
 _Answer = TypeVar("_Answer", SignerStatus, Keys)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _as_key(_ctx: click.Context, _param: click.Parameter, text: str) -> bytes:
@@ -36,6 +37,18 @@ def _as_key(_ctx: click.Context, _param: click.Parameter, text: str) -> bytes:
 _key_option = click.option(
     "--vote-key", default="", callback=_as_key, metavar="0xKEY", help="Which key, where the signer has several."
 )
+
+
+def _vote_options(function: _Function) -> _Function:
+    """Let the command take an existing vote key."""
+    function = click.option(
+        "--passphrase-file",
+        type=click.Path(path_type=Path),
+        help="File (mode 0600) with the passphrase of --keystore; else it is asked for.",
+    )(function)
+    return click.option(
+        "--keystore", type=click.Path(path_type=Path), help="An existing vote key; without it a new one is drawn."
+    )(function)
 
 
 @click.group()
@@ -59,14 +72,7 @@ def signer() -> None:
 @signer.command()
 @home_option
 @click.option("--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network.")
-@click.option(
-    "--keystore", type=click.Path(path_type=Path), help="An existing vote key; without it a new one is drawn."
-)
-@click.option(
-    "--passphrase-file",
-    type=click.Path(path_type=Path),
-    help="File (mode 0600) with the passphrase of --keystore; else it is asked for.",
-)
+@_vote_options
 @click.option("--listen", default="", metavar="HOST:PORT", help="Serve nodes on other machines, encrypted.")
 @click.option(
     "--client",
@@ -89,15 +95,15 @@ def init(
 
     An existing key gets no record: import its watermark before the first run.
     """
-    from node.signer import SignerHomeOptions, check_signer_options, create_signer_home
+    from node.signer.home import SignerHomeOptions, check_signer_options
 
     options = check_signer_options(SignerHomeOptions(listen=listen, clients=clients))
     document = load_genesis(genesis)
     vote = random_key() if keystore is None else open_key(keystore, passphrase_file)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
     account = random_key()
-    create_signer_home(
-        home.root, genesis=document, account=account, vote=vote, is_new_key=keystore is None, options=options,
+    create_home(
+        home.root, genesis=document, account=account, vote=vote, is_new_vote_key=keystore is None, options=options,
         passphrase=passphrase, keep_passphrase=unattended,
     )  # fmt: skip
     fields = {
@@ -114,14 +120,7 @@ def init(
 
 @signer.command(name="add-key")
 @home_option
-@click.option(
-    "--keystore", type=click.Path(path_type=Path), help="An existing vote key; without it a new one is drawn."
-)
-@click.option(
-    "--passphrase-file",
-    type=click.Path(path_type=Path),
-    help="File (mode 0600) with the passphrase of --keystore; else it is asked for.",
-)
+@_vote_options
 @json_option
 def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_json: bool) -> None:
     """Put a further vote key into the signer's home, with a guard of its own; the next start serves it.
@@ -130,7 +129,7 @@ def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_
     as signer.vote_key_next in the node's config.toml, and restart both. An existing key gets no record: import its
     watermark before the next start.
     """
-    from node.signer import add_signer_key
+    from node.signer.home import add_signer_key
 
     vote = random_key() if keystore is None else open_key(keystore, passphrase_file)
     add_signer_key(home, vote, is_new_key=keystore is None, passphrase=_passphrase(home))
@@ -168,7 +167,7 @@ def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None
 )
 def run(home: Home, accept_empty_guard: bool) -> None:
     """Run the signer in --home until SIGTERM or Ctrl-C."""
-    from node.signer import run_signer
+    from node.signer.service import run_signer
 
     run_signer(
         home,
@@ -230,7 +229,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
     """Take over the watermark in FILE: from now on this signer votes only above it. It must not run."""
-    from node.signer import vote_keys_of
+    from node.signer.home import vote_keys_of
 
     mark = read_watermark(file)
     keys = [key.vote_key for key in vote_keys_of(home, _passphrase(home))]
@@ -239,7 +238,7 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
 
 
 def _ask(home: Home, request: Request, expected: type[_Answer]) -> _Answer:
-    from node.signer import ask_home
+    from node.signer.service import ask_home
 
     answer = trio.run(ask_home, home, request)
     if not isinstance(answer, expected):
@@ -259,7 +258,7 @@ def _choose(keys: Sequence[bytes], vote_key: bytes) -> bytes:
 
 def _key_of(home: Home, vote_key: bytes) -> SecretKey:
     """Return the key of a signer's home that is meant. Raises ConfigError, KeystoreError."""
-    from node.signer import vote_keys_of
+    from node.signer.home import vote_keys_of
 
     keys = {key.vote_key: key for key in vote_keys_of(home, _passphrase(home))}
     return keys[_choose(list(keys), vote_key)]
@@ -267,8 +266,6 @@ def _key_of(home: Home, vote_key: bytes) -> SecretKey:
 
 def _passphrase(home: Home) -> str:
     """Return the passphrase of a signer's home, asked for where it is not kept there."""
-    from node.signer import load_signer_options
+    from node.signer.home import load_signer_options
 
-    options = load_signer_options(home.config)
-    file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
-    return ask_passphrase(file if file is not None and file.exists() else None)
+    return ask_passphrase(home.passphrase_file(load_signer_options(home.config).keys))

@@ -74,7 +74,8 @@ def rotate_keys(session: Session, as_json: bool) -> None:
     node once again with both before that. Run again when the new key sits: the next rotation begins with it. A key
     that waits for its first seat already is registered once more.
     """
-    from node.home import begin_guard, load_key, read_passphrase, rewrite_options, save_key
+    from node.guards import begin_guard
+    from node.home import load_key, read_passphrase, rewrite_options, save_key
 
     home, key = session.home, session.key()
     options = home.load_options()
@@ -91,7 +92,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
             following = random_key()
             file = f"keys/vote-{following.vote_key[:8].hex()}.json"
             save_key(home.path(file), following, passphrase)
-            begin_guard(home, chain, following.vote_key, is_next=True)
+            begin_guard(home.own_guard_of(following.vote_key), chain, following.vote_key)
             options = replace(options, keys=replace(options.keys, vote_next=file))
             rewrite_options(home, options)
         payload = stake_payload(0, following, genesis_hash=chain, address=key.address)

@@ -18,8 +18,8 @@ from consensus.guard_log import GUARD_FILE
 from node.cli import EXIT_LOOK_FIRST
 from node.config import SignerOptions, dump_options
 from node.control import ask_node
-from node.home import Home
-from node.signer import SignerHomeOptions, create_signer_home
+from node.home import Home, create_home
+from node.signer.home import SignerHomeOptions
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import genesis_hash
@@ -28,7 +28,7 @@ from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
 from tests.cluster.network import wait_for
 from tests.cluster.ports import free_ports
-from tests.node.test_signer import signer_process
+from tests.node.signer.world import signer_process
 
 pytestmark = pytest.mark.cluster
 
@@ -69,8 +69,8 @@ def test_a_validator_votes_through_its_signer_over_tcp_and_both_may_be_killed(tm
     options = SignerHomeOptions(
         listen=f"127.0.0.1:{port + 3}", clients=(format_address(member.account.address),)
     )  # fmt: skip
-    signer = create_signer_home(
-        tmp_path / "signer", genesis=plan.genesis, account=account, vote=member.vote, is_new_key=True,
+    signer = create_home(
+        tmp_path / "signer", genesis=plan.genesis, account=account, vote=member.vote, is_new_vote_key=True,
         passphrase="p", options=options, scrypt_n=2,
     )  # fmt: skip
     elsewhere = SignerOptions(

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from consensus.guard import Guard, GuardOutdated, GuardRefused
+from consensus.remote_voter import LinkOptions, RemoteVoter, ask_signer
 from consensus.signer import (
     VOTES_PAGE,
     Answer,
@@ -42,7 +43,7 @@ from consensus.signer import (
     encode_request,
     frame,
 )
-from consensus.signer_service import LinkOptions, RemoteVoter, SignerKey, SignerServer, ask_signer
+from consensus.signer_server import SignerKey, SignerServer
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.keys import SecretKey
@@ -597,8 +598,8 @@ async def test_an_opening_of_votes_that_the_key_never_cast_is_not_one(
 async def test_an_opening_without_end_is_left_and_a_long_one_keeps_the_newest(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consensus.signer_service.OPENING_VOTES_MAX", 10 * VOTES_PAGE)
-    monkeypatch.setattr("consensus.signer_service.OPENING_KEPT_MAX", 200)
+    monkeypatch.setattr("consensus.remote_voter.OPENING_VOTES_MAX", 10 * VOTES_PAGE)
+    monkeypatch.setattr("consensus.remote_voter.OPENING_KEPT_MAX", 200)
     signed = [null_of(view) for view in range(1, 3 * VOTES_PAGE)]
 
     def without_end(request: AskVotes) -> tuple[Vote, ...]:

@@ -6,8 +6,8 @@ import pytest
 
 from consensus.guard import GuardMissing
 from node.config import NodeOptions
+from node.guards import open_guard
 from node.home import Home, create_home, load_key, read_passphrase, write_private
-from node.signer import open_guard
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import Genesis, GenesisValidator, genesis_hash
 from state.primitives.keys import SecretKey
@@ -61,7 +61,7 @@ def test_the_guard_of_a_vote_key_begins_with_its_home_and_is_never_begun_anew(tm
 
     def open_it() -> None:
         open_guard(
-            home, genesis_hash(GENESIS), VOTE.vote_key, may_have_voted=False, tip=(0, 0), accepts_empty=False
+            home.guard, genesis_hash(GENESIS), VOTE.vote_key, may_have_voted=False, tip=(0, 0), accepts_empty=False
         ).close()
 
     open_it()

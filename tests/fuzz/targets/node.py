@@ -37,7 +37,7 @@ from node.light import Endpoint as LightEndpoint
 from node.light import LightFile, load_light_file, save_light_file
 from node.promises import decode_published
 from node.relay import RelayHomeOptions
-from node.signer import SignerHomeOptions, load_signer_options
+from node.signer.home import SignerHomeOptions, load_signer_options
 from node.sync import messages as sync_messages
 from node.sync.messages import (
     Offer,
@@ -241,7 +241,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "signer options", Target(
         of_file("signer.toml", load_signer_options),
         (dump_options(SignerHomeOptions(listen="h:1", clients=(format_address(KEY.address),))).encode(),),
-        ("node.signer:load_signer_options",), (ConfigError,), cost=4, memory=400,
+        ("node.signer.home:load_signer_options",), (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "peer text", Target(of_text(parse_peer), (PEER,), ("node.config:parse_peer",), (ConfigError,))
     yield (

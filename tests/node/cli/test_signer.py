@@ -16,14 +16,14 @@ from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.cli.transactions import read_possession
 from node.home import Home, save_key
-from node.signer import load_signer_options
+from node.signer.home import load_signer_options
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, StoreError
 from state.primitives.genesis import genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import encrypt_keystore
 from state.transition.staking import stake_payload
-from tests.node.test_signer import CHAIN, GENESIS, NODE, signer_process
+from tests.node.signer.world import CHAIN, GENESIS, NODE, signer_process
 
 KEY = SecretKey(b"k" * 32)
 WHO = format_address(NODE.address)

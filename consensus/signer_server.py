@@ -1,0 +1,227 @@
+"""The signer's end of a connection on trio: keys behind their guards, each for one voter at a time.
+
+The streams are injected: a Unix socket, or a channel that the node encrypts and authenticates. Nothing leaves the
+signer before its record is on the disk, and after a failed write nothing leaves it at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import trio
+
+from consensus.guard_log import Log
+from consensus.signer import (
+    KEYS_MAX,
+    OPERATOR_REQUESTS,
+    REQUEST_BYTES_MAX,
+    Answer,
+    AskKeys,
+    AskStatus,
+    FrameReader,
+    Keys,
+    Open,
+    Request,
+    Retire,
+    SignerCore,
+    SignerRefused,
+    Writes,
+    decode_request,
+    encode_answer,
+    frame,
+    refusal_of,
+)
+from state.primitives.errors import DecodeError, DekubeError, StoreError
+
+__all__ = ["SignerKey", "SignerLimits", "SignerServer"]
+
+RECEIVE_BYTES: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class SignerLimits:
+    """What one connection may cost the signer; times in seconds."""
+
+    idle_s: float = 10.0
+    """A voter that says nothing for so long is gone: its place is free for the next."""
+    send_s: float = 5.0
+    requests_per_s: float = 200.0
+    """Faster requests wait: three votes and a proof a view are a few a second."""
+    requests_burst: int = 400
+
+
+class SignerKey(NamedTuple):
+    """One vote key behind its guard, and the record that the guard was loaded from."""
+
+    core: SignerCore
+    log: Log
+
+
+class _Place:
+    """The one place of a key's voter."""
+
+    def __init__(self, core: SignerCore, log: Log) -> None:
+        self.core = core
+        self.log = log
+        self.voter: _Connection | None = None
+
+
+class _Connection:
+    """One connection's end, how fast it asks, and whose voter it is."""
+
+    def __init__(self, limits: SignerLimits) -> None:
+        self.place: _Place | None = None
+        self._limits = limits
+        self._tokens = float(limits.requests_burst)
+        self._since_s = trio.current_time()
+
+    async def wait_turn(self) -> None:
+        """Wait until the rate allows another request."""
+        now_s = trio.current_time()
+        self._tokens += (now_s - self._since_s) * self._limits.requests_per_s
+        self._tokens = min(self._tokens, float(self._limits.requests_burst)) - 1
+        self._since_s = now_s
+        if self._tokens < 0:
+            await trio.sleep(-self._tokens / self._limits.requests_per_s)
+
+
+class SignerServer:
+    """Serves vote keys, each to one voter at a time; who names none gets the first.
+
+    ``on_refusal`` is told what was refused. Raises StoreError from ``serve`` when a write fails; the process must
+    end then, and until it does it refuses all.
+    """
+
+    def __init__(
+        self,
+        *keys: SignerKey,
+        limits: SignerLimits | None = None,
+        on_refusal: Callable[[DekubeError, Request], None] | None = None,
+    ) -> None:
+        self._places = {key.core.vote_key: _Place(*key) for key in keys}
+        assert 0 < len(self._places) == len(keys) <= KEYS_MAX, "each key once"
+        self._on_refusal = on_refusal
+        self._limits = limits or SignerLimits()
+        self._disk = trio.Lock()
+        self._failure: StoreError | None = None
+
+    @property
+    def vote_keys(self) -> tuple[bytes, ...]:
+        """The keys that are served."""
+        return tuple(self._places)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a node votes with any of the keys now."""
+        return any(place.voter is not None for place in self._places.values())
+
+    async def serve(self, stream: trio.abc.Stream, *, is_local: bool) -> None:
+        """Answer one connection until it ends; ``is_local``: it may also ask what only the operator may.
+
+        Raises StoreError when the disk fails; whatever the other end does costs it its connection alone.
+        """
+        connection = _Connection(self._limits)
+        try:
+            await self._answer_all(stream, connection, is_local=is_local)
+        except (DecodeError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            _leave(connection)
+            await trio.aclose_forcefully(stream)
+
+    async def _answer_all(self, stream: trio.abc.Stream, connection: _Connection, *, is_local: bool) -> None:
+        reader = FrameReader(REQUEST_BYTES_MAX)
+        while True:
+            with trio.fail_after(self._limits.idle_s):
+                data = await stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return
+            for body in reader.feed(bytes(data)):
+                number, request = decode_request(body)
+                await connection.wait_turn()
+                try:
+                    answer = await self._answer(connection, request, is_local=is_local)
+                except StoreError:
+                    raise
+                except DekubeError as error:
+                    answer = refusal_of(error)
+                    if self._on_refusal is not None:
+                        self._on_refusal(error, request)
+                with trio.fail_after(self._limits.send_s):
+                    await stream.send_all(frame(encode_answer(number, answer)))
+
+    async def _answer(self, connection: _Connection, request: Request, *, is_local: bool) -> Answer:
+        if isinstance(request, OPERATOR_REQUESTS) and not is_local:
+            raise SignerRefused("operator_only", "this is asked on the signer's own machine alone")
+        match request:
+            case AskKeys():
+                return Keys(self.vote_keys)
+            case AskStatus(vote_key):
+                place = self._place(vote_key)
+                return place.core.status(is_taken=place.voter is not None)
+            case Open(_, vote_key):
+                place = self._place(vote_key)
+                if place.voter not in (None, connection):
+                    raise SignerRefused("signer_busy", "another node votes with this key")
+                return await self._open(connection, place, request)
+            case Retire(vote_key):
+                return await self._step(self._place(vote_key), request)
+            case _:
+                if connection.place is None:
+                    raise SignerRefused("signer_not_open", "the voter's place was not taken first, or was lost")
+                return await self._step(connection.place, request)
+
+    async def _open(self, connection: _Connection, place: _Place, request: Open) -> Answer:
+        is_new = connection.place is not place
+        place.voter = connection  # before anything waits: two may ask at once
+        try:
+            answer = await self._step(place, request)
+        except BaseException:
+            if is_new:
+                place.voter = None
+            raise
+        if is_new:
+            _leave(connection)
+            connection.place = place
+        return answer
+
+    def _place(self, vote_key: bytes) -> _Place:
+        if not vote_key:
+            return next(iter(self._places.values()))
+        place = self._places.get(vote_key)
+        if place is None:
+            raise SignerRefused("vote_key_unknown", f"the signer has no vote key 0x{vote_key.hex()}")
+        return place
+
+    async def _step(self, place: _Place, request: Request) -> Answer:
+        # One at a time and not to be cancelled: what the guard keeps must be on the disk before anyone, also the
+        # next connection, is told of it.
+        async with self._disk:
+            if self._failure is not None:
+                raise self._failure
+            step = place.core.step(request)
+            if step.writes != Writes():
+                try:
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(_write, place.log, step.writes)
+                except StoreError as error:
+                    self._failure = error
+                    raise
+            return step.answer
+
+
+def _write(log: Log, writes: Writes) -> None:
+    if writes.replace:
+        log.replace(writes.replace)
+    if writes.append:
+        log.append(writes.append)
+        log.sync()
+
+
+def _leave(connection: _Connection) -> None:
+    """Give the place that a connection has to the next."""
+    if connection.place is not None:
+        connection.place.voter = None
+        connection.place = None

@@ -1,0 +1,171 @@
+"""The signer's process: vote keys behind their guards, served to the nodes that may use them (trio).
+
+It listens on a Unix socket in its home, and where its owner says so on TCP, encrypted and authenticated: the node
+proves its address, which must be on the signer's list, and the signer the address that the node's options name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from consensus.remote_voter import ask_signer
+from consensus.signer import Answer, Request, SignerCore, SignerUnavailable
+from consensus.signer_server import SignerKey, SignerServer
+from node.config import parse_host_port
+from node.control import short_path
+from node.guards import open_guard
+from node.home import Home, load_key, node_secret, read_passphrase, write_whole
+from node.logs import configure_logs
+from node.signer.door import Door
+from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
+from p2p.identity import Identity
+from state.primitives.address import format_address, parse_address
+from state.primitives.errors import DekubeError
+from state.primitives.genesis import genesis_hash
+from state.primitives.votes import VoteKey
+
+__all__ = ["ask_home", "run_signer", "serve_signer"]
+
+_log = structlog.get_logger("signer")
+
+CONNECTIONS_MAX: Final = 16
+
+
+async def ask_home(home: Home, request: Request) -> Answer:
+    """Ask the signer that runs in ``home``. Raises SignerUnavailable, or what a refusal stands for."""
+    try:
+        stream = await trio.open_unix_socket(short_path(signer_socket(home)))
+    except OSError as error:
+        raise SignerUnavailable(f"no signer runs in {home.root} ({error})") from None
+    return await ask_signer(stream, request)
+
+
+async def serve_signer(
+    home: Home, options: SignerHomeOptions, server: SignerServer, make_identity: Callable[[], Identity],
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:  # fmt: skip
+    """Listen until cancelled; tells ``task_status`` the host:port of the TCP listener, "" without one.
+
+    Raises StoreError when the guard's disk fails.
+    """
+    path = signer_socket(home)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)  # the guard's lock tells that no other signer lives here
+    local = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    await local.bind(short_path(path))
+    path.chmod(0o600)
+    local.listen(CONNECTIONS_MAX)
+    listeners: list[trio.SocketListener] = []
+    if options.listen:
+        host, port = parse_host_port(options.listen)
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    door = Door(
+        partial(server.serve, is_local=False),
+        make_identity,
+        clients=frozenset(parse_address(client) for client in options.clients),
+        # For each key one that votes, and one that is told that it may not.
+        connections_of_one=2 * len(server.vote_keys),
+    )
+    connections = trio.CapacityLimiter(CONNECTIONS_MAX)
+
+    async def serve_local(stream: trio.SocketStream) -> None:
+        async with connections:
+            await server.serve(stream, is_local=True)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, serve_local, [trio.SocketListener(local)])
+            bound = ""
+            if listeners:
+                name = listeners[0].socket.getsockname()
+                bound = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+                nursery.start_soon(trio.serve_listeners, door.enter, listeners)
+            task_status.started(bound)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_guard: bool = False) -> None:
+    """Run the signer in ``home`` until SIGTERM or SIGINT.
+
+    Raises ConfigError, KeystoreError, GuardMissing, GuardCorrupt, and StoreError when the guard's disk fails.
+    """
+    options = load_signer_options(home.config)
+    configure_logs(options.log)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the key
+    chain_hash = genesis_hash(home.load_genesis())
+    file = home.passphrase_file(options.keys)
+    passphrase = ask_passphrase() if file is None else read_passphrase(file)
+    votes = vote_keys_of(home, passphrase)
+    account = load_key(home.path(options.keys.account), passphrase)
+    secret = node_secret(home)
+
+    def make_identity() -> Identity:
+        now_ms = time.time_ns() // 1_000_000
+        return Identity.create(account, genesis_hash=chain_hash, now_ms=now_ms, node_secret=secret)
+
+    def tell_refusal(error: DekubeError, request: Request) -> None:
+        _log.warning("refused", code=error.code, reason=str(error), request=type(request).__name__)
+
+    with ExitStack() as stack:
+        keys: list[SignerKey] = []
+        for vote in votes:
+            # What the chain knows of the key is the node's to check, which has a chain.
+            directory = open_guard(
+                home.guard_of(vote.vote_key),
+                chain_hash,
+                vote.vote_key,
+                may_have_voted=False,
+                tip=(0, 0),
+                accepts_empty=accepts_empty_guard,
+            )
+            stack.callback(directory.close)
+            core = SignerCore(VoteKey(vote), directory.load_guard(chain_hash, vote.vote_key), chain_hash)
+            keys.append(SignerKey(core, directory.guard))
+        server = SignerServer(*keys, on_refusal=tell_refusal)
+        trio.run(_run_until_told, home, options, server, make_identity)
+    _log.info("stopped")
+
+
+async def _run_until_told(
+    home: Home, options: SignerHomeOptions, server: SignerServer, make_identity: Callable[[], Identity],
+) -> None:  # fmt: skip
+    vote_keys = ["0x" + vote_key.hex() for vote_key in server.vote_keys]
+    async with trio.open_nursery() as nursery:
+
+        async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                task_status.started()
+                async for _ in signals:
+                    _log.info("told to stop")
+                    nursery.cancel_scope.cancel()
+
+        await nursery.start(listen)
+        bound: str = await nursery.start(serve_signer, home, options, server, make_identity)
+        address = make_identity().address
+        ready = {
+            "pid": os.getpid(),
+            "address": format_address(address),
+            "vote_key": vote_keys[0],
+            "vote_keys": vote_keys,
+            "listen": bound or None,
+        }
+        write_whole(home.ready, json.dumps(ready) + "\n")
+        _log.info(
+            "the signer is ready", vote_keys=vote_keys, socket=str(signer_socket(home)), listen=bound or None
+        )
+        try:
+            await trio.sleep_forever()
+        finally:
+            home.ready.unlink(missing_ok=True)
