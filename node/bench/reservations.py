@@ -30,6 +30,8 @@ CLIENTS_MAX: Final = 100_000
 SPARE_DESCRIPTORS: Final = 256
 _PER_HOST: Final = RelayLimits().reservations_per_host_max
 _HOSTS_PER_NETWORK: Final = RelayLimits().reservations_per_network_max // _PER_HOST
+_BLOCKS: Final = 254
+"""Of 127.0.0.0/8 without 127.0, which is this machine's, and 127.255."""
 _READ_BYTES: Final = 4_096
 _ANSWER_S: Final = 60.0
 _PING_S: Final = 15.0
@@ -45,10 +47,13 @@ class BenchFailed(DekubeError):
 
 
 def source_of(number: int) -> str:
-    """Return the address from which a client comes: as many of one host, and of one network, as are allowed."""
+    """Return the address from which a client comes: as many of one host, and of one network, as are allowed.
+
+    Networks that follow one another lie in different blocks, because a relay lets in so many a second from each.
+    """
     host = number // _PER_HOST
     network = host // _HOSTS_PER_NETWORK
-    return f"127.{1 + network // 256}.{network % 256}.{1 + host % _HOSTS_PER_NETWORK}"
+    return f"127.{1 + network % _BLOCKS}.{network // _BLOCKS}.{1 + host % _HOSTS_PER_NETWORK}"
 
 
 @contextmanager
