@@ -63,7 +63,7 @@ sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds, Twins, whole nodes, on all core
 sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of three rounds; goes on where it was stopped
 	$(BIN)/python -m node.simulation run release
 
-soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on, for HOURS: killed, paused, full, wrong clocks
+soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on, for HOURS: killed, split, full, wrong clocks; clients check
 	$(BIN)/python -m tests.cluster.manifest $(SEED) --hours $(HOURS)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine

@@ -1,7 +1,9 @@
-"""Networks of real processes from one number: who is killed, paused, out of disk or of time, and who comes late.
+"""Networks of real processes from one number: what befalls them, and whether clients were told the truth.
 
-Nothing is simulated but the clock of a process, stepped by a preloaded library. A full disk is a small file system
-of the member's own; where this process may not mount one, what would fill it is a kill.
+Nothing is simulated but the clock of a process, the speed and the failures of its syncs, all by a preloaded
+library (``disturb.c``). A full disk is a small file system of the member's own; a split drops packets between
+members in a network of this process alone. Where this process may not make the one, what would fill it is a kill;
+without the other a pause takes the place of a split.
 
 ``python -m tests.cluster.manifest SEED`` plays one, ``--runs`` and ``--hours`` play on from there.
 """
@@ -15,27 +17,52 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
-from tests.cluster.network import Network, dekube, network, wait_for
+from node.config import dump_options, load_options
+from node.home import Home
+from state.primitives.errors import DekubeError
+from testnet.cluster import ask, lay_out
+from testnet.plan import CHAIN_ID
+from tests.cluster.clients import CLIENT_COINS, Clients, client_keys, read_chain
+from tests.cluster.history import check
+from tests.cluster.links import Cut, address, own_network, set_cuts
+from tests.cluster.network import Network, dekube, network, parameters, wait_for
+from tests.cluster.ports import USABLE
 
-__all__ = ["KINDS", "Disturbance", "Manifest", "build_clock", "draw", "main", "play"]
+__all__ = ["KINDS", "Disturbance", "Manifest", "build_disturb", "draw", "main", "play", "tell"]
 
-KINDS: Final = ("kill", "pause", "clock", "full")
+KINDS: Final = {
+    "kill": 3, "pause": 2, "clock": 2, "full": 2, "split": 6, "start": 2, "child": 2, "power": 1, "move": 2,
+    "slow": 2, "broken": 1,
+}  # fmt: skip
+"""How often each is drawn: killed, stopped, wrong clock, full disk, cut links, killed while it starts, a child of
+it killed, all killed at once, back at another port, slow syncs, failing syncs."""
+NETWORK: Final = "network"
+"""The member that a disturbance of all, or of the links, names."""
 DISK_BYTES: Final = 48 << 20
 STEP_MS_MAX: Final = 8_000
 """More than the two seconds that a voter bears, in both directions."""
+SYNC_MS_MAX: Final = 1_500
+START_S_MAX: Final = 4.0
+EPOCH_BLOCKS: Final = 25
 LEVEL_S: Final = 240.0
 """For everybody to be level again, also on a machine that does other things."""
 FURTHER_BLOCKS: Final = 3
+STARTS_MAX: Final = 3
+CHILDREN: Final = ("rpc.gateway", "node.signature_worker")
+ENDS_NODES: Final = frozenset(("full", "broken"))
+"""After these a node may end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +73,9 @@ class Disturbance:
     for_s: float
     kind: str
     member: str
-    step_ms: int = 0
-    """By how much its clock is wrong meanwhile."""
+    amount: int = 0
+    """Milliseconds: of a clock's step, of a sync, until a start is killed. Of a child: which."""
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +87,14 @@ class Manifest:
     late: str
     """Who starts only after ``late_s``; empty if nobody does."""
     late_s: float
+    has_epochs: bool
+    """Epochs of some seconds, after which who was away may be jailed."""
     disturbances: tuple[Disturbance, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The validators."""
+        return [f"validator-{number}" for number in range(self.validators)]
 
     def to_json(self) -> str:
         """Return what a person needs to see what was played."""
@@ -72,38 +107,70 @@ def draw(seed: int, *, lasts_s: float = 40.0) -> Manifest:
     validators = rng.choice((4, 4, 5, 6))
     names = [f"validator-{number}" for number in range(validators)]
     late = rng.choice(names[1:]) if rng.random() < 0.5 else ""
-    busy_until = dict.fromkeys(names, 0.0)
+    has_epochs = rng.random() < 0.4
+    busy_until = dict.fromkeys([*names, NETWORK], 0.0)
     found: list[Disturbance] = []
     at_s = 1.0
     while at_s < lasts_s - 5:
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        for_s = round(rng.uniform(1.0, 8.0), 1)
         free = [name for name in names if name != late and busy_until[name] <= at_s]
+        if kind in ("split", "power"):
+            free = [NETWORK] if busy_until[NETWORK] <= at_s else []
         if free:
-            member, kind = rng.choice(free), rng.choice(KINDS)
-            for_s = round(rng.uniform(1.0, 8.0), 1)
-            step_ms = rng.choice((-1, 1)) * rng.randrange(500, STEP_MS_MAX) if kind == "clock" else 0
-            found.append(Disturbance(at_s, for_s, kind, member, step_ms))
+            member = rng.choice(free)
+            cuts = _draw_cuts(rng, names) if kind == "split" else ()
+            found.append(Disturbance(at_s, for_s, kind, member, _draw_amount(rng, kind), cuts))
             busy_until[member] = at_s + for_s + 1
         at_s = round(at_s + rng.uniform(0.5, 6.0), 1)
-    return Manifest(seed, validators, late, round(rng.uniform(5, lasts_s - 5), 1) if late else 0.0, tuple(found))
+    late_s = round(rng.uniform(5, lasts_s - 5), 1) if late else 0.0
+    return Manifest(seed, validators, late, late_s, has_epochs, tuple(found))
 
 
-def build_clock(folder: Path) -> Path:
-    """Compile the library that steps clocks; return where it is."""
-    library = folder / "clockstep.so"
-    source = Path(__file__).with_name("clockstep.c")
+def _draw_amount(rng: random.Random, kind: str) -> int:
+    match kind:
+        case "clock":
+            return rng.choice((-1, 1)) * rng.randrange(500, STEP_MS_MAX)
+        case "slow":
+            return rng.randrange(50, SYNC_MS_MAX)
+        case "start":
+            return rng.randrange(50, int(START_S_MAX * 1_000))
+        case "child":
+            return rng.randrange(len(CHILDREN))
+        case _:
+            return 0
+
+
+def _draw_cuts(rng: random.Random, names: Sequence[str]) -> tuple[Cut, ...]:
+    """Two sides, in one or both directions; or single links, of which some are cut one way only."""
+    if rng.random() < 0.7:
+        side = rng.sample(names, rng.randint(1, len(names) // 2))
+        other = [name for name in names if name not in side]
+        ways = rng.choice((("out",), ("in",), ("out", "in"), ("out", "in")))
+        pairs = [*product(side, other)] if "out" in ways else []
+        pairs += [*product(other, side)] if "in" in ways else []
+        return tuple(pairs)
+    links = [(one, other) for one in names for other in names if one != other]
+    return tuple(sorted(rng.sample(links, rng.randint(1, len(links) // 2))))
+
+
+def build_disturb(folder: Path) -> Path:
+    """Compile the library that disturbs processes; return where it is."""
+    library = folder / "disturb.so"
+    source = Path(__file__).with_name("disturb.c")
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
     return library
 
 
-def set_clock(folder: Path, step_ms: int) -> None:
-    """Say by how much the clocks of the processes that start in ``folder`` are wrong."""
-    with (folder / "clock-step").open("r+b" if (folder / "clock-step").exists() else "w+b") as file:
-        file.write((step_ms * 1_000_000).to_bytes(8, sys.byteorder, signed=True))
+def tell(folder: Path, *, step_ms: int = 0, sync_ms: int = 0, sync_fails: bool = False, source: int = 0) -> None:
+    """Say how the processes that start in ``folder`` are disturbed from now on (``disturb.c``)."""
+    with (folder / "disturb").open("r+b" if (folder / "disturb").exists() else "w+b") as file:
+        file.write(struct.pack("=4q", step_ms * 1_000_000, sync_ms * 1_000_000, sync_fails, source))
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Put a file system of its own under ``folder``; False where that is not allowed."""
+    """Put a file system of its own under ``folder``; False where that is not allowed. A failure leaves a copy."""
     libc = ctypes.CDLL(None, use_errno=True)
     at = str(folder).encode()
     if libc.mount(b"tmpfs", at, b"tmpfs", 0, f"size={DISK_BYTES},mode=700".encode()) != 0:
@@ -111,6 +178,10 @@ def small_disk(folder: Path) -> Iterator[bool]:
         return
     try:
         yield True
+    except BaseException:
+        left = folder.with_name(f"{folder.name}-left")
+        shutil.copytree(folder, left, ignore=shutil.ignore_patterns("filler", "*.sock"), dirs_exist_ok=True)
+        raise
     finally:
         libc.umount2(at, 2)  # MNT_DETACH: processes that end may still hold files
 
@@ -122,15 +193,40 @@ def fill(folder: Path) -> None:
             pass
 
 
+def children(pid: int) -> dict[str, int]:
+    """Return the children of a node, by the module that each runs."""
+    found: dict[str, int] = {}
+    with suppress(OSError):
+        for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(OSError):
+                command = Path(f"/proc/{text}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                found |= {name: int(text) for name in CHILDREN if name in command}
+    return found
+
+
 class _Play:
-    def __init__(self, manifest: Manifest, net: Network, has_disk: set[str]) -> None:
+    def __init__(self, manifest: Manifest, net: Network, *, has_disk: set[str], has_links: bool) -> None:
         self.manifest = manifest
         self.net = net
         self.has_disk = has_disk
-        self.names = [f"validator-{number}" for number in range(manifest.validators)]
+        self.has_links = has_links
+        self._starts: dict[str, threading.Thread] = {}
+        self._paused: list[str] = []
+        self._moves = 0
+        self._may_end: set[str] = set()
+        self._struck: set[str] = set()
+        """Killed without the supervisor's knowledge, and not started again."""
+
+    def quiet(self) -> None:
+        """Disturb nobody yet."""
+        for name in self.manifest.names:
+            self._tell(name)
 
     def _pid(self, name: str) -> int | None:
-        return next((row["pid"] for row in self.net.verb("list") if row["name"] == name), None)
+        return next((row["pid"] for row in ask(self.net.root, "list") if row["name"] == name), None)
+
+    def _state(self, name: str) -> str:
+        return next(str(row["state"]) for row in ask(self.net.root, "list") if row["name"] == name)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         pid = self._pid(name)
@@ -138,34 +234,103 @@ class _Play:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def _tell(self, name: str, *, step_ms: int = 0, sync_ms: int = 0, sync_fails: bool = False) -> None:
+        source = int(address(name).rpartition(".")[2]) if self.has_links else 0
+        tell(self.net.root / name, step_ms=step_ms, sync_ms=sync_ms, sync_fails=sync_fails, source=source)
+
     def _begin(self, one: Disturbance) -> None:
+        if one.kind in ENDS_NODES:
+            self._may_end.add(one.member)
         match one.kind:
             case "pause":
                 self._signal(one.member, signal.SIGSTOP)
             case "clock":
-                set_clock(self.net.root / one.member, one.step_ms)
+                self._tell(one.member, step_ms=one.amount)
+            case "slow":
+                self._tell(one.member, sync_ms=one.amount)
+            case "broken":
+                self._tell(one.member, sync_fails=True)
             case "full" if one.member in self.has_disk:
                 fill(self.net.root / one.member)
+            case "child":
+                pid = self._pid(one.member)
+                child = None if pid is None else children(pid).get(CHILDREN[one.amount])
+                if child is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+            case "split" if self.has_links:
+                set_cuts(one.cuts)
+            case "split":
+                self._paused = sorted({source for source, _ in one.cuts})[: self.manifest.validators // 2]
+                for name in self._paused:
+                    self._signal(name, signal.SIGSTOP)
+            case "power":
+                pids = {row["name"]: row["pid"] for row in ask(self.net.root, "list") if row["pid"] is not None}
+                for name in self.manifest.names:
+                    if name in pids:
+                        self._struck.add(name)
+                        with suppress(ProcessLookupError):
+                            os.kill(pids[name], signal.SIGKILL)
+            case "start":
+                ask(self.net.root, "kill", one.member)
+                self._raise(one.member)
+                time.sleep(one.amount / 1_000)
+                self._struck.add(one.member)
+                self._signal(one.member, signal.SIGKILL)
             case _:
-                self.net.verb("kill", one.member)
+                ask(self.net.root, "kill", one.member)
 
     def _end(self, one: Disturbance) -> None:
         match one.kind:
             case "pause":
                 self._signal(one.member, signal.SIGCONT)
-            case "clock":
-                set_clock(self.net.root / one.member, 0)
-            case _:
+            case "clock" | "slow" | "broken":
+                self._tell(one.member)
+            case "split" if self.has_links:
+                set_cuts(())
+            case "split":
+                for name in self._paused:
+                    self._signal(name, signal.SIGCONT)
+            case "move":
+                self._move(one.member)
+            case "full":
                 (self.net.root / one.member / "filler").unlink(missing_ok=True)
-        self._raise(one.member)
+            case _:
+                pass
+        for name in self.manifest.names if one.member == NETWORK else (one.member,):
+            self._raise(name)
+
+    def _move(self, name: str) -> None:
+        """Let a member that is away listen at another port when it is back."""
+        self._moves += 1
+        port = self.net.base_port + USABLE - self._moves
+        file = Home(self.net.root / name).config
+        options = load_options(file)
+        host = options.p2p.listen.rpartition(":")[0]
+        p2p = replace(options.p2p, listen=f"{host}:{port}", advertise=(f"tcp:{host}:{port}",))
+        file.write_text(dump_options(replace(options, p2p=p2p)))
 
     def _raise(self, name: str) -> None:
-        """Start who has ended: killed, or of a disk that was full."""
-        if self.net.state(name) not in ("running", "starting"):
-            self.net.verb("restart", name)
+        """Start who has ended, beside what else happens: killed, or of a disk that failed."""
+        start = self._starts.get(name)
+        is_late = name == self.manifest.late and self._state(name) == "absent"
+        if is_late or (start is not None and start.is_alive()) or self._state(name) in ("running", "starting"):
+            return
+        self._start(name)
 
-    def run(self) -> int:
-        """Disturb, then wait until all are level; return the height. Raises AssertionError."""
+    def _start(self, name: str) -> None:
+        def start() -> None:
+            with suppress(
+                DekubeError
+            ):  # killed while it starts, or of a disk that still fails: looked at in the end
+                ask(self.net.root, "restart", name)
+
+        self._struck.discard(name)
+        self._starts[name] = threading.Thread(target=start)
+        self._starts[name].start()
+
+    def run(self) -> None:
+        """Disturb, then wait until all are level. Raises AssertionError."""
         manifest = self.manifest
         steps = [(one.at_s, 0, one) for one in manifest.disturbances]
         steps += [(one.at_s + one.for_s, 1, one) for one in manifest.disturbances]
@@ -174,18 +339,32 @@ class _Play:
         begun_s = time.monotonic()
         for at_s, which, one in sorted(steps, key=lambda step: step[:2]):
             time.sleep(max(0.0, begun_s + at_s - time.monotonic()))
+            self._check_alive()
             if which == 0:
                 self._begin(one)
             elif one.kind == "late":
-                self._raise(one.member)
+                self._start(one.member)
             else:
                 self._end(one)
-        for name in self.names:
-            self._raise(name)
-        goal = max(self.net.height(name) for name in self.names) + FURTHER_BLOCKS
-        for name in self.names:
+        self._wait_all_run()
+        goal = max(self.net.height(name) for name in manifest.names) + FURTHER_BLOCKS
+        for name in manifest.names:
             wait_for(lambda name=name: self.net.height(name) >= goal, f"{name} at {goal}", patience_s=LEVEL_S)  # type: ignore[misc]
-        return self.net.check_agreement(*self.names)
+
+    def _check_alive(self) -> None:
+        """Nobody ends by itself but for a disk that fails. Raises AssertionError."""
+        for row in ask(self.net.root, "list"):
+            is_known = row["name"] in self._struck or row["name"] in self._may_end
+            assert row["state"] != "failed" or is_known, f"{row['name']} has ended by itself"
+
+    def _wait_all_run(self) -> None:
+        for _ in range(STARTS_MAX):
+            for name in self.manifest.names:
+                self._raise(name)
+            for start in self._starts.values():
+                start.join()
+        for row in ask(self.net.root, "list"):
+            assert row["role"] != "validator" or row["state"] == "running", f"{row['name']} is {row['state']}"
 
 
 def check_left(root: Path, names: Sequence[str]) -> None:
@@ -200,28 +379,66 @@ def check_left(root: Path, names: Sequence[str]) -> None:
             assert done.returncode == 0, f"{name}: {' '.join(command)}: {done.stderr}"
 
 
+def _place(net: Network, names: Sequence[str]) -> None:
+    """Give each validator an address of its own, at which the others look for it."""
+    files = {name: Home(net.root / name).config for name in names}
+    options = {name: load_options(file) for name, file in files.items()}
+    at = {each.p2p.listen: each.p2p.listen.replace("127.0.0.1", address(name)) for name, each in options.items()}
+    for name, file in files.items():
+        old = options[name].p2p
+        bootstrap = tuple(
+            text.replace(each, at[each]) for text in old.bootstrap for each in at if text.endswith(each)
+        )
+        p2p = replace(old, listen=at[old.listen], advertise=(f"tcp:{at[old.listen]}",), bootstrap=bootstrap)
+        file.write_text(dump_options(replace(options[name], p2p=p2p)))
+
+
 def play(manifest: Manifest, folder: Path) -> int:
     """Play a manifest in an empty folder; return the height that all agree on. Raises AssertionError."""
-    root = folder / "net"
-    names = [f"validator-{number}" for number in range(manifest.validators)]
-    library = build_clock(folder)
+    root, names = folder / "net", manifest.names
+    library = build_disturb(folder)
     with ExitStack() as stack:
+        has_links = stack.enter_context(own_network())
+        if not has_links and any(one.kind == "split" for one in manifest.disturbances):
+            print("no network of its own may be made here: pauses take the place of splits", flush=True)
         has_disk = set()
         for name in names:
             (root / name).mkdir(parents=True)
             is_filled = any((one.kind, one.member) == ("full", name) for one in manifest.disturbances)
             if is_filled and stack.enter_context(small_disk(root / name)):
                 has_disk.add(name)
-            set_clock(root / name, 0)
         options = ["--no-task", "--workers", "0", "--validators", str(manifest.validators)]
         net = stack.enter_context(network(root, *options))
+        words = parameters(EPOCH_BLOCKS)[1::2] if manifest.has_epochs else []
+        lay_out(
+            root, validators=manifest.validators, workers=0, seed=1, base_port=net.base_port,
+            parameters={name: int(value) for name, value in (word.split("=") for word in words)},
+            allocations=tuple((key.address, CLIENT_COINS) for key in client_keys()),
+        )  # fmt: skip
+        if has_links:
+            _place(net, names)
+        playing = _Play(manifest, net, has_disk=has_disk, has_links=has_links)
+        playing.quiet()
         os.environ["LD_PRELOAD"] = str(library)
         try:
             net.start(*(("--without", manifest.late) if manifest.late else ()))
         finally:
             del os.environ["LD_PRELOAD"]
         net.wait_up()
-        height = _Play(manifest, net, has_disk).run()
+        clients = Clients({name: net.url(name) for name in names}, chain_id=CHAIN_ID, seed=manifest.seed)
+        clients.start()
+        try:
+            playing.run()
+        except BaseException:
+            clients.give_up()
+            raise
+        history = clients.end()
+        net.wait_height(names[0], max(net.height(name) for name in names))
+        chain = read_chain(net.url(names[0]), net.height(names[0]))
+        faults = check(history, chain, {key.address: CLIENT_COINS for key in client_keys()})
+        assert not faults, "\n".join([f"{len(faults)} faults in what clients were told:", *faults[:20]])
+        height = net.check_agreement(*names)
+        print(f"{len(history.sent)} transfers, {len(history.reads)} reads in {height} blocks", flush=True)
         net.end(signal.SIGINT)
         check_left(root, names)
     return height
