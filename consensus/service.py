@@ -7,54 +7,44 @@ chain goes on beside and comes back as an event.
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 import trio
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.core import EVIDENCE_VIEWS
+from consensus.elsewhere import Elsewhere
 from consensus.events import ConsensusParameters, Epoch, Root
-from consensus.guard import Guard, GuardRefused
+from consensus.guard import Guard
 from consensus.guard_log import Log, VoteDirectory
 from consensus.halves import NotarizedViews
 from consensus.inbound import FalseWindow, Inbox
+from consensus.metrics import Metrics, NoMetrics, Watch
+from consensus.ports import BuildRequest, ChainPort, Listener, NetworkPort
+from consensus.serving import Turns, window
 from consensus.signer import Voter
 from consensus.sync import Progress
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
     BLOCKS_MAX,
-    WINDOW_BYTES_MAX,
     BlockReply,
     BlocksPruned,
-    BlocksReply,
     Proposal,
     Votes,
-    decode_certificate,
     encode_certificate,
     encode_message,
 )
-from state.primitives.address import format_address
-from state.primitives.blocks import Block
 from state.primitives.errors import DecodeError, DekubeError, InvalidBlock
-from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Candidate, Equivocation, Vote, vrf_alpha
+from state.primitives.votes import Candidate, Equivocation, Vote, vrf_alpha
 
 __all__ = [
-    "METRICS",
-    "BuildRequest",
-    "ChainPort",
     "ConsensusHalted",
     "ConsensusService",
     "ConsensusStatus",
-    "Listener",
-    "Metrics",
-    "NetworkPort",
-    "NoMetrics",
     "VotingKey",
 ]
 
@@ -71,57 +61,8 @@ THREADS_OF_FETCHED_MAX: Final = 1
 """And proposals that were asked for by others: they are large, and no vote waits behind a false one."""
 THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
-SERVES_MAX: Final = 8
-"""Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
-SERVES_OF_ONE_MAX: Final = 2
-"""Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
-SERVES_OF_STRANGERS_MAX: Final = 6
-"""Of these, those of all askers without a seat: a validator that is behind always finds its turn."""
-STALE_VIEWS: Final = 8
-"""A vote so far below the final view is not asked for any more, so that a slow signer can catch up; nearer ones
-still show that the seat is alive."""
 EARLY_MS_MAX: Final = 2_000
 HELD_MS_MAX: Final = 60_000
-TAIL_BLOCKS: Final = 16
-"""The last blocks of an epoch: who withholds one of these chooses among randomnesses, so misses are counted."""
-
-METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "epoch": ("gauge", ()),
-    "view": ("gauge", ()),
-    "finalized_height": ("gauge", ()),
-    "finalized_view_lag": ("gauge", ()),
-    "backoff_exponent": ("gauge", ()),
-    "notarization_latency_seconds": ("histogram", ()),
-    "finalization_latency_seconds": ("histogram", ()),
-    "proposal_build_seconds": ("histogram", ()),
-    "block_execute_seconds": ("histogram", ()),
-    "vote_guard_fsync_seconds": ("histogram", ()),
-    "view_timeouts_total": ("counter", ("reason",)),
-    "nullifications_total": ("counter", ("leader",)),
-    "votes_total": ("counter", ("kind", "result")),
-    "late_votes_total": ("counter", ("kind",)),
-    "seat_last_vote_view": ("gauge", ("seat",)),
-    "missing_weight_ratio": ("gauge", ()),
-    "equivocations_total": ("counter", ("type",)),
-    "evidence_pending": ("gauge", ()),
-    "guard_refusals_total": ("counter", ("rule",)),
-    "certificates_total": ("counter", ("kind", "source")),
-    "retransmits_total": ("counter", ()),
-    "blocksync_lag_blocks": ("gauge", ()),
-    "statesync_chunks_total": ("counter", ("result",)),
-    "epoch_tail_misses_total": ("counter", ("seat",)),
-    "committee_lottery_weight_ratio": ("gauge", ()),
-    "messages_dropped_total": ("counter", ("reason",)),
-    "state_divergence": ("gauge", ()),
-    "signer_connected": ("gauge", ()),
-}
-"""Every metric of SDBFT.md 6, without its prefix ``sdbft_``: its type and its labels.
-
-A ``leader`` or ``seat`` is told by its address: its number belongs to somebody else in the next epoch. Of
-``votes_total`` the result ``stale`` was too late to be asked for, ``unanswered`` is what a signer elsewhere did
-not answer; only what a guard refused is in ``guard_refusals_total``. The node sets ``evidence_pending``,
-``signer_connected`` and ``statesync_chunks_total``; all others are set here.
-"""
 
 
 class ConsensusHalted(DekubeError):
@@ -134,157 +75,11 @@ class ConsensusHalted(DekubeError):
         self.reason = reason
 
 
-class BuildRequest(NamedTuple):
-    """What a leader's block must carry beside its transactions. ``time_ms`` is the earliest time it may have.
-
-    ``voters_bitmap`` names the seats whose FINALIZE for the parent of the parent was seen; empty when too few are.
-    """
-
-    parent_hash: bytes
-    epoch: int
-    view: int
-    seat: int
-    time_ms: int
-    voters_bitmap: bytes
-    committee_hash: bytes
-    vrf_proof: bytes
-
-
 class VotingKey(NamedTuple):
     """A vote key of this node and the directory with its guard and journal."""
 
     signer: Signer
     directory: VoteDirectory
-
-
-class ChainPort(Protocol):
-    """The chain, as consensus needs it. Long work belongs in worker threads; one call of a kind runs at a time."""
-
-    async def build(self, request: BuildRequest) -> Block | None:
-        """Return a block on an executed parent, or None when none can be built."""
-        ...
-
-    async def check(self, block: Block) -> None:
-        """Check a block on an executed parent without executing it. Raises InvalidBlock."""
-        ...
-
-    async def execute(self, block_hash: bytes, block: Block) -> tuple[bytes, bytes]:
-        """Execute a block on an executed parent; return the roots of state and receipts after it."""
-        ...
-
-    async def commit(self, block_hash: bytes, certificate: bytes, views: tuple[Certificate, ...]) -> None:
-        """Make an executed block and its executed ancestors final and durable.
-
-        ``views`` are certificates of the views up to it, NULLIFY of those that they skip and NOTARIZE of others:
-        kept with them for the evidence age.
-        """
-        ...
-
-    async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
-        """Forget blocks that can no longer become final."""
-        ...
-
-    async def block(self, block_hash: bytes) -> bytes | None:
-        """Return a final block by its hash."""
-        ...
-
-    async def blocks(self, from_height: int, count_max: int) -> list[tuple[bytes, bytes, bytes | None]]:
-        """Return final blocks of consecutive heights: hash, bytes, and the certificate stored with each.
-
-        A window is proven by a certificate inside it, so a chain that serves blocks keeps their certificates.
-        """
-        ...
-
-    def oldest_height(self) -> int:
-        """Return the lowest height from which on all final blocks are kept."""
-        ...
-
-    async def epoch(self, number: int) -> Epoch:
-        """Return an epoch whose committee is known: the next one, when the last block of this one is committed.
-
-        Raises a DekubeError when this node cannot follow there; its code becomes the reason of the halt.
-        """
-        ...
-
-    def time_ms(self, block_hash: bytes) -> int:
-        """Return the time of an executed block or the tip; 0 for one that is not known."""
-        ...
-
-
-class NetworkPort(Protocol):
-    """The peers. Neither call waits for delivery; a message that cannot be sent is lost."""
-
-    async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
-        """Send to one address."""
-        ...
-
-    async def broadcast(self, data: bytes, is_bulk: bool) -> None:
-        """Send to every other seat, and to the nodes that follow."""
-        ...
-
-    def blame(self, address: bytes, reason: str) -> None:
-        """Tell that an address sent what only a faulty node sends."""
-        ...
-
-    def ban(self, address: bytes, reason: str) -> None:
-        """Tell that an address served false blocks when it was asked for blocks."""
-        ...
-
-
-class Metrics(Protocol):
-    """Where the figures of METRICS go."""
-
-    def count(self, name: str, amount: int = 1, **labels: str) -> None:
-        """Add to a counter."""
-        ...
-
-    def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
-        ...
-
-    def observe(self, name: str, value: float) -> None:
-        """Add to a histogram, in seconds."""
-        ...
-
-    def clear(self, name: str) -> None:
-        """Forget every value of a metric with labels."""
-        ...
-
-
-class Listener(Protocol):
-    """Is told what was verified, so that it can be passed on. Called inside a step: it only takes note."""
-
-    def entered(self, epoch: Epoch, view: int) -> None:
-        """Take notice of the present epoch and view."""
-        ...
-
-    def heard(self, vote: Vote, sender: bytes) -> None:
-        """Take notice of a verified vote of this epoch, and of who brought it."""
-        ...
-
-    def certified(self, certificate: Certificate) -> None:
-        """Take notice of a verified certificate."""
-        ...
-
-    def proposed(self, candidate: Candidate, data: bytes) -> None:
-        """Take notice of a verified proposal, and of the message that it came in."""
-        ...
-
-
-class NoMetrics:
-    """Takes figures and forgets them."""
-
-    def count(self, name: str, amount: int = 1, **labels: str) -> None:
-        """Forget."""
-
-    def set(self, name: str, value: float, **labels: str) -> None:
-        """Forget."""
-
-    def observe(self, name: str, value: float) -> None:
-        """Forget."""
-
-    def clear(self, name: str) -> None:
-        """Forget."""
 
 
 class _Message(NamedTuple):
@@ -344,7 +139,7 @@ class ConsensusService:
         self._keys = tuple(keys)
         self._key = self._seated_key(epoch) or (self._keys[0] if self._keys else None)
         self._voters = tuple(voters)
-        self._voter = self._seated_voter(epoch) or next(iter(self._voters), None)
+        voter = self._seated_voter(epoch) or next(iter(self._voters), None)
         self._on_equivocation = on_equivocation
         self._on_fork = on_fork
         guard: Guard | None = None
@@ -363,7 +158,7 @@ class ConsensusService:
             parameters=parameters,
             signer=self._key.signer if self._key is not None else None,
             guard=guard,
-            vote_key=self._voter.vote_key if self._voter is not None else None,
+            vote_key=voter.vote_key if voter is not None else None,
             journal=self._logs[r.JOURNAL].read() if r.JOURNAL in self._logs else b"",
             certificates=certificates,
         )
@@ -379,17 +174,12 @@ class ConsensusService:
         self._threads_of_strangers = trio.CapacityLimiter(THREADS_OF_STRANGERS_MAX)
         self._threads_of_hearsay = trio.CapacityLimiter(THREADS_OF_HEARSAY_MAX)
         self._threads_of_fetched = trio.CapacityLimiter(THREADS_OF_FETCHED_MAX)
-        self._serving: Counter[bytes] = Counter()
+        self._turns = Turns(self._replica.is_seat)
         self._notarized = NotarizedViews()
-        self._entered_s: dict[int, float] = {}
-        self._reasons: dict[int, str] = {}
+        self._watch = Watch(self._replica, self._metrics)
         self._accused: set[tuple[int, int]] = set()
         """Epoch and seat of those whose fault has been told."""
-        self._requests: deque[r.RequestVote] = deque()
-        self._request_wake = trio.Event()
-        self._floor: r.RaiseFloor | None = None
-        self._floor_wake = trio.Event()
-        self._voting = trio.CancelScope()
+        self._elsewhere = None if voter is None else self._by(voter)
 
     def _seated_key(self, epoch: Epoch) -> VotingKey | None:
         seated = {seat.vote_key for seat in epoch.committee.seats}
@@ -398,6 +188,9 @@ class ConsensusService:
     def _seated_voter(self, epoch: Epoch) -> Voter | None:
         seated = {seat.vote_key for seat in epoch.committee.seats}
         return next((voter for voter in self._voters if voter.vote_key in seated), None)
+
+    def _by(self, voter: Voter) -> Elsewhere:
+        return Elsewhere(voter, self._replica, put=self._put, now_ms=self._now_ms, metrics=self._metrics)
 
     def _open(self, key: VotingKey) -> Guard:
         guard = key.directory.load_guard(self._genesis_hash, key.signer.vote_key)
@@ -496,9 +289,9 @@ class ConsensusService:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._work_on_chain)
-            if self._voter is not None:
-                nursery.start_soon(self._vote_elsewhere, self._voter, self._voting)
-            self._tell_epoch()
+            if self._elsewhere is not None:
+                nursery.start_soon(self._elsewhere.run)
+            self._watch.begin_epoch()
             self._metrics.set("state_divergence", 0)
             actions = self._replica.start(self._now_ms())
             self._notarized = NotarizedViews(self._replica.core.all_certificates())
@@ -524,7 +317,7 @@ class ConsensusService:
             name = self._expired_timer()
             if name is not None:
                 if name == c.STATUS:
-                    self._tell_standing()
+                    self._watch.tell_standing(trio.current_time())
                 await self._perform(self._replica.step(c.TimerFired(name), self._now_ms()))
                 continue
             message = self._inbox.take()
@@ -597,9 +390,6 @@ class ConsensusService:
         else:
             self._blame_signature(inbound)
 
-    def _address_of(self, seat: int) -> str:
-        return format_address(self._replica.core.committee.seats[seat].address)
-
     def _limiter(self, is_seat: bool) -> trio.CapacityLimiter:
         return self._threads if is_seat else self._threads_of_strangers
 
@@ -638,10 +428,7 @@ class ConsensusService:
                     continue
                 if self.listener is not None:
                     self.listener.heard(vote, inbound.sender)
-                self._metrics.count("votes_total", kind=KINDS[vote.kind], result="counted")
-                if core.is_late(vote):
-                    self._metrics.count("late_votes_total", kind=KINDS[vote.kind])
-                self._metrics.set("seat_last_vote_view", vote.view, seat=self._address_of(vote.seat))
+                self._watch.note_vote(vote)
         return self._replica.admit(inbound, self._now_ms())
 
     def _blame(self, sender: bytes, error: DecodeError) -> None:
@@ -701,11 +488,11 @@ class ConsensusService:
                 case r.Redeliver(sender, decoded):
                     await self._on_decoded(sender, decoded)
                 case r.RequestVote():
-                    self._requests.append(action)
-                    self._request_wake.set()
+                    assert self._elsewhere is not None, "no other key is asked"
+                    self._elsewhere.request(action)
                 case r.RaiseFloor():
-                    self._floor = action
-                    self._floor_wake.set()
+                    if self._elsewhere is not None:
+                        self._elsewhere.raise_floor(action)
                 case c.Halt(code, message):
                     raise self._halted(code, message)
                 case _:
@@ -717,72 +504,24 @@ class ConsensusService:
         return ConsensusHalted(code, message)
 
     def _note(self, action: r.Action) -> None:
-        metrics, core = self._metrics, self._replica.core
         match action:
-            case c.EnterView(view, _, backoff_exponent):
-                metrics.set("view", view)
-                metrics.set("backoff_exponent", backoff_exponent)
-                self._tell_standing()
-                self._entered_s[view] = trio.current_time()
+            case c.EnterView(view):
                 if self.listener is not None:
                     self.listener.entered(self._replica.epoch, view)
-                for old in [known for known in self._entered_s if known < view - EVIDENCE_VIEWS]:
-                    del self._entered_s[old]
-                for old in [known for known in self._reasons if known < view - EVIDENCE_VIEWS]:
-                    del self._reasons[old]
-            case c.CastVote(kind, candidate, reason):
-                metrics.count("votes_total", kind=KINDS[kind], result="cast")
-                if kind == NULLIFY:
-                    metrics.count("view_timeouts_total", reason=reason)
-                    self._reasons[candidate.view] = reason
-            case c.KeepCertificate(certificate, is_formed):
+            case c.KeepCertificate(certificate):
                 self._notarized.add(certificate)
                 if self.listener is not None:
                     self.listener.certified(certificate)
-                metrics.count(
-                    "certificates_total",
-                    kind=KINDS[certificate.kind],
-                    source="formed" if is_formed else "received",
-                )
-                entered_s = self._entered_s.get(certificate.view)
-                if certificate.kind == NULLIFY:
-                    self._note_nullified(certificate)
-                elif entered_s is not None:
-                    name = "finalization" if certificate.kind == FINALIZE else "notarization"
-                    metrics.observe(f"{name}_latency_seconds", trio.current_time() - entered_s)
-                self._tell_lag()
             case c.FoundEquivocation(equivocation):
-                self._note_equivocation(equivocation)
+                self._on_fault(equivocation)
             case c.FoundFork(certificate):
-                _log.critical("the chain has forked", epoch=certificate.epoch, view=certificate.view)
                 if self._on_fork is not None:
                     self._on_fork(certificate)
-            case c.EpochEnded():
-                _log.info("epoch ended", epoch=core.epoch, height=core.root.height, view=core.root.view)
-            case r.Refused(rule):
-                metrics.count("guard_refusals_total", rule=rule)
-            case c.Resend():
-                metrics.count("retransmits_total")
             case _:
                 pass
+        self._watch.note(action, trio.current_time())
 
-    def _note_nullified(self, certificate: Certificate) -> None:
-        """One line that names the leader that failed, and why this replica gave it up."""
-        core, view = self._replica.core, certificate.view
-        leader = core.committee.leader(view)
-        self._metrics.count("nullifications_total", leader=self._address_of(leader))
-        if core.root.height >= self._replica.epoch.last_height - TAIL_BLOCKS:
-            self._metrics.count("epoch_tail_misses_total", seat=self._address_of(leader))
-        _log.warning(
-            "view nullified",
-            epoch=core.epoch,
-            view=view,
-            leader=leader,
-            address=core.committee.seats[leader].address,
-            reason=self._reasons.get(view, "others"),
-        )
-
-    def _note_equivocation(self, equivocation: Equivocation) -> None:
+    def _on_fault(self, equivocation: Equivocation) -> None:
         vote = equivocation.first
         self._metrics.count("equivocations_total", type=equivocation.type)
         if (vote.epoch, vote.seat) in self._accused:
@@ -798,22 +537,6 @@ class ConsensusService:
         if self._on_equivocation is not None:
             self._on_equivocation(equivocation)
 
-    def _tell_lag(self) -> None:
-        progress = self.progress()
-        self._metrics.set("blocksync_lag_blocks", max(0, progress.claimed_height - progress.height))
-
-    def _tell_standing(self) -> None:
-        """Also between views: in an outage, when it matters most, no view ends."""
-        core = self._replica.core
-        final = core.final_certificate
-        self._metrics.set("finalized_view_lag", max(0, core.view - 1 - (final.view if final is not None else 0)))
-        self._metrics.set("missing_weight_ratio", core.missing_weight(self._now_ms()) / core.committee.weight)
-
-    def _tell_epoch(self) -> None:
-        epoch = self._replica.epoch
-        self._metrics.set("epoch", epoch.number)
-        self._metrics.set("committee_lottery_weight_ratio", epoch.lottery_weight / epoch.committee.weight)
-
     # Epochs, and a guard in another process.
 
     async def _next_epoch(self, number: int) -> None:
@@ -828,80 +551,28 @@ class ConsensusService:
     def _begin_epoch(self, epoch: Epoch) -> list[r.Action]:
         """Go on with the key that has a seat now, which a rotation may have changed."""
         key, voter, now_ms = self._seated_key(epoch), self._seated_voter(epoch), self._now_ms()
-        self._entered_s.clear()
-        self._reasons.clear()
         self._accused = {known for known in self._accused if known[0] >= epoch.number - 1}
-        self._metrics.clear("seat_last_vote_view")
-        if voter is not None and voter is not self._voter:
-            self._voter = voter
-            self._voting.cancel()
-            self._voting = trio.CancelScope()
-            self._requests.clear()
-            self._floor = None
+        if voter is not None and self._elsewhere is not None and voter is not self._elsewhere.voter:
+            self._elsewhere.end()
+            self._elsewhere = self._by(voter)
             actions = self._replica.begin_epoch(epoch, now_ms, vote_key=voter.vote_key)
-            self._nursery.start_soon(self._vote_elsewhere, voter, self._voting)
+            self._nursery.start_soon(self._elsewhere.run)
         elif key is None or key is self._key:
             actions = self._replica.begin_epoch(epoch, now_ms)
         else:
             self._key = key
             actions = self._replica.begin_epoch(epoch, now_ms, signer=key.signer, guard=self._open(key))
-        self._tell_epoch()
+        self._watch.begin_epoch()
         _log.info("epoch began", epoch=epoch.number, seats=epoch.committee.size, seat=self._replica.seat)
         return actions
-
-    async def _vote_elsewhere(self, voter: Voter, while_seated: trio.CancelScope) -> None:
-        """Vote by a key that is elsewhere until another one has the seat."""
-        with while_seated:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell_floor, voter)
-                await self._cast_by(voter)
-
-    async def _cast_by(self, voter: Voter) -> None:
-        """One vote after the other, in the order the core cast them."""
-        opening = await voter.opening()
-        self._put(lambda: self._replica.voter_ready(opening.votes, opening.floor, self._now_ms()))
-        while True:
-            while self._requests:
-                await self._ask_vote(voter, self._requests.popleft())
-            self._request_wake = trio.Event()
-            await self._request_wake.wait()
-
-    async def _tell_floor(self, voter: Voter) -> None:
-        """The newest alone: while catching up, blocks become final faster than they need be told."""
-        while True:
-            await self._floor_wake.wait()
-            self._floor_wake = trio.Event()
-            if self._floor is not None:
-                with contextlib.suppress(DekubeError):  # it hears the next one
-                    await voter.raise_floor(*self._floor)
-
-    async def _ask_vote(self, voter: Voter, request: r.RequestVote) -> None:
-        core = self._replica.core
-        if request.candidate.epoch != core.epoch or request.candidate.view < core.root.view - STALE_VIEWS:
-            self._metrics.count("votes_total", kind=KINDS[request.kind], result="stale")
-            self._put(lambda: self._replica.vote_refused(request))
-            return
-        try:
-            vote = await voter.vote(*request)
-        except GuardRefused as error:
-            self._metrics.count("guard_refusals_total", rule=error.rule)
-            self._put(lambda: self._replica.vote_refused(request))
-        except DekubeError:
-            self._metrics.count("votes_total", kind=KINDS[request.kind], result="unanswered")
-            self._put(lambda: self._replica.vote_refused(request, is_final=False))
-        else:
-            self._put(lambda: self._replica.voted(request, vote, self._now_ms()))
 
     async def _prove(self, action: c.Build) -> bytes | None:
         if self._key is not None:
             return self._key.signer.prove(
                 vrf_alpha(self._genesis_hash, action.randomness, action.epoch, action.view)
             )
-        assert self._voter is not None, "only a seat is asked to build"
-        try:
-            return await self._voter.prove(action.epoch, action.view, action.randomness)
-        except DekubeError:
-            return None  # the signer is away: it would not sign the proposal either
+        assert self._elsewhere is not None, "only a seat is asked to build"
+        return await self._elsewhere.prove(action)
 
     # Work on the chain.
 
@@ -959,7 +630,7 @@ class ConsensusService:
                         views = (*nullified, *self._notarized.take(action))
                         await self._chain.commit(block_hashes[-1], encode_certificate(certificate), views)
                         self._metrics.set("finalized_height", height)
-                        self._tell_lag()
+                        self._watch.tell_lag(trio.current_time())
                         self._put(partial(self._replica.committed, block_hashes))
                     case c.DropBlocks(block_hashes):
                         await self._chain.drop(block_hashes)
@@ -988,25 +659,16 @@ class ConsensusService:
     # Serving others.
 
     def _serve(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
-        is_seat = self._replica.is_seat
-        strangers = sum([count for known, count in self._serving.items() if not is_seat(known)])
-        if (
-            self._serving.total() >= SERVES_MAX
-            or self._serving[address] >= SERVES_OF_ONE_MAX
-            or (strangers >= SERVES_OF_STRANGERS_MAX and not is_seat(address))
-        ):
+        if self._turns.take(address):
+            self._nursery.start_soon(self._serve_one, address, serve)
+        else:
             self._metrics.count("messages_dropped_total", reason="serving")
-            return
-        self._serving[address] += 1
-        self._nursery.start_soon(self._serve_one, address, serve)
 
     async def _serve_one(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
         try:
             await serve()
         finally:
-            self._serving[address] -= 1
-            if not self._serving[address]:
-                del self._serving[address]
+            self._turns.give_back(address)
 
     async def _serve_block(self, address: bytes, block_hash: bytes) -> None:
         raw = await self._chain.block(block_hash)
@@ -1018,25 +680,10 @@ class ConsensusService:
         await self._network.send(address, data, True)
 
     async def _serve_blocks(self, address: bytes, from_height: int, count_max: int) -> None:
-        """A window ends at the last block that has a certificate of its own and keeps it within the limit.
-
-        It never crosses the last block of an epoch, which always has one: not everybody knows the next committee.
-        Who asks for what is kept no more hears from where on it is: silence would look like a lie.
-        """
-        size, raws, end, proof = 0, list[bytes](), 0, None
-        for block_hash, raw, certificate in await self._chain.blocks(from_height, min(count_max, BLOCKS_MAX)):
-            size += len(raw)
-            if raws and size > WINDOW_BYTES_MAX and end:
-                break
-            if size > 2 * WINDOW_BYTES_MAX and raws:
-                break
-            raws.append(raw)
-            known = decode_certificate(certificate) if certificate else None
-            if known is not None and known.block_hash == block_hash:
-                if proof is not None and proof.epoch != known.epoch:
-                    break
-                end, proof = len(raws), known
-        if proof is not None:
-            await self._send_served(address, encode_message(BlocksReply(from_height, proof, tuple(raws[:end]))))
-        elif not raws and (oldest := self._chain.oldest_height()) > from_height:
+        """Who asks for what is kept no more hears from where on it is: silence would look like a lie."""
+        blocks = await self._chain.blocks(from_height, min(count_max, BLOCKS_MAX))
+        reply = window(from_height, blocks)
+        if reply is not None:
+            await self._send_served(address, encode_message(reply))
+        elif not blocks and (oldest := self._chain.oldest_height()) > from_height:
             await self._send_served(address, encode_message(BlocksPruned(from_height, oldest)))

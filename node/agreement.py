@@ -14,9 +14,10 @@ import trio
 from consensus import sync
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard_log import FileLog, VoteDirectory
+from consensus.ports import BuildRequest
 from consensus.remote_voter import RemoteVoter
 from consensus.replica import root_of
-from consensus.service import BuildRequest, ConsensusService, VotingKey
+from consensus.service import ConsensusService, VotingKey
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
 from node.compact_service import CompactBlocks

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 import trio
 
-from consensus.service import Metrics
+from consensus.metrics import Metrics
 from consensus.votes import Certificate
 from node.chain import Executed
 from node.forks import ForkUnproven, Records, check_certificate, convict

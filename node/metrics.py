@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
-from consensus.service import METRICS
+from consensus.metrics import METRICS
 from state.primitives.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class NodeMetrics:
                 cls = Gauge if kind == "gauge" else Counter
                 self._consensus[name] = cls(f"sdbft_{name}", text, labels, registry=r)
 
-    # What the consensus service calls (consensus.service.Metrics).
+    # What the consensus service calls (consensus.metrics.Metrics).
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter."""

@@ -10,8 +10,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from consensus.elsewhere import STALE_VIEWS
 from consensus.guard import GuardMissing
-from consensus.service import METRICS, STALE_VIEWS, ConsensusHalted
+from consensus.metrics import METRICS
+from consensus.service import ConsensusHalted
 from consensus.wire import Status, decode_certificate, decode_message, encode_message
 from state.primitives.address import format_address
 from state.primitives.committee import Committee
@@ -337,7 +339,8 @@ async def test_a_guard_elsewhere_is_not_asked_for_votes_that_are_long_final(tmp_
             for each in members:
                 await nursery.start(each.live)
             await member.chain.wait_height(4 * STALE_VIEWS)
-            most = len(member.service._requests)
+            assert member.service._elsewhere is not None
+            most = member.service._elsewhere.waiting
             gate.set()
             await member.chain.wait_height(5 * STALE_VIEWS)
             nursery.cancel_scope.cancel()

@@ -11,8 +11,10 @@ import trio
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
+from consensus.metrics import Metrics
+from consensus.ports import BuildRequest
 from consensus.replica import root_of
-from consensus.service import BuildRequest, ConsensusService, Metrics, VotingKey
+from consensus.service import ConsensusService, VotingKey
 from consensus.signer import Opening, SignerUnavailable
 from consensus.votes import Certificate
 from state.primitives.blocks import (

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from consensus.core import EVIDENCE_VIEWS
-from consensus.service import BuildRequest
+from consensus.ports import BuildRequest
 from consensus.votes import Certificate
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate
 from node.agreement import _ChainPort, _NetworkPort, _root

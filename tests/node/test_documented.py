@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from consensus.service import METRICS
+from consensus.metrics import METRICS
 from node.config import NodeOptions
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()

@@ -13,7 +13,7 @@ import structlog
 import trio
 import trio.testing
 
-from consensus.service import NoMetrics
+from consensus.metrics import NoMetrics
 from node.chain import Executed
 from node.evidence import (
     NO_EVIDENCE,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from consensus.evidence import evidence_of_certificates
-from consensus.service import NoMetrics
+from consensus.metrics import NoMetrics
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate
 from node.evidence import EvidenceService

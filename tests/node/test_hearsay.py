@@ -16,7 +16,8 @@ from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
 from consensus.hearsay import encode_said, encode_wanted
-from consensus.service import BuildRequest, ConsensusService, VotingKey
+from consensus.ports import BuildRequest
+from consensus.service import ConsensusService, VotingKey
 from consensus.votes import Certificate
 from consensus.wire import (
     GetBlock,

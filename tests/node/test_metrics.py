@@ -15,7 +15,8 @@ import trio
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from consensus.service import METRICS, ConsensusHalted
+from consensus.metrics import METRICS
+from consensus.service import ConsensusHalted
 from node.config import MetricsOptions, NodeOptions
 from node.home import Home
 from node.metrics import NodeMetrics, serve_metrics

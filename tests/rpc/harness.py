@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import trio
 
-from consensus.service import NoMetrics
+from consensus.metrics import NoMetrics
 from consensus.votes import Certificate
 from consensus.wire import decode_certificate, encode_certificate
 from node.chain import Chain

@@ -1,0 +1,70 @@
+"""What is served of the stored blocks: to whom at once, and how much in one answer. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from consensus.votes import Certificate
+from consensus.wire import WINDOW_BYTES_MAX, BlocksReply, decode_certificate
+
+__all__ = ["SERVES_MAX", "SERVES_OF_ONE_MAX", "SERVES_OF_STRANGERS_MAX", "Turns", "window"]
+
+SERVES_MAX: Final = 8
+"""Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
+SERVES_OF_ONE_MAX: Final = 2
+"""Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
+SERVES_OF_STRANGERS_MAX: Final = 6
+"""Of these, those of all askers without a seat: a validator that is behind always finds its turn."""
+
+
+class Turns:
+    """Who is being served now; ``is_seat`` tells whether an asker has a seat."""
+
+    def __init__(self, is_seat: Callable[[bytes], bool]) -> None:
+        self._is_seat = is_seat
+        self._serving: Counter[bytes] = Counter()
+
+    def take(self, asker: bytes) -> bool:
+        """Give an asker a turn, to be given back; False when it must ask elsewhere."""
+        is_seat = self._is_seat
+        strangers = sum([count for known, count in self._serving.items() if not is_seat(known)])
+        if (
+            self._serving.total() >= SERVES_MAX
+            or self._serving[asker] >= SERVES_OF_ONE_MAX
+            or (strangers >= SERVES_OF_STRANGERS_MAX and not is_seat(asker))
+        ):
+            return False
+        self._serving[asker] += 1
+        return True
+
+    def give_back(self, asker: bytes) -> None:
+        """End a turn."""
+        self._serving[asker] -= 1
+        if not self._serving[asker]:
+            del self._serving[asker]
+
+
+def window(from_height: int, blocks: Iterable[tuple[bytes, bytes, bytes | None]]) -> BlocksReply | None:
+    """Return the answer with final blocks from ``from_height`` on: hash, bytes and stored certificate of each.
+
+    It ends at the last block that has a certificate of its own and keeps it within the limit; None where there is
+    no such block. It never crosses the last of an epoch, which always has one: not everybody knows the next
+    committee.
+    """
+    size, raws, end = 0, list[bytes](), 0
+    proof: Certificate | None = None
+    for block_hash, raw, certificate in blocks:
+        size += len(raw)
+        if raws and size > WINDOW_BYTES_MAX and end:
+            break
+        if size > 2 * WINDOW_BYTES_MAX and raws:
+            break
+        raws.append(raw)
+        known = decode_certificate(certificate) if certificate else None
+        if known is not None and known.block_hash == block_hash:
+            if proof is not None and proof.epoch != known.epoch:
+                break
+            end, proof = len(raws), known
+    return None if proof is None else BlocksReply(from_height, proof, tuple(raws[:end]))
