@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -63,6 +64,12 @@ _COST: Final = {Class.GOSSIP: 1, Class.REQUEST: 2, Class.BULK: 6}
 """Virtual time a byte takes: the inverse of the shares 60, 30, 10."""
 _ACK_BYTES: Final = 256 * 1024
 """Received since the last acknowledgement, after which the next one is said unasked."""
+
+
+@lru_cache(maxsize=4 * _QUICK_BYTES)
+def _quick_header(cls: int, kind: int, size_bytes: int) -> bytes:
+    """Return the header of a small message: the same few are made again and again."""
+    return header(cls, kind, 0, size_bytes)
 
 
 class ClassLimits(NamedTuple):
@@ -154,6 +161,7 @@ class Mux:
         """Lanes on which the peer waits for nothing any more; whoever closes them empties it."""
         self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
         self._queued_bytes = [0] * len(Class)
+        self._queue_bytes_max = tuple(limits.queue_bytes_max for limits in self.limits.classes)
         self._virtual = [0] * len(Class)
         self._virtual_now = 0
         self._stream = 0
@@ -190,8 +198,8 @@ class Mux:
         size = len(body)
         if queue and size <= _QUICK_BYTES:  # the short way for one of many small messages
             total = self._queued_bytes[cls] + size + HEADER_BYTES
-            if total <= self.limits.classes[cls].queue_bytes_max:
-                queue.append(frame(cls, kind, 0, body))
+            if total <= self._queue_bytes_max[cls]:
+                queue.append(_quick_header(cls, kind, size) + body)
                 self._queued_bytes[cls] = total
                 return True
         if not queue and self._virtual[cls] < self._virtual_now:
@@ -471,7 +479,7 @@ class Mux:
         if self._damage is not None:
             raise self._damage
         messages: list[Message] = []
-        append, new = messages.append, tuple.__new__
+        append, new, bulk = messages.append, tuple.__new__, Class.BULK
         sizes = [limits.message_bytes_max for limits in self.limits.classes]
         channel.feed(data)
         while True:
@@ -484,30 +492,32 @@ class Mux:
                 break
             if plaintext is None:
                 break
-            is_rekeyed = is_old = is_counted = False
+            is_rekeyed = is_old = is_counted = is_plain = False
             for cls, kind, stream, body in frames(plaintext):
-                if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
-                    raise FrameInvalid("a frame behind the one that ends a key")
-                if is_counted and not stream and kind <= APPLICATION_KIND_MAX and not is_old and cls != 4:
+                if is_plain and not stream and kind <= APPLICATION_KIND_MAX and cls is not bulk:
                     if len(body) > sizes[cls]:
                         raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
                     append(new(Message, (cls, kind, body, 0)))  # nearly every frame is one of these
                     continue
+                if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
+                    raise FrameInvalid("a frame behind the one that ends a key")
                 if WORD_KIND_MIN <= kind <= WORD_KIND_MAX and not stream:
                     is_rekeyed = kind == Word.REKEY
+                    is_plain = is_plain and not is_rekeyed
                     word = channel.take(kind, body)
                     if word is not None:
                         self._take_word(messages, word, body)
                     continue
                 if not is_counted:
                     is_counted, is_old = True, self._count()
+                    is_plain = not is_old
                 if is_old:
                     continue
                 if stream:
                     self._take_fragment(messages, cls, kind, stream, body)
                 elif kind > APPLICATION_KIND_MAX:
                     self._take_control(kind, body)
-                elif cls == 4 or len(body) > sizes[cls]:
+                elif cls is bulk or len(body) > sizes[cls]:
                     raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
                 else:
                     append(Message(cls, kind, body))
