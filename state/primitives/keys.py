@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from coincurve import PrivateKey, PublicKeyXOnly
@@ -34,6 +35,8 @@ GROUP_ORDER: Final = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD
 """Of the curve's points: secrets are the numbers below it, but zero."""
 _HALF_ORDER_BYTES: Final = (GROUP_ORDER // 2).to_bytes(32, "big")
 _NO_AUX_RAND: Final = bytes(32)
+_KEYS_REMEMBERED: Final = 512
+"""Vote keys that are kept as points: those of a few committees."""
 _UNCOMPRESSED: Final = 2  # SECP256K1_EC_UNCOMPRESSED
 _CONTEXT: Final = ffi.gc(
     lib.secp256k1_context_create(1),  # SECP256K1_CONTEXT_NONE: recovery and verification need no tables
@@ -166,6 +169,12 @@ def verify_vote(vote_key: bytes, digest: bytes, signature: bytes) -> bool:
     if len(vote_key) != VOTE_KEY_BYTES or len(signature) != VOTE_SIGNATURE_BYTES or len(digest) != 32:
         return False
     try:
-        return PublicKeyXOnly(vote_key).verify(signature, digest)
+        return _point_of(vote_key).verify(signature, digest)
     except ValueError:  # not the x coordinate of a point
         return False
+
+
+@lru_cache(maxsize=_KEYS_REMEMBERED)
+def _point_of(vote_key: bytes) -> PublicKeyXOnly:
+    """Return the key of a seat, which is looked for again with each of its votes. Raises ValueError."""
+    return PublicKeyXOnly(vote_key)

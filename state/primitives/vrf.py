@@ -8,6 +8,7 @@ that its memory would not.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha512
 from typing import Final
 
@@ -46,6 +47,8 @@ _PRIME: Final = 2**255 - 19
 _D: Final = -121665 * pow(121666, -1, _PRIME) % _PRIME
 _CHALLENGE_BYTES: Final = 16
 _IDENTITY: Final = (1).to_bytes(32, "little")
+_REMEMBERED: Final = 128
+"""Answers that are kept: a block is proven, checked and executed with one proof, and may be checked again."""
 
 
 class VrfKey:
@@ -90,6 +93,7 @@ def vrf_key_of(secret: SecretKey) -> VrfKey:
     return VrfKey(digest(b"vrf-seed", secret.secret))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def vrf_verify(public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
     """Return the output (64 bytes) when ``proof`` is that of ``public`` for ``alpha``, else None (RFC 9381, 5.3).
 
@@ -120,6 +124,7 @@ def vrf_verify(public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
     return _output(gamma)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def vrf_output(proof: bytes) -> bytes:
     """Return the output of a proof that was verified before (RFC 9381, 5.2). Raises DecodeError for no point."""
     if len(proof) != VRF_PROOF_BYTES or not _is_point(proof[:32]):
@@ -152,6 +157,7 @@ def _challenge(*points: bytes) -> bytes:
     return sha512(_SUITE + b"\x02" + b"".join(points) + b"\0").digest()[:_CHALLENGE_BYTES]
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _hash_to_point(public: bytes, alpha: bytes) -> bytes:
     """Return the point of ``alpha``: try and increment (5.4.1.1)."""
     for counter in range(256):
@@ -169,8 +175,8 @@ def _is_on_curve(data: bytes) -> bool:
     sign, y = y >> 255, y & (1 << 255) - 1
     if y >= _PRIME:
         return False
-    numerator, denominator = (y * y - 1) % _PRIME, (_D * y * y + 1) % _PRIME
-    square = numerator * pow(denominator, -1, _PRIME) % _PRIME
+    # x * x is a quotient, and that is a square where the product is: the denominator is never zero.
+    square = (y * y - 1) * (_D * y * y + 1) % _PRIME
     if square == 0:
         return sign == 0
     return pow(square, (_PRIME - 1) // 2, _PRIME) == 1
