@@ -27,7 +27,7 @@ PENDING_MAX: Final = 3
 """Transfers of one client that are on their way at once, each through another gateway maybe."""
 ANSWER_S: Final = 3.0
 WAIT_MS: Final = 250
-PAUSE_S: Final = 0.25
+PAUSE_S: Final = 0.12
 """At most, between two requests of a client."""
 FINISH_S: Final = 120.0
 FEE_CAP: Final = 10**12
