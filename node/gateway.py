@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -13,13 +15,8 @@ import trio
 from node.children import Child
 from node.config import LogOptions, RpcOptions, parse_host_port
 from node.drain import Drain
-from rpc.dispatch import DispatchOptions
-from rpc.doors import DoorOptions
-from rpc.gateway import GatewayOptions, gateway_command, options_to_json
-from rpc.link import LinkOptions
-from rpc.subscriptions import SessionOptions
 
-__all__ = ["Gateway", "keep_gateway"]
+__all__ = ["Gateway", "gateway_document", "keep_gateway"]
 
 _log = structlog.get_logger("gateway")
 
@@ -28,6 +25,36 @@ STEADY_S: Final = 60.0
 DELAY_S_MIN: Final = 0.5
 DELAY_S_MAX: Final = 30.0
 STOP_GRACE_S: Final = 5.0
+
+
+def gateway_document(options: RpcOptions, node_socket: Path, log: LogOptions) -> dict[str, Any]:
+    """Return what the process is told: of ``rpc.gateway.GatewayOptions`` what a node has a say in.
+
+    Written out because those options stand among web servers, which this process would load for nothing.
+    """
+    host, port = parse_host_port(options.listen)
+    return {
+        "socket": str(node_socket),
+        "host": host,
+        "port": port,
+        "cors": options.cors,
+        "hosts": options.hosts,
+        "log_level": log.level,
+        "log_format": log.format,
+        "ready_peers_min": options.ready_peers_min,
+        "dispatch": {
+            "rate_per_s": options.units_per_s,
+            "burst": options.units_burst,
+            "requests_per_caller_max": options.requests_per_address_max,
+        },
+        "doors": {
+            "connections_max": options.connections_max,
+            "connections_per_address_max": options.connections_per_address_max,
+            "trusted_proxies": options.trusted_proxies,
+        },
+        "session": {"subscriptions_per_address_max": options.subscriptions_per_address_max},
+        "link": {"filters_per_caller_max": options.filters_per_address_max},
+    }
 
 
 class Gateway:
@@ -45,31 +72,7 @@ async def keep_gateway(
     It holds no state, so its death loses connections and nothing else: the node goes on and starts another.
     """
     drain, gateway = drain or Drain(), gateway or Gateway()
-    host, port = parse_host_port(options.listen)
-    document = options_to_json(
-        GatewayOptions(
-            socket=str(node_socket),
-            host=host,
-            port=port,
-            cors=options.cors,
-            hosts=options.hosts,
-            log_level=log.level,
-            log_format=log.format,
-            ready_peers_min=options.ready_peers_min,
-            dispatch=DispatchOptions(
-                rate_per_s=options.units_per_s,
-                burst=options.units_burst,
-                requests_per_caller_max=options.requests_per_address_max,
-            ),
-            doors=DoorOptions(
-                options.connections_max,
-                options.connections_per_address_max,
-                trusted_proxies=options.trusted_proxies,
-            ),
-            session=SessionOptions(subscriptions_per_address_max=options.subscriptions_per_address_max),
-            link=LinkOptions(filters_per_caller_max=options.filters_per_address_max),
-        )
-    )
+    document = json.dumps(gateway_document(options, node_socket, log))
     delay_s = DELAY_S_MIN
     while True:
         await drain.wait(on=False)
@@ -118,6 +121,6 @@ def _start(document: str) -> Child:
     try:
         os.write(handle, document.encode())
         os.lseek(handle, 0, os.SEEK_SET)
-        return Child(gateway_command(handle), pass_fds=(handle,))
+        return Child([sys.executable, "-m", "rpc.gateway", "--config-fd", str(handle)], pass_fds=(handle,))
     finally:
         os.close(handle)

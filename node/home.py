@@ -111,6 +111,11 @@ class Home:
         return self.root / "data" / "peers"
 
     @property
+    def score(self) -> Path:
+        """How fast this machine was, and when and with what that was measured (JSON)."""
+        return self.root / "data" / "score"
+
+    @property
     def jobs(self) -> Path:
         """Journal and scratch space of the executor."""
         return self.root / "data" / "jobs"

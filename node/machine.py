@@ -1,11 +1,14 @@
 """What this machine has and how fast it is, for its entry in the registry.
 
-``python -m node.machine`` prints the score: it runs in a process of its own, so that the node never loads NumPy.
+``python -m node.machine`` prints the score: it runs in a process of its own, so that nothing else of the node runs
+between its steps and the engine leaves no memory behind.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,13 +19,18 @@ from pathlib import Path
 from typing import Final
 
 from node.config import NodeOptions, parse_operator
+from node.home import write_whole
 from tasks.registry import Gpu, NodeProfile, NodeRole
 
-__all__ = ["available_memory_bytes", "describe_machine", "measure_score"]
+__all__ = ["available_memory_bytes", "describe_machine", "known_score", "measure_score", "renewed_score"]
 
 SCORE_S: Final = 0.5
 SCORE_STEPS: Final = 5
 SCORE_MILLI: Final = 1000
+SCORE_AGE_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
+"""A score that was measured longer ago is measured again: machines throttle, and neighbours come and go."""
+SCORE_LIMIT_BYTES: Final = 4096
+SCORE_MAX: Final = 2**48
 PROBE_TIMEOUT_S: Final = 60
 CGROUP_LIMITS: Final = tuple(
     Path("/sys/fs/cgroup") / limit for limit in ("memory.max", "memory/memory.limit_in_bytes")
@@ -65,6 +73,58 @@ def measure_score() -> int:
         return int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return 0
+
+
+def known_score(path: Path) -> int:
+    """Return the score that ``path`` keeps of this very machine and its programs, else measure it and keep it."""
+    kept = _kept_score(path, _fingerprint(), _now_ms())
+    return renewed_score(path) if kept is None else kept
+
+
+def renewed_score(path: Path) -> int:
+    """Measure the score and keep it in ``path``; 0 if unknown, and nothing kept then."""
+    score = measure_score()
+    if score:
+        text = json.dumps({"score": score, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1)
+        with suppress(OSError):  # no place for it: measured again the next time
+            write_whole(path, text + "\n")
+    return score
+
+
+def _kept_score(path: Path, machine: str, now_ms: int) -> int | None:
+    """Return the score in ``path``; None when there is none, it is old, or of another machine or version."""
+    try:
+        if path.stat().st_size > SCORE_LIMIT_BYTES:
+            return None
+        document = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    match document:
+        case {"score": int(score), "measured_ms": int(measured_ms), "machine": str(of)} if (
+            0 < score < SCORE_MAX and of == machine and 0 <= now_ms - measured_ms <= SCORE_AGE_MS_MAX
+        ):
+            return score
+        case _:
+            return None
+
+
+def _fingerprint() -> str:
+    """Return what the score depends on: processor, cores that may be used, and versions."""
+    cores = len(os.sched_getaffinity(0))
+    programs = " ".join(f"{name} {version(name)}" for name in ("dekube-node", "numpy"))
+    return f"{_processor()}, {cores} cores, python {platform.python_version()}, {programs}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _gpus() -> tuple[Gpu, ...]:

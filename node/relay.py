@@ -14,26 +14,21 @@ from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_
 from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private, write_whole
 from node.logs import configure_logs
 from p2p.identity import Identity, Role
-from p2p.transport import Endpoint
 from relay.credit import CreditOptions
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
 from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
 from relay.metering import Tariff
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import SCRYPT_N
-from state.view import Reader
-from tasks.registry import NodeRole, candidates
 
-__all__ = ["RECEIPTS", "RelayHomeOptions", "create_relay_home", "registered_relays", "run_relay_home"]
+__all__ = ["RECEIPTS", "RelayHomeOptions", "create_relay_home", "run_relay_home"]
 
 RECEIPTS: Final = "data/receipts"
 """Where in its home a relay keeps the receipts of its payers."""
-REGISTERED_MAX: Final = 64
-"""Relays of the chain's registry that a node looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +108,3 @@ def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
         run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
     finally:
         home.ready.unlink(missing_ok=True)
-
-
-def registered_relays(state: Reader, seed: bytes) -> list[Endpoint]:
-    """Return the endpoints of relays that are registered on the chain, beginning where ``seed`` says.
-
-    What a relay says of itself is a claim; one that names another relay's address is passed over.
-    """
-    found: list[Endpoint] = []
-    for node in candidates(state, NodeRole.RELAY, seed, REGISTERED_MAX):
-        for text in node.profile.endpoints:
-            try:
-                endpoint = Endpoint.parse(text)
-            except DecodeError:
-                continue
-            if endpoint.relay == node.address:
-                found.append(endpoint)
-    return found

@@ -39,7 +39,7 @@ from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
 from node.reachability import Reachability, judge
-from node.relay import registered_relays
+from node.relays import registered_relays
 from node.runtime import make_runtime
 from node.stages import Stages
 from node.sync.bar import outlook, show_block_sync

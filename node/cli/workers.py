@@ -275,14 +275,14 @@ def retire(session: Session, as_json: bool) -> None:
 
 
 def _profile(session: Session, address: bytes) -> NodeProfile:
-    from node.machine import describe_machine, measure_score
+    from node.machine import describe_machine, renewed_score
 
     options = session.home.load_options()
     if not {"compute", "verify"} & set(options.roles):
         raise ConfigError(
             f"{session.home.config}: roles has neither compute nor verify, so there is nothing to offer"
         )
-    return describe_machine(address, options, measure_score())
+    return describe_machine(address, options, renewed_score(session.home.score))
 
 
 def _who(session: Session, address: str | None) -> str:

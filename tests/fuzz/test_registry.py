@@ -70,6 +70,7 @@ EXEMPT = {
     "p2p.sockets:tcp_info": "a struct of the kernel's own",
     "p2p.reach:Reach._serve": "one number, a port; tests/p2p/test_reach.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
+    "node.machine:_kept_score": OWN_FILE,
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
     "testnet.wan.emulator:Emulator.stats": OWN_FILE,
     "testnet.wan.lab:attach": OWN_FILE,

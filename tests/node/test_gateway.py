@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -11,8 +12,9 @@ import trio
 import node.gateway
 from node.children import Child
 from node.config import LogOptions, RpcOptions
-from node.gateway import keep_gateway
+from node.gateway import gateway_document, keep_gateway
 from rpc.backend import Backend
+from rpc.gateway import options_from_json
 from tests.rpc.harness import Node
 from tests.tasks.executor.helpers import children
 
@@ -36,6 +38,23 @@ async def test_a_gateway_that_cannot_be_started_is_tried_again(
     nursery.start_soon(node.gateway.keep_gateway, RpcOptions(), tmp_path / "s", LogOptions())
     with trio.fail_after(120):
         await started.wait()
+
+
+def test_the_gateway_is_told_what_the_options_say_and_keeps_its_own_for_the_rest(tmp_path: Path) -> None:
+    options = RpcOptions(
+        listen="[::1]:7", cors=("a",), hosts=("h",), units_per_s=2, units_burst=3, requests_per_address_max=4,
+        connections_max=5, connections_per_address_max=6, trusted_proxies=("10.0.0.0/8",),
+        subscriptions_per_address_max=7, filters_per_address_max=8, ready_peers_min=9,
+    )  # fmt: skip
+    told = gateway_document(options, tmp_path / "s", LogOptions(level="debug", format="json"))
+    read = options_from_json(json.dumps(told))
+    assert (read.socket, read.host, read.port) == (str(tmp_path / "s"), "::1", 7)
+    assert (read.cors, read.hosts, read.log_level, read.log_format) == (("a",), ("h",), "debug", "json")
+    assert (read.dispatch.rate_per_s, read.dispatch.burst, read.dispatch.requests_per_caller_max) == (2, 3, 4)
+    assert (read.doors.connections_max, read.doors.connections_per_address_max) == (5, 6)
+    assert read.doors.trusted_proxies == ("10.0.0.0/8",)
+    assert read.session.subscriptions_per_address_max == 7 and read.link.filters_per_caller_max == 8
+    assert read.ready_peers_min == 9 and read.blobs == options_from_json('{"socket": ""}').blobs
 
 
 def gateways() -> list[int]:

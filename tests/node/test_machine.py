@@ -11,7 +11,14 @@ import pytest
 
 import node.machine
 from node.config import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
-from node.machine import available_memory_bytes, describe_machine, measure_score
+from node.machine import (
+    SCORE_AGE_MS_MAX,
+    available_memory_bytes,
+    describe_machine,
+    known_score,
+    measure_score,
+    renewed_score,
+)
 from state.primitives.codec import decode, encode
 from tasks.registry import Gpu, NodeRole, profile_from_value, profile_to_value
 
@@ -87,3 +94,37 @@ def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypat
     assert available_memory_bytes() > 1 << 20
     old.write_text(f"{1 << 20}\n")
     assert available_memory_bytes() == 1 << 20
+
+
+def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measured, now_ms = tmp_path / "score", [0], [1_000]
+
+    def measure() -> int:
+        measured[0] += 1
+        return measured[0]
+
+    monkeypatch.setattr(node.machine, "measure_score", measure)
+    monkeypatch.setattr(node.machine, "_now_ms", lambda: now_ms[0])
+    assert [known_score(path) for _ in range(3)] == [1, 1, 1]
+    now_ms[0] += SCORE_AGE_MS_MAX
+    assert known_score(path) == 1
+    now_ms[0] += 1
+    assert known_score(path) == 2, "old"
+    now_ms[0] -= 10
+    assert known_score(path) == 3, "of a clock that was wrong"
+    assert renewed_score(path) == 4 and known_score(path) == 4, "a person's command measures anew"
+    monkeypatch.setattr(node.machine, "_processor", lambda: "another one")
+    assert known_score(path) == 5
+    for damaged in (b"", b"\xff", b"[]", b"[" * 4_000, b'{"score": true}', b'{"score": -1, "measured_ms": 0}'):
+        path.write_bytes(damaged)
+        measured[0] = 5
+        assert known_score(path) == 6
+
+
+def test_a_score_that_is_unknown_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.machine, "measure_score", lambda: 0)
+    assert known_score(tmp_path / "score") == 0 and not (tmp_path / "score").exists()
+    monkeypatch.setattr(node.machine, "measure_score", lambda: 7)
+    assert known_score(tmp_path / "absent" / "score") == 7, "no place for it"
