@@ -21,7 +21,7 @@ from node.blob_search import BlobSearch
 from node.config import NodeOptions
 from node.home import Home
 from node.ledger import NodeLedger
-from node.machine import available_memory_bytes, describe_machine, measure_score
+from node.machine import available_memory_bytes, describe_machine, known_score
 from node.promises import Promises, Published, VerdictKey, write_durably
 from node.wallet import TransactionFailed, TransactionLost, Wallet
 from p2p.service import Network
@@ -164,6 +164,7 @@ class Duties:
         self._blobs = network.blobs
         self._data_dir = home.jobs.parent  # there before the first job is
         self._promises = Promises(home.jobs.parent / "promises", self._blobs, wallet.address)
+        self._score = home.score
         self._left = home.jobs.parent / "drained"
         """Stands while the entry in the registry is retired because the node drains, and not because its owner
         wants out."""
@@ -215,7 +216,7 @@ class Duties:
         self._known_tasks = {entry.task for entry in await self._executor.unfinished()}
         profile = None
         if self._options.registry.auto_register:
-            score = await trio.to_thread.run_sync(measure_score)
+            score = await trio.to_thread.run_sync(known_score, self._score)
             profile = await trio.to_thread.run_sync(describe_machine, self.address, self._options, score)
         async with trio.open_nursery() as nursery:
             height = -1
@@ -312,7 +313,7 @@ class Duties:
             return
         if node.status is NodeStatus.RETIRING:
             return  # its owner wants out: renewing the entry would take that back
-        # The score is measured anew at each start and never twice the same: it is no reason to write.
+        # No two measurements of a score agree: it is no reason to write.
         same = node.profile._replace(score=profile.score) == profile
         seen_ms = self._ledger.head().time_ms - node.seen_ms
         if not same or seen_ms > self._parameters.registration_valid_ms // 2:
