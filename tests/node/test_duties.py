@@ -376,7 +376,7 @@ async def test_a_node_registers_itself_once_and_again_when_what_it_offers_change
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter((1_000, 1_200, 1_300))
-    monkeypatch.setattr(node.duties, "measure_score", lambda: next(scores))
+    monkeypatch.setattr(node.duties, "known_score", lambda _path: next(scores))
     machine = Machine(world, 1, "compute")
     nonces = []
     async with trio.open_nursery() as nursery:
