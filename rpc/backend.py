@@ -71,6 +71,8 @@ BURST: Final = 32
 DEBT_S: Final = 0.005
 """Loop time taken ahead of the permitted share before the connection sleeps it off."""
 _CHUNK_BYTES: Final = 64 * 1024
+_BYTES: Final = frozenset((bytes,))
+_ADDRESS_LENGTHS: Final = frozenset((ADDRESS_BYTES,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,8 +472,8 @@ class Backend:
         if (
             len(params) > 2 * SUBMITS_MAX
             or len(params) % 2
-            or not all(type(item) is bytes for item in params)
-            or not all(len(sender) == ADDRESS_BYTES for sender in params[1::2])
+            or not set(map(type, params)) <= _BYTES  # a loop over them would cost a fiftieth of their admission
+            or not set(map(len, params[1::2])) <= _ADDRESS_LENGTHS
         ):
             raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions, each with its sender, expected")
         failures: list[Value] = []

@@ -107,19 +107,19 @@ class Gatherer(Generic[_Q, _A]):
         asking.add_done_callback(partial(self._answered, frame))
 
     def _next_frame(self) -> list[tuple[_Q, asyncio.Future[_A]]]:
-        collected = self._collected
+        collected, size_of, items_max = self._collected, self._size_of, self._frame_items_max
         frame: list[tuple[_Q, asyncio.Future[_A]]] = []
         size = 0
-        while collected and len(frame) < self._frame_items_max:
-            question, future = collected[0]
-            if not future.done():  # else whoever asked has left
-                size += self._size_of(question)
-                if frame and size > FRAME_BYTES_MAX:
-                    break
-                frame.append((question, future))
-            else:
+        while collected and len(frame) < items_max:
+            item = collected.popleft()
+            if item[1].done():  # whoever asked has left
                 self._waiting -= 1
-            collected.popleft()
+                continue
+            size += size_of(item[0])
+            if size > FRAME_BYTES_MAX and frame:
+                collected.appendleft(item)
+                break
+            frame.append(item)
         return frame
 
     def _answered(

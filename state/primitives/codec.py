@@ -31,6 +31,7 @@ would cost its receiver seconds.
 
 _INTEGER_LIMIT: Final = 1 << INTEGER_BITS_MAX
 _WORD_BYTES: Final = 8
+_WORD_LIMIT: Final = 1 << 64
 # Tags that the library would turn into other objects, some at unbounded cost (a bigfloat's exponent).
 # Bignums (2, 3) are part of the subset; any other tag becomes a CBORTag, which the type check refuses.
 _BUILT_IN_TAGS: Final = (
@@ -126,20 +127,26 @@ def _size(value: object, depth: int) -> int:
     if kind is list:
         if depth == 0:
             raise DecodeError("nested too deeply")
-        size = _head_size(len(value))  # type: ignore[arg-type]
+        count = len(value)  # type: ignore[arg-type]
+        size = 1 if count < 24 else _head_size(count)
         for item in value:  # type: ignore[attr-defined]
             kind = type(item)
-            if kind is bytes:  # most items, without a call for each
+            if kind is bytes:  # most items are these or naturals, which cost no call
                 length = len(item)
                 size += length + (1 if length < 24 else 2 if length < 256 else _head_size(length))
-            elif kind is int and 0 <= item < 24:
-                size += 1
+            elif kind is int and 0 <= item < _WORD_LIMIT:
+                if item < 24:
+                    size += 1
+                elif item < 1 << 16:
+                    size += 2 if item < 256 else 3
+                else:
+                    size += 5 if item < 1 << 32 else 9
             else:
                 size += _size(item, depth - 1)
         return size
     if kind is int:
         number: int = value if value >= 0 else ~value  # type: ignore
-        if number < 1 << 64:
+        if number < _WORD_LIMIT:
             return _head_size(number)
         if not -_INTEGER_LIMIT < value < _INTEGER_LIMIT:  # type: ignore[operator]
             raise DecodeError("integer out of range")
