@@ -90,6 +90,8 @@ class Manifest:
     late_s: float
     has_epochs: bool
     """Epochs of some seconds, after which who was away may be jailed."""
+    has_rests: bool
+    """One thing at a time, and a block that follows before the next."""
     disturbances: tuple[Disturbance, ...]
 
     @property
@@ -103,12 +105,15 @@ class Manifest:
 
 
 def draw(seed: int, *, lasts_s: float = 40.0) -> Manifest:
-    """Return the manifest of a number. A member suffers one thing at a time; several may suffer at once."""
+    """Return the manifest of a number.
+
+    A member suffers one thing at a time; several members may suffer at once, unless there are rests.
+    """
     rng = random.Random(seed)
     validators = rng.choice((4, 4, 5, 6))
     names = [f"validator-{number}" for number in range(validators)]
     late = rng.choice(names[1:]) if rng.random() < 0.5 else ""
-    has_epochs = rng.random() < 0.4
+    has_epochs, has_rests = rng.random() < 0.4, rng.random() < 0.6
     busy_until = dict.fromkeys([*names, NETWORK], 0.0)
     found: list[Disturbance] = []
     at_s = 1.0
@@ -123,9 +128,9 @@ def draw(seed: int, *, lasts_s: float = 40.0) -> Manifest:
             cuts = _draw_cuts(rng, names) if kind == "split" else ()
             found.append(Disturbance(at_s, for_s, kind, member, _draw_amount(rng, kind), cuts))
             busy_until[member] = at_s + for_s + 1
-        at_s = round(at_s + rng.uniform(0.5, 6.0), 1)
+        at_s = round(at_s + (for_s if has_rests else rng.uniform(0.5, 6.0)), 1)
     late_s = round(rng.uniform(5, lasts_s - 5), 1) if late else 0.0
-    return Manifest(seed, validators, late, late_s, has_epochs, tuple(found))
+    return Manifest(seed, validators, late, late_s, has_epochs, has_rests, tuple(found))
 
 
 def _draw_amount(rng: random.Random, kind: str) -> int:
@@ -338,7 +343,11 @@ class _Play:
         late = Disturbance(manifest.late_s, 0.0, "late", manifest.late)
         steps += [(late.at_s, 1, late)] if manifest.late else []
         begun_s = time.monotonic()
-        for at_s, which, one in sorted(steps, key=lambda step: step[:2]):
+        for at_s, which, one in sorted(steps, key=lambda step: (step[0], -step[1])):
+            if manifest.has_rests and (which == 0 or one.kind == "late"):
+                before_s = time.monotonic()
+                self._rest()
+                begun_s += time.monotonic() - before_s
             time.sleep(max(0.0, begun_s + at_s - time.monotonic()))
             self._check_alive()
             if which == 0:
@@ -352,10 +361,18 @@ class _Play:
         for name in manifest.names:
             wait_for(partial(self._is_at, name, goal), f"{name} at {goal}", patience_s=LEVEL_S)
 
+    def _rest(self) -> None:
+        """Wait until all run that have begun, and one of them has a further block."""
+        wait_for(self._all_run, "all members run", patience_s=LEVEL_S)
+        present = [name for name in self.manifest.names if self._state(name) != "absent"]
+        goal = max(map(self._height, present)) + 1
+        wait_for(lambda: any(self._is_at(name, goal) for name in present), f"block {goal}", patience_s=LEVEL_S)
+
     def _all_run(self) -> bool:
         for name in self.manifest.names:
             self._raise(name)
-        return all(self._state(name) == "running" for name in self.manifest.names)
+        states = [(name, self._state(name)) for name in self.manifest.names]
+        return all(state == "running" or (name, state) == (self.manifest.late, "absent") for name, state in states)
 
     def _is_at(self, name: str, height: int) -> bool:
         self._raise(name)

@@ -16,8 +16,8 @@ from tests.cluster.links import address, own_network, set_cuts
 from tests.cluster.manifest import KINDS, NETWORK, build_disturb, draw, play, tell
 
 LASTS_S = 15.0
-SEED = 20
-"""Its short form has a split and disturbances of several other kinds."""
+SEED = 82
+"""Its short form has a split and other disturbances, and rests."""
 
 
 @pytest.mark.cluster
@@ -34,14 +34,18 @@ def test_numbers_give_networks_of_every_kind_and_always_the_same() -> None:
     assert {one.kind for manifest in manifests for one in manifest.disturbances} == set(KINDS)
     assert {bool(manifest.late) for manifest in manifests} == {False, True}
     assert {manifest.has_epochs for manifest in manifests} == {False, True}
+    assert {manifest.has_rests for manifest in manifests} == {False, True}
     short = {one.kind for one in draw(SEED, lasts_s=LASTS_S).disturbances}
-    assert "split" in short and len(short) > 3
+    assert "split" in short and len(short) > 2
     for manifest in manifests:
         for member in {one.member for one in manifest.disturbances}:
             assert member != manifest.late and member in (NETWORK, *manifest.names)
             own = [one for one in manifest.disturbances if one.member == member]
             for one, other in pairwise(own):
                 assert other.at_s >= one.at_s + one.for_s, "a member suffers one thing at a time"
+        if manifest.has_rests:
+            for one, other in pairwise(manifest.disturbances):
+                assert other.at_s >= round(one.at_s + one.for_s, 1), "one thing at a time"
         for one in manifest.disturbances:
             assert bool(one.cuts) == (one.kind == "split")
             assert all(source != target for source, target in one.cuts)
