@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import tomllib
 import types
 import typing
@@ -59,6 +60,8 @@ __all__ = [
 
 _Options = TypeVar("_Options")
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
+DIGITS_MAX: Final = 78
+"""Of a number that is written as text: what an amount of 256 bits has at most."""
 PROTOCOL_VERSION_MAX: Final = 255
 SYNC_MODES: Final = ("auto", "state", "blocks")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -352,7 +355,7 @@ def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
 def parse_host_port(text: str) -> tuple[str, int]:
     """Return host and port of "host:port" or "[v6]:port". Raises ConfigError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"{text!r}: host:port expected")
     return host.strip("[]"), int(port)
 
@@ -379,7 +382,7 @@ def load_table(path: Path, cls: type[_Options]) -> _Options:
         document = tomllib.loads(data.decode())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `dekube init` makes one") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # a number of too many digits is no TOMLDecodeError
         raise ConfigError(f"{path}: {str(error)[:200]}") from None
     try:
         options: _Options = _build(cls, document, "")
@@ -390,7 +393,7 @@ def load_table(path: Path, cls: type[_Options]) -> _Options:
 
 def _build(cls: Any, document: dict[str, Any], where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values: dict[str, Any] = {}
     for name, value in document.items():
         dotted = f"{where}{name}"
@@ -399,6 +402,9 @@ def _build(cls: Any, document: dict[str, Any], where: str) -> Any:
             raise ConfigError(f"unknown option {dotted}" + (f"; did you mean {where}{near[0]}?" if near else ""))
         values[name] = _value(hints[name], value, dotted)
     return cls(**values)
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _value(hint: Any, value: Any, dotted: str) -> Any:
@@ -410,7 +416,7 @@ def _value(hint: Any, value: Any, dotted: str) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{dotted}: a list of strings expected")
         return tuple(value)
-    if hint is int and isinstance(value, str) and value.isascii() and value.isdigit():
+    if hint is int and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX:
         return int(value)  # amounts beyond what other TOML readers take as integers
     if type(value) is not hint:
         raise ConfigError(f"{dotted}: {hint.__name__} expected, not {type(value).__name__}")
