@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from node.home import read_keystore
 from state.primitives.address import format_address, parse_address
@@ -14,6 +15,9 @@ from state.primitives.errors import ConfigError, DecodeError, KeystoreError
 from state.primitives.hd import derive_key, ethereum_path
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import keystore_address
+
+if TYPE_CHECKING:
+    from mnemonic import Mnemonic
 
 __all__ = [
     "MNEMONIC_WORDS",
@@ -112,11 +116,17 @@ def random_key() -> SecretKey:
 
 def new_mnemonic(words: int, *, entropy: Callable[[int], bytes] = secrets.token_bytes) -> str:
     """Return a fresh mnemonic of so many English words (BIP-39)."""
-    from mnemonic import Mnemonic
-
     if words not in MNEMONIC_WORDS:
         raise ConfigError(f"a mnemonic has {', '.join(map(str, MNEMONIC_WORDS))} words")
-    return str(Mnemonic("english").to_mnemonic(entropy(words * 4 // 3)))
+    return str(_english().to_mnemonic(entropy(words * 4 // 3)))
+
+
+@cache
+def _english() -> Mnemonic:
+    """Return the reader of mnemonics; making one reads the list of words from its file."""
+    from mnemonic import Mnemonic
+
+    return Mnemonic("english")
 
 
 def key_of_mnemonic(text: str, index: int, *, extra: str = "") -> SecretKey:
@@ -124,10 +134,8 @@ def key_of_mnemonic(text: str, index: int, *, extra: str = "") -> SecretKey:
 
     Raises KeystoreError for words that are no mnemonic; it does not repeat them.
     """
-    from mnemonic import Mnemonic
-
     words = " ".join(text.lower().split())
-    reader = Mnemonic("english")
+    reader = _english()
     if (
         len(text) > MNEMONIC_CHARACTERS_MAX
         or len(words.split(" ")) not in MNEMONIC_WORDS
