@@ -357,9 +357,13 @@ class _Play:
             else:
                 self._end(one)
         wait_for(self._all_run, "all members run", patience_s=LEVEL_S)
+        run_s = time.monotonic()
         goal = max(map(self._height, manifest.names)) + FURTHER_BLOCKS
         for name in manifest.names:
             wait_for(partial(self._is_at, name, goal), f"{name} at {goal}", patience_s=LEVEL_S)
+        print(
+            f"{FURTHER_BLOCKS} more blocks everywhere {time.monotonic() - run_s:.1f} s after all ran", flush=True
+        )
 
     def _rest(self) -> None:
         """Wait until all run that have begun, and one of them has a further block."""
