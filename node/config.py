@@ -162,6 +162,8 @@ class MempoolOptions:
 
     transactions_max: int = 50_000
     bytes_max: int = 64 * 1024 * 1024
+    keep_local: bool = True
+    """Keep what was handed in at this node's gateway over a restart."""
 
 
 @dataclass(frozen=True, slots=True)

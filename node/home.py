@@ -91,6 +91,11 @@ class Home:
         return self.root / "data" / "evidence"
 
     @property
+    def waiting(self) -> Path:
+        """Transactions that were handed in at this node and that no block has carried yet."""
+        return self.root / "data" / "mempool"
+
+    @property
     def guard(self) -> Path:
         """The durable record of the vote guard."""
         return self.root / "data" / "guard"
@@ -193,11 +198,11 @@ def rewrite_options(home: Home, options: NodeOptions) -> None:
     write_whole(home.config, dump_options(options))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write or replace a file durably: after a crash it holds the old text or the new one, never a part."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write or replace a file durably: after a crash it holds the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

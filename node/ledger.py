@@ -46,7 +46,7 @@ class NodeLedger:
         self.store = store
         self.chain = chain
         self.runtime = runtime
-        self.mempool = Mempool(options, self._account_of)
+        self.mempool = Mempool(options, self._account_of, height=store.tip.height)
         self.chain_id: int = runtime.genesis.chain_id
         self.on_admitted: Callable[[bytes], None] = lambda _raw: None
         """Called with the bytes of each transaction that entered the mempool here and should be passed on."""
@@ -120,20 +120,22 @@ class NodeLedger:
         return self.mempool.pending_nonce(address)
 
     @contextmanager
-    def admission(self) -> Iterator[Callable[[bytes, bytes], bytes]]:
+    def admission(self, *, is_local: bool = True) -> Iterator[Callable[[bytes, bytes], bytes]]:
         """Begin to admit transactions of which the node knows the senders; tells whoever builds blocks at the end.
 
         What the context gives takes bytes and sender, passes the transaction on and returns its hash, or raises
         InvalidTransaction. The sender is the node itself, or whom its own gateway recovered: a child behind a
         socket that only the node's user opens. He is not recovered again here; every other voter does.
+        ``is_local`` says that they are of the gateway's users, who expect to find them after a restart.
         """
         fee_floor = self._head.base_fee_next
+        local_since = self._head.height if is_local else None
         check, add, pass_on = self.runtime.check, self.mempool.add, self.on_admitted
 
         def admit(raw: bytes, sender: bytes) -> bytes:
             transaction = decode_transaction(raw)
             transaction.sender = sender
-            add(check(transaction), fee_floor=fee_floor)
+            add(check(transaction), fee_floor=fee_floor, local_since=local_since)
             pass_on(raw)
             return transaction.hash
 
@@ -142,18 +144,28 @@ class NodeLedger:
         finally:
             self.on_pool_changed()
 
-    def admit(self, raw: bytes, sender: bytes) -> bytes:
+    def admit(self, raw: bytes, sender: bytes, *, is_local: bool = True) -> bytes:
         """Admit one transaction as ``admission`` does."""
-        with self.admission() as admit:
+        with self.admission(is_local=is_local) as admit:
             return admit(raw, sender)
 
     async def submit_own(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction that this node signed, or find it waiting, and pass it on; return its hash."""
+        """Admit a transaction that this node signed, or find it waiting, and pass it on; return its hash.
+
+        It is not local: whoever signed it looks at the state when the node starts, and signs what is still to do.
+        """
         try:
-            return self.admit(raw, sender)
+            return self.admit(raw, sender, is_local=False)
         except AlreadyKnown:
             self.on_admitted(raw)
             return decode_transaction(raw).hash
+
+    def readmit(self, transaction: Transaction, since: int) -> None:
+        """Admit what one of this node's users handed in before it started, its sender recovered anew.
+
+        It waits since that height, whatever the base fee is now. Raises InvalidTransaction.
+        """
+        self.mempool.add(self.runtime.check(transaction), local_since=min(since, self._head.height))
 
     def admit_gossip(self, transaction: Transaction) -> bool:
         """Admit a transaction of a peer, its sender recovered; tell whether it is new.

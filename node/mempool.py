@@ -32,6 +32,8 @@ __all__ = [
 
 _PERCENT: Final = 100
 _SLACK: Final = 1024
+_COMPACT_EVERY: Final = 64
+"""Arrivals between two looks at whether the heaps are mostly made of what has left."""
 _NO_NONCES: Final[Mapping[bytes, int]] = {}
 _WORTHLESS: Final = -1
 
@@ -104,12 +106,13 @@ class Added(NamedTuple):
 
 
 class _Entry:
-    __slots__ = ("arrival", "checked", "fee", "size", "tip")
+    __slots__ = ("arrival", "checked", "fee", "local_since", "size", "tip")
 
-    def __init__(self, checked: Checked, arrival: int) -> None:
+    def __init__(self, checked: Checked, arrival: int, local_since: int | None) -> None:
         transaction = checked.transaction
         self.checked = checked
         self.arrival = arrival
+        self.local_since = local_since
         self.fee = transaction.max_fee_per_gas
         self.tip = transaction.max_priority_fee_per_gas
         self.size = len(transaction.raw)
@@ -132,10 +135,12 @@ class _Sender:
 
     def advance(self) -> int:
         """Move ``pending_end`` over what has become contiguous; return by how many."""
-        before = self.pending_end
-        while self.pending_end in self.entries:
-            self.pending_end += 1
-        return self.pending_end - before
+        entries, before = self.entries, self.pending_end
+        end = before
+        while end in entries:
+            end += 1
+        self.pending_end = end
+        return end - before
 
     def weigh(self) -> int:
         """Return what the last one is worth; there is one."""
@@ -145,9 +150,11 @@ class _Sender:
 
 
 class Mempool:
-    """The pool; ``account_of`` reads the state after the newest finalised block."""
+    """The pool; ``account_of`` reads the state after the newest finalised block, which is that at ``height``."""
 
-    def __init__(self, options: MempoolOptions, account_of: Callable[[bytes], Account]) -> None:
+    def __init__(
+        self, options: MempoolOptions, account_of: Callable[[bytes], Account], *, height: int = 0
+    ) -> None:
         self._options = options
         self._account_of = account_of
         self._senders: dict[bytes, _Sender] = {}
@@ -156,7 +163,7 @@ class Mempool:
         self._bytes = 0
         self._queued = 0
         self._arrivals = 0
-        self._height = 0
+        self._height = height
         # The last transaction of each sender, of the least worth first and then the youngest. Entries that are no
         # longer a sender's last, or were worth something else, stay until they come up or until a rebuild.
         self._tails: list[tuple[int, int, bytes]] = []
@@ -245,6 +252,20 @@ class Mempool:
                     break
         return found
 
+    def local(self, *, transactions_max: int, bytes_max: int) -> list[tuple[int, bytes]]:
+        """Return the bytes of what this node's own users brought, each with the height since which it waits.
+
+        In the order of their arrival, and of too many the first.
+        """
+        found: list[tuple[int, bytes]] = []
+        for entry in self._by_hash.values():
+            if entry.local_since is not None:
+                bytes_max -= entry.size
+                if bytes_max < 0 or len(found) == transactions_max:
+                    break
+                found.append((entry.local_since, entry.checked.transaction.raw))
+        return found
+
     def take(
         self, limit: int, *, base_fee: int = 0, next_nonces: Mapping[bytes, int] = _NO_NONCES
     ) -> list[Checked]:
@@ -276,11 +297,12 @@ class Mempool:
 
     # Changes
 
-    def add(self, checked: Checked, *, fee_floor: int = 0) -> Added:
+    def add(self, checked: Checked, *, fee_floor: int = 0, local_since: int | None = None) -> Added:
         """Admit a transaction whose sender is known, or raise a subclass of InvalidTransaction.
 
         After an error the pool is as it was. A fee cap below ``fee_floor`` is refused: the current base fee for
-        a node's own users, less for gossip.
+        a node's own users, less for gossip. ``local_since`` is the height since which one of this node's own users
+        waits for it, None for those of others.
         """
         transaction = checked.transaction
         if transaction.hash in self._by_hash:
@@ -300,7 +322,7 @@ class Mempool:
         needed = sender.cost + checked.cost_max - (old.checked.cost_max if old else 0)
         if needed > account.balance:
             raise InsufficientFunds(balance=account.balance, needed=needed)
-        entry = _Entry(checked, self._arrivals)
+        entry = _Entry(checked, self._arrivals, local_since)
         victim: bytes | None = None
         if old is not None:
             self._check_replacement(old, entry)
@@ -328,10 +350,10 @@ class Mempool:
         else:
             sender.last = max(nonce, sender.last)
             self._weigh(address, sender)
-        heapq.heappush(
-            self._expiry, (self._height + self._options.expiry_heights, entry.arrival, transaction.hash)
-        )
-        self._compact()
+        since = self._height if local_since is None else local_since
+        heapq.heappush(self._expiry, (since + self._options.expiry_heights, entry.arrival, transaction.hash))
+        if not self._arrivals % _COMPACT_EVERY:
+            self._compact()
         return Added(nonce < sender.pending_end, old.checked if old else None, evicted)
 
     def on_block(self, height: int, senders: Iterable[bytes]) -> list[Checked]:

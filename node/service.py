@@ -35,6 +35,7 @@ from node.duties import Duties
 from node.evidence import EvidenceService
 from node.gateway import Gateway, keep_gateway
 from node.home import Home, load_key, node_secret, read_passphrase
+from node.kept import KeptTransactions
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
@@ -248,6 +249,15 @@ class Node:
             stack.callback(self.metrics.unwatch)
 
             async with trio.open_nursery() as nursery:
+                if self.options.mempool.keep_local:
+                    # First: what comes back by gossip would be taken for somebody else's.
+                    kept = KeptTransactions(
+                        self.ledger,
+                        self.home.waiting,
+                        recover=verifier.recover,
+                        wait_peers=lambda: self.network.wait_peers(1),
+                    )
+                    await self._start(nursery, "mempool", kept.run)
                 await self._start(nursery, "network", self.network.run)
                 await self._start(nursery, "evidence", self.evidence.run)
                 await self._start(nursery, "snapshots", self.snapshots.run)

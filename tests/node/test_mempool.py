@@ -106,6 +106,30 @@ def test_what_unfinalised_blocks_hold_is_not_taken_again() -> None:
     assert world.pool.take(10, next_nonces={ANN: 9}) == [other]
 
 
+def test_what_came_before_the_first_block_of_a_long_chain_is_not_old() -> None:
+    world = World(expiry_heights=10)
+    world.pool = Mempool(MempoolOptions(expiry_heights=10), world.account, height=5_000)
+    mine, since, late = wish(ANN, 0), wish(BEN, 0), wish(CYD, 0)
+    world.pool.add(mine)
+    world.pool.add(since, local_since=4_995)
+    world.height = 5_000
+    assert world.include() == []
+    world.pool.add(late, local_since=5_001)
+    assert [world.include() for _ in range(4)] == [[], [], [], [since]]
+    assert world.pool.local(transactions_max=10, bytes_max=1_000) == [(5_001, late.transaction.raw)]
+
+
+def test_what_is_kept_of_local_transactions_is_bounded() -> None:
+    world = World()
+    mine = [wish(ANN, nonce, size=100) for nonce in range(5)]
+    for number, checked in enumerate(mine):
+        world.pool.add(checked, local_since=number if number != 2 else None)
+    raws = [(number, checked.transaction.raw) for number, checked in enumerate(mine) if number != 2]
+    assert world.pool.local(transactions_max=10, bytes_max=400) == raws
+    assert world.pool.local(transactions_max=3, bytes_max=400) == raws[:3]
+    assert world.pool.local(transactions_max=10, bytes_max=399) == raws[:3]
+
+
 def test_finding_what_is_there() -> None:
     world = World()
     checked = wish(ANN, 0)

@@ -33,6 +33,7 @@ from node.config import (
 from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
 from node.keyring import key_of_mnemonic, parse_secret
+from node.kept import decode_kept, encode_kept
 from node.light import Endpoint as LightEndpoint
 from node.light import LightFile, load_light_file, save_light_file
 from node.promises import decode_published
@@ -60,6 +61,7 @@ from state.primitives.errors import (
     KeystoreError,
 )
 from state.primitives.genesis import genesis_to_json
+from state.primitives.hashing import digest
 from tasks.spec import encode_spec
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_wire import BLOCK, FINAL
@@ -78,6 +80,8 @@ from tests.fuzz.targets.samples import (
 )
 from tests.state.primitives.test_objects import FOUNDED as FILE
 
+KEPT_CHAIN = b"c" * 32
+
 
 def light_files() -> tuple[bytes, ...]:
     """Files of a light client that has followed an epoch, and of one that found a fork."""
@@ -93,6 +97,12 @@ def light_files() -> tuple[bytes, ...]:
         save_light_file(scratch() / "made.json", saved)
         found.append((scratch() / "made.json").read_bytes())
     return tuple(found)
+
+
+def read_kept(data: bytes) -> None:
+    """Read a file of waiting transactions whose checksum is right, which hardly a change of one leaves so."""
+    whole = digest(b"kept-mempool", data) + data
+    assert encode_kept(KEPT_CHAIN, decode_kept(whole, KEPT_CHAIN)) == whole
 
 
 def read_body(data: bytes) -> None:
@@ -131,6 +141,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "file of evidence", Target(
         canonical(decode_file, encode_file), (encode_file([]), encode_file(fault.encode() for fault in EVIDENCE)),
         ("node.evidence:decode_file",),
+    )  # fmt: skip
+    yield "waiting transactions", Target(
+        read_kept, (encode_kept(KEPT_CHAIN, [])[32:], encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
+        ("node.kept:decode_kept",),
     )  # fmt: skip
     sync = "node.sync.messages:"
     yield "sync offers", Target(
