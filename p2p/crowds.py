@@ -29,6 +29,12 @@ class Origin(NamedTuple):
     is_bounded: bool
     """Whether the bound for one network holds: not within a house or a machine, nor for a relay, which brings
     others."""
+    is_relayed: bool = False
+    """Whether a relay brought it: all that one brings are one network and one block."""
+
+    def of_its_own(self, address: bytes) -> Origin:
+        """Return the origin of a peer that stands for itself, wherever it comes from."""
+        return self._replace(block=f"0x{address.hex()}")
 
 
 def address_of(host: str) -> IpAddress:
@@ -75,7 +81,7 @@ def origin_of(remote: str) -> Origin:
     try:
         return Origin(network_of(host), block_of(host), zone_of(host) is Zone.OPEN)
     except ValueError:
-        return Origin(remote, remote, False)
+        return Origin(remote, remote, False, is_relayed=True)
 
 
 _Member = TypeVar("_Member", bound=Hashable)

@@ -15,7 +15,7 @@ so no crowd that comes after a peer which works on takes that peer's rank (docs/
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from p2p.crowds import Origin
 
-__all__ = ["Admission", "Guest", "Service", "admit", "lots"]
+__all__ = ["Admission", "Guest", "Service", "Standings", "admit", "lots"]
 
 STANDING_SHARE: Final = 2
 """One in so many places is kept for those who have worked in most minutes, of equals for the oldest, ..."""
@@ -41,6 +41,10 @@ SERVICE_S: Final = 60.0
 """What is done within one such period counts once: a burst buys no standing."""
 TRIAL_S: Final = 600.0
 """How long a peer has to do something useful, before it makes room for a block that has no place."""
+STANDINGS_MAX: Final = 1_024
+"""Peers that are gone and whose standing is remembered, ..."""
+STANDINGS_S: Final = 3_600.0
+"""... for so long."""
 
 
 @dataclass(slots=True)
@@ -57,6 +61,58 @@ class Service:
         if period > self._last:
             self._last = period
             self.periods += 1
+
+
+class _Past(NamedTuple):
+    service: Service
+    block: str
+    until: float
+
+
+class Standings:
+    """What peers that are gone had done for this node, by the block of addresses that they did it from; bounded.
+
+    The standing of one block counts for few places only, so nobody shall earn it in one block and use it in many.
+    Each return costs a period: who leaves and comes back for ever has nothing left of it before long.
+    """
+
+    def __init__(self, standings_max: int = STANDINGS_MAX, standings_s: float = STANDINGS_S) -> None:
+        self._max, self._kept_s = standings_max, standings_s
+        self._past: OrderedDict[bytes, _Past] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._past)
+
+    def keep(self, address: bytes, block: str, service: Service, now: float) -> None:
+        """Remember a peer that has gone; of too many, whoever has done least is forgotten."""
+        self.forget(address)
+        if service.periods <= 1:
+            return
+        self._past[address] = _Past(service, block, now + self._kept_s)
+        for known, past in [*self._past.items()]:  # in the order of leaving
+            if past.until > now:
+                break
+            del self._past[known]
+        if len(self._past) > self._max:
+            del self._past[min(self._past, key=lambda known: self._past[known].service.periods)]
+
+    def periods(self, address: bytes, block: str, now: float) -> int:
+        """Return the periods with which a peer would come back."""
+        past = self._past.get(address)
+        return past.service.periods - 1 if past is not None and past.block == block and past.until > now else 0
+
+    def take(self, address: bytes, block: str, now: float) -> Service:
+        """Return what a peer that has come begins with, and remember it no more."""
+        periods = self.periods(address, block, now)
+        past = self._past.pop(address, None)
+        if past is None or not periods:
+            return Service()
+        past.service.periods = periods
+        return past.service
+
+    def forget(self, address: bytes) -> None:
+        """Remember nothing of a peer."""
+        self._past.pop(address, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +154,12 @@ def admit(
     places_max: int,
     per_network_max: int,
     draw: Callable[[str], int],
+    service: int = 0,
 ) -> Admission:
     """Say whether a newcomer from ``origin`` may join these guests.
 
-    ``draw`` is a hash of a block that is this node's secret; the least are drawn.
+    ``draw`` is a hash of a block that is this node's secret; the least are drawn. ``service`` is what the newcomer
+    is remembered for (``Standings``).
     """
     if origin.is_bounded and sum(guest.origin.network == origin.network for guest in guests) >= per_network_max:
         return Admission(refusal="refused_network")
@@ -123,23 +181,44 @@ def admit(
         return Admission(gives_way=max(crowd, key=size).address)
     if loose and is_absent and origin.block in drawn:
         return Admission(gives_way=max(loose, key=size).address)
+    if service:
+        gives_way = _for_standing(guests, Guest(b"", origin, now, service), places_max, drawn)
+        if gives_way is not None:
+            return Admission(gives_way=gives_way)
     idle = [guest for guest in loose if not guest.service and now - guest.since >= TRIAL_S]
     if idle and is_absent:
         return Admission(gives_way=min(idle, key=lambda guest: (guest.since, guest.address)).address)
     return Admission(refusal="refused_full")
 
 
+def _for_standing(guests: Sequence[Guest], back: Guest, places_max: int, drawn: set[str]) -> bytes | None:
+    """Return who makes room for a peer that is back and, had it stayed, would be kept for its standing."""
+    everybody = [*guests, back]
+    if back.address not in _standing(everybody, places_max):
+        return None
+    kept = _kept(everybody, places_max, drawn)
+    less = [guest for guest in guests if guest.address not in kept and guest.service < back.service]
+    return min(less, key=lambda guest: (guest.service, -guest.since, guest.address)).address if less else None
+
+
+def _by_standing(guests: Sequence[Guest]) -> list[Guest]:
+    return sorted(guests, key=lambda guest: (-guest.service, guest.since, guest.address))
+
+
+def _standing(guests: Sequence[Guest], places_max: int) -> list[bytes]:
+    """Return those who are kept for their standing."""
+    per_block = max(KEPT_PER_BLOCK, places_max // STANDING_PER_BLOCK_SHARE)
+    return _first(_by_standing(guests), places_max // STANDING_SHARE, per_block)
+
+
 def _kept(guests: Sequence[Guest], places_max: int, drawn: set[str]) -> set[bytes]:
     """Return those who are passed over."""
     near = [(guest.rtt_s, guest) for guest in guests if guest.rtt_s is not None]
-    standing = sorted(guests, key=lambda guest: (-guest.service, guest.since, guest.address))
     best = sorted((g for g in guests if g.score > 0), key=lambda guest: (-guest.score, guest.address))
     nearest = [guest for _, guest in sorted(near, key=lambda item: (item[0], item[1].address))]
-    of_drawn = [guest for guest in standing if guest.origin.block in drawn]
+    of_drawn = [guest for guest in _by_standing(guests) if guest.origin.block in drawn]
     return {
-        *_first(
-            standing, places_max // STANDING_SHARE, max(KEPT_PER_BLOCK, places_max // STANDING_PER_BLOCK_SHARE)
-        ),
+        *_standing(guests, places_max),
         *_first(best, places_max // BEST_SHARE, KEPT_PER_BLOCK),
         *_first(nearest, places_max // NEAREST_SHARE, KEPT_PER_BLOCK),
         *_first(of_drawn, places_max // DRAWN_SHARE, 1),

@@ -44,7 +44,7 @@ from p2p.peer import (
     RequestHandler,
     Served,
 )
-from p2p.places import Guest, admit, lots
+from p2p.places import Guest, Standings, admit, lots
 from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
 from p2p.records import RECORD_BYTES_MAX, PeerRecord
 from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
@@ -139,6 +139,7 @@ class Network:
         self._changed = trio.Event()
         self._manage = trio.Event()
         self._persistent: frozenset[bytes] = frozenset()
+        self._is_bonded: Callable[[bytes], bool] = lambda _address: False
         self._kept: int | None = None
         self._draw_at = 0.0
         self._draw_delay_s = 0.0
@@ -150,6 +151,7 @@ class Network:
         self._watchers: list[Callable[[bytes, bool], None]] = []
         self._entrance = Entrance(config.limits)
         self._draw = lots(secrets.token_bytes(32))
+        self._standings = Standings()
         self._origin_of = origin_of
         self._dialling_now = 0
         self._lanes_in = 0
@@ -401,6 +403,13 @@ class Network:
         for address in self._persistent:
             self._bans.lift(address)  # whoever is elected is heard, whatever came before
         self._manage.set()
+
+    def on_bonded(self, is_bonded: Callable[[bytes], bool]) -> None:
+        """Ask ``is_bonded(address)`` who answers for itself with something that it has locked.
+
+        Of those that one relay brings, each such one counts as from a block of addresses of its own.
+        """
+        self._is_bonded = is_bonded
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
@@ -692,6 +701,7 @@ class Network:
             for cls, kind, body in old.mux.undelivered():
                 if kind < RESERVED_KIND_MIN:
                     peer.queue(cls, kind, body)
+        peer.service = self._standings.take(address, self._origin(peer).block, trio.current_time())
         self._peers[address] = peer
         self._apply(
             self._gossip.peer_joined(address, outbound=peer.is_outbound, network=crowd_of(link.remote_host))
@@ -734,19 +744,29 @@ class Network:
         """Make room for a peer that came in without a place of its own; return why there is none, or None."""
         guests = [
             Guest(
-                address, self._origin_of(peer.remote), peer.since, peer.service.periods,
+                address, self._origin(peer), peer.since, peer.service.periods,
                 self._gossip.score(address), peer.rtt_s,
             )
             for address, peer in self._peers.items()
             if not peer.is_outbound and address not in self._persistent and peer.closed_for is None
         ]  # fmt: skip
+        origin, now = self._origin_from(link.session.address, link.remote), trio.current_time()
         admission = admit(
-            guests, self._origin_of(link.remote), now=trio.current_time(), places_max=self.limits.peers_in_max,
+            guests, origin, now=now, places_max=self.limits.peers_in_max,
             per_network_max=self.limits.peers_per_network_max, draw=self._draw,
+            service=self._standings.periods(link.session.address, origin.block, now),
         )  # fmt: skip
         if admission.gives_way is not None:
             self._peers[admission.gives_way].close("crowded_out")
         return admission.refusal
+
+    def _origin(self, peer: Peer) -> Origin:
+        return self._origin_from(peer.address, peer.remote)
+
+    def _origin_from(self, address: bytes, remote: str) -> Origin:
+        """Return where a peer comes from; who has locked a bond and comes by a relay, from a block of its own."""
+        origin = self._origin_of(remote)
+        return origin.of_its_own(address) if origin.is_relayed and self._is_bonded(address) else origin
 
     def _replaces(self, new: Link, old: Peer) -> bool:
         ours, theirs = new.session.certificate, old.session.certificate
@@ -763,6 +783,9 @@ class Network:
     def _leave(self, peer: Peer) -> None:
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
+            if peer.closed_for not in _FAULTS and peer.address not in self._bans:
+                now = trio.current_time()
+                self._standings.keep(peer.address, self._origin(peer).block, peer.service, now)
             if peer.closed_for in _FAULTS:
                 # The score outlives the connection: who comes back to do it again is banned before long.
                 self._apply(self._gossip.penalise(peer.address, self.config.gossip.malformed_points))

@@ -18,7 +18,7 @@ from p2p.entrance import Entrance
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import NetworkLimits
-from p2p.places import SERVICE_S, TRIAL_S, Admission, Guest, Service, admit, lots
+from p2p.places import SERVICE_S, STANDINGS_S, TRIAL_S, Admission, Guest, Service, Standings, admit, lots
 from p2p.service import Network, NetworkConfig
 from tests.p2p.helpers import NOW_MS, identity
 from tests.p2p.test_service import running, wires
@@ -41,6 +41,7 @@ class House:
         self.services: dict[bytes, Service] = {}
         self.workers: set[bytes] = set()
         self.draw = lots(key)
+        self.standings = Standings()
         self.count = 0
         self.now = 0.0
 
@@ -60,21 +61,34 @@ class House:
         blocks = {newcomer, *self.blocks()}
         return set(sorted(blocks, key=self.draw)[: self.places_max // 8])
 
+    def leave(self, name: bytes) -> Origin:
+        where = self.guests.pop(name).origin
+        self.standings.keep(name, where.block, self.services[name], self.now)
+        return where
+
     def knock(
-        self, where: Origin, *, score: float = 0.0, rtt_s: float | None = None, works: bool = False
+        self,
+        where: Origin,
+        *,
+        score: float = 0.0,
+        rtt_s: float | None = None,
+        works: bool = False,
+        name: bytes = b"",
     ) -> Admission:
+        """Let a newcomer ask for a place, or ``name`` who has left."""
         answer = admit(
             [*self.guests.values()], where, now=self.now, places_max=self.places_max,
             per_network_max=PER_NETWORK, draw=self.draw,
+            service=self.standings.periods(name, where.block, self.now),
         )  # fmt: skip
         if answer.gives_way is not None:
-            del self.guests[answer.gives_way]
+            self.leave(answer.gives_way)
         if answer.refusal is None:
-            self.count += 1
+            self.count += not name
             self.now += 0.001
-            name = self.count.to_bytes(20, "big")
-            self.guests[name] = Guest(name, where, self.now, 0, score, rtt_s)
-            self.services[name] = Service()
+            name = name or self.count.to_bytes(20, "big")
+            self.services[name] = self.standings.take(name, where.block, self.now)
+            self.guests[name] = Guest(name, where, self.now, self.services[name].periods, score, rtt_s)
             if works:
                 self.workers.add(name)
                 self._work()
@@ -168,7 +182,8 @@ def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
     """The bound: those who came later never count; those who came before do, two a block, against half the places.
 
     The crowd looks as good as it can: its scores and round trips are the best, it works whenever it can, comes
-    from the blocks of the honest too, and leaves and comes as it likes. The honest only work.
+    from the blocks of the honest too, leaves and comes as it likes, and comes back for what it is remembered for.
+    The honest only work.
     """
     house = House(key=key)
     for block in range(before):
@@ -184,7 +199,10 @@ def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
         house.knock(origin(block, network), score=100.0, rtt_s=0.001, works=works)
         others = [name for name in house.guests if name not in names]
         for name in others[:leaves]:
-            del house.guests[name]
+            gone = house.leave(name)
+            if works:
+                house.knock(origin(60 + block), works=True)
+                house.knock(gone, score=100.0, works=True, name=name)
         assert all(name in house.guests for name in names)
 
 
@@ -236,6 +254,78 @@ def test_a_share_of_the_places_is_drawn_however_many_blocks_others_have_and_what
                 house.knock(origin(block), score=100.0, rtt_s=0.001, works=True)
             assert house.blocks()["99"] == 1
     assert 6 <= taken <= 19  # 8 of 65: 12.3 of 100
+
+
+def test_who_worked_and_lost_its_connection_is_let_in_again_for_whoever_did_less() -> None:
+    house = House()
+    house.knock(origin(1), works=True)
+    (worker,) = house.guests
+    house.wait(10 * SERVICE_S)
+    house.leave(worker)
+    for block in range(2, 2 + PLACES):  # all places are taken meanwhile, by blocks of one
+        house.knock(origin(block), works=True)
+    house.wait(5 * SERVICE_S)
+    assert house.knock(origin(90)).refusal == "refused_full" or "90" in house.drawn("90")
+    assert house.knock(origin(1), name=worker, works=True).gives_way is not None
+    assert worker in house.guests
+
+
+def test_nobody_makes_room_for_a_standing_that_is_less_or_of_a_block_that_has_its_share() -> None:
+    house = House()
+    for block in range(PLACES):
+        house.knock(origin(block), works=True)
+    house.wait(10 * SERVICE_S)
+    least = dict.fromkeys(house.guests.values(), 11)
+    assert all(guest.service >= 10 for guest in least)
+    guests = [*house.guests.values()]
+    draw = lambda block: 0 if block == "5" else int(block) + 1  # noqa: E731
+    for service, is_let_in in ((1, False), (9, False), (99, True)):
+        answer = admit(
+            guests, origin(70), now=house.now, places_max=PLACES, per_network_max=PER_NETWORK,
+            draw=draw, service=service,
+        )  # fmt: skip
+        assert (answer.refusal is None) == is_let_in
+    crowd = [replace(guest, origin=origin(3 + number // 12, number)) for number, guest in enumerate(guests)]
+    for where, is_let_in in ((origin(3, 99), False), (origin(70), True)):
+        better = [replace(guest, service=200 if guest.origin.block == "3" else 0) for guest in crowd]
+        answer = admit(
+            better, where, now=house.now, places_max=PLACES, per_network_max=PER_NETWORK, draw=draw, service=99,
+        )  # fmt: skip
+        assert (answer.refusal is None) == is_let_in, "two of a block are kept for their standing, not a third"
+
+
+def test_what_is_remembered_is_for_one_block_for_a_while_and_a_little_less_each_time() -> None:
+    standings = Standings()
+    service = Service(periods=3)
+    standings.keep(b"a", "block", service, 0.0)
+    assert standings.periods(b"a", "block", 1.0) == 2 and standings.periods(b"b", "block", 1.0) == 0
+    assert standings.periods(b"a", "other", 1.0) == 0 and standings.periods(b"a", "block", STANDINGS_S) == 0
+    service = standings.take(b"a", "block", 1.0)
+    assert service.periods == 2 and len(standings) == 0
+    standings.keep(b"a", "block", service, 2.0)
+    assert standings.take(b"a", "other", 3.0).periods == 0, "earned in one block, it is of no use in another"
+    assert standings.take(b"a", "block", 3.0).periods == 0
+    standings.keep(b"a", "block", Service(periods=1), 4.0)
+    assert len(standings) == 0, "nothing would be left of it"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.floats(0, 20)), max_size=80))
+def test_the_memory_of_standing_is_bounded_and_keeps_those_who_did_most(
+    gone: list[tuple[int, int, float]],
+) -> None:
+    standings, now = Standings(standings_max=8, standings_s=100.0), 0.0
+    least = 0
+    for number, periods, waits_s in gone:
+        now += waits_s
+        name = bytes([number])
+        before = {bytes([n]): standings.periods(bytes([n]), "block", now) for n in range(31)}
+        standings.keep(name, "block", Service(periods=periods), now)
+        assert len(standings) <= 8
+        lost = [n for n, had in before.items() if n != name and had and not standings.periods(n, "block", now)]
+        assert len(lost) <= 1
+        least = min((before[n] for n in lost), default=least)
+        assert all(before[n] <= periods for n in lost)
 
 
 def test_a_burst_of_service_counts_once() -> None:
@@ -302,6 +392,11 @@ def test_origins() -> None:
     assert origin_of("2a00:1:2:3::4") == Origin("2a00:1:2::/48", "2a00:1::/32", True)
     for inner in ("127.0.0.1", "10.1.2.3", "fe80::1%eth0", "::1", "relay:0xab:8.8.8.8:1", "memory"):
         assert not origin_of(inner).is_bounded
+    brought = origin_of("relay:0xab:8.8.8.8:1")
+    assert (
+        brought.is_relayed and not origin_of("punch:8.8.8.9").is_relayed and not origin_of("10.1.2.3").is_relayed
+    )
+    assert brought.of_its_own(b"a").block != brought.of_its_own(b"b").block != brought.block
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -414,4 +509,76 @@ async def test_a_seat_is_let_in_from_an_address_whose_places_are_taken(autojump_
         with trio.fail_after(10):
             await alice.wait_peers(1)
         assert alice.is_connected(seat.identity.address)
+        nursery.cancel_scope.cancel()
+
+
+class Brought:
+    """Peers that an acceptor brings a node, as a relay does."""
+
+    def __init__(self, node: Network, nursery: trio.Nursery) -> None:
+        self.node, self.nursery = node, nursery
+        self.ends: dict[bytes, trio.abc.Stream] = {}
+
+    async def come(self, number: int, remote: str) -> bool:
+        """Shake hands a second later; whether the peer was let in."""
+        await trio.sleep(1)
+        near, far = trio.testing.memory_stream_pair()
+        who = identity(number)
+        self.ends[who.address] = near
+        self.node.accept(far, remote)
+        shake = Handshake(who, Purpose.CIRCUIT, is_initiator=True, now_ms=NOW_MS)
+        await near.send_all(shake.start())
+        while shake.session is None:
+            await near.send_all(shake.receive(bytes(await near.receive_some(4096))))
+        await near.send_all(Channel(shake.session).seal(Hello(Opening.NEW).encode()))
+        await trio.testing.wait_all_tasks_blocked()
+        return self.node.is_connected(who.address)
+
+
+def node_with(places: int) -> Network:
+    limits = NetworkLimits(peers_in_max=places, peers_out_target=0, idle_timeout_s=1e6, resume_s=1.0)
+    return Network(NetworkConfig(limits=limits), identity(0), now_ms=lambda: NOW_MS, random=Random(1))
+
+
+async def test_homes_behind_one_relay_that_answer_with_a_bond_do_not_push_each_other_out(
+    autojump_clock: object,
+) -> None:
+    bonded = {identity(number).address for number in (105, 106, 107)}
+    alice = node_with(8)
+    alice.on_bonded(bonded.__contains__)
+    async with running(alice), trio.open_nursery() as nursery:
+        brought = Brought(alice, nursery)
+        assert all([await brought.come(100 + n, "relay:ab:relay.example:1") for n in range(8)])
+        assert await brought.come(200, "8.8.8.8")
+        assert await brought.come(201, "9.9.9.9")
+        # The newest of those who stand for nothing have made room, and nobody of those who do.
+        assert {peer.address for peer in alice.peers()} == {
+            *bonded, *(identity(number).address for number in (100, 101, 102, 200, 201))
+        }  # fmt: skip
+        # From a bare address a bond changes nothing: there the bounds of networks and blocks hold as they are.
+        assert alice._origin_from(identity(105).address, "8.8.8.8") == origin_of("8.8.8.8")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_lost_its_connection_has_its_standing_when_it_is_back(autojump_clock: object) -> None:
+    alice, useful, false = node_with(8), identity(300).address, identity(301).address
+    async with running(alice), trio.open_nursery() as nursery:
+        brought = Brought(alice, nursery)
+        for number in (300, 301):
+            assert await brought.come(number, "relay:ab:relay.example:1")
+        for _ in range(5):
+            alice.credit(useful)
+            alice.credit(false)
+            await trio.sleep(SERVICE_S)
+        assert alice._peers[useful].service.periods == 5
+        for address in (useful, false):
+            if address == false:
+                alice.ban(address, "lied", ban_s=1.0)
+            await brought.ends[address].aclose()
+        await trio.sleep(5)
+        assert not alice.peers()
+        for number in (300, 301):
+            assert await brought.come(number, "relay:ab:relay.example:1")
+        assert alice._peers[useful].service.periods == 4
+        assert alice._peers[false].service.periods == 0
         nursery.cancel_scope.cancel()
