@@ -32,8 +32,8 @@ from node.config import (
 )
 from node.evidence import decode_file, encode_file
 from node.home import load_genesis, read_keystore, read_passphrase
-from node.keyring import key_of_mnemonic, parse_secret
 from node.kept import decode_kept, encode_kept
+from node.keyring import key_of_mnemonic, parse_secret
 from node.light import Endpoint as LightEndpoint
 from node.light import LightFile, load_light_file, save_light_file
 from node.promises import decode_published
