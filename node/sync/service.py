@@ -95,6 +95,10 @@ class AskingNetwork(Protocol):
         """Drop a peer and keep it away."""
         ...
 
+    def credit(self, address: bytes) -> None:
+        """Note that a peer has been useful."""
+        ...
+
 
 def is_fresh(place: Path) -> bool:
     """Tell whether no database was ever begun in ``place``."""
@@ -286,6 +290,7 @@ class StateSync:
             self._put(PieceFalse(take.piece, take.peer))
         else:
             self._count("taken")
+            self._network.credit(take.peer)
             self._put(PieceTaken(take.piece))
 
     async def _tick(self) -> None:

@@ -227,6 +227,9 @@ class NoNetwork:
     def ban(self, address: bytes, reason: str) -> None:
         raise AssertionError
 
+    def credit(self, address: bytes) -> None:
+        raise AssertionError
+
 
 def test_a_damaged_database_is_named_and_not_replaced_unseen(home: Home) -> None:
     open_chain(home, options_of(), RUNTIME).close()
