@@ -1,13 +1,18 @@
-"""Seeded changes of bytes: blind ones, and ones that know CBOR and JSON and so pass a decoder's first gate."""
+"""Seeded changes of bytes: blind ones, and ones that know where the parts of an input lie (``structure``).
+
+A change is cheap beside a decoder: nothing is parsed twice, and what is put in was encoded beforehand.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import cbor2
+
+from tests.fuzz.structure import Entry, Item, Kind, structure_of
 
 LENGTHS = (
     b"\x5f", b"\x9f", b"\xbf", b"\x5a\x7f\xff\xff\xff", b"\x9a\x10\x00\x00\x00",
@@ -24,124 +29,197 @@ NUMBERS = (
 TEXTS = ("", "a", "\0", "0", "-1", "tcp:h:1", "é" * 40, "x" * 70_000, "\U0001f600", "0x", "1e9", "9" * 5000)
 LONE = "\ud800"
 """Half a surrogate pair, which JSON can spell and no encoder of UTF-8 takes."""
+STRINGS = (b"", bytes(20), bytes(32), bytes(33), bytes(64), b"\xff" * 32, b"\x80")
+SHAPES: tuple[Any, ...] = (None, [], [[]], [0] * 300, True, 1.5, {})
+JSON_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1.5, 1e308, float("inf"), float("nan"), 10**40, [], {}, [[]], {"a": []}, LONE,
+    10**4000, *TEXTS,
+)  # fmt: skip
+TOML_VALUES = (
+    b"true", b"false", b"0", b"-1", b"1.5", b"inf", b"nan", b'""', b'"a"', b"[]", b"[[]]", b'[""]', b"{}",
+    b"{a = 1}", b"1979-05-27", b"07:32:00", b"9" * 5000, b"9223372036854775808", b'"""', b"'x'", b'"\\ud800"',
+    b"1_0", b"0x7fffffff", b'["a", 1]', b'"' + b"x" * 5_000 + b'"', b'"' + b"9" * 5_000 + b'"',
+)  # fmt: skip
+WORDS = (
+    b"", b"-", b"0", b"-1", b"+1", b"1e9", b"00", b"65536", b"9" * 5000, b"0x", b"zz", b"\xc3\xa9", b"\xff", b" ",
+)  # fmt: skip
+MANY: Final = (2, 16, 300)
+"""How often a part is repeated."""
+
+_PLAIN: Final = tuple(map(cbor2.dumps, (*(n for number in NUMBERS for n in (number, number, -number)), *STRINGS)))
+_STRANGE: Final = tuple(map(cbor2.dumps, (*SHAPES, *TEXTS)))
+_JSON: Final = tuple(json.dumps(value).encode() for value in JSON_VALUES)
+_KEYS: Final = tuple(json.dumps(text).encode() + b": " for text in TEXTS[:6])
+_CALL: Final = tuple(
+    (number % 2**256).to_bytes(32, "big")
+    for number in (*NUMBERS, *(-number for number in NUMBERS), 32, 64, 96, 160, 31, 33, 2**160 - 1, 2**160)
+)
+_TYPICAL: Final = {
+    Kind.JSON: _JSON, Kind.VALUE: TOML_VALUES, Kind.WORD: WORDS, Kind.CALL_WORD: _CALL, Kind.JSON_ARRAY: _JSON,
+    Kind.JSON_OBJECT: _JSON, Kind.LINES: TOML_VALUES, Kind.TEXT: WORDS, Kind.CALL: _CALL,
+}  # fmt: skip
+"""What stands in for a part of a kind, CBOR apart."""
+_CBOR: Final = (Kind.INTEGER, Kind.BYTES, Kind.OTHER, Kind.ARRAY)
 
 
 def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Return ``data`` changed in a few places; ``others`` are samples to splice with."""
-    how = random.randrange(10)
-    if how < 4 and (changed := _mutate_cbor(random, data)) is not None:
-        return changed
-    if how < 5 and data[:1] in b"{[" and (text := _mutate_json(random, data)) is not None:
-        return text
+    draw = random.random
+    how = draw()
+    if how < 0.5:
+        levels = structure_of(data)
+        if levels:
+            level = levels[int(draw() * len(levels))]
+            changed = _change_item(random, data, level[int(draw() * len(level))], others)
+            if how > 0.05:
+                return changed
+            data = changed
     out = bytearray(data)
-    for _ in range(random.choice((1, 1, 1, 2, 4))):
+    for _ in range((1, 1, 1, 2, 4)[int(draw() * 5)]):
         _change(random, out, others)
     return bytes(out)
 
 
 def _change(random: Random, out: bytearray, others: Sequence[bytes]) -> None:
-    at = random.randrange(len(out) + 1)
-    match random.randrange(9):
-        case 0 if out:
-            out[at % len(out)] ^= 1 << random.randrange(8)
-        case 1 if out:
-            out[at % len(out)] = random.choice(BYTES)
+    draw = random.random
+    size = len(out)
+    at = int(draw() * (size + 1))
+    match int(draw() * 9):
+        case 0 if size:
+            out[at % size] ^= 1 << int(draw() * 8)
+        case 1 if size:
+            out[at % size] = BYTES[int(draw() * len(BYTES))]
         case 2:
             del out[at:]
         case 3:
-            del out[at : at + random.randrange(1, 9)]
+            del out[at : at + 1 + int(draw() * 8)]
         case 4:
-            out[at:at] = random.randbytes(random.randrange(1, 9))
+            out[at:at] = random.randbytes(1 + int(draw() * 8))
         case 5:
-            out[at:at] = out[at : at + random.randrange(1, 64)]
+            out[at:at] = out[at : at + 1 + int(draw() * 63)]
         case 6:
-            other = random.choice(others)
-            out[at:] = other[random.randrange(len(other) + 1) :]
+            other = others[int(draw() * len(others))]
+            out[at:] = other[int(draw() * (len(other) + 1)) :]
         case 7:
-            head = random.choice(LENGTHS)
-            out[at : at + random.choice((0, 1, len(head)))] = head
+            head = LENGTHS[int(draw() * len(LENGTHS))]
+            out[at : at + (0, 1, len(head))[int(draw() * 3)]] = head
         case _:
-            size = random.choice((1, 2, 4, 8))
-            out[at : at + size] = random.choice((b"\0", b"\xff", b"\x7f")) * size
+            length = (1, 2, 4, 8)[int(draw() * 4)]
+            out[at : at + length] = (b"\0", b"\xff", b"\x7f")[int(draw() * 3)] * length
 
 
-def _mutate_cbor(random: Random, data: bytes) -> bytes | None:
-    for skip in (0, 1, 4):  # a transaction's form byte, a frame's length
-        try:
-            tree = cbor2.loads(data[skip:])
-            if cbor2.dumps(tree) != data[skip:]:
-                continue
-            changed = cbor2.dumps(_mutate_tree(random, tree, _cbor_leaf))
-        except Exception:  # not CBOR, or not any more
-            continue
-        return len(changed).to_bytes(4, "big") + changed if skip == 4 else data[:skip] + changed
-    return None
-
-
-def _mutate_json(random: Random, data: bytes) -> bytes | None:
-    try:
-        return json.dumps(_mutate_tree(random, json.loads(data), _json_leaf)).encode()
-    except (ValueError, RecursionError):
-        return None
-
-
-def _cbor_leaf(random: Random, leaf: Any) -> Any:
-    if type(leaf) is bytes and len(leaf) > 2 and random.randrange(3) == 0:
-        inner = _mutate_cbor(random, leaf)
-        if inner is not None:
-            return inner
-    match random.randrange(8):
-        case 0 if type(leaf) is bytes:
-            return leaf + b"\0"
-        case 1 if type(leaf) is bytes:
-            return leaf[:-1]
-        case 2 if type(leaf) is bytes and leaf:
-            changed = bytearray(leaf)
-            changed[random.randrange(len(leaf))] ^= 1 << random.randrange(8)
-            return bytes(changed)
-        case 3 if type(leaf) is int:
-            return leaf + random.choice((-1, 1))
-        case 4:
-            return random.choice((b"", bytes(20), bytes(32), bytes(33), bytes(64), b"\xff" * 32, b"\x80"))
-        case 5:
-            return random.choice((None, [], [[]], [0] * 300, True, 1.5, {}))
-        case 6:
-            return random.choice(TEXTS)
-        case _:
-            return random.choice(NUMBERS) * random.choice((1, 1, -1))
-
-
-def _json_leaf(random: Random, _leaf: Any) -> Any:
-    return random.choice((
-        None, True, False, 0, -1, 1.5, 1e308, float("inf"), float("nan"), 10**40, [], {}, [[]], {"a": []}, LONE,
-        10**4000, *TEXTS,
-    ))  # fmt: skip
-
-
-def _mutate_tree(random: Random, tree: Any, leaf: Callable[[Random, Any], Any]) -> Any:
-    """Change one place of a tree of lists and dictionaries."""
-    children = list(range(len(tree))) if type(tree) is list else list(tree) if type(tree) is dict else []
-    if not children or random.randrange(8) == 0:
-        return leaf(random, tree)
-    at = random.choice(children)
-    how = random.randrange(8)
-    if type(tree) is list:
-        copy = list(tree)
-        if how == 0:
-            del copy[at]
-        elif how == 1:
-            copy.insert(at, tree[random.choice(children)])
-        elif how == 2:
-            other = random.choice(children)
-            copy[at], copy[other] = copy[other], copy[at]
-        else:
-            copy[at] = _mutate_tree(random, tree[at], leaf)
-        return copy
-    fields = dict(tree)
-    if how == 0:
-        del fields[at]
-    elif how == 1:
-        fields[random.choice(TEXTS[:6])] = fields.pop(at)
+def _change_item(random: Random, data: bytes, item: Item, others: Sequence[bytes]) -> bytes:
+    """Put something else in the place of an item, and say so in every length around it."""
+    kind, start, end = item.kind, item.start, item.end
+    if item.entries and random.random() < 0.875:
+        new = _change_entries(random, data, item)
+    elif kind in _CBOR:
+        new = _cbor_leaf(random, data, item, others)
     else:
-        fields[at] = _mutate_tree(random, tree[at], leaf)
-    return fields
+        typical = _TYPICAL[kind]
+        new = typical[int(random.random() * len(typical))]
+    out = data[:start] + new + data[end:]
+    if item.wraps:
+        grown = len(new) - (end - start)
+        for wrap in reversed(item.wraps):
+            length = wrap.length + grown
+            width = wrap.width
+            head = (length % (1 << 8 * width)).to_bytes(width, "big") if width else _head(0x40, length)
+            out = out[: wrap.start] + head + out[wrap.content :]
+            grown += len(head) - (wrap.content - wrap.start)
+    return out
+
+
+def _change_entries(random: Random, data: bytes, item: Item) -> bytes:
+    """Return a container with an entry less, more, elsewhere, or under another key."""
+    draw = random.random
+    kind, entries = item.kind, item.entries
+    parts = [data[entry.start : entry.end] for entry in entries]
+    at, other = int(draw() * len(parts)), int(draw() * len(parts))
+    match int(draw() * 8):
+        case 0 | 1:
+            del parts[at]
+        case 2:
+            parts.insert(at, parts[other])
+        case 3:
+            parts[at], parts[other] = parts[other], parts[at]
+        case 4:
+            parts[at:at] = [parts[other]] * MANY[int(draw() * len(MANY))]
+        case 5:
+            del parts[at:]
+        case 6:
+            typical = _PLAIN if kind is Kind.ARRAY else _TYPICAL[kind]
+            parts.insert(at, typical[int(draw() * len(typical))])
+        case _:
+            parts[at] = _renamed(random, data, kind, entries[at], entries[other])
+    if kind is Kind.ARRAY:
+        return _head(0x80, len(parts)) + b"".join(parts)
+    if kind is Kind.JSON_ARRAY:
+        return b"[" + b",".join(parts) + b"]"
+    if kind is Kind.JSON_OBJECT:
+        return b"{" + b",".join(parts) + b"}"
+    return b"".join(parts)
+
+
+def _renamed(random: Random, data: bytes, kind: Kind, entry: Entry, other: Entry) -> bytes:
+    """Return an entry under another key, or the value of another where there are no keys."""
+    if kind is Kind.JSON_OBJECT and random.random() < 0.5:
+        return _KEYS[int(random.random() * len(_KEYS))] + data[entry.value : entry.end]
+    return data[entry.start : entry.value] + data[other.value : other.end]
+
+
+def _cbor_leaf(random: Random, data: bytes, item: Item, others: Sequence[bytes]) -> bytes:
+    draw = random.random
+    kind, content, end = item.kind, item.content, item.end
+    match int(draw() * 8):
+        case 0 if kind is Kind.BYTES:
+            return _head(0x40, end - content + 1) + data[content:end] + b"\0"
+        case 1 if kind is Kind.BYTES and end > content:
+            return _head(0x40, end - content - 1) + data[content : end - 1]
+        case 2 if kind is Kind.BYTES and end > content:
+            changed = bytearray(data[item.start : end])
+            changed[content - item.start + int(draw() * (end - content))] ^= 1 << int(draw() * 8)
+            return bytes(changed)
+        case 0 | 1 | 2 if kind is Kind.INTEGER:
+            number = cbor2.loads(data[item.start : end]) + (-1 if draw() < 0.5 else 1)
+            return cbor2.dumps(number)
+        case 3:
+            return _STRANGE[int(draw() * len(_STRANGE))]
+        case 4:
+            return _other_item(random, others)
+        case 5 if kind is not Kind.OTHER:
+            return _spelled_longer(data, item)
+        case _:
+            return _PLAIN[int(draw() * len(_PLAIN))]
+
+
+def _other_item(random: Random, others: Sequence[bytes]) -> bytes:
+    """Return an item of another sample, where that is of CBOR."""
+    draw = random.random
+    other = others[int(draw() * len(others))]
+    levels = structure_of(other)
+    if not levels:
+        return b"\x80"
+    level = levels[int(draw() * len(levels))]
+    item = level[int(draw() * len(level))]
+    return other[item.start : item.end] if item.kind in _CBOR else b"\x80"
+
+
+def _spelled_longer(data: bytes, item: Item) -> bytes:
+    """Return an item under a head of nine bytes, which no encoder writes for a small number."""
+    head = data[item.start]
+    low = head & 31
+    number = low if low < 24 else int.from_bytes(data[item.start + 1 : item.start + 1 + (1 << low - 24)], "big")
+    at = item.start + 1 + (0 if low < 24 else 1 << low - 24)
+    return bytes((head & 0xE0 | 27,)) + number.to_bytes(8, "big") + data[at : item.end]
+
+
+def _head(major: int, length: int) -> bytes:
+    """Return the shortest head of a string or an array."""
+    if length < 24:
+        return bytes((major | length,))
+    if length < 1 << 8:
+        return bytes((major | 24, length))
+    if length < 1 << 16:
+        return bytes((major | 25,)) + length.to_bytes(2, "big")
+    return bytes((major | 26,)) + length.to_bytes(4, "big")

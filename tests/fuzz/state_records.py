@@ -19,7 +19,7 @@ from state.view.accounts import Account, issued, load_account, save_account, set
 from tasks import carriage, records, registry
 from tasks.proofs import Finding, WindowProof
 from tasks.records import HistoryEntry, Opened, Seat, TaskRecord, WindowRecord
-from tasks.registry import NodeProfile, NodeRecord, NodeStatus
+from tasks.registry import NodeProfile, NodeRecord
 from tests.state.transition.chain import Memory
 
 WHO = b"w" * 20
@@ -40,9 +40,14 @@ class StateRecord:
         self.save(state)
         return max(((key, value) for key, value in state.changes.items() if value), key=lambda item: len(item[1]))
 
-    def run(self, data: bytes) -> None:
-        """Load ``data`` in the place of the record."""
-        self.load(Memory({self.sample()[0]: data}))
+    def reader(self) -> Callable[[bytes], None]:
+        """Return what loads bytes in the place of the record."""
+        key = self.sample()[0]
+
+        def run(data: bytes) -> None:
+            self.load(Memory({key: data}))
+
+        return run
 
 
 def _plain(record: type[Any], **given: Any) -> Any:
@@ -120,7 +125,7 @@ def state_records(
         ),
         "frozen stakes": StateRecord(_freeze, epochs._load_frozen, (where + "epochs:_load_frozen",)),
         "node of the market": StateRecord(
-            lambda state: registry.save_node(state, NodeRecord(WHO, profile, NodeStatus(1), *[1] * 12)),
+            lambda state: registry.save_node(state, _plain(NodeRecord, address=WHO, profile=profile)),
             _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
             ("tasks.registry:load_node", "tasks.registry:_record"),
         ),

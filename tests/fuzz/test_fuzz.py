@@ -7,19 +7,19 @@ tests/fuzz/campaign.py (``make fuzz N=...``).
 from __future__ import annotations
 
 import gc
-import tracemalloc
 from random import Random
 from time import perf_counter
 
 import pytest
 
-from tests.fuzz.campaign import CORPUS, OTHERS, SECONDS_MAX, corpus_of
+from tests.fuzz.campaign import OTHERS
 from tests.fuzz.decoders import TARGETS, Target
+from tests.fuzz.kept import CORPUS, corpus_of
 from tests.fuzz.mutate import mutate
+from tests.fuzz.reading import SECONDS_MAX, greedy
 
 INPUTS = 3_000
 SEED = "1"
-MEMORY_FIXED_BYTES = 512 * 1024
 
 
 def read(name: str, target: Target, data: bytes) -> bool:
@@ -61,17 +61,11 @@ def test_memory_is_bounded_by_the_size_of_the_input(name: str) -> None:
     for sample in target.samples:
         read(name, target, sample)  # what is made once and kept is not the input's
     gc.collect()
-    tracemalloc.start()
-    try:
-        for _ in range(max(5, INPUTS // 20 // target.cost)):
-            data = mutate(random, random.choice(target.samples), OTHERS)
-            before = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            read(name, target, data)
-            used = tracemalloc.get_traced_memory()[1] - before
-            assert used <= target.memory * len(data) + MEMORY_FIXED_BYTES, f"{used} bytes: {data[:4000].hex()}"
-    finally:
-        tracemalloc.stop()
+    inputs = [
+        mutate(random, random.choice(target.samples), OTHERS) for _ in range(max(5, INPUTS // 20 // target.cost))
+    ]
+    for what, data in greedy(target, inputs):
+        raise AssertionError(f"{what}: {data[:4000].hex()}")
 
 
 def test_what_once_failed_or_led_further_is_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,11 +65,22 @@ _keep: list[Any] = []
 
 def of_file(name: str, reader: Callable[[Path], object]) -> Callable[[bytes], object]:
     """Return a run for a reader of a file."""
+    path = scratch() / name
+
+    @cache
+    def file() -> int:
+        found = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.fchmod(found, 0o600)
+        return found
 
     def run(data: bytes) -> object:
-        path = scratch() / name
-        path.write_bytes(data)
-        path.chmod(0o600)
+        overwrite(file(), data)
         return reader(path)
 
     return run
+
+
+def overwrite(file: int, data: bytes) -> None:
+    """Make ``data`` the content of a file that is open: a tenth of the cost of writing it anew."""
+    os.pwrite(file, data, 0)
+    os.ftruncate(file, len(data))

@@ -38,10 +38,12 @@ from tests.fuzz.targets.samples import (
     KEY,
 )
 
+OURS = VoteKey(KEY)
+
 
 def guard() -> Guard:
     """A guard with two votes."""
-    made = Guard(b"g" * 32, KEY.vote_key)
+    made = Guard(b"g" * 32, OURS.vote_key)
     for view in (1, 2):
         made.record(vote(view))
     return made
@@ -50,6 +52,9 @@ def guard() -> Guard:
 def vote(view: int) -> Vote:
     """A vote in a view."""
     return Vote(FINALIZE, 0, view, view - 1, b"h" * 32, 0, b"s" * 64)
+
+
+IMAGE = guard().image()
 
 
 def third_slot() -> bytes:
@@ -61,15 +66,15 @@ def third_slot() -> bytes:
 
 def read_guard(data: bytes) -> None:
     """Load a guard; what it took must survive its own image."""
-    loaded, whole = Guard.load(data, b"g" * 32, KEY.vote_key)
+    loaded, whole = Guard.load(data, b"g" * 32, OURS.vote_key)
     assert whole <= len(data)
-    again, _ = Guard.load(loaded.image(), b"g" * 32, KEY.vote_key)
+    again, _ = Guard.load(loaded.image(), b"g" * 32, OURS.vote_key)
     assert list(again.votes()) == list(loaded.votes())
 
 
 def read_guard_slot(data: bytes) -> None:
     """Load a guard with a last slot of any content under a right checksum."""
-    read_guard(guard().image() + _slot(data[:244]))
+    read_guard(IMAGE + _slot(data[:244]))
 
 
 def read_vote_journal(data: bytes) -> None:
@@ -80,8 +85,8 @@ def read_vote_journal(data: bytes) -> None:
 
 def read_signer_frames(data: bytes) -> None:
     """Ask a signer with any bytes; what it signs was asked for by its fields, and is on its record."""
-    record = Guard(b"g" * 32, KEY.vote_key)
-    signer = votesigner.SignerCore(VoteKey(KEY), record, b"g" * 32)
+    record = Guard(b"g" * 32, OURS.vote_key)
+    signer = votesigner.SignerCore(OURS, record, b"g" * 32)
     for body in votesigner.FrameReader(256).feed(data):
         _, request = votesigner.decode_request(body)
         if isinstance(request, votesigner.AskStatus | votesigner.AskKeys):

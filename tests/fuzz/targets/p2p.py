@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import trio
 
@@ -57,10 +57,14 @@ from tests.fuzz.targets.samples import (
     PEER,
     RAW,
 )
-from tests.p2p.helpers import GENESIS, NOW_MS, identity, sessions
+from tests.fuzz.targets.wires import fresh_sessions
+from tests.p2p.helpers import GENESIS, NOW_MS, identity
 
 RECORD = sign_record(identity(1), (Endpoint("h", 1), Endpoint("::1", 2), Endpoint("r.example", 3, b"r" * 20)),
                      now_ms=NOW_MS)  # fmt: skip
+
+
+OURS = identity(1)
 
 
 def read_frames(data: bytes) -> None:
@@ -70,7 +74,7 @@ def read_frames(data: bytes) -> None:
 
 def read_mux(data: bytes) -> None:
     """Give authentic hostile plaintexts to a connection."""
-    one, other = sessions()
+    one, other = fresh_sessions()
     mux = Mux(Channel(other))
     for at in range(0, len(data), 60_000):
         body = one.send.encrypt(data[at : at + 60_000])
@@ -87,7 +91,7 @@ def read_multicast(data: bytes) -> None:
 
 def read_lane(data: bytes) -> None:
     """Give authentic hostile plaintexts to a bulk connection."""
-    one, other = sessions()
+    one, other = fresh_sessions()
     account = ReceiveMemory(2**40).open(2**26, lambda: None)
     incoming = BulkIn(account, message_bytes_max=2**20, limits=WindowLimits())
     outgoing = BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1)
@@ -100,19 +104,14 @@ def read_lane(data: bytes) -> None:
 
 def read_sealed(data: bytes) -> None:
     """Give bytes to a connection as they come from a wire that somebody changes."""
-    _, other = _sessions()
+    _, other = fresh_sessions()
     for _ in RecordReader(other.receive).receive(data):
         raise AssertionError("a forged record")
 
 
-@cache
-def _sessions() -> Any:
-    return sessions()
-
-
 def read_hello(data: bytes) -> None:
     """Give bytes to a responder that waits for a hello."""
-    responder = Handshake(identity(1), Purpose.PEER, is_initiator=False, now_ms=NOW_MS)
+    responder = Handshake(OURS, Purpose.PEER, is_initiator=False, now_ms=NOW_MS)
     assert len(responder.receive(data)) < 2048
     assert responder.session is None
 

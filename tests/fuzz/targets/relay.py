@@ -37,7 +37,8 @@ from relay.receipts import StoredReceipt
 from relay.route import Route
 from tests.fuzz.targets.base import Target, canonical
 from tests.fuzz.targets.samples import CARRIED
-from tests.p2p.helpers import NOW_MS, identity, sessions
+from tests.fuzz.targets.wires import fresh_sessions
+from tests.p2p.helpers import NOW_MS, identity
 
 TOKEN = b"\x07" * 32
 VOUCHER = Voucher.issue(identity(3), client=b"c" * 20, not_after_ms=NOW_MS)
@@ -55,11 +56,11 @@ RELAYED = (
 
 def read_fanout(data: bytes) -> None:
     """Give bytes, and authentic hostile plaintexts, to a connection for fan-out."""
-    one, other = sessions()
+    one, other = fresh_sessions()
     body = one.send.encrypt(data[: fanout_wire.MESSAGE_BYTES_MAX])
     fanout_wire.FanoutChannel(other).receive(len(body).to_bytes(2, "big") + body)
     with suppress(RelayProtocolError):
-        fanout_wire.FanoutChannel(sessions()[1]).receive(data)
+        fanout_wire.FanoutChannel(fresh_sessions()[1]).receive(data)
 
 
 def targets() -> Iterator[tuple[str, Target]]:

@@ -322,7 +322,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     for name, record in state_records(COMMITTEE, PROFILE, PROOF, FINDINGS, encode_spec(JOB)).items():
         yield (
             f"record: {name}",
-            Target(record.run, (record.sample()[1],), record.covers, (RecordDamaged,), cost=4, memory=400),
+            Target(record.reader(), (record.sample()[1],), record.covers, (RecordDamaged,), memory=400),
         )
     yield "genesis", Target(
         of_text(read_genesis), (genesis_to_json(small_genesis()).encode(), genesis_to_json(FILE).encode()),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.hashing import digest
 from tasks.datasets import Dataset
 from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engine.state import TrainingState
@@ -24,7 +27,7 @@ from tasks.executor.job import (
     decode_parent_frame,
     encode_frame,
 )
-from tasks.executor.journal import Journal, _write
+from tasks.executor.journal import Journal
 from tasks.proofs import (
     decode_leaves,
     encode_leaves,
@@ -64,20 +67,30 @@ def read_job_frames(data: bytes) -> None:
             assert encode_frame(message)[4:] == body
 
 
+JOURNAL_FILES = ("order", "start", "delivered", "segment-0000000000000000")
+ORDER = digest(b"job-journal", RUN.encode()) + RUN.encode()
+
+
+@cache
+def _journal() -> Path:
+    directory = scratch() / "journal" / (b"\x11" * 32).hex()
+    directory.mkdir(parents=True)
+    return directory
+
+
 def read_job_journal(data: bytes) -> None:
     """Take up a journal whose files have right checksums over any bytes: damage counts as not written."""
-    root = scratch() / "journal"
-    directory = root / (b"\x11" * 32).hex()
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in ("order", "start", "delivered", "segment-0000000000000000"):
-        (directory / name).unlink(missing_ok=True)
-    journal = Journal(root)
-    _write(directory / "order", RUN.encode())
-    for name in ("start", "delivered", "segment-0000000000000000"):
-        _write(directory / name, data)
+    directory = _journal()
+    body = digest(b"job-journal", data) + data
+    # What is damaged is removed by the journal, so that a file may have to be made anew.
+    for name, content in zip(
+        JOURNAL_FILES, (digest(b"job-journal", ORDER) + ORDER, body, body, body), strict=True
+    ):
+        (directory / name).write_bytes(content)
+    journal = Journal(directory.parent)
     for entry in journal.entries():
         assert 0 <= entry.step <= RUN.total_steps
-    _write(directory / "order", data)
+    (directory / JOURNAL_FILES[0]).write_bytes(body)
     journal.entries()
 
 
