@@ -111,6 +111,8 @@ class Purpose(IntEnum):
     UNSPENT = 16
     BOND_RETURN = 17
     CARRIAGE = 18
+    DEMAND = 19
+    RESULT_LOST = 20
 
 
 class Line(NamedTuple):

@@ -29,6 +29,7 @@ from state.primitives.codec import encode
 from state.primitives.errors import DekubeError, InvalidTransaction, ProtocolError
 from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
+from state.view.accounts import balance_of
 from tasks.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.engine.state import TrainingState
 from tasks.errors import TaskUnknown
@@ -41,10 +42,12 @@ from tasks.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
 from tasks.proofs import (
     LEAVES_LIMIT_BYTES,
+    Code,
     Finding,
     SegmentLeaf,
     check_leaves,
     decode_leaves,
+    delivery_digest,
     encode_leaves,
     findings_to_value,
     make_opening,
@@ -316,9 +319,12 @@ class Duties:
         # No two measurements of a score agree: it is no reason to write.
         same = node.profile._replace(score=profile.score) == profile
         seen_ms = self._ledger.head().time_ms - node.seen_ms
-        if not same or seen_ms > self._parameters.registration_valid_ms // 2:
-            await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
-            _log.info("registration renewed")
+        # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
+        lacks = bond - node.bond if node.bond < self._parameters.node_bond_min else 0
+        more = lacks if balance_of(self._ledger.store, self.address) > lacks else 0
+        if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
+            await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
+            _log.info("registration renewed", more_bond=more)
 
     async def _leave_market(self) -> None:
         """Have no more work assigned to this machine, without taking back its bond."""
@@ -534,6 +540,8 @@ class Duties:
         """Whether the chain still waits for this verdict."""
         window = load_window(self._ledger.store, duty.task, duty.window)
         phase = WindowPhase.JURY_SEALING if duty.is_jury else WindowPhase.SEALING
+        if duty.is_delivery:
+            phase = WindowPhase.DELIVERY_SEALING
         seats = window.jurors if duty.is_jury else window.verifiers
         return (
             (window.phase, window.height) == (phase, duty.height)
@@ -557,6 +565,8 @@ class Duties:
         window = load_window(self._ledger.store, duty.task, duty.window)
         supply = Supply(self._holders(window), trio.current_time() + self._fetch_s(duty, spec))
         limit_bytes = spec.plan().state_limit_bytes
+        if duty.is_delivery:
+            return await self._try_result(duty, spec, window, supply)
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
         lacks: dict[int, str] = {}
         try:
@@ -578,10 +588,21 @@ class Duties:
                 return _unavailable(duty, error)
             return await self._check(duty, spec, dataset, leaves, supply, lacks)
 
+    async def _try_result(
+        self, duty: CheckDuty, spec: JobSpec, window: WindowRecord, supply: Supply
+    ) -> tuple[Finding, ...]:
+        """Fetch the result that a requester says it cannot have; who can has a copy to serve then."""
+        try:
+            state = await self._fetch_state(window, supply, spec)
+        except InputUnavailable as error:
+            return _unavailable(duty, error)
+        digest_of_it = await trio.to_thread.run_sync(delivery_digest, duty.salt, state)
+        return (Finding(duty.segments[0], Code.COMPUTED, digest_of_it, window.proof.state_root_out),)
+
     def _fetch_s(self, duty: CheckDuty, spec: JobSpec) -> float:
         """Return how long a check waits for what it needs, which leaves time to do it and to seal."""
         left_ms = max(0, duty.deadline_ms - self._ledger.head().time_ms)
-        run_ms = seal_time(spec, len(duty.segments), self._parameters).run_ms
+        run_ms = seal_time(spec, 0 if duty.is_delivery else len(duty.segments), self._parameters).run_ms
         return max(left_ms - run_ms // 2, left_ms // 2) / 1000
 
     async def _check(

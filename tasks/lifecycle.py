@@ -125,6 +125,12 @@ class WindowPhase(IntEnum):
     ACCEPTED = 8
     FINAL = 9
     VOID = 10
+    DEMANDED = 11
+    """The requester of an ended task cannot have its result: waits for the draw of machines that try."""
+    DELIVERY_SEALING = 12
+    DELIVERY_REVEALING = 13
+    LOST = 14
+    """Its worker was paid for it and does not serve it."""
 
 
 class WindowEvent(IntEnum):
@@ -140,6 +146,7 @@ class WindowEvent(IntEnum):
     FINALISE = 8
     DROP = 9
     """It stands on a window that does not count, or nobody could check it."""
+    DEMAND = 10
 
 
 NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
@@ -163,11 +170,23 @@ NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     **{
         (phase, WindowEvent.DROP): WindowPhase.VOID
         for phase in WindowPhase
-        if phase not in (WindowPhase.FINAL, WindowPhase.VOID)
+        if phase < WindowPhase.FINAL
     },
-}
+    (WindowPhase.FINAL, WindowEvent.DEMAND): WindowPhase.DEMANDED,
+    (WindowPhase.DEMANDED, WindowEvent.DRAW): WindowPhase.DELIVERY_SEALING,
+    (WindowPhase.DELIVERY_SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.DELIVERY_REVEALING,
+    (WindowPhase.DELIVERY_REVEALING, WindowEvent.AGREE): WindowPhase.FINAL,
+    (WindowPhase.DELIVERY_REVEALING, WindowEvent.REJECT): WindowPhase.LOST,
+    **{
+        (phase, event): after
+        for phase in (WindowPhase.DEMANDED, WindowPhase.DELIVERY_SEALING, WindowPhase.DELIVERY_REVEALING)
+        for event, after in (
+            (WindowEvent.REDRAW, WindowPhase.DEMANDED), (WindowEvent.FINALISE, WindowPhase.FINAL),
+        )
+    },
+}  # fmt: skip
 
-LIVE_WINDOW: Final = frozenset(WindowPhase) - {WindowPhase.FINAL, WindowPhase.VOID}
+LIVE_WINDOW: Final = frozenset(WindowPhase) - {WindowPhase.FINAL, WindowPhase.VOID, WindowPhase.LOST}
 
 WINDOW_TIMEOUTS: Final = {
     WindowPhase.PROVED: WindowEvent.DRAW,
@@ -178,6 +197,9 @@ WINDOW_TIMEOUTS: Final = {
     WindowPhase.JURY_SEALING: WindowEvent.CLOSE_SEALS,
     WindowPhase.JURY_REVEALING: WindowEvent.AGREE,
     WindowPhase.ACCEPTED: WindowEvent.FINALISE,
+    WindowPhase.DEMANDED: WindowEvent.DRAW,
+    WindowPhase.DELIVERY_SEALING: WindowEvent.CLOSE_SEALS,
+    WindowPhase.DELIVERY_REVEALING: WindowEvent.AGREE,
 }
 """What a passed deadline does at best: a draw without candidates or a round without verdicts draws again, and a
 jury's majority may reject."""
@@ -224,6 +246,9 @@ class Reason(IntEnum):
     CHALLENGE_OVER = 36
     JOB_UNFIT = 37
     """The job does not fit itself, says a worker: its data, its start or the time that it allows."""
+    RESULT_DEMANDED = 38
+    RESULT_DELIVERED = 39
+    RESULT_LOST = 40
 
 
 def group_of(phase: Phase) -> str:

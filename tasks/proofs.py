@@ -32,6 +32,7 @@ __all__ = [
     "check_leaves",
     "check_opening",
     "decode_leaves",
+    "delivery_digest",
     "encode_leaf",
     "encode_leaves",
     "findings_from_value",
@@ -117,7 +118,10 @@ class Code(IntEnum):
 
 
 class Finding(NamedTuple):
-    """A verifier's result for one sampled segment; both roots are zero when nothing was computed."""
+    """A verifier's result for one sampled segment; both roots are zero when nothing was computed.
+
+    Of a demanded result, ``probe_root`` is its ``delivery_digest`` and ``state_root_after`` its root.
+    """
 
     segment: int
     code: Code
@@ -142,6 +146,11 @@ def probe_seal(probe_root: bytes, salt: bytes) -> bytes:
 def verdict_seal(task: bytes, window: int, verifier: bytes, findings: Sequence[Finding], nonce: bytes) -> bytes:
     """Return the seal of a verifier's findings; ``nonce`` is 32 random bytes kept until the reveal."""
     return digest(b"verdict-seal", encode([task, window, verifier, findings_to_value(findings), nonce]))
+
+
+def delivery_digest(salt: bytes, result: bytes) -> bytes:
+    """Return what shows that one had the bytes of a ``result`` when ``salt`` was drawn (32 bytes, public)."""
+    return digest(b"delivery", salt + result)
 
 
 def encode_leaf(leaf: SegmentLeaf) -> bytes:

@@ -29,6 +29,7 @@ from tasks.records import (
 from tasks.registry import NodeRecord, load_node, scan_nodes
 from tasks.settlement import bond_at, budget_of
 from tasks.spec import JobSpec
+from tasks.verification import DELIVERY_PHASES, delivery_salt
 
 __all__ = [
     "PAGE_MAX",
@@ -104,7 +105,8 @@ class WorkDuty(NamedTuple):
 class CheckDuty(NamedTuple):
     """What a window asks of a drawn verifier: SEAL after re-running ``segments``, then REVEAL what was sealed.
 
-    ``height`` is another one for each draw of a window.
+    ``height`` is another one for each draw of a window. With ``is_delivery`` nothing is re-run: the result is to
+    be fetched, and its ``delivery_digest`` with ``salt`` to be found.
     """
 
     task: bytes
@@ -115,6 +117,8 @@ class CheckDuty(NamedTuple):
     seal: bytes
     is_jury: bool
     height: int
+    is_delivery: bool = False
+    salt: bytes = b""
 
 
 def find_task(state: Reader, task_id: bytes) -> TaskRecord:
@@ -244,16 +248,20 @@ def verification_duties(state: Reader, verifier: bytes) -> list[CheckDuty]:
     for key, _ in state.scan(prefix, prefix + b"\xff" * (HASH_BYTES + 5), DUTIES_MAX):
         task_id, number = key[-HASH_BYTES - 4 : -4], int.from_bytes(key[-4:], "big")
         window = load_window(state, task_id, number)
-        is_jury = window.phase in (WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING)
-        reveals = window.phase in (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING)
+        is_delivery = window.phase in DELIVERY_PHASES
+        is_jury = is_delivery or window.phase in (WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING)
+        reveals = window.phase in (
+            WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING,
+        )  # fmt: skip
+        segments = (window.disputed,) if is_jury else window.sampled
         seat = next(seat for seat in (window.jurors if is_jury else window.verifiers) if seat.address == verifier)
         if not reveals and seat.seal:
             continue  # sealed: nothing to do until the others have
         duties.append(
             CheckDuty(
                 task_id, number, Action.REVEAL if reveals else Action.SEAL,
-                (window.disputed,) if is_jury else window.sampled, window.deadline_ms, seat.seal, is_jury,
-                window.height,
+                (window.proof.segments - 1,) if is_delivery else segments, window.deadline_ms, seat.seal, is_jury,
+                window.height, is_delivery, delivery_salt(window) if is_delivery else b"",
             )
         )  # fmt: skip
     return sorted(duties, key=lambda duty: (duty.deadline_ms, duty.task, duty.window))

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Purpose, Vault
+from billing.prices import Role
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
@@ -36,17 +37,20 @@ __all__ = [
     "NodeStatus",
     "bond_id",
     "candidates",
+    "doubts_of",
     "fine_node",
     "is_available",
     "is_limited",
     "is_new",
     "load_node",
     "mark_decline",
+    "mark_doubt",
     "mark_failure",
     "mark_success",
     "node_subject",
     "on_node_due",
     "operator_words",
+    "pay_from_bond",
     "profile_from_value",
     "profile_to_value",
     "register",
@@ -74,6 +78,10 @@ TEXT_MAX: Final = 128
 PROFILE_LIMIT_BYTES: Final = 2048
 RECORD_LIMIT_BYTES: Final = 4096
 SIZE_MAX: Final = 2**40
+DOUBT: Final = 2
+"""What an argument about a blob adds to the doubts of both sides; each window that is verified takes one away. So
+who is honest has none in the long run, unless a third of those that it meets want to give it some."""
+DOUBTS_MAX: Final = 1 << 16
 DECODED_NODES_MAX: Final = 4096
 """Decoded records that are remembered: matches and draws look at the same nodes again and again."""
 _NODE: Final = bytes([Table.NODE])
@@ -138,6 +146,7 @@ class NodeRecord(NamedTuple):
 
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
     no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
+    ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
     """
 
     address: bytes
@@ -155,6 +164,7 @@ class NodeRecord(NamedTuple):
     proved: int
     declines: int
     match_from_ms: int
+    doubts: int
 
 
 def profile_to_value(profile: NodeProfile) -> Value:
@@ -327,7 +337,7 @@ def register(
     _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = NodeRecord(
-        address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 9
+        address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 10
     )  # fmt: skip
     save_node(state, node)
     _index(state, node)
@@ -411,8 +421,8 @@ def mark_success(
 ) -> None:
     """Count a verified window at the price ``charge`` in its worker's or a verifier's favour.
 
-    It ends a row of faults or declines, and what it was worth is proved; towards a reputation it counts only if
-    enough was paid for it.
+    It ends a row of faults or declines, what it was worth is proved, and a doubt goes; towards a reputation it
+    counts only if enough was paid for it.
     """
     node = load_node(state, address)
     if node is None:
@@ -420,9 +430,22 @@ def mark_success(
     counts = charge >= parameters.reputation_charge_min
     node = node._replace(
         failures=0, declines=0, good=node.good + counts, valid_streak=node.valid_streak + counts,
-        proved=node.proved + charge * is_worker,
+        proved=node.proved + charge * is_worker, doubts=max(0, node.doubts - 1),
     )  # fmt: skip
     save_node(state, node)
+
+
+def doubts_of(state: Reader, address: bytes) -> int:
+    """Return the doubts that there are about a node."""
+    node = load_node(state, address)
+    return 0 if node is None else node.doubts
+
+
+def mark_doubt(state: Overlay, address: bytes) -> None:
+    """Note that the node was a side of an argument about whether a blob could be had."""
+    node = load_node(state, address)
+    if node is not None:
+        save_node(state, node._replace(doubts=min(node.doubts + DOUBT, DOUBTS_MAX)))
 
 
 def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, parameters: TaskParameters) -> None:
@@ -465,3 +488,17 @@ def fine_node(state: Overlay, address: bytes, amount: int, emit: Callable[[Event
     amount = min(amount, node.bond)
     _vault(state, address, emit, height).burn(Pool.BOND, amount, Purpose.VERIFIER_FINE, owner=address)
     save_node(state, node._replace(bond=node.bond - amount))
+
+
+def pay_from_bond(
+    state: Overlay, address: bytes, to: bytes, amount: int, purpose: Purpose, emit: Callable[[Event], None],
+    height: int,
+) -> int:  # fmt: skip
+    """Pay ``to``, a checker, up to ``amount`` out of a node's bond; return how much that was."""
+    node = load_node(state, address)
+    if node is None:
+        return 0
+    amount = min(amount, node.bond)
+    _vault(state, address, emit, height).pay(Pool.BOND, to, amount, purpose, Role.VERIFY, owner=address)
+    save_node(state, node._replace(bond=node.bond - amount))
+    return amount

@@ -11,6 +11,7 @@ from typing import Final
 
 from billing.escrow import NOBODY, Pool, Purpose
 from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price
+from tasks import registry
 from tasks.carriage import dues_of, pay_dues, share_pay
 from tasks.case import Case
 from tasks.parameters import TaskParameters
@@ -24,12 +25,18 @@ __all__ = [
     "check_budget",
     "check_fee",
     "close_escrow",
+    "delivery_fees",
     "fine_worker",
     "forfeit_hold",
     "fund_check",
+    "give_back_demand",
+    "juror_fee",
+    "pay_delivery",
     "pay_final_window",
+    "pay_for_lost_result",
     "pay_jurors",
     "pay_kill_fee",
+    "pay_preparation",
     "pay_void_checkers",
     "release_bond",
     "release_idle_bonds",
@@ -162,10 +169,59 @@ def pay_void_checkers(case: Case, window: WindowRecord, *, blamed: bytes) -> Non
     _pay_evenly(case, _void_sources(blamed), addresses, amount, Purpose.VERIFIER_FEE, window.number)
 
 
-def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], *, blamed: bytes) -> None:
-    """Pay jurors for the one segment that they re-ran: as the verifiers of a void window, if it is rejected."""
-    amount = window.fee // max(1, len(window.sampled)) * len(addresses)
-    _pay_evenly(case, _void_sources(blamed), addresses, amount, Purpose.JUROR_FEE, window.number)
+def juror_fee(window: WindowRecord) -> int:
+    """Return what a juror earns for the one segment that it re-runs."""
+    return window.fee // max(1, len(window.sampled))
+
+
+def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], blamed: Sequence[bytes]) -> None:
+    """Pay jurors for the one segment that they re-ran, ``juror_fee`` each whichever way they decided.
+
+    Whoever is ``blamed`` for the argument pays: the window's worker as for the verifiers of a void window, others
+    out of the bonds of their machines; the requester where nobody is, or that is used up.
+    """
+    scope, due = case.scope, juror_fee(window)
+    if window.worker in blamed:
+        _pay_evenly(
+            case, _void_sources(window.worker), addresses, due * len(addresses), Purpose.JUROR_FEE, window.number
+        )
+        return
+    for juror in addresses:
+        missing = due
+        for payer, part in zip(blamed, split(due, [1] * len(blamed)) if blamed else (), strict=True):
+            missing -= registry.pay_from_bond(
+                case.state, payer, juror, part, Purpose.JUROR_FEE, scope.emit, scope.block.height
+            )
+        budget = [(Pool.VERIFICATION, NOBODY)]
+        _draw(case, budget, juror, min(missing, _available(case, budget)), Purpose.JUROR_FEE, window.number)
+
+
+def delivery_fees(window: WindowRecord, parameters: TaskParameters) -> int:
+    """Return what a requester puts down for the machines that try to fetch a result: a juror's fee for each."""
+    return parameters.jury * max(juror_fee(window), parameters.check_fee_min)
+
+
+def pay_delivery(case: Case, window: WindowRecord, addresses: Sequence[bytes], blamed: Sequence[bytes]) -> None:
+    """Pay the machines that tried to fetch a result: its worker does if it is ``blamed``, else the requester."""
+    fee = max(juror_fee(window), case.parameters.check_fee_min)
+    sources = _void_sources(window.worker if blamed else b"")
+    _pay_evenly(case, sources, addresses, fee * len(addresses), Purpose.JUROR_FEE, window.number)
+
+
+def give_back_demand(case: Case) -> None:
+    """Give the requester what is left of what it put down for a demand."""
+    vault = case.vault
+    vault.refund(Pool.VERIFICATION, vault.payer, vault.held(Pool.VERIFICATION), Purpose.UNSPENT)
+
+
+def pay_for_lost_result(case: Case, window: WindowRecord) -> None:
+    """Pay the requester back for a result that its worker does not serve, as for a window that is rejected.
+
+    That is the last window's price, out of the bond of who did it.
+    """
+    vault = case.vault
+    amount = min(window.charge, vault.held(Pool.BOND, window.worker))
+    vault.refund(Pool.BOND, vault.payer, amount, Purpose.RESULT_LOST, owner=window.worker, subject=window.number)
 
 
 def forfeit_hold(case: Case, worker: bytes) -> None:
@@ -183,9 +239,20 @@ def fine_worker(case: Case, worker: bytes) -> None:
 
 def pay_kill_fee(case: Case, worker: bytes) -> None:
     """Pay a worker whose task was cancelled under way its share of the price that nobody will earn any more."""
-    owed = sum(window.charge for window in case.open_windows())
-    amount = share(case.vault.held(Pool.PRICE) - owed, case.parameters.kill_fee_bps)
+    amount = share(case.vault.held(Pool.PRICE), case.parameters.kill_fee_bps)
     case.vault.pay(Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+
+
+def pay_preparation(case: Case) -> None:
+    """Pay a worker whose task was cancelled while it prepared for the time since it accepted, at its own price.
+
+    Nothing shows what it did in that time, so it is a claim; but its requester alone decides whether it is paid,
+    and pays no more than it would for a window.
+    """
+    record, spec = case.record, case.spec
+    passed_ms = (case.now - record.changed_ms) * max(1, spec.requirements.gpus)
+    amount = work_price(min(passed_ms, spec.gpu_ms_max(record.next_window)), record.price_per_gpu_s)
+    case.vault.pay(Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 
 def release_bond(case: Case, worker: bytes) -> None:

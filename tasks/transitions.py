@@ -48,14 +48,15 @@ from tasks.queue import CARRIAGE_SLOT, NODE_SLOT, TASK_SLOT, due_before, matches
 from tasks.queue import cancel as take_due
 from tasks.records import TaskRecord, by_requester_key, save_spec
 from tasks.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
-from tasks.settlement import bond_at, budget_of, close_escrow, pay_kill_fee
+from tasks.settlement import bond_at, budget_of, close_escrow, pay_preparation
 from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
-from tasks.verification import on_window_due, open_window, prove, reveal, seal
+from tasks.verification import demand, on_window_due, open_window, prove, reveal, seal
 
 __all__ = [
     "ACCEPT_TASK",
     "CANCEL_TASK",
     "CREATE_TASK",
+    "DEMAND_RESULT",
     "GIVE_UP_TASK",
     "HOLDINGS",
     "INVARIANTS",
@@ -91,6 +92,7 @@ POKE: Final = 0x28
 TOP_UP_TASK: Final = 0x29
 RESUME_TASK: Final = 0x2A
 GIVE_UP_TASK: Final = 0x2B
+DEMAND_RESULT: Final = 0x2F
 
 _CALLS: Final = {
     REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
@@ -113,6 +115,7 @@ _CALLS: Final = {
     TOP_UP_TASK: CallForm(LEDGER_ADDRESS, "topUpTask(bytes32 task)", value_at=1),
     RESUME_TASK: CallForm(LEDGER_ADDRESS, "resumeTask(bytes32 task)"),
     GIVE_UP_TASK: CallForm(LEDGER_ADDRESS, "giveUpTask(bytes32 task, uint8 reason)"),
+    DEMAND_RESULT: CallForm(LEDGER_ADDRESS, "demandResult(bytes32 task)", value_at=1),
 }  # fmt: skip
 """How Ethereum's tools call each kind; the budget of a new task is sent with it."""
 
@@ -140,7 +143,7 @@ class NewTask(NamedTuple):
 
 
 class TaskAmount(NamedTuple):
-    """A task and an amount for it: the worker's bond, or the requester's top-up."""
+    """A task and an amount for it: the worker's bond, or what its requester adds."""
 
     task: bytes
     amount: int
@@ -404,7 +407,7 @@ class _Market:
                 case.advance(Event.CANCEL, reason)
                 close_escrow(case)
             case Phase.PREPARING:
-                pay_kill_fee(case, record.worker)
+                pay_preparation(case)
                 wind_up(case, Phase.CANCELLED, reason)
             case Phase.ASSIGNED | Phase.DEGRADED | Phase.PAUSED:
                 wind_up(case, Phase.CANCELLED, reason)
@@ -430,6 +433,11 @@ class _Market:
         if case.record.attempts >= self._parameters.attempts_max:
             case.change(attempts=0)
         new_search(case)
+        case.save()
+
+    def demand(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
+        case = self._as_requester(state, context, payload.task)
+        demand(case, context.sender, payload.amount)
         case.save()
 
     # Worker
@@ -539,7 +547,9 @@ class _Market:
 
     def poke(self, state: Overlay, task_id: bytes, context: Context) -> None:
         case = self._case(state, context, task_id)
-        due_window = next((window for window in case.open_windows() if 0 < window.deadline_ms <= case.now), None)
+        last = case.record.final_windows - 1
+        windows = case.open_windows() if last < 0 else [*case.open_windows(), case.window(last)]
+        due_window = next((window for window in windows if 0 < window.deadline_ms <= case.now), None)
         if 0 < case.record.deadline_ms <= case.now:
             on_task_due(case)
         elif due_window is not None:
@@ -610,6 +620,8 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
         Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
         Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
+        # What the chain does for it: a draw, and the verdicts' deadlines.
+        Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)
 

@@ -7,25 +7,58 @@ it costs the loser its pay, never its bond. A bisection game will take the jury'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
+from billing.errors import PaymentMissing
+from billing.escrow import Pool, Purpose
 from billing.prices import share
+from state.primitives.codec import encode
+from state.primitives.hashing import digest
 from tasks import registry
 from tasks.case import Case
 from tasks.errors import AlreadyRevealed, AlreadySealed, BadEvidence, NotYours, WrongPhase
-from tasks.lifecycle import Event, Phase, Reason, WindowEvent, WindowPhase
+from tasks.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, WindowPhase
 from tasks.matching import draw_seed, draw_segments, draw_weighted, eligible_verifiers
 from tasks.parameters import TaskParameters
 from tasks.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
 from tasks.proofs import Code, Finding, Opening, WindowProof, check_opening, verdict_seal
 from tasks.records import Opened, Seat, WindowRecord, by_verifier_key
-from tasks.settlement import charge_of, check_fee, forfeit_hold, pay_final_window, pay_jurors, pay_void_checkers
+from tasks.settlement import (
+    charge_of,
+    check_fee,
+    delivery_fees,
+    forfeit_hold,
+    give_back_demand,
+    pay_delivery,
+    pay_final_window,
+    pay_for_lost_result,
+    pay_jurors,
+    pay_void_checkers,
+)
 from tasks.spec import JobSpec
 
-__all__ = ["SealTime", "agrees", "on_window_due", "open_window", "prove", "reveal", "seal", "seal_time"]
+__all__ = [
+    "DELIVERY_PHASES",
+    "SealTime",
+    "agrees",
+    "delivery_salt",
+    "demand",
+    "on_window_due",
+    "open_window",
+    "prove",
+    "reveal",
+    "seal",
+    "seal_time",
+]
 
-_JURY_PHASES = (WindowPhase.DISPUTED, WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING)
+DELIVERY_PHASES: Final = (WindowPhase.DEMANDED, WindowPhase.DELIVERY_SEALING, WindowPhase.DELIVERY_REVEALING)
+_JURY_PHASES: Final = (
+    WindowPhase.DISPUTED, WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING, *DELIVERY_PHASES,
+)  # fmt: skip
+_SEALING: Final = (WindowPhase.SEALING, WindowPhase.JURY_SEALING, WindowPhase.DELIVERY_SEALING)
+_REVEALING: Final = (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING)
 
 
 class SealTime(NamedTuple):
@@ -98,6 +131,8 @@ def _with_seats(window: WindowRecord, seats: Sequence[Seat]) -> WindowRecord:
 
 
 def _segments_to_check(window: WindowRecord) -> tuple[int, ...]:
+    if window.phase in DELIVERY_PHASES:
+        return (window.proof.segments - 1,)
     return (window.disputed,) if _is_jury(window) else window.sampled
 
 
@@ -120,7 +155,7 @@ def _draw(case: Case, window: WindowRecord) -> None:
     # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
     pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
     count = min(_wanted(case, window), len(pool))
-    if window.phase == WindowPhase.DISPUTED and count % 2 == 0:
+    if _is_jury(window) and count % 2 == 0:
         count -= 1  # an even jury could tie
     if count <= 0:
         _redraw(case, window, case.now + parameters.draw_retry_ms)
@@ -136,7 +171,8 @@ def _draw(case: Case, window: WindowRecord) -> None:
             case.advance(Event.DRAWN, Reason.VERIFIERS_DRAWN)
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
-    time = seal_time(case.spec, len(_segments_to_check(window)), parameters)
+    segments = 0 if window.phase in DELIVERY_PHASES else len(_segments_to_check(window))
+    time = seal_time(case.spec, segments, parameters)
     deadline_ms = case.now + time.fetch_ms + time.run_ms
     case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *drawn)))
     for address in drawn:
@@ -145,7 +181,7 @@ def _draw(case: Case, window: WindowRecord) -> None:
 
 def _wanted(case: Case, window: WindowRecord) -> int:
     parameters = case.parameters
-    if window.phase == WindowPhase.DISPUTED:
+    if _is_jury(window):
         return parameters.jury
     node = registry.load_node(case.state, window.worker)
     is_new = registry.is_new(node, window.charge, parameters)
@@ -163,6 +199,8 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
             window.number, WindowEvent.REDRAW, reason, deadline_ms=deadline_ms, draws=draws,
             height=case.scope.block.height, **seats,
         )  # fmt: skip
+    elif window.phase in DELIVERY_PHASES:
+        _end_demand(case, window, WindowEvent.FINALISE, Reason.DISPUTE_UNRESOLVED)
     elif is_jury:
         _reject(case, window, WindowEvent.DROP, reason, blamed=b"")
     else:
@@ -182,7 +220,7 @@ def _my_seat(window: WindowRecord, sender: bytes) -> int:
 def seal(case: Case, number: int, sender: bytes, verdict: bytes) -> None:
     """Take a verifier's sealed verdict. Raises WrongPhase, NotYours, AlreadySealed."""
     window = case.window(number)
-    if window.phase not in (WindowPhase.SEALING, WindowPhase.JURY_SEALING):
+    if window.phase not in _SEALING:
         raise WrongPhase(window.phase.name.lower())
     at = _my_seat(window, sender)
     seats = list(_seats(window))
@@ -200,7 +238,7 @@ def reveal(case: Case, number: int, sender: bytes, findings: tuple[Finding, ...]
     Raises WrongPhase, NotYours, AlreadyRevealed, BadEvidence.
     """
     window = case.window(number)
-    if window.phase not in (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING):
+    if window.phase not in _REVEALING:
         raise WrongPhase(window.phase.name.lower())
     at = _my_seat(window, sender)
     seats = list(_seats(window))
@@ -245,6 +283,8 @@ def _close_reveals(case: Case, window: WindowRecord, reason: Reason) -> None:
     case.put_window(window)
     if not _seats(window):
         _redraw(case, window, case.now + 1)
+    elif window.phase == WindowPhase.DELIVERY_REVEALING:
+        _judge_delivery(case, window)
     elif _is_jury(window):
         _judge(case, window)
     else:
@@ -333,14 +373,114 @@ def _judge(case: Case, window: WindowRecord) -> None:
         for seat in (*window.verifiers, *window.jurors):
             if mistaken(seat):
                 registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
+    blamed = _disputants(case, window, finding_of, contradicts) if upheld else (window.worker,)
     stood = tuple(seat for seat in window.verifiers if upholds(seat) == upheld)
     window = window._replace(verifiers=stood)
     case.put_window(window)
-    pay_jurors(case, window, right, blamed=b"" if upheld else window.worker)
+    pay_jurors(case, window, right, blamed)
     if upheld:
         _accept(case, window, Reason.JURY_UPHELD)
     else:
         _reject(case, window, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
+
+
+def _disputants(
+    case: Case, window: WindowRecord, finding_of: Callable[[Seat], Finding | None],
+    contradicts: Callable[[Seat], bool],
+) -> tuple[bytes, ...]:  # fmt: skip
+    """Return who is to blame that a jury had to uphold a window: verifiers, its worker, or nobody.
+
+    A verifier that computed something else was wrong. Of one that could not fetch what the jury could, nobody can
+    tell whether it or the worker made that up: the one that such arguments follow is taken to be. New ones, and
+    those whom they never follow, pay for none.
+    """
+    wrong = tuple(seat.address for seat in window.verifiers if contradicts(seat))
+    if wrong:
+        return wrong
+    doubting = [
+        seat.address
+        for seat in window.verifiers
+        if (finding := finding_of(seat)) is not None and finding.code == Code.UNAVAILABLE
+    ]
+    theirs = [registry.doubts_of(case.state, address) for address in doubting]
+    its = registry.doubts_of(case.state, window.worker)
+    for address in (*doubting, window.worker):
+        registry.mark_doubt(case.state, address)
+    most = max(theirs, default=0)
+    if its > most:
+        return (window.worker,)
+    return tuple(address for address, doubts in zip(doubting, theirs, strict=True) if doubts == most > its)
+
+
+# A result that its requester cannot have
+
+
+def demand(case: Case, sender: bytes, amount: int) -> None:
+    """Have drawn machines try to fetch the result of an ended task, as its requester cannot.
+
+    It puts down their fees, and has them back where they cannot fetch it either. Each machine that can then has a
+    copy. Raises WrongPhase where nobody answers for the result any more, PaymentMissing.
+    """
+    record = case.record
+    # Its worker's bond waits for what was asked in time, not for ever new demands.
+    is_late = case.now > record.changed_ms + case.parameters.bond_release_ms
+    if record.phase not in ENDED or not record.final_windows or not record.deadline_ms or is_late:
+        raise WrongPhase(record.phase.name.lower())
+    window = case.window(record.final_windows - 1)
+    if window.phase != WindowPhase.FINAL or not case.vault.held(Pool.BOND, window.worker):
+        raise WrongPhase(window.phase.name.lower())
+    due = delivery_fees(window, case.parameters)
+    if amount < due:
+        raise PaymentMissing(due=due, got=amount)
+    case.vault.lock(Pool.VERIFICATION, sender, amount, Purpose.DEMAND)
+    case.advance_window(
+        window.number, WindowEvent.DEMAND, Reason.RESULT_DEMANDED, deadline_ms=case.now + 1, draws=0,
+        height=case.scope.block.height, jurors=(), used=(),
+    )  # fmt: skip
+
+
+def delivery_salt(window: WindowRecord) -> bytes:
+    """Return the salt of a drawn machine's ``delivery_digest``, while verdicts are sealed.
+
+    Nobody knows it before the draw: who did not keep the result then cannot have the digest.
+    """
+    return digest(
+        b"delivery-salt",
+        encode([window.task, window.number, window.height, [seat.address for seat in window.jurors]]),
+    )
+
+
+def _judge_delivery(case: Case, window: WindowRecord) -> None:
+    found = Counter(
+        (finding.code, finding.probe_root, finding.state_root_after)
+        for seat in window.jurors
+        for finding in seat.findings or ()
+    )
+    outcome, count = found.most_common(1)[0]
+    code, _, root = outcome
+    if 2 * count <= len(window.jurors) or (code == Code.COMPUTED and root != window.proof.state_root_out):
+        _redraw(case, window, case.now + 1)
+        return
+    right = [
+        seat.address
+        for seat in window.jurors
+        for finding in seat.findings or ()
+        if (finding.code, finding.probe_root, finding.state_root_after) == outcome
+    ]
+    if code == Code.COMPUTED:
+        pay_delivery(case, window, right, blamed=())
+        _end_demand(case, window, WindowEvent.AGREE, Reason.RESULT_DELIVERED)
+        return
+    pay_delivery(case, window, right, blamed=(window.worker,))
+    pay_for_lost_result(case, window)
+    registry.mark_failure(case.state, window.worker, case.now, case.scope.emit, case.parameters)
+    _end_demand(case, window, WindowEvent.REJECT, Reason.RESULT_LOST)
+
+
+def _end_demand(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason) -> None:
+    _dismiss(case, window, window.jurors)
+    give_back_demand(case)
+    case.advance_window(window.number, event, reason)
 
 
 # Ends of a window
@@ -411,11 +551,11 @@ def on_window_due(case: Case, number: int) -> None:
     window = case.window(number)._replace(deadline_ms=0)
     case.put_window(window)
     match window.phase:
-        case WindowPhase.PROVED | WindowPhase.DISPUTED:
+        case WindowPhase.PROVED | WindowPhase.DISPUTED | WindowPhase.DEMANDED:
             _draw(case, window)
-        case WindowPhase.SEALING | WindowPhase.JURY_SEALING:
+        case WindowPhase.SEALING | WindowPhase.JURY_SEALING | WindowPhase.DELIVERY_SEALING:
             _close_seals(case, window, Reason.SEAL_TIMEOUT)
-        case WindowPhase.REVEALING | WindowPhase.JURY_REVEALING:
+        case WindowPhase.REVEALING | WindowPhase.JURY_REVEALING | WindowPhase.DELIVERY_REVEALING:
             _close_reveals(case, window, Reason.REVEAL_TIMEOUT)
         case WindowPhase.OPENING:
             _reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)

@@ -63,6 +63,11 @@ interface IDekubeTasks {
     /// @param reason 13 input unavailable, 14 worker left, 15 job diverged.
     function giveUpTask(bytes32 task, uint8 reason) external;
 
+    /// @notice Have drawn machines fetch the result of an ended task of the sender that it cannot have; the
+    ///   value sent pays them if they can, and comes back if the worker does not serve it.
+    /// @param task Id of the task.
+    function demandResult(bytes32 task) external payable;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
@@ -73,7 +78,8 @@ interface IDekubeTasks {
     ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
-    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit.
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
+    ///   demanded, 39 result delivered, 40 result lost.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerGpuSecond Price in 10^-18 DKB for a GPU-second.
@@ -108,7 +114,8 @@ interface IDekubeTasks {
     ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
-    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit.
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
+    ///   demanded, 39 result delivered, 40 result lost.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -119,14 +126,16 @@ interface IDekubeTasks {
     /// @param number Number of the window, from 0.
     /// @param before The phase before, numbered alike.
     /// @param phase Phase: 1 proved, 2 sealing, 3 revealing, 4 opening, 5 disputed, 6 jury sealing, 7 jury
-    ///   revealing, 8 accepted, 9 final, 10 void.
+    ///   revealing, 8 accepted, 9 final, 10 void, 11 demanded, 12 delivery sealing, 13 delivery revealing, 14
+    ///   lost.
     /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
     ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
     ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
     ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
-    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit.
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
+    ///   demanded, 39 result delivered, 40 result lost.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

@@ -183,6 +183,16 @@ def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[R
     return send(core, key, TOP_UP_TASK, [task, amount])
 
 
+def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[Receipt]:
+    """Have drawn machines fetch the result of an ended task that cannot be had; ``amount`` pays them if they can.
+
+    What of it is not needed comes back, and all of it where the worker does not serve the result.
+    """
+    from tasks.transitions import DEMAND_RESULT
+
+    return send(core, key, DEMAND_RESULT, [task, amount])
+
+
 def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Stream[TaskUpdate]:
     """Find each change of a task and of its windows as it becomes final, until the task has ended.
 
@@ -426,6 +436,7 @@ class TaskApi:
     cancel_task = FlowMethod(_cancel_task)
     resume_task = FlowMethod(_resume_task)
     top_up_task = FlowMethod(_top_up_task)
+    demand_result = FlowMethod(_demand_result)
     follow = StreamMethod(_follow)
     upload = FlowMethod(_put_file)
     result = FlowMethod(_result)

@@ -202,6 +202,11 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Add the value sent to what a task of the sender may spend on verification.", intent="Top up a task"
     ),
     ("tasks", "resumeTask"): Text("Resume a paused task of the sender.", intent="Resume a task"),
+    ("tasks", "demandResult"): Text(
+        "Have drawn machines fetch the result of an ended task of the sender that it cannot have; the value sent "
+        "pays them if they can, and comes back if the worker does not serve it.",
+        intent="Demand a task's result",
+    ),
     ("tasks", "giveUpTask"): Text(
         "Give up a task, as its worker.",
         {

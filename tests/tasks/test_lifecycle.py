@@ -13,6 +13,7 @@ from state.view.accounts import balance_of
 from tasks import queries
 from tasks.lifecycle import (
     ENDED,
+    LIVE_WINDOW,
     NEXT_PHASE,
     NEXT_WINDOW_PHASE,
     TIMEOUTS,
@@ -26,6 +27,7 @@ from tasks.lifecycle import (
 )
 from tasks.queries import Action
 from tasks.records import load_window
+from tasks.registry import require_node
 from tasks.settlement import budget_of
 from tasks.transitions import (
     ACCEPT_TASK,
@@ -65,14 +67,14 @@ def test_every_phase_can_be_reached_and_left_and_ends_are_ends() -> None:
     assert {phase for phase, _ in NEXT_PHASE} == set(Phase) - ENDED
     assert {event for _, event in NEXT_PHASE} == set(Event)
     assert set(NEXT_WINDOW_PHASE.values()) == set(WindowPhase)
-    assert {phase for phase, _ in NEXT_WINDOW_PHASE} == set(WindowPhase) - {WindowPhase.FINAL, WindowPhase.VOID}
+    assert {phase for phase, _ in NEXT_WINDOW_PHASE} == set(WindowPhase) - {WindowPhase.VOID, WindowPhase.LOST}
     assert {event for _, event in NEXT_WINDOW_PHASE} == set(WindowEvent)
 
 
 def test_every_phase_that_is_not_an_end_has_a_deadline_of_its_own_or_of_its_windows() -> None:
     waits_for_windows = {Phase.OUTPUT, Phase.VERIFYING}
     assert set(TIMEOUTS) == set(Phase) - ENDED - waits_for_windows - {Phase.CREATED}
-    assert set(WINDOW_TIMEOUTS) == set(WindowPhase) - {WindowPhase.FINAL, WindowPhase.VOID}
+    assert set(WINDOW_TIMEOUTS) == LIVE_WINDOW
     assert all((phase, event) in NEXT_PHASE for phase, event in TIMEOUTS.items())
     assert all((phase, event) in NEXT_WINDOW_PHASE for phase, event in WINDOW_TIMEOUTS.items())
 
@@ -262,29 +264,34 @@ def test_cancelling_under_way_pays_the_window_in_progress_and_the_kill_fee() -> 
     assert amounts(world, task, Purpose.KILL_FEE) == [share(budget.price - charge, 100)]
 
 
-def test_cancelling_while_the_worker_prepares_pays_the_kill_fee_at_once() -> None:
-    world, _ = market(HONEST, HONEST)
+@pytest.mark.parametrize("seconds", [0, 3, 9])
+def test_cancelling_while_the_worker_prepares_pays_it_for_its_time_at_its_own_price(seconds: int) -> None:
+    idle = Manners(silent=frozenset({Action.START}))
+    world, _ = market(idle, idle)
     task = world.create()
-    world.run_to(task, Phase.PREPARING)
+    worker = world.run_to(task, Phase.PREPARING).worker
+    world.block(1_000 * seconds)
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     assert world.task(task).phase == Phase.CANCELLED
-    assert amounts(world, task, Purpose.KILL_FEE) == [share(budget_of(spec(), world.parameters).price, 100)]
+    price = require_node(world.state, worker).profile.price_per_gpu_s
+    paid = min(1_000 * seconds, spec().gpu_ms_max(0)) * price // 1_000
+    assert amounts(world, task, Purpose.KILL_FEE) == ([paid] if paid else [])
     assert escrow_totals(world.state, task).locked == 0
 
 
-def test_a_kill_fee_leaves_what_open_windows_have_earned() -> None:
-    # Two dear windows are proved and open, one step is left: the fee is a part of that step's price alone.
+def test_the_pay_for_preparing_leaves_what_open_windows_have_earned() -> None:
+    # Two dear windows are proved and open, one step is left: no more than its price is paid for preparing.
     job = spec(total=41, price=DKB // 2000)
-    world, _ = market(HONEST, HONEST, HONEST, parameters=replace(QUICK, final_ms=60_000, kill_fee_bps=10_000))
+    world, _ = market(HONEST, HONEST, HONEST, parameters=replace(QUICK, final_ms=60_000))
     task = world.create(job)
     first = world.run(task, until=lambda task: task.next_window == 2).worker
     assert world.send(first, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
     world.run_to(task, Phase.PREPARING)
+    world.block(world.parameters.prepare_ms - 1_000)
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     record = world.run_to(task, Phase.CANCELLED)
     assert record.final_windows == 2
-    charges = sum(load_window(world.state, task, number).charge for number in range(2))
-    assert sum(amounts(world, task, Purpose.KILL_FEE)) + charges == budget_of(job, QUICK).price
+    assert amounts(world, task, Purpose.KILL_FEE) == [job.gpu_ms_max(2) * job.price.max_price_per_gpu_s // 1_000]
     world.block(world.parameters.bond_release_ms)
     assert escrow_totals(world.state, task).locked == 0
 

@@ -24,6 +24,7 @@ from tasks.proofs import (
     Meter,
     SegmentLeaf,
     WindowProof,
+    delivery_digest,
     findings_to_value,
     make_opening,
     opening_to_value,
@@ -33,7 +34,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.queries import Action, CheckDuty, WorkDuty
-from tasks.records import TaskRecord
+from tasks.records import TaskRecord, load_window
 from tasks.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
 from tasks.transitions import (
@@ -127,6 +128,10 @@ class Manners:
     """As a worker its states are wrong; as a verifier it reports something else than it found."""
     blind: bool = False
     """As a verifier it reports everything as unavailable."""
+    picky: bool = False
+    """As a worker it gives its blobs to juries, and to nobody else."""
+    forgetful: bool = False
+    """As a worker it gives nobody the result of a task that has ended."""
 
 
 HONEST: Final = Manners()
@@ -276,7 +281,15 @@ class World:
         assert refusal is None or duty not in queries.work_duties(self.state, address, self.parameters), refusal
 
     def findings(self, duty: CheckDuty, manners: Manners) -> tuple[Finding, ...]:
-        if manners.blind:
+        author = load_window(self.state, duty.task, duty.window).worker
+        theirs = self.machines.get(author, HONEST)
+        if duty.is_delivery and not (manners.blind or theirs.forgetful):
+            result = self.published[duty.task, duty.window][-1].state_root_after
+            result = digest(b"test-lie", result) if manners.lies else result
+            return (
+                Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, b"state" + result), result),
+            )
+        if manners.blind or theirs.picky > duty.is_jury or duty.is_delivery:
             return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32)) for at in duty.segments)
         leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
         return tuple(

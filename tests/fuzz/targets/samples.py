@@ -92,6 +92,7 @@ PAYLOADS = (
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),
     payload(transitions.RESUME_TASK, [b"t" * 32]),
+    payload(transitions.DEMAND_RESULT, [b"t" * 32, 5]),
     payload(transitions.GIVE_UP_TASK, [b"t" * 32, int(Reason.INPUT_UNAVAILABLE)]),
     payload(SETTLE_CARRIAGE, [CARRIED.encode(), identity(3).certificate.encode()]),
     payload(FUND_CARRIAGE, [5]),
