@@ -1,4 +1,4 @@
-"""The relays that the chain knows of."""
+"""What the chain says of other nodes: its relays, and who has locked a bond."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 from p2p.transport import Endpoint
 from state.primitives.errors import DecodeError
 from state.view import Reader
-from tasks.registry import NodeRole, candidates
+from tasks.registry import NodeRole, NodeStatus, candidates, load_node
 
-__all__ = ["registered_relays"]
+__all__ = ["is_bonded", "registered_relays"]
 
 REGISTERED_MAX: Final = 64
 """Relays of the chain's registry that a node looks at."""
@@ -30,3 +30,9 @@ def registered_relays(state: Reader, seed: bytes) -> list[Endpoint]:
             if endpoint.relay == node.address:
                 found.append(endpoint)
     return found
+
+
+def is_bonded(state: Reader, address: bytes) -> bool:
+    """Tell whether an address has registered a machine and locked a bond, and does not want it back."""
+    node = load_node(state, address)
+    return node is not None and node.status is NodeStatus.ACTIVE

@@ -40,7 +40,7 @@ from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
 from node.reachability import Reachability, judge
-from node.relays import registered_relays
+from node.relays import is_bonded, registered_relays
 from node.runtime import make_runtime
 from node.stages import Stages
 from node.sync.bar import outlook, show_block_sync
@@ -69,7 +69,6 @@ from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.keys import SecretKey
 from state.transition.evidence import EVIDENCE_LIMIT_BYTES
 from state.view.accounts import load_account
-from tasks.registry import NodeStatus, load_node
 
 __all__ = ["Node", "PartFailed", "run_node"]
 
@@ -193,7 +192,7 @@ class Node:
             self.store = store
             self.ledger = NodeLedger(store, Chain(store, runtime), runtime, pool)
             self.network, self.relays = self.make_network()
-            self.network.on_bonded(self._is_bonded)
+            self.network.on_bonded(lambda address: is_bonded(store, address))
             self.snapshots = make_server(self.home, self.options, store, self.network)
             self.ledger.add_listener(lambda _blocks: self.snapshots.on_commit())
             gossip = TransactionGossip(
@@ -377,11 +376,6 @@ class Node:
             return
         self._relays_looked_at = blocks[-1].header.height
         self.relays.offer(registered_relays(self.store, self.account.address))
-
-    def _is_bonded(self, address: bytes) -> bool:
-        """Tell whether an address has registered a machine on the chain, which it has locked a bond for."""
-        node = load_node(self.store, address)
-        return node is not None and node.status is NodeStatus.ACTIVE
 
     def reachability(self) -> Reachability:
         """Return how others reach this node."""
