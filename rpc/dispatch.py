@@ -59,6 +59,9 @@ class DispatchOptions:
     blocks_max: int = 32
     """The same of ``Lane.BLOCK``."""
     blocks_per_caller_max: int = 8
+    lookups_max: int = 1_024
+    """The same of ``Lane.LOOKUP``: the node answers in the order in which it was asked."""
+    lookups_per_caller_max: int = 64
     listings_max: int = 16
     """The same of ``Lane.LISTING``, each of which may have some ten megabytes in memory."""
     listings_per_caller_max: int = 4
@@ -109,6 +112,7 @@ class Dispatcher:
         self._turns = {
             Lane.VIEW: Turns(options.views_max, options.views_per_caller_max * is_bounded),
             Lane.BLOCK: Turns(options.blocks_max, options.blocks_per_caller_max * is_bounded),
+            Lane.LOOKUP: Turns(options.lookups_max, options.lookups_per_caller_max * is_bounded),
             Lane.LISTING: Turns(options.listings_max, options.listings_per_caller_max * is_bounded),
         }
 

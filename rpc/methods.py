@@ -607,6 +607,7 @@ _TRANSACTIONS: Final = (
         (_HASH,),
         cost=2,
         group="transactions",
+        lane=Lane.LOOKUP,
     ),
     Method(
         "dekube_getReceipt",
@@ -616,6 +617,7 @@ _TRANSACTIONS: Final = (
         (_HASH,),
         cost=2,
         group="transactions",
+        lane=Lane.LOOKUP,
     ),
     Method(
         "dekube_waitForReceipt",

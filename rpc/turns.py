@@ -20,6 +20,8 @@ class Lane(Enum):
     """Runs in a thread over the state."""
     BLOCK = auto()
     """Reads a block, which may be large and is decoded whole."""
+    LOOKUP = auto()
+    """Asks the node for what a hash names, which it may not know: nothing of that can be kept."""
     LISTING = auto()
     """Gathers a long answer, over many blocks or from the whole mempool."""
 

@@ -751,11 +751,11 @@ METHODS: Final[tuple[Method, ...]] = (
     ),
     _method(
         "eth_getTransactionByHash", "A transaction of a block or of the mempool", get_transaction,
-        _TRANSACTION_OUT, _HASH, cost=2,
+        _TRANSACTION_OUT, _HASH, cost=2, lane=Lane.LOOKUP,
     ),
     _method(
         "eth_getTransactionReceipt", "What execution left; null until it is final", get_receipt,
-        nullable(ref("EthReceipt")), _HASH, cost=2,
+        nullable(ref("EthReceipt")), _HASH, cost=2, lane=Lane.LOOKUP,
     ),
     _method(
         "eth_getTransactionByBlockNumberAndIndex", "A transaction by its place", get_transaction_at,

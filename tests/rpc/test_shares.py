@@ -60,7 +60,7 @@ def test_of_a_batch_no_more_runs_at_once_than_one_may(lane: Lane) -> None:
         method = Method("do", "Does", handle, STRING, has_min_height=False, needs_caller=True, lane=lane)
         options = DispatchOptions(
             rate_per_s=0, views_max=6, views_per_caller_max=2, blocks_max=6, blocks_per_caller_max=2,
-            listings_max=6, listings_per_caller_max=2,
+            lookups_max=6, lookups_per_caller_max=2, listings_max=6, listings_per_caller_max=2,
         )  # fmt: skip
         dispatcher = Dispatcher(cast(Any, None), {"do": method}, options, lambda: 0.0)
         batch = b"[" + b",".join([call("do")] * 200) + b"]"
@@ -80,6 +80,25 @@ async def test_a_batch_of_more_views_than_there_are_places_is_answered(tmp_path:
     async with served(node, path) as backend, gateway(backend, path) as it:
         batch = [json.loads(call("dekube_getAccount", who(ALICE), identifier=at)) for at in range(200)]
         assert all("result" in answer for answer in await it.raw(batch))
+
+
+async def test_of_hashes_that_nobody_knows_few_are_asked_for_at_once(tmp_path: Path) -> None:
+    """The node answers one after the other: what one address has asked it for is what others wait for."""
+    node, path = Node(tmp_path / "db"), tmp_path / "s"
+    options = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=0, lookups_per_caller_max=8))
+    asked: list[int] = []
+    async with served(node, path) as backend, gateway(backend, path, options) as it:
+        locate = backend._inline["locate"]
+
+        def noting(params: list[Any]) -> Any:
+            asked.append(len(params))
+            return locate(params)
+
+        backend._inline["locate"] = noting
+        for method in ("eth_getTransactionReceipt", "eth_getTransactionByHash", "dekube_getReceipt"):
+            batch = [json.loads(call(method, f"0x{number:064x}")) for number in range(100)]
+            assert len([answer["result"] for answer in await it.raw(batch)]) == 100
+    assert sum(asked) >= 300 and max(asked) == 8
 
 
 async def test_requests_beside_json_rpc_cost_units_too(tmp_path: Path) -> None:
