@@ -26,9 +26,9 @@ from tasks.queries import Action, CheckDuty, WorkDuty
 from tasks.records import TaskRecord, WindowRecord, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
-from tasks.transitions import CREATE_TASK, GIVE_UP_TASK, task_id_of
+from tasks.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, task_id_of
 from tasks.verification import seal_time
-from tests.node.world import PARAMETERS, Machine, World
+from tests.node.world import COIN, PARAMETERS, Machine, World
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
 
@@ -193,6 +193,43 @@ async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: Wor
     for machine in checkers:
         known = load_node(world.store, machine.wallet.address)
         assert known is not None and known.bad == 0
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_result_is_delivered_on_demand_or_its_worker_pays(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
+    monkeypatch.setitem(PARAMETERS, "tasks.bond_release_ms", 10**9)
+    world = World(tmp_path)
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        window = market.window(0)
+        assert window is not None and verifier.network.blobs is not None and worker.network.blobs is not None
+        verifier.network.blobs.remove(window.proof.output_blob)  # long evicted
+        if not kept:
+            worker.network.blobs.remove(window.proof.output_blob)
+        demanding: list[Value] = [market.task, COIN]
+        nursery.start_soon(world.wallet(REQUESTER).send, DEMAND_RESULT, demanding)
+        judged = (WindowPhase.FINAL, WindowPhase.LOST)
+        await world.mint_until(lambda: (now := market.window(0)) is not None and now.phase not in judged)
+        await world.mint_until(lambda: (now := market.window(0)) is not None and now.phase in judged)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None
+    if kept:
+        assert (window.phase, window.reason) == (WindowPhase.FINAL, Reason.RESULT_DELIVERED)
+        assert verifier.network.blobs.is_complete(window.proof.output_blob), "who tried has a copy"
+    else:
+        assert (window.phase, window.reason) == (WindowPhase.LOST, Reason.RESULT_LOST)
+    assert Purpose.JUROR_FEE in market.paid(verifier)
+    world.store.close()
 
 
 async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> None:
