@@ -73,7 +73,8 @@ class _Client:
         try:
             return self._gateways[name].call(method, *params, **named)
         except ClientError as error:
-            if error.reason not in EXPECTED:
+            is_past = error.reason == "pruned" and named.get("height") is not None
+            if error.reason not in EXPECTED and not is_past:
                 self.history.refusals.append(f"{name}: {method} of {self._name}: {error.reason}: {error}")
         except AnswerMalformed as error:
             self.history.refusals.append(f"{name}: {method} of {self._name}: {error}")

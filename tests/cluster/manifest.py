@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from node.config import dump_options, load_options
+from node.config import SyncOptions, dump_options, load_options
 from node.home import Home
 from state.primitives.errors import DekubeError
 from testnet.cluster import ask, lay_out
@@ -54,6 +54,9 @@ NETWORK: Final = "network"
 DISK_BYTES: Final = 48 << 20
 STEP_MS_MAX: Final = 8_000
 """More than the two seconds that a voter bears, in both directions."""
+SHORT_S: Final = (1.0, 8.0)
+LONG_S: Final = (12.0, 25.0)
+"""Connections are given up meanwhile, and who is back has missed much."""
 SYNC_MS_MAX: Final = 1_500
 START_S_MAX: Final = 4.0
 EPOCH_BLOCKS: Final = 25
@@ -88,6 +91,8 @@ class Manifest:
     late: str
     """Who starts only after ``late_s``; empty if nobody does."""
     late_s: float
+    late_sync: str
+    """How it gets the chain that there is: "blocks", or "state" of the end of an epoch."""
     has_epochs: bool
     """Epochs of some seconds, after which who was away may be jailed."""
     has_rests: bool
@@ -119,7 +124,7 @@ def draw(seed: int, *, lasts_s: float = 40.0) -> Manifest:
     at_s = 1.0
     while at_s < lasts_s - 5:
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        for_s = round(rng.uniform(1.0, 8.0), 1)
+        for_s = round(rng.uniform(*(LONG_S if rng.random() < 0.15 else SHORT_S)), 1)
         free = [name for name in names if name != late and busy_until[name] <= at_s]
         if kind in ("split", "power"):
             free = [NETWORK] if busy_until[NETWORK] <= at_s else []
@@ -130,7 +135,8 @@ def draw(seed: int, *, lasts_s: float = 40.0) -> Manifest:
             busy_until[member] = at_s + for_s + 1
         at_s = round(at_s + (for_s if has_rests else rng.uniform(0.5, 6.0)), 1)
     late_s = round(rng.uniform(5, lasts_s - 5), 1) if late else 0.0
-    return Manifest(seed, validators, late, late_s, has_epochs, has_rests, tuple(found))
+    late_sync = rng.choice(("blocks", "state")) if late and has_epochs else "blocks"
+    return Manifest(seed, validators, late, late_s, late_sync, has_epochs, has_rests, tuple(found))
 
 
 def _draw_amount(rng: random.Random, kind: str) -> int:
@@ -447,6 +453,9 @@ def play(manifest: Manifest, folder: Path) -> int:
         )  # fmt: skip
         if has_links:
             _place(net, names)
+        if manifest.late:
+            file = Home(root / manifest.late).config
+            file.write_text(dump_options(replace(load_options(file), sync=SyncOptions(mode=manifest.late_sync))))
         playing = _Play(manifest, net, has_disk=has_disk, has_links=has_links)
         playing.quiet()
         os.environ["LD_PRELOAD"] = str(library)

@@ -16,8 +16,8 @@ from tests.cluster.links import address, own_network, set_cuts
 from tests.cluster.manifest import KINDS, NETWORK, build_disturb, draw, play, tell
 
 LASTS_S = 15.0
-SEED = 82
-"""Its short form has a split and other disturbances, and rests."""
+SEED = 128
+"""Its short form has a split and other disturbances, rests, short epochs, and a late start from the state."""
 
 
 @pytest.mark.cluster
@@ -33,6 +33,7 @@ def test_numbers_give_networks_of_every_kind_and_always_the_same() -> None:
     assert {manifest.validators for manifest in manifests} == {4, 5, 6}
     assert {one.kind for manifest in manifests for one in manifest.disturbances} == set(KINDS)
     assert {bool(manifest.late) for manifest in manifests} == {False, True}
+    assert {manifest.late_sync for manifest in manifests} == {"blocks", "state"}
     assert {manifest.has_epochs for manifest in manifests} == {False, True}
     assert {manifest.has_rests for manifest in manifests} == {False, True}
     short = {one.kind for one in draw(SEED, lasts_s=LASTS_S).disturbances}
