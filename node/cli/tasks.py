@@ -575,7 +575,7 @@ def result(session: Session, task_id: bytes, out: Path | None, window: int | Non
 def cancel(session: Session, task_id: bytes, as_json: bool) -> None:
     """End a task early; what is not earned comes back.
 
-    A window under way is still finished and paid; a worker that has begun to prepare gets a small fee.
+    A window under way is still finished and paid; a worker that has begun to prepare is paid for its time.
     """
     _act(session, task_id, lambda client, key: client.cancel_task(key, task_id), as_json)
 
@@ -595,6 +595,20 @@ def top_up(session: Session, task_id: bytes, amount: int, as_json: bool) -> None
 @task.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
+@click.argument("amount", type=AMOUNT)
+@json_option
+def demand(session: Session, task_id: bytes, amount: int, as_json: bool) -> None:
+    """Have drawn machines fetch a result that cannot be had, within a day of the task's end.
+
+    AMOUNT (0.01 is 0.01 DKB) pays them if they can, and each then has a copy to download; it comes back, with the
+    last window's price, if its worker does not serve it. What is too much comes back too.
+    """
+    _act(session, task_id, lambda client, key: client.demand_result(key, task_id, amount), as_json, is_over=True)
+
+
+@task.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def resume(session: Session, task_id: bytes, as_json: bool) -> None:
     """Look for another worker for a paused task; it goes on from its last final window."""
@@ -603,13 +617,14 @@ def resume(session: Session, task_id: bytes, as_json: bool) -> None:
 
 def _act(
     session: Session, task_id: bytes, act: Callable[[Client, SecretKey], Receipt], as_json: bool, *,
-    only_in: str | None = None,
+    only_in: str | None = None, is_over: bool = False,
 ) -> None:  # fmt: skip
     key = session.key()
     with session.client() as client:
         record = _record(client, task_id)
-        if record.has_ended:
-            raise TaskEnded(f"task {hexed(task_id)} has ended: {record.phase}")
+        if record.has_ended != is_over:
+            state = "has ended" if record.has_ended else "has not ended"
+            raise TaskEnded(f"task {hexed(task_id)} {state}: {record.phase}")
         if only_in is not None and record.phase != only_in:
             # Known beforehand: a transaction that can only fail would still cost its fee.
             raise TransactionRefused(f"the task is {record.phase}; this is for a task that is {only_in}")
