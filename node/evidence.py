@@ -20,7 +20,7 @@ import trio
 from consensus.metrics import Metrics
 from consensus.votes import Certificate
 from node.chain import Executed
-from node.forks import ForkUnproven, Records, check_certificate, convict
+from node.forks import ForkUnproven, check_certificate, convict
 from p2p.gossip import Verdict
 from rpc.view import Head, Submitted
 from state.primitives.blocks import evidence_root
@@ -28,6 +28,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import decode_receipt
 from state.primitives.votes import Equivocation
+from state.store import Store
 from state.transition.evidence import (
     BLOCK_EVIDENCE_BYTES_MAX,
     EVIDENCE_LIMIT_BYTES,
@@ -169,7 +170,7 @@ class EvidenceService:
     """
 
     def __init__(
-        self, ledger: Ledger, publish: Callable[[bytes], None], *, records: Records, reporter: bytes, path: Path,
+        self, ledger: Ledger, publish: Callable[[bytes], None], *, records: Store, reporter: bytes, path: Path,
         metrics: Metrics,
     ) -> None:  # fmt: skip
         self._ledger = ledger

@@ -9,7 +9,6 @@ keeps all three.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 from consensus.core import EVIDENCE_VIEWS
 from consensus.evidence import evidence_of_certificates
@@ -19,50 +18,15 @@ from state.primitives.blocks import decode_header
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.votes import NOTARIZE, NULLIFY, Equivocation
-from state.store import Store, Tip, ViewCertificate, ViewCertificates
+from state.store import Store, ViewCertificate, ViewCertificates
 
-__all__ = ["ForkUnproven", "Records", "certificates_of", "check_certificate", "convict", "kept", "to_keep"]
+__all__ = ["ForkUnproven", "certificates_of", "check_certificate", "convict", "kept", "to_keep"]
 
 
 class ForkUnproven(ProtocolError):
     """Certificates that are not of their committee, or contradict neither each other nor this node's chain."""
 
     code = "fork_unproven"
-
-
-class Records(Protocol):
-    """What is read of the store."""
-
-    @property
-    def tip(self) -> Tip:
-        """The newest finalised height."""
-        ...
-
-    @property
-    def epoch_blocks(self) -> int:
-        """How many blocks an epoch has."""
-        ...
-
-    @property
-    def oldest_block(self) -> int:
-        """The lowest height whose certificate is kept."""
-        ...
-
-    def height(self, height: int) -> Tip | None:
-        """Return the record of a finalised height."""
-        ...
-
-    def certificate(self, height: int) -> bytes | None:
-        """Return the certificate stored with a height."""
-        ...
-
-    def nullified(self, epoch: int, view: int) -> bytes | None:
-        """Return the NULLIFY certificate of a view that the chain skipped."""
-        ...
-
-    def notarized(self, epoch: int, view: int) -> bytes | None:
-        """Return the NOTARIZE certificate of a view up to a final one."""
-        ...
 
 
 def to_keep(certificates: Iterable[Certificate]) -> ViewCertificates:
@@ -85,7 +49,7 @@ def kept(store: Store, epoch: int, view: int) -> tuple[Certificate, ...]:
     Not of those with a block: what a fork in them proves is a person's to bring, and a chain that people have
     agreed to go on with must not stop once more for a certificate that everybody knows of.
     """
-    found = store.nullified_views(epoch, max(0, view - EVIDENCE_VIEWS))
+    found = store.views.nullified_from(epoch, max(0, view - EVIDENCE_VIEWS))
     return tuple(decode_certificate(known.certificate) for known in found)
 
 
@@ -101,7 +65,7 @@ def check_certificate(certificate: Certificate, committee: Committee | None, gen
         raise ForkUnproven("a vote of the certificate was not signed by its seat")
 
 
-def convict(records: Records, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
+def convict(records: Store, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
     """Return a fault of each seat that verified certificates convict, with each other or with ``records``."""
     found: dict[tuple[int, int], Equivocation] = {}
     halves = [*certificates]
@@ -134,14 +98,14 @@ def certificates_of(store: Store, from_height: int, *, epochs_max: int | None = 
         for raw in final:
             if raw:
                 yield decode_certificate(raw)
-        for kept_views in (store.nullified_views, store.notarized_views):
+        for kept_views in (store.views.nullified_from, store.views.notarized_from):
             for one in kept_views(epoch, view):
                 yield decode_certificate(one.certificate)
         epoch, view = epoch + 1, 0
 
 
-def _of_this_chain(records: Records, epoch: int, view: int) -> Iterable[Certificate]:
-    for kept_certificate in (records.nullified(epoch, view), records.notarized(epoch, view)):
+def _of_this_chain(records: Store, epoch: int, view: int) -> Iterable[Certificate]:
+    for kept_certificate in (records.views.nullified(epoch, view), records.views.notarized(epoch, view)):
         if kept_certificate is not None:
             yield decode_certificate(kept_certificate)
     final = _final_of(records, epoch, view)
@@ -149,7 +113,7 @@ def _of_this_chain(records: Records, epoch: int, view: int) -> Iterable[Certific
         yield final
 
 
-def _final_of(records: Records, epoch: int, view: int) -> Certificate | None:
+def _final_of(records: Store, epoch: int, view: int) -> Certificate | None:
     """Return the FINALIZE certificate that this chain has of a view.
 
     Views rise with heights, so it is stored with the last block whose own view is not above.

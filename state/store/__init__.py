@@ -11,10 +11,11 @@ from state.store.errors import (
     StoreOfAnotherChain,
     StoreUnavailable,
 )
+from state.store.readers import StateView, StoredReader
 from state.store.records import NO_VIEWS, FinalisedBlock, Place, Tip, ViewCertificate, ViewCertificates
 from state.store.restore import Restore, install
 from state.store.snapshots import Piece, cut_state, place_of
-from state.store.store import StateProof, StateView, Store, StoredReader
+from state.store.store import StateProof, Store
 
 __all__ = [
     "NO_VIEWS",

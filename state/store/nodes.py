@@ -20,7 +20,7 @@ from state.store.records import NODE
 from state.trie import BUCKET_ENTRIES_MAX, update_below
 from state.trie.trie import child_count, child_hash, is_inner, node_hash
 
-__all__ = ["Flush", "SnapshotNodes", "StoredNodes", "decode_flushed", "encode_flushed"]
+__all__ = ["Flush", "SnapshotNodes", "StoredNodes", "decode_flushed", "encode_flushed", "put_nodes"]
 
 PARTS: Final = tuple(b"%02x" % number for number in range(256))
 _PART_NIBBLES: Final = 2
@@ -189,6 +189,16 @@ class StoredNodes:
                 node = self.get(part)
                 if (bytes(32) if node is None else node_hash(node)) != child_hash(above, below):
                     raise StoreDamaged(f"the trie's part '{part.decode()}' is not that of the newest height")
+
+
+def put_nodes(batch: Any, nodes: Mapping[bytes, bytes | None]) -> None:
+    """Write nodes by path; None deletes."""
+    put, delete = batch.put, batch.delete
+    for path, node in nodes.items():
+        if node is None:
+            delete(NODE + path)
+        else:
+            put(NODE + path, node)
 
 
 class SnapshotNodes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
@@ -22,6 +22,8 @@ __all__ = [
     "ViewCertificate",
     "ViewCertificates",
 ]
+
+_T = TypeVar("_T")
 
 FORMAT_VERSION: Final = 2
 
@@ -333,3 +335,11 @@ def _decode(data: bytes, limit_bytes: int) -> Any:
         return decode(data, limit_bytes=limit_bytes, limit_items=len(data))
     except DecodeError as error:
         raise StoreDamaged(f"a record does not decode: {error}") from None
+
+
+def named(height: int, decoder: Callable[[bytes], _T], record: bytes) -> _T:
+    """Return a decoded record of a height, which names its damage. Raises StoreDamaged."""
+    try:
+        return decoder(record)
+    except StoreDamaged as error:
+        raise StoreDamaged(f"height {height}: {error}") from None

@@ -16,23 +16,18 @@ from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 from state.store.database import StoreOptions, check_format, open_database
 from state.store.errors import StoreDamaged, StoreUnavailable, reported
-from state.store.nodes import PARTS, encode_flushed
+from state.store.founding import put_first
 from state.store.records import (
     BLOCK_HASH,
-    BOUNDS,
     EPOCH,
-    FLUSHED,
-    HEIGHT,
     NODE,
     RECORD_LIMIT_BYTES,
     RESTORED,
     RESTORING,
     STATE,
     TIP,
-    Bounds,
     Tip,
     decode_tip,
-    encode_bounds,
     encode_tip,
     height_key,
 )
@@ -183,13 +178,9 @@ class Restore:
                     ZERO_HASH if top is None else node_hash(top)
                 ):
                     raise StoreDamaged(f"the state of height {target.height} is not wholly here")
-                record, height = encode_tip(target), target.height
                 with self._db.write_batch(sync=True) as batch:
-                    batch.put(height_key(HEIGHT, height), record)
-                    batch.put(BLOCK_HASH + target.block_hash, height.to_bytes(8, "big"))
-                    batch.put(FLUSHED, encode_flushed(dict.fromkeys(PARTS, height)))
-                    batch.put(BOUNDS, encode_bounds(Bounds(height, height, height)))
-                    batch.put(TIP, record)
+                    batch.put(BLOCK_HASH + target.block_hash, target.height.to_bytes(8, "big"))
+                    put_first(batch, target)
                 self.is_whole = True
             self._wipe(RESTORED)
             self._db.delete(RESTORING, sync=True)

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES
 from state.store.errors import StoreDamaged, StoreUnavailable
-from state.store.store import StateView
+from state.store.readers import StateView
 from state.trie import RANGE_LIMIT_BYTES, RangeOfMap, encode_range, prove_range
 from state.trie.trie import key_hash
 

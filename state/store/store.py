@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import plyvel
 
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
-from state.primitives.hashing import HASH_BYTES, ZERO_HASH
+from state.primitives.hashing import ZERO_HASH
+from state.store.blocks import delete_block, put_block, stale_entries
 from state.store.cache import Cache
 from state.store.database import StoreOptions, check_format, open_database
 from state.store.errors import HeightUnknown, Pruned, StoreDamaged, reported, typed
-from state.store.nodes import PARTS, SnapshotNodes, StoredNodes, decode_flushed, encode_flushed
+from state.store.founding import chunks, create
+from state.store.nodes import SnapshotNodes, StoredNodes, decode_flushed, put_nodes
+from state.store.readers import StateView, StoredReader, scan_state
 from state.store.records import (
     ADDRESS,
     BLOCK,
@@ -30,13 +32,9 @@ from state.store.records import (
     CERTIFICATE,
     EPOCH,
     FLUSHED,
-    FORMAT,
     HEIGHT,
     INDEX,
     NODE,
-    NOTARIZED,
-    NOTARIZED_SPAN,
-    NULLIFIED,
     RECEIPTS,
     RESTORING,
     STATE,
@@ -47,44 +45,31 @@ from state.store.records import (
     Bounds,
     FinalisedBlock,
     Place,
-    Span,
     Tip,
     Undo,
-    ViewCertificate,
     decode_bounds,
-    decode_index,
     decode_place,
     decode_receipts,
-    decode_span,
     decode_tip,
     encode_bounds,
     encode_epoch,
-    encode_index,
     encode_place,
-    encode_receipts,
-    encode_span,
     encode_tip,
     height_key,
-    view_key,
-    view_of_key,
+    named,
 )
-from state.trie import RangeInvalid, Trie, entry_of, prove, prove_range, verify_range
+from state.store.undos import Undos, read_undo
+from state.store.views import StoredViews
+from state.trie import Trie, entry_of, prove
 from state.trie.trie import key_hash, node_hash
 
-__all__ = ["StateProof", "StateView", "Store", "StoredReader"]
+__all__ = ["StateProof", "Store"]
 
 _LIBRARY_ERRORS: Final = (plyvel.Error, RuntimeError)
-_T = TypeVar("_T")
-_CHUNK_ENTRIES: Final = 50_000
-_PROGRESS_ENTRIES: Final = 10_000
 _HISTORY_PAGE_MAX: Final = 1_000
-_PLACE_BYTES: Final = 12
 _PRUNE_HEIGHTS_MAX: Final = 8
 """So many blocks one commit takes away at most: a profile that keeps less takes effect gradually."""
 _PRUNE_ENTRIES_MAX: Final = 20_000
-_NULLIFIED_MIN: Final = 256
-_NOTARIZED_DROPPED_MAX: Final = 64
-"""So many NOTARIZE certificates one commit takes away at most."""
 _VERIFY_ENTRIES_MAX: Final = 1 << 20
 """Keys that a verification has in memory at once, some 200 bytes each; more are checked in several passes."""
 
@@ -110,10 +95,13 @@ class Store:
         self._options = options
         self._history_heights = history_heights = chain.history_heights
         self.epoch_blocks: int = chain.epoch_blocks
-        self._evidence_epochs = chain.evidence_epochs
-        self._nullified: tuple[int, int] | None = None
-        """The epoch whose kept NULLIFY certificates are counted, and how many they are."""
-        self._span = decode_span(db.get(NOTARIZED_SPAN, verify_checksums=True))
+        self.views = StoredViews(
+            db,
+            epoch_blocks=chain.epoch_blocks,
+            evidence_epochs=chain.evidence_epochs,
+            notarized_bytes_max=options.notarized_bytes_max,
+        )
+        """What a fork would be proven with."""
         self._bounds = decode_bounds(db.get(BOUNDS, verify_checksums=True))
         self._values = Cache(options.value_cache_entries)
         self._write_lock = Lock()
@@ -125,9 +113,7 @@ class Store:
             late_max=options.late_nodes_max,
         )
         """The finalised trie's nodes, as a NodeReader."""
-        self._undos: OrderedDict[int, Undo] = OrderedDict()
-        self._undo_entries = 0
-        self._undo_lock = Lock()
+        self._undos = Undos(options.undo_cache_entries)
         self._proof_versions: OrderedDict[int, Trie] = OrderedDict()
         self._proof_lock = Lock()
         self.tip = tip
@@ -188,7 +174,7 @@ class Store:
         if raw_tip is None:
             if db.get(RESTORING) is not None:
                 raise StoreDamaged("the database is one that a state sync has not finished")
-            return _create(db, genesis, chain, chain_hash, changes())
+            return create(db, genesis, chain, chain_hash, changes())
         tip = decode_tip(raw_tip)
         top: bytes | None = db.get(NODE, verify_checksums=True)
         if (ZERO_HASH if top is None else node_hash(top)) != tip.state_root:
@@ -199,10 +185,7 @@ class Store:
 
     def _catch_up(self) -> None:
         def changed_keys(height: int) -> list[bytes]:
-            data = self._read(height_key(UNDO, height))
-            if data is None:
-                raise StoreDamaged(f"the undo record of height {height} is absent")
-            return _at(height, Undo.decode, data).keys
+            return read_undo(self._db, height).keys
 
         def entry(key: bytes) -> bytes:
             value = self._read(STATE + key)
@@ -217,7 +200,7 @@ class Store:
         flush = self.nodes.plan_all({})
         if flush.writes:
             batch = self._db.write_batch(sync=True)
-            _put_nodes(batch, flush.writes)
+            put_nodes(batch, flush.writes)
             batch.put(FLUSHED, self.nodes.flushed_after(flush, self.tip.height))
             with contextlib.suppress(*_LIBRARY_ERRORS):  # the next opening makes it again
                 batch.write()
@@ -253,7 +236,7 @@ class Store:
 
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to ``limit`` entries of the newest finalised state with ``start <= key < stop``, in order."""
-        return _scan(self._db, start, stop, limit)
+        return scan_state(self._db, start, stop, limit)
 
     @property
     def trie(self) -> Trie:
@@ -288,28 +271,15 @@ class Store:
             else:
                 put(STATE + key, value)
         flush = self.nodes.plan(block.nodes)
-        _put_nodes(batch, flush.writes)
+        put_nodes(batch, flush.writes)
         put(FLUSHED, self.nodes.flushed_after(flush, height))
         at_height = height.to_bytes(8, "big")
-        for index, transaction_hash in enumerate(block.transaction_hashes):
-            put(TRANSACTION + transaction_hash, at_height + index.to_bytes(4, "big"))
-        if self._options.index_addresses:
-            for index, addresses in enumerate(block.addresses):
-                place = at_height + index.to_bytes(4, "big")
-                for address in addresses:
-                    put(ADDRESS + address + place, b"")
-        listed = block.addresses if self._options.index_addresses else ()
-        put(INDEX + at_height, encode_index(block.transaction_hashes, listed))
-        put(BLOCK + at_height, block.block)
-        put(RECEIPTS + at_height, encode_receipts(block.receipts, block.block_receipt))
-        put(CERTIFICATE + at_height, block.certificate)
+        put_block(batch, block, index_addresses=self._options.index_addresses)
         if block.next_committee is not None:
             epoch = self.epoch_of(height)
             put(height_key(EPOCH, epoch), encode_epoch(tip.header, block.certificate, block.next_committee))
-        nullified = self._put_nullified(batch, block.views.nullified)
-        span = self._put_notarized(batch, block.views.notarized, self.epoch_of(height))
-        if block.next_committee is not None:
-            self._drop_nullified(batch, self.epoch_of(height) - self._evidence_epochs)
+        is_last = block.next_committee is not None
+        views = self.views.plan(batch, block.views, self.epoch_of(height), is_last=is_last)
         put(BLOCK_HASH + tip.block_hash, at_height)
         undo = Undo(list(state), old_values)
         put(UNDO + at_height, undo.encode())
@@ -328,11 +298,10 @@ class Store:
                 raise typed(error) from None
             self._values.replace(state)
             self.nodes.written(block.nodes, flush, height)
-            self._keep_undo(height, undo)
+            self._undos.keep(height, undo)
             self.tip = tip
             self._bounds = bounds
-            self._nullified = nullified
-            self._span = span
+            self.views.written(views)
         for stale in [kept for kept in tuple(self._proof_versions) if kept < self.oldest_state]:
             self._proof_versions.pop(stale, None)
 
@@ -343,26 +312,12 @@ class Store:
         gone, entries = bounds.pruned, 0
         while gone < stop and entries < _PRUNE_ENTRIES_MAX:
             gone += 1
-            entries += self._delete_block(batch, gone)
+            entries += delete_block(batch, self._db, gone)
         if gone == bounds.pruned:
             return bounds
         bounds = bounds._replace(pruned=gone)
         batch.put(BOUNDS, encode_bounds(bounds))
         return bounds
-
-    def _delete_block(self, batch: Any, height: int) -> int:
-        """Take body, receipts, certificate and index entries of a height away; return how many entries."""
-        record = self._read(height_key(INDEX, height))
-        hashes, listed = ([], []) if record is None else _at(height, decode_index, record)
-        for transaction_hash in hashes:
-            batch.delete(TRANSACTION + transaction_hash)
-        for position, addresses in enumerate(listed):
-            place = encode_place(height, position)
-            for address in addresses:
-                batch.delete(ADDRESS + address + place)
-        for prefix in (BLOCK, RECEIPTS, CERTIFICATE, INDEX):
-            batch.delete(height_key(prefix, height))
-        return len(hashes) + sum(map(len, listed))
 
     def prune(self, progress: Callable[[int, int], None] | None = None) -> int:
         """Take away at once all that the options do not keep, and give the room back; return how many blocks.
@@ -379,30 +334,13 @@ class Store:
             self._bounds = bounds
             if progress:
                 progress(bounds.pruned - first, stop - first)
-        self._sweep_indexes()
         with reported():
-            self._db.compact_range()
-        return max(0, stop - first)
-
-    def _sweep_indexes(self) -> None:
-        """Take the index entries of pruned blocks away that no index record names: of times when all was kept."""
-        pruned = self._bounds.pruned
-
-        def stale() -> Iterator[bytes]:
-            with self._db.iterator(prefix=TRANSACTION, verify_checksums=True, fill_cache=False) as entries:
-                for key, value in entries:
-                    if decode_place(value).height <= pruned:
-                        yield key
-            with self._db.iterator(prefix=ADDRESS, include_value=False, fill_cache=False) as keys:
-                for key in keys:
-                    if decode_place(key[-_PLACE_BYTES:]).height <= pruned:
-                        yield key
-
-        with reported():
-            for chunk in _chunks(stale()):
+            for chunk in chunks(stale_entries(self._db, self._bounds.pruned)):
                 with self._db.write_batch(sync=True) as batch:
                     for key in chunk:
                         batch.delete(key)
+            self._db.compact_range()
+        return max(0, stop - first)
 
     def rollback(self, height: int, progress: Callable[[int, int], None] | None = None) -> None:
         """Take the blocks above ``height`` back, the newest first; each step leaves a whole height.
@@ -441,9 +379,9 @@ class Store:
             else:
                 batch.put(STATE + key, value)
         flush = self.nodes.plan_all(update.nodes)
-        _put_nodes(batch, flush.writes)
+        put_nodes(batch, flush.writes)
         batch.put(FLUSHED, self.nodes.flushed_after(flush, below.height))
-        self._delete_block(batch, gone.height)
+        delete_block(batch, self._db, gone.height)
         batch.delete(BLOCK_HASH + gone.block_hash)
         batch.delete(height_key(UNDO, gone.height))
         batch.delete(height_key(HEIGHT, gone.height))
@@ -457,110 +395,10 @@ class Store:
             batch.write()
             self._values.replace(back)
             self.nodes.written(update.nodes, flush, below.height)
-            self._undos.pop(gone.height, None)
-            self._undo_entries -= len(undo.keys) + 1
+            self._undos.forget(gone.height)
             self._proof_versions.clear()
             self._bounds = bounds
             self.tip = below
-
-    # What a fork would be proven with.
-
-    def nullified(self, epoch: int, view: int) -> bytes | None:
-        """Return the NULLIFY certificate that let the chain skip a view, for as long as evidence counts."""
-        return self._read(view_key(NULLIFIED, epoch, view))
-
-    def notarized(self, epoch: int, view: int) -> bytes | None:
-        """Return the NOTARIZE certificate of a view up to a final one, as far as such are kept."""
-        return self._read(view_key(NOTARIZED, epoch, view))
-
-    def nullified_views(self, epoch: int, from_view: int, limit: int | None = None) -> list[ViewCertificate]:
-        """Return what ``nullified`` knows of an epoch from a view on, in the order of views."""
-        return self._views(NULLIFIED, epoch, from_view, limit)
-
-    def notarized_views(self, epoch: int, from_view: int, limit: int | None = None) -> list[ViewCertificate]:
-        """Return what ``notarized`` knows of an epoch from a view on, in the order of views."""
-        return self._views(NOTARIZED, epoch, from_view, limit)
-
-    def _views(self, prefix: bytes, epoch: int, from_view: int, limit: int | None) -> list[ViewCertificate]:
-        start, stop = view_key(prefix, epoch, from_view), view_key(prefix, epoch + 1, 0)
-        with (
-            reported(),
-            self._db.iterator(start=start, stop=stop, verify_checksums=True, fill_cache=False) as entries,
-        ):
-            return [ViewCertificate(*view_of_key(key), value) for key, value in islice(entries, limit)]
-
-    def _put_notarized(self, batch: Any, found: Sequence[ViewCertificate], epoch_now: int) -> Span:
-        """Keep them within bytes and age, at the cost of the oldest; return what is kept then.
-
-        What goes, goes little by little: neither an epoch that grew too old nor a smaller bound stops a validator.
-        """
-        (size, epoch, view), limit = self._span, self._options.notarized_bytes_max
-        for one in found:
-            key = view_key(NOTARIZED, one.epoch, one.view)
-            size += len(one.certificate) - len(self._read(key) or b"")
-            batch.put(key, one.certificate)
-            epoch, view = min((epoch, view), (one.epoch, one.view))
-        oldest = max(0, epoch_now - self._evidence_epochs)
-        if size > limit or epoch < oldest:
-            stop = view_key(NOTARIZED, *(found[0][:2] if found else (epoch_now + 1, 0)))
-            count, is_kept = 0, False
-            with (
-                reported(),
-                self._db.iterator(start=view_key(NOTARIZED, epoch, view), stop=stop, fill_cache=False) as entries,
-            ):
-                for key, value in islice(entries, _NOTARIZED_DROPPED_MAX):
-                    at = view_of_key(key)
-                    is_kept = size <= limit and at[0] >= oldest
-                    if is_kept:
-                        epoch, view = at
-                        break
-                    batch.delete(key)
-                    size, epoch, view, count = size - len(value), at[0], at[1] + 1, count + 1
-            if not is_kept and count < _NOTARIZED_DROPPED_MAX:
-                epoch, view = max((epoch, view), (oldest, 0))
-        span = Span(size, epoch, view)
-        if span != self._span:
-            batch.put(NOTARIZED_SPAN, encode_span(span))
-        return span
-
-    @property
-    def nullified_max(self) -> int:
-        """So many views of an epoch are kept: the faulty can nullify half as many as it has blocks."""
-        return max(_NULLIFIED_MIN, 2 * self.epoch_blocks)
-
-    def _put_nullified(self, batch: Any, found: Sequence[ViewCertificate]) -> tuple[int, int] | None:
-        """Keep them within the bound, at the cost of the oldest; return the epoch and how many it has."""
-        if not found:
-            return self._nullified
-        epoch = found[0].epoch
-        first, stop = view_key(NULLIFIED, epoch, 0), view_key(NULLIFIED, epoch + 1, 0)
-        if self._nullified is not None and self._nullified[0] == epoch:
-            count = self._nullified[1]
-        else:
-            count = len(self._nullified_keys(first, stop))
-        for one in found:
-            assert one.epoch == epoch, "a commit is of one epoch"
-            key = view_key(NULLIFIED, epoch, one.view)
-            count += self._read(key) is None
-            batch.put(key, one.certificate)
-        if count > self.nullified_max:
-            oldest = self._nullified_keys(
-                first, view_key(NULLIFIED, epoch, found[0].view), limit=count - self.nullified_max
-            )
-            for key in oldest:
-                batch.delete(key)
-            count -= len(oldest)
-        return epoch, count
-
-    def _drop_nullified(self, batch: Any, epoch: int) -> None:
-        """Take away what is of an epoch before this one: nothing can be proven with it any more."""
-        if epoch > 0:
-            for key in self._nullified_keys(NULLIFIED, view_key(NULLIFIED, epoch, 0), limit=_PRUNE_ENTRIES_MAX):
-                batch.delete(key)
-
-    def _nullified_keys(self, start: bytes, stop: bytes, *, limit: int | None = None) -> list[bytes]:
-        with reported(), self._db.iterator(start=start, stop=stop, include_value=False, fill_cache=False) as keys:
-            return list(islice(keys, limit))
 
     # Epochs.
 
@@ -661,35 +499,14 @@ class Store:
         oldest = max(self._bounds.states, tip.height - self._history_heights)
         if height < oldest:
             raise Pruned(height, oldest=oldest)
-        undos = []
-        for above in range(height + 1, tip.height + 1):
-            undo = self._undos.get(above)
-            if undo is None:
-                with reported():
-                    data = snapshot.get(height_key(UNDO, above), verify_checksums=True)
-                if data is None:
-                    raise StoreDamaged(f"the undo record of height {above} is absent")
-                undo = _at(above, Undo.decode, data)
-                self._keep_undo(above, undo)
-            undos.append(undo)
-        return undos
-
-    def _keep_undo(self, height: int, undo: Undo) -> None:
-        with self._undo_lock:
-            if height in self._undos:
-                return
-            self._undos[height] = undo
-            self._undo_entries += len(undo.keys) + 1
-            while self._undo_entries > self._options.undo_cache_entries and len(self._undos) > 1:
-                _, dropped = self._undos.popitem(last=False)
-                self._undo_entries -= len(dropped.keys) + 1
+        return [self._undos.load(snapshot, above) for above in range(height + 1, tip.height + 1)]
 
     # Blocks.
 
     def height(self, height: int) -> Tip | None:
         """Return the record of a finalised height (its header among it); None above the tip or below ``base``."""
         record = self._read(height_key(HEIGHT, height)) if height >= 0 else None
-        return None if record is None else _at(height, decode_tip, record)
+        return None if record is None else named(height, decode_tip, record)
 
     def height_of(self, block_hash: bytes) -> int | None:
         """Return the height of a finalised block, or None for an unknown hash."""
@@ -705,7 +522,7 @@ class Store:
     def receipts(self, height: int) -> tuple[tuple[bytes, ...], bytes | None] | None:
         """Return the block's receipts and that of its hooks, encoded; None as for ``block``. Raises Pruned."""
         data = self._read_kept(RECEIPTS, height)
-        return None if data is None else _at(height, decode_receipts, data)
+        return None if data is None else named(height, decode_receipts, data)
 
     def certificate(self, height: int) -> bytes | None:
         """Return the FINAL certificate that finalised the block.
@@ -788,184 +605,3 @@ class Store:
             return {
                 name: self._db.approximate_size(prefix, bytes([prefix[0] + 1])) for prefix, name in TABLES.items()
             }
-
-
-class StateView:
-    """The whole state after one height and its trie: see ``Store.view``."""
-
-    __slots__ = ("_back", "_late", "_snapshot", "height", "trie")
-
-    def __init__(
-        self,
-        height: int,
-        trie: Trie,
-        snapshot: Any,
-        back: Mapping[bytes, bytes | None],
-        late: Mapping[bytes, bytes | None],
-    ) -> None:
-        self.height = height
-        self.trie = trie
-        self._snapshot = snapshot
-        self._back = back
-        self._late = late
-
-    def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield every key with its value, in no order to rely on."""
-        back = self._back
-        with reported():
-            for key, value in _entries(self._snapshot, STATE):
-                if key not in back:
-                    yield key, value
-        for key, earlier in back.items():
-            if earlier is not None:
-                yield key, earlier
-
-    def verify_part(self, part: bytes, progress: Callable[[int], object]) -> None:
-        """Check the newest state's keys whose place begins with the nibbles ``part``. Raises StoreDamaged."""
-        assert not self._back, "an earlier height's trie was made from the newest one's"
-        start = bytes.fromhex(part.decode().ljust(2 * HASH_BYTES, "0"))
-        after = int.from_bytes(start, "big") + (1 << 4 * (2 * HASH_BYTES - len(part)))
-        stop = after.to_bytes(HASH_BYTES + 1, "big")[1:] if after < 1 << 8 * HASH_BYTES else None
-        entries: list[bytes] = []
-        for number, (key, value) in enumerate(self.entries()):
-            entry = entry_of(key, value)
-            if entry >= start and (stop is None or entry < stop):
-                entries.append(entry)
-            if number % _PROGRESS_ENTRIES == 0:
-                progress(number)
-        entries.sort()
-        try:
-            left = verify_range(self.trie.root, start, stop, entries, prove_range(self.trie, start, stop))
-        except RangeInvalid as error:
-            raise StoreDamaged(
-                f"height {self.height}: the state is not that of root {self.trie.root.hex()}: {error}"
-            ) from None
-        left = {path: node for path, node in left.items() if path.startswith(part)}
-        for path, node in self._stored_nodes(part):
-            if left.pop(path, None) != node:
-                raise StoreDamaged(f"the trie's node at '{path.decode(errors='replace')}' is not the state's")
-        if left:
-            raise StoreDamaged(f"{len(left)} nodes of the trie are absent, '{min(left).decode()}' among them")
-
-    def _stored_nodes(self, part: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with reported():
-            for path, node in _entries(self._snapshot, NODE, part):
-                if path not in self._late:
-                    yield path, node
-        for path, late in self._late.items():
-            if late is not None and path.startswith(part):
-                yield path, late
-
-
-class StoredReader:
-    """The state after one height: a state.view.Reader that keeps its view until it is dropped."""
-
-    __slots__ = ("_snapshot", "_undos", "height")
-
-    def __init__(self, snapshot: Any, height: int, undos: list[Undo]) -> None:
-        self._snapshot = snapshot
-        self._undos = undos
-        self.height = height
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return the value of ``key`` at this height, or None."""
-        for undo in self._undos:  # from the next height upwards: the first that changed the key knows
-            found = undo.find(key)
-            if found:
-                return found[0]
-        try:
-            value: bytes | None = self._snapshot.get(STATE + key, verify_checksums=True)
-        except _LIBRARY_ERRORS as error:
-            raise typed(error) from None
-        return value
-
-    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return up to ``limit`` entries of this height with ``start <= key < stop``, in order."""
-        earlier: dict[bytes, bytes | None] = {}
-        for undo in reversed(self._undos):
-            earlier.update(undo.between(start, stop))
-        merged = dict(_scan(self._snapshot, start, stop, limit + len(earlier)))
-        for key, value in earlier.items():
-            if value is None:
-                merged.pop(key, None)
-            else:
-                merged[key] = value
-        return sorted(merged.items())[:limit]
-
-
-def _at(height: int, decoder: Callable[[bytes], _T], record: bytes) -> _T:
-    """Decode a record; damage is named by its height."""
-    try:
-        return decoder(record)
-    except StoreDamaged as error:
-        raise StoreDamaged(f"height {height}: {error}") from None
-
-
-def _put_nodes(batch: Any, nodes: Mapping[bytes, bytes | None]) -> None:
-    put, delete = batch.put, batch.delete
-    for path, node in nodes.items():
-        if node is None:
-            delete(NODE + path)
-        else:
-            put(NODE + path, node)
-
-
-def _create(
-    db: Any, genesis: Genesis, chain: ChainParameters, chain_hash: bytes, changes: Mapping[bytes, bytes | None]
-) -> Tip:
-    """Write the genesis state; only the last write, of the tip, makes it count."""
-    with db.iterator(include_value=False) as keys:  # what an interrupted creation has left
-        for chunk in _chunks(key for key in keys if key != FORMAT):
-            with db.write_batch() as batch:
-                for key in chunk:
-                    batch.delete(key)
-    update = Trie().update({key: value for key, value in changes.items() if value is not None})
-    for prefix, entries in ((STATE, changes), (NODE, update.nodes)):
-        for chunk in _chunks(iter(entries)):
-            with db.write_batch() as batch:
-                for key in chunk:
-                    value = entries[key]
-                    if value is not None:
-                        batch.put(prefix + key, value)
-    tip = Tip(0, chain_hash, update.root, ZERO_HASH, chain.base_fee_initial, genesis.time_ms, b"")
-    record = encode_tip(tip)
-    with db.write_batch(sync=True) as batch:
-        batch.put(height_key(HEIGHT, 0), record)
-        batch.put(FLUSHED, encode_flushed(dict.fromkeys(PARTS, 0)))
-        batch.put(BOUNDS, encode_bounds(Bounds()))
-        batch.put(TIP, record)
-    return tip
-
-
-def _chunks(keys: Iterator[bytes]) -> Iterator[list[bytes]]:
-    chunk = []
-    for key in keys:
-        chunk.append(key)
-        if len(chunk) == _CHUNK_ENTRIES:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _scan(source: Any, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    if limit <= 0 or start >= stop:
-        return []
-    found = []
-    with (
-        reported(),
-        source.iterator(
-            start=STATE + start, stop=STATE + stop, verify_checksums=True, fill_cache=False
-        ) as entries,
-    ):
-        for key, value in entries:
-            found.append((key[1:], value))
-            if len(found) == limit:
-                break
-    return found
-
-
-def _entries(source: Any, prefix: bytes, part: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    with source.iterator(prefix=prefix + part, verify_checksums=True, fill_cache=False) as entries:
-        for key, value in entries:
-            yield key[1:], value

@@ -71,7 +71,7 @@ def test_what_a_skipped_view_rests_on_is_in_every_database_that_was_there() -> N
         for below, header in pairwise(headers):
             first = below.view + 1 if below.epoch == header.epoch else 1
             for view in range(first, header.view):
-                null = store.nullified(header.epoch, view)
+                null = store.views.nullified(header.epoch, view)
                 assert null is not None, (node.number, header.epoch, view)
                 found = decode_certificate(null)
                 assert (found.kind, found.epoch, found.view) == (NULLIFY, header.epoch, view)

@@ -38,10 +38,13 @@ def test_they_are_durable_with_their_block_and_read_again_after_a_restart(tmp_pa
         grow(store)
         grow(store, ViewCertificate(0, 7, b"seven"), ViewCertificate(0, 3, b"other"))
     with Store.open(tmp_path, GENESIS, genesis_changes) as store:
-        assert [store.notarized(0, view) for view in (1, 2, 3, 7)] == [None, b"two", b"other", b"seven"]
-        assert store.notarized(1, 2) is None and store.nullified(0, 2) is None
-        assert store.notarized_views(0, 3) == [ViewCertificate(0, 3, b"other"), ViewCertificate(0, 7, b"seven")]
-        assert store.notarized_views(0, 0, 1) == [ViewCertificate(0, 2, b"two")]
+        assert [store.views.notarized(0, view) for view in (1, 2, 3, 7)] == [None, b"two", b"other", b"seven"]
+        assert store.views.notarized(1, 2) is None and store.views.nullified(0, 2) is None
+        assert store.views.notarized_from(0, 3) == [
+            ViewCertificate(0, 3, b"other"),
+            ViewCertificate(0, 7, b"seven"),
+        ]
+        assert store.views.notarized_from(0, 0, 1) == [ViewCertificate(0, 2, b"two")]
         assert "notarizations" in store.sizes()
 
 

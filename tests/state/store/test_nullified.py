@@ -27,9 +27,12 @@ def test_they_are_durable_with_their_block_and_read_again_after_a_restart(tmp_pa
         grow(store)
         grow(store, ViewCertificate(0, 7, b"seven"), ViewCertificate(0, 3, b"three"))
     with Store.open(tmp_path, GENESIS, genesis_changes) as store:
-        assert [store.nullified(0, view) for view in (1, 2, 3, 7)] == [None, b"two", b"three", b"seven"]
-        assert store.nullified(1, 2) is None
-        assert store.nullified_views(0, 3) == [ViewCertificate(0, 3, b"three"), ViewCertificate(0, 7, b"seven")]
+        assert [store.views.nullified(0, view) for view in (1, 2, 3, 7)] == [None, b"two", b"three", b"seven"]
+        assert store.views.nullified(1, 2) is None
+        assert store.views.nullified_from(0, 3) == [
+            ViewCertificate(0, 3, b"three"),
+            ViewCertificate(0, 7, b"seven"),
+        ]
         assert store.sizes()["nullifications"] >= 0
 
 
@@ -44,16 +47,16 @@ def test_what_the_disk_refused_is_not_kept() -> None:
     with pytest.raises(StoreUnavailable):
         grow(store, ViewCertificate(0, 2, b"two"))
     database.before_write = lambda is_sync: None
-    assert store.nullified(0, 2) is None
+    assert store.views.nullified(0, 2) is None
     grow(store, ViewCertificate(0, 2, b"two"))
-    assert store.nullified(0, 2) == b"two"
+    assert store.views.nullified(0, 2) == b"two"
 
 
 @pytest.mark.parametrize("at_once", [1, 40])
 def test_of_one_epoch_the_newest_are_kept_in_a_bounded_number(at_once: int) -> None:
     database = MemoryDatabase()
     store = Store.over(database, GENESIS, genesis_changes)
-    assert store.nullified_max == SMALLEST_BOUND
+    assert store.views.nullified_max == SMALLEST_BOUND
     view = 0
     while view < 3 * SMALLEST_BOUND:
         found = [ViewCertificate(0, view + number, b"n") for number in range(1, at_once + 1)]
@@ -63,8 +66,8 @@ def test_of_one_epoch_the_newest_are_kept_in_a_bounded_number(at_once: int) -> N
             store.close()
             database.reopen()
             store = Store.over(database, GENESIS, genesis_changes)
-        assert len(store.nullified_views(0, 0)) == min(view, SMALLEST_BOUND)
-    kept = store.nullified_views(0, 0)
+        assert len(store.views.nullified_from(0, 0)) == min(view, SMALLEST_BOUND)
+    kept = store.views.nullified_from(0, 0)
     assert [one.view for one in kept] == list(range(view - SMALLEST_BOUND + 1, view + 1))
 
 
@@ -73,5 +76,5 @@ def test_they_go_when_nothing_can_be_proven_with_them_any_more() -> None:
     for epoch in range(8):
         for height in range(EPOCH_BLOCKS):
             grow(store, *([ViewCertificate(epoch, 5, b"n%d" % epoch)] if height == 1 else []))
-        kept = [known for known in range(epoch + 1) if store.nullified(known, 5) is not None]
+        kept = [known for known in range(epoch + 1) if store.views.nullified(known, 5) is not None]
         assert kept == list(range(max(0, epoch - 3), epoch + 1))
