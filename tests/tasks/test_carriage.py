@@ -66,7 +66,7 @@ class Market(World):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._rules |= {rule.kind: rule for rule in carriage_rules(check)}
+        self.rules |= {rule.kind: rule for rule in carriage_rules(check)}
         for address, roles in (
             (WORKER.address, NodeRole.COMPUTE), (RELAY, NodeRole.RELAY), (OTHER_RELAY, NodeRole.RELAY),
             (b"v" * 20, NodeRole.VERIFY),

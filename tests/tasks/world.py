@@ -155,7 +155,7 @@ class World:
     nonce_of_verdict: bytes = b"n" * 32
 
     def __post_init__(self) -> None:
-        self._rules = {rule.kind: rule for rule in rules(self.parameters)}
+        self.rules = {rule.kind: rule for rule in rules(self.parameters)}
         self._hooks = hooks(self.parameters)
         self.fund(REQUESTER, 1_000_000 * DKB)
 
@@ -171,7 +171,7 @@ class World:
 
     def send(self, sender: bytes, kind: int, payload: list[Value]) -> str | None:
         """Apply a transaction as the runtime would; returns the code of the refusal, or None."""
-        rule = self._rules[kind]
+        rule = self.rules[kind]
         nonce = self.nonces.get(sender, 0)
         self.nonces[sender] = nonce + 1
         emitted: list[Event] = []
