@@ -8,6 +8,7 @@ from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.changes import KINDS, Change, Holding, block_changes, names, rewarding, transaction_changes
 from rpc.errors import RpcError
+from rpc.light import kept_block
 from rpc.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
 from rpc.schema import ADDRESS, CURSOR, LIMIT, LIMIT_DEFAULT, STRING, Param, array, make_cursor, nullable, obj, ref
 from rpc.table import Json, Method, Node
@@ -62,11 +63,13 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
     places = await node.history(who, before, limit + 1)
     items = []
     for height, index in places[:limit]:
-        loaded = await node.block(height)
+        loaded = await kept_block(node, height)
+        if loaded is None:  # nor is there any before it
+            places = []
+            break
         await node.yield_turn()  # blocks at hand are shown without a wait
-        if loaded is not None:
-            entry = _of_transaction if index < len(loaded.block.transactions) else _of_block
-            items.append(await entry(node, who, loaded, index))
+        entry = _of_transaction if index < len(loaded.block.transactions) else _of_block
+        items.append(await entry(node, who, loaded, index))
     more = len(places) > limit
     return {
         "at": at(node.head),

@@ -9,7 +9,7 @@ from typing import Final
 
 from consensus.light import encode_merkle_proof
 from rpc.blocks import LoadedBlock
-from rpc.errors import HeightUnknown, Pruned
+from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.render import AT, BYTES_OUT, at, hexed
 from rpc.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
 from rpc.table import Json, Method, Node
@@ -17,7 +17,7 @@ from rpc.turns import Lane
 from state.primitives.blocks import encode_header
 from state.primitives.merkle import merkle_proof
 
-__all__ = ["HEADERS_MAX", "LIGHT_METHODS", "certified_headers", "final_transaction"]
+__all__ = ["HEADERS_MAX", "LIGHT_METHODS", "certified_headers", "final_transaction", "kept_block"]
 
 HEADERS_MAX: Final = 64
 """Headers that lead from what was asked for to a certificate, unless more are asked for."""
@@ -109,14 +109,27 @@ async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
 
 
 async def final_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
-    """Return block and index of a transaction, once the head is there: after it come questions of balances."""
+    """Return block and index of a transaction, once the head is there: after it come questions of balances.
+
+    None where it is not final, or so old that its block is gone.
+    """
     place = await node.locate(hash_)
     if place is None:
         return None
     if place[0] > node.head.height:
         await node.wait_height(place[0])
-    loaded = await node.block(place[0])
+    loaded = await kept_block(node, place[0])
     return None if loaded is None else (loaded, place[1])
+
+
+async def kept_block(node: Node, height: int) -> LoadedBlock | None:
+    """Return the block of a place that the node named; None where it has taken the block away since."""
+    try:
+        return await node.block(height)
+    except RpcError as error:
+        if error.reason == Pruned.code:
+            return None
+        raise
 
 
 def _placed(loaded: LoadedBlock, index: int) -> dict[str, Json]:

@@ -187,6 +187,8 @@ class Link:
         self._asked: dict[int, tuple[asyncio.Future[Any], float, Callable[[Any], Any] | None]] = {}
         """What the node is to answer, since when, and how that is read."""
         self._head: Head | None = None
+        self._last: Head | None = None
+        """The head when the node was heard last."""
         self._description: Description | None = None
         self._kinds: dict[int, str] = {}
         self._newest: dict[bytes, bytes | None] = {}
@@ -272,6 +274,9 @@ class Link:
         if self._description is not None and self._description.genesis_hash != hello.genesis_hash:
             _log.warning("the node is of another chain now", genesis=hello.genesis_hash.hex())
             self._forget()
+        elif self._last is not None and await self.request("hash", self._last.height) != self._last.hash:
+            _log.warning("the node was set back", height=self._last.height)
+            self._forget()
         self._description = hello
         self._kinds = {CALL_KIND: "call", **{item.kind: item.name for item in hello.kinds}}
         self._new_head(read_record(Head, await self.request("head")))
@@ -279,6 +284,7 @@ class Link:
         await self.request("serving", *self.serving)
 
     def _forget(self) -> None:
+        self._last = None
         self._newest.clear()
         self._state.clear()
         self._blocks.clear()
@@ -295,7 +301,7 @@ class Link:
 
     def _disconnected(self) -> None:
         self._session = None
-        self._head = None
+        self._last, self._head = self._head or self._last, None
         self._newest.clear()
         asked, self._asked = self._asked, {}
         for future, _, _ in asked.values():

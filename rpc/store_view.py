@@ -217,13 +217,17 @@ class StoreView:
         return self._store.height_of(block_hash)
 
     def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
-        """Return height and index of a finalised transaction."""
-        return self._store.transaction_place(transaction_hash)
+        """Return height and index of a finalised transaction whose block is kept."""
+        place = self._store.transaction_place(transaction_hash)
+        return None if place is None or place.height < self._store.oldest_block else place
 
     def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
-        """Return places of transactions that touch ``address``."""
+        """Return places of transactions that touch ``address``, in blocks that are kept."""
         place = None if before is None else Place(*before)
-        return [(height, index) for height, index in self._store.history(address, before=place, limit=limit)]
+        found = self._store.history(address, before=place, limit=limit)
+        # Of a time when the node kept more, places outlive their blocks until ``dekube db prune``.
+        oldest = self._store.oldest_block
+        return [(height, index) for height, index in found if height >= oldest]
 
     def prove(self, key: bytes, height: int) -> bytes:
         """Return the encoded proof of ``key``."""

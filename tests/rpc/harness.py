@@ -31,7 +31,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
 from state.primitives.votes import Candidate, Vote, VoteKey, vote_digest
 from state.primitives.vrf import vrf_key_of
-from state.store import Store
+from state.store import Store, StoreOptions
 from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.runtime import Runtime
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
@@ -65,10 +65,10 @@ def genesis(**parameters: int) -> Genesis:
 class Node:
     """Makes blocks when told to."""
 
-    def __init__(self, path: Path, **parameters: int) -> None:
+    def __init__(self, path: Path, *, options: StoreOptions | None = None, **parameters: int) -> None:
         self.genesis = genesis(**parameters)
         self.runtime = Runtime(self.genesis)
-        self.store = Store.open(path, self.genesis, self.runtime.genesis_changes)
+        self.store = Store.open(path, self.genesis, self.runtime.genesis_changes, options)
         self.chain = Chain(self.store, self.runtime)
         self.voting = genesis_committee(self.genesis, self.runtime.chain.validators_max)
         self.pool = Mempool(MempoolOptions(), self._account)

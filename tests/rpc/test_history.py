@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import trio
 
 from billing.escrow import BILLING_EVENTS, Purpose
 from rpc.changes import KINDS, Change, Holding, changes_of_events, named_in
+from rpc.gateway import GatewayOptions
+from rpc.link import LinkOptions
 from rpc.surface import DOCUMENT, SURFACE
+from state.primitives.hashing import keccak
 from state.primitives.receipts import EventType
 from state.primitives.signing import sign_dynamic
+from state.store import StoreOptions
 from state.transition.epochs import JAILED
 from state.transition.slashing import SLASHED, bonded
 from state.transition.staking import (
@@ -27,7 +33,7 @@ from state.transition.staking import (
     stake_payload,
     unstake_payload,
 )
-from state.view.accounts import balance_of
+from state.view.accounts import balance_of, load_account
 from tasks.carriage import CARRIAGE_EVENTS
 from tests.rpc.harness import (
     ALICE,
@@ -40,6 +46,7 @@ from tests.rpc.harness import (
     Node,
     gateway,
     hexed,
+    mint,
     served,
     transfer,
 )
@@ -166,6 +173,105 @@ async def test_what_a_history_tells_adds_up_to_what_the_account_has(tmp_path: Pa
             assert kinds == {"fee", "transfer", "tips", "stake", "unbonded", "slashed", "slash_reward"}
     finally:
         node.store.close()
+
+
+def payments(node: Node, count: int) -> list[str]:
+    """Make a block of each; return the hashes of the transactions."""
+    raws = []
+    for _ in range(count):
+        raws.append(transfer(ALICE, load_account(node.store, ALICE.address).nonce, BOB.address, 1))
+        node.submit(raws[-1], ALICE.address)
+        node.mint()
+    return [hexed(keccak(raw)) for raw in raws]
+
+
+async def shown(it: Gateway, name: str) -> tuple[Any, Any, Any]:
+    """Return what there is of a transaction by its hash."""
+    receipt = await it.call("eth_getTransactionReceipt", name)
+    native = (await it.call("dekube_getReceipt", name))["receipt"]
+    return receipt, native, await it.call("eth_getTransactionByHash", name)
+
+
+async def test_a_node_that_keeps_less_than_before_shows_no_places_of_what_is_gone(tmp_path: Path) -> None:
+    """Of the heights that an archive has behind it no record says what the indexes hold of them."""
+    node = Node(tmp_path / "chain", history_heights=2)
+    names = payments(node, 20)
+    node.store.close()
+    node = Node(tmp_path / "chain", options=StoreOptions(block_heights=3), history_heights=2)
+    names += payments(node, 4)
+    try:
+        assert node.store.oldest_block == 22
+        async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+            items = await pages(it, BOB.address, 2)
+            assert [item["block"]["height"] for item in items] == [24, 23, 22]
+            for name in names[:21]:
+                assert await shown(it, name) == (None, None, None)
+            assert None not in await shown(it, names[21])
+    finally:
+        node.store.close()
+
+
+async def test_what_is_pruned_while_it_is_looked_at_ends_the_history(tmp_path: Path) -> None:
+    node = Node(tmp_path / "chain", options=StoreOptions(block_heights=6), history_heights=2)
+    payments(node, 6)
+    find = node.view.history
+
+    def slow(address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        found = find(address, before, limit)
+        trio.from_thread.run_sync(node.mint, 3)
+        return found
+
+    try:
+        async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+            node.view.history = slow  # type: ignore[method-assign]
+            page = await it.call("dekube_getAccountHistory", hexed(BOB.address), None, 5)
+            assert [item["block"]["height"] for item in page["items"]] == [6, 5, 4]
+            assert page["next"] is None
+    finally:
+        node.store.close()
+
+
+async def test_what_is_pruned_after_it_was_seen_is_as_unknown_as_if_it_had_not_been(tmp_path: Path) -> None:
+    node = Node(tmp_path / "chain", options=StoreOptions(block_heights=3), history_heights=2)
+    [name] = payments(node, 1)
+    options = GatewayOptions("", link=LinkOptions(block_bytes_max=1))
+    try:
+        async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
+            assert None not in await shown(it, name)
+            await mint(it, node, 3)
+            assert await shown(it, name) == (None, None, None)
+    finally:
+        node.store.close()
+
+
+async def test_a_gateway_forgets_the_blocks_that_its_node_took_back(tmp_path: Path) -> None:
+    node, path = Node(tmp_path / "chain"), tmp_path / "s"
+    kept, gone = payments(node, 2)
+    async with AsyncExitStack() as first:
+        backend = await first.enter_async_context(served(node, path))
+        async with gateway(backend, path) as it:
+            before = await it.call("eth_getBlockByNumber", "0x2", False)
+            for name in (kept, gone):
+                assert None not in await shown(it, name)
+            await mint(it, node, 2)
+            assert await it.call("eth_getTransactionCount", hexed(ALICE.address), "0x2") == "0x2"
+            await first.aclose()
+            node.store.rollback(1)
+            node.store.close()
+            other = Node(tmp_path / "chain")
+            other.mint(4)
+            async with served(other, path) as again:
+                with trio.fail_after(60):
+                    await again.wait_gateway()
+                await it.call("dekube_head", min_height=5)
+                after, block = await it.call("eth_getBlockByNumber", "0x2", False), other.store.height(2)
+                assert block is not None and hexed(block.block_hash) != before["hash"]
+                assert (after["hash"], after["transactions"]) == (hexed(block.block_hash), [])
+                assert await shown(it, gone) == (None, None, None)
+                assert None not in await shown(it, kept)
+                assert await it.call("eth_getTransactionCount", hexed(ALICE.address), "0x2") == "0x1"
+                assert await it.call("eth_getBlockByHash", before["hash"], False) is None
+            other.store.close()
 
 
 @pytest.mark.parametrize("event", [JAILED, SLASHED, UNBONDED, STAKED, *CARRIAGE_EVENTS, *BILLING_EVENTS])
