@@ -350,7 +350,7 @@ class _Play:
         steps += [(late.at_s, 1, late)] if manifest.late else []
         begun_s = time.monotonic()
         for at_s, which, one in sorted(steps, key=lambda step: (step[0], -step[1])):
-            if manifest.has_rests and (which == 0 or one.kind == "late"):
+            if manifest.has_rests and which == 0:  # nobody is disturbed now
                 before_s = time.monotonic()
                 self._rest()
                 begun_s += time.monotonic() - before_s
