@@ -13,14 +13,31 @@ from typing import Any, Final
 
 import pytest
 
-from state.primitives.codec import Value
+from state.primitives.codec import Value, encode
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import sign_transaction
+from state.transition.calls import NOTE_LIMIT_BYTES
+from state.transition.transfer import TRANSFER_GAS
+from tasks import transitions
 from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
+from tasks.proofs import (
+    SAMPLED_MAX,
+    Code,
+    Finding,
+    Opening,
+    SegmentLeaf,
+    findings_to_value,
+    opening_to_value,
+    window_proof_to_value,
+)
 from tasks.records import TaskRecord, load_window
-from tasks.registry import NodeRole
+from tasks.registry import PROFILE_LIMIT_BYTES, TEXT_MAX, Gpu, NodeProfile, NodeRole
+from tasks.spec import Model, encode_spec
 from tasks.transitions import REVEAL_VERDICT, SEAL_VERDICT
+from tests.ethereum import sign_dynamic
 from tests.tasks.test_conservation import play
-from tests.tasks.world import QUICK, Manners, World, spec
+from tests.tasks.world import QUICK, Manners, World, leaves_of, proof_of, spec
 
 CALLS_PER_1000_GAS: Final = 6
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -57,6 +74,60 @@ def dearest(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
     monkeypatch.setattr(World, "send", counting)
     return found
+
+
+GAS_PER_BYTE_MIN: Final = 50
+
+
+def largest(kind: int) -> list[Value]:
+    """Return the payload of a kind with the most bytes that it may have, more or less."""
+    task, amount, window = b"t" * 32, (1 << 127) - 1, (1 << 32) - 1
+    gpus = tuple(Gpu("g" * TEXT_MAX, 1 << 39) for _ in range(8))
+    wide, text, h = 1 << 39, "e" * TEXT_MAX, b"h" * 32
+    profile = NodeProfile(
+        b"o" * 20, CHECK, gpus, wide, wide, wide, (1 << 100) - 1, wide, 1 << 15, wide, (text,) * 4, text, b"c" * 65
+    )
+    leaf = SegmentLeaf(255, 1 << 31, 1 << 31, h, h, h, (1 << 64) - 1, h, h)
+    opening = Opening(leaf, (b"h" * 32,) * 8, b"s" * 32, b"p" * 32)
+    job = spec()._replace(model=Model("mlp", (4096, *[300] * 7, 16), "relu"))
+    match kind:
+        case transitions.REGISTER_NODE | transitions.UPDATE_NODE:
+            payload = transitions.node_payload(profile, amount)
+            assert len(encode(payload[0])) > 0.8 * PROFILE_LIMIT_BYTES
+            return payload
+        case transitions.RETIRE_NODE:
+            return []
+        case transitions.CREATE_TASK:
+            return [encode_spec(job)]
+        case transitions.START_TASK:
+            return [task, task]
+        case transitions.SUBMIT_WINDOW:
+            proof = proof_of(spec(), task, 0, leaves_of(spec(), 0, b"i" * 32))
+            return [window_proof_to_value(proof._replace(step_from=1 << 31, step_to=1 << 31))]
+        case transitions.SEAL_VERDICT:
+            return [task, window, task]
+        case transitions.REVEAL_VERDICT:
+            finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32)
+            return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
+        case transitions.OPEN_WINDOW:
+            return [task, window, [opening_to_value(opening)] * SAMPLED_MAX]
+        case _:
+            return [task, amount]
+
+
+def test_no_kind_fills_a_block_for_little() -> None:
+    key, big = SecretKey(b"k" * 32), (1 << 60) - 1
+    for kind, rule in World().rules.items():
+        raw = sign_transaction(
+            key, chain_id=1 << 40, nonce=1 << 40, kind=kind, payload=largest(kind), gas_limit=big,
+            max_fee_per_gas=big, max_priority_fee_per_gas=big,
+        )  # fmt: skip
+        assert rule.gas >= GAS_PER_BYTE_MIN * len(raw), (rule.name, len(raw))
+    noted = sign_dynamic(
+        key, chain_id=1 << 40, nonce=1 << 40, to=b"t" * 20, value=1 << 100, data=b"n" * NOTE_LIMIT_BYTES,
+        gas=1 << 40, fee=big,
+    )  # fmt: skip
+    assert GAS_PER_BYTE_MIN * len(noted) <= TRANSFER_GAS < 2 * GAS_PER_BYTE_MIN * len(noted)
 
 
 def check(dearest: dict[int, int]) -> None:

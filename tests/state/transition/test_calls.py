@@ -252,7 +252,7 @@ def test_a_call_to_an_account_is_a_transfer_and_its_data_is_not_read() -> None:
     checked = RUNTIME.check(dynamic(ALICE, 0, BOB.address, 5, b"for the coffee", gas=TRANSFER_GAS))
     assert (checked.rule.kind, checked.payload) == (TRANSFER_KIND, (BOB.address, 5))
     RUNTIME.check(dynamic(ALICE, 0, BOB.address, 5, b"x" * NOTE_LIMIT_BYTES))
-    with pytest.raises(CallRefused, match="at most 1024 bytes"):
+    with pytest.raises(CallRefused, match=f"at most {NOTE_LIMIT_BYTES} bytes"):
         RUNTIME.check(dynamic(ALICE, 0, BOB.address, 5, b"x" * (NOTE_LIMIT_BYTES + 1)))
     with pytest.raises(InvalidPayload):
         RUNTIME.check(dynamic(ALICE, 0, BOB.address, 2**200, b""))
