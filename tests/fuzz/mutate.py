@@ -54,9 +54,28 @@ _CALL: Final = tuple(
     (number % 2**256).to_bytes(32, "big")
     for number in (*NUMBERS, *(-number for number in NUMBERS), 32, 64, 96, 160, 31, 33, 2**160 - 1, 2**160)
 )
+
+
+def _rlp_head(base: int, length: int) -> bytes:
+    """Return the head of a string (0x80) or list (0xc0) of RLP."""
+    if length <= 55:
+        return bytes((base + length,))
+    size = length.to_bytes(-(-length.bit_length() // 8), "big")
+    return bytes((base + 55 + len(size),)) + size
+
+
+def _rlp_string(data: bytes) -> bytes:
+    return data if len(data) == 1 and data[0] < 0x80 else _rlp_head(0x80, len(data)) + data
+
+
+_RLP: Final = (
+    *(_rlp_string(n.to_bytes(-(-n.bit_length() // 8), "big")) for n in (*NUMBERS, *range(26, 40))),
+    *map(_rlp_string, STRINGS), b"\xc0", b"\xc1\x80", b"\x81\x05", b"\x82\x00\x01", b"\xb8\x01\x80", b"\xc1\xc0",
+)  # fmt: skip
 _TYPICAL: Final = {
     Kind.JSON: _JSON, Kind.VALUE: TOML_VALUES, Kind.WORD: WORDS, Kind.CALL_WORD: _CALL, Kind.JSON_ARRAY: _JSON,
-    Kind.JSON_OBJECT: _JSON, Kind.LINES: TOML_VALUES, Kind.TEXT: WORDS, Kind.CALL: _CALL,
+    Kind.JSON_OBJECT: _JSON, Kind.LINES: TOML_VALUES, Kind.TEXT: WORDS, Kind.CALL: _CALL, Kind.RLP: _RLP,
+    Kind.RLP_LIST: _RLP,
 }  # fmt: skip
 """What stands in for a part of a kind, CBOR apart."""
 _CBOR: Final = (Kind.INTEGER, Kind.BYTES, Kind.OTHER, Kind.ARRAY)
@@ -124,7 +143,10 @@ def _change_item(random: Random, data: bytes, item: Item, others: Sequence[bytes
         for wrap in reversed(item.wraps):
             length = wrap.length + grown
             width = wrap.width
-            head = (length % (1 << 8 * width)).to_bytes(width, "big") if width else _head(0x40, length)
+            if width > 0:
+                head = (length % (1 << 8 * width)).to_bytes(width, "big")
+            else:
+                head = _head(0x40, length) if width == 0 else _rlp_head(0xC0, length)
             out = out[: wrap.start] + head + out[wrap.content :]
             grown += len(head) - (wrap.content - wrap.start)
     return out
@@ -154,6 +176,8 @@ def _change_entries(random: Random, data: bytes, item: Item) -> bytes:
             parts[at] = _renamed(random, data, kind, entries[at], entries[other])
     if kind is Kind.ARRAY:
         return _head(0x80, len(parts)) + b"".join(parts)
+    if kind is Kind.RLP_LIST:
+        return _rlp_head(0xC0, sum(map(len, parts))) + b"".join(parts)
     if kind is Kind.JSON_ARRAY:
         return b"[" + b",".join(parts) + b"]"
     if kind is Kind.JSON_OBJECT:

@@ -144,6 +144,7 @@ def _run_chunk(
     kept, failures, told = list(course.kept), list(course.failures), {what for what, _ in course.failures}
     accepted, slowest_s = course.accepted, course.slowest_s
     run, raises, draw = target.run, target.raises, random.random
+    leads = list(target.samples)  # beside them those that ran a new block, the later the likelier
     seen: set[Place] = set()
     MARKS[:] = bytes(len(MARKS))
     known = bytes(MARKS)
@@ -157,7 +158,12 @@ def _run_chunk(
 
     for number in range(-len(pool), count):
         # What is known already is read first: it must lead nowhere new.
-        data = pool[number] if number < 0 else mutate(random, pool[int(draw() * len(pool))], others)
+        if number < 0:
+            data = pool[number]
+        else:
+            chance = draw()
+            lead = leads[int((2 * chance) ** 0.5 * len(leads))] if chance < 0.5 else pool[int(draw() * len(pool))]
+            data = mutate(random, lead, others)
         recent.append(data)
         place: Place = ()
         what = ""
@@ -186,7 +192,9 @@ def _run_chunk(
                 MARKS[:] = known  # a smaller input may come here yet
             else:
                 seen.add(place)
-                known = bytes(MARKS)
+                if known != MARKS:
+                    known = bytes(MARKS)
+                    leads.append(data)
                 if number >= 0:
                     kept.append(data.hex())
                     pool.append(data)

@@ -1,7 +1,7 @@
 """Where the parts of an input lie: spans of its items, found once, so that a change is a cut and no encoding anew.
 
-CBOR (bare, behind a form byte, in frames, and inside of byte strings), JSON, lines of TOML, words of text, and the
-32-byte words of contract calls. What is none of these has no structure and is changed blindly.
+CBOR (bare, behind a form byte, in frames, and inside of byte strings), RLP, JSON, lines of TOML, words of text,
+and the 32-byte words of contract calls. What is none of these has no structure and is changed blindly.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class Kind(IntEnum):
     """What stands behind = in TOML."""
     WORD = 5
     CALL_WORD = 6
-    ARRAY = 7
-    JSON_ARRAY = 8
-    JSON_OBJECT = 9
-    LINES = 10
-    TEXT = 11
-    CALL = 12
+    RLP = 7
+    ARRAY = 8
+    JSON_ARRAY = 9
+    JSON_OBJECT = 10
+    LINES = 11
+    TEXT = 12
+    CALL = 13
+    RLP_LIST = 14
 
 
 class Wrap(NamedTuple):
@@ -49,7 +51,7 @@ class Wrap(NamedTuple):
     content: int
     length: int
     width: int
-    """Of a frame's length; 0 for a head of CBOR."""
+    """Of a frame's length; 0 for a head of CBOR, negative for one of RLP."""
 
 
 class Entry(NamedTuple):
@@ -105,6 +107,9 @@ def _readings(data: bytes) -> Iterator[Iterator[tuple[int, Item]]]:
             yield _cbor(data, skip, size, ())
     for width in FRAME_BYTES:
         yield _frames(data, width)
+    for skip in (0, 1):
+        if size > skip and data[skip] >= RLP_LISTS:
+            yield _rlp(data, skip)
     if size <= TEXT_BYTES_MAX and all(byte in b"\t\n" or 32 <= byte < 127 for byte in data):
         yield _lines(data) if b" = " in data else _text(data)
     if size % WORD_BYTES in SELECTOR_BYTES and size >= WORD_BYTES:
@@ -232,6 +237,47 @@ def _json_value(data: bytes, at: int, depth: int, found: list[tuple[int, Item]])
     kind = Kind.JSON_OBJECT if is_object else Kind.JSON_ARRAY
     found.append((depth, Item(kind, start, start + 1, token.end(1), tuple(entries))))
     return token.end()
+
+
+RLP_LISTS: Final = 0xC0
+_RLP_STRINGS: Final = 0x80
+_RLP_SHORT: Final = 55
+
+
+def _rlp(data: bytes, start: int) -> Iterator[tuple[int, Item]]:
+    found: list[tuple[int, Item]] = []
+    if _rlp_item(data, start, len(data), (), 0, found) != len(data):
+        raise _Unknown
+    yield from found
+
+
+def _rlp_item(
+    data: bytes, start: int, stop: int, wraps: tuple[Wrap, ...], depth: int, found: list[tuple[int, Item]]
+) -> int:
+    if depth > DEPTH_MAX or len(found) > ITEMS_MAX or start >= stop:
+        raise _Unknown
+    head, content, length = data[start], start + 1, 1
+    base = RLP_LISTS if head >= RLP_LISTS else _RLP_STRINGS
+    if head < _RLP_STRINGS:
+        content = start
+    elif head - base <= _RLP_SHORT:
+        length = head - base
+    else:
+        content += head - base - _RLP_SHORT
+        length = int.from_bytes(data[start + 1 : content], "big")
+    end = content + length
+    if end > stop:
+        raise _Unknown
+    if head < RLP_LISTS:
+        found.append((depth, Item(Kind.RLP, start, content, end, (), wraps)))
+        return end
+    ends = [content]
+    while ends[-1] < end:
+        inner = (*wraps, Wrap(start, content, length, -1))
+        ends.append(_rlp_item(data, ends[-1], end, inner, depth + 1, found))
+    entries = tuple(Entry(one, one, after) for one, after in pairwise(ends))
+    found.append((depth, Item(Kind.RLP_LIST, start, content, end, entries, wraps)))
+    return end
 
 
 _LINE: Final = re.compile(rb"[^\n]*\n?")

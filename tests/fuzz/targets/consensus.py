@@ -28,7 +28,7 @@ from consensus.light import (
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from state.primitives.blocks import encode_block
 from state.primitives.errors import DecodeError
-from state.primitives.merkle import merkle_proof
+from state.primitives.merkle import merkle_proof, merkle_root, verify_merkle_proof
 from state.primitives.votes import FINALIZE, Vote, VoteKey
 from tests.consensus.test_signer import ANSWERS, REQUESTS
 from tests.consensus.test_wire import BLOCK, FINAL, MESSAGES, VOTE
@@ -97,6 +97,16 @@ def read_signer_frames(data: bytes) -> None:
             assert not record.is_foreign(answer.vote)
 
 
+LEAVES = [bytes([n]) for n in range(21)]
+PROOF = merkle_proof(LEAVES, 5)
+ROOT = merkle_root(LEAVES)
+
+
+def check_merkle_proof(data: bytes) -> None:
+    """Verify a proof against a root: no other bytes than the right ones pass."""
+    assert verify_merkle_proof(ROOT, LEAVES[5], decode_merkle_proof(data)) == (data == encode_merkle_proof(PROOF))
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     wire = tuple(map(encode_message, MESSAGES.values()))
     yield "consensus message", Target(
@@ -127,8 +137,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "merkle proof", Target(
         canonical(decode_merkle_proof, encode_merkle_proof),
-        (encode_merkle_proof(merkle_proof([bytes([n]) for n in range(21)], 5)),),
-        ("consensus.light:decode_merkle_proof",),
+        (encode_merkle_proof(PROOF),), ("consensus.light:decode_merkle_proof",),
+    )  # fmt: skip
+    yield "merkle proof, verified", Target(
+        check_merkle_proof, (encode_merkle_proof(PROOF),), ("state.primitives.merkle:verify_merkle_proof",),
     )  # fmt: skip
     faults: Raises = (GuardCorrupt, GuardMissing)
     yield "guard", Target(read_guard, (guard().image(),), ("consensus.guard:Guard.load",), faults)

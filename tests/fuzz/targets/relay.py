@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import cast
+
+from prometheus_client import CollectorRegistry
 
 from billing.relay import Receipt as Carried
 from p2p.transport import Endpoint
@@ -11,9 +15,11 @@ from relay import fanout as fanout_wire
 from relay.errors import Refusal, RelayProtocolError
 from relay.links import Link, LinkState
 from relay.protocol import (
+    MESSAGE_BYTES_MAX,
     AskLinks,
     Charged,
     Connect,
+    ControlChannel,
     Decline,
     Extend,
     Incoming,
@@ -35,6 +41,7 @@ from relay.protocol import decode_message as decode_relay_message
 from relay.protocol import encode_message as encode_relay_message
 from relay.receipts import StoredReceipt
 from relay.route import Route
+from relay.telemetry import HTTP_REQUEST_BYTES_MAX, HttpAnswerer
 from tests.fuzz.targets.base import Target, canonical
 from tests.fuzz.targets.samples import CARRIED
 from tests.fuzz.targets.wires import fresh_sessions
@@ -63,6 +70,47 @@ def read_fanout(data: bytes) -> None:
         fanout_wire.FanoutChannel(fresh_sessions()[1]).receive(data)
 
 
+def read_control_records(data: bytes) -> None:
+    """Give bytes, and authentic hostile plaintexts, to a control connection."""
+    one, other = fresh_sessions()
+    channel = ControlChannel(other)
+    body = one.send.encrypt(data[:MESSAGE_BYTES_MAX])
+    for message in channel.receive(len(body).to_bytes(2, "big") + body):
+        assert encode_relay_message(message) == data
+    with suppress(RelayProtocolError):
+        ControlChannel(other).receive(data)
+
+
+class _Reader:
+    """What a transport is to a reader that answers: the bytes count, not where they go."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_over
+        self.written += data
+
+    def close(self) -> None:
+        self.is_over = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+
+def read_metrics_request(data: bytes) -> None:
+    """Ask for metrics with any bytes, in two parts: one answer at most."""
+    answerer, transport = HttpAnswerer(CollectorRegistry()), _Reader()
+    answerer._transport = cast(asyncio.Transport, transport)
+    for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+        answerer.data_received(part)
+    assert transport.written.count(b"HTTP/1.1") <= 1
+    assert transport.is_over or len(data) <= HTTP_REQUEST_BYTES_MAX
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     fanout = (
         fanout_wire.Accept((b"p" * 20,)), fanout_wire.Group(1, (b"m" * 20, b"n" * 20)),
@@ -77,6 +125,14 @@ def targets() -> Iterator[tuple[str, Target]]:
         read_fanout, (fanout_wire.encode_fanout(fanout[3]), b"\xff\xff" + bytes(200)),
         ("relay.fanout:FanoutChannel.receive",),
         (RelayProtocolError,), cost=10,
+    )  # fmt: skip
+    yield "relay records", Target(
+        read_control_records, tuple(encode_relay_message(message) for message in RELAYED[:4]),
+        ("relay.protocol:ControlChannel.receive",), (RelayProtocolError,),
+    )  # fmt: skip
+    yield "question for a relay's metrics", Target(
+        read_metrics_request, (b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n", b"GET /healthz HTTP/1.0\r\n\r\n"),
+        ("relay.telemetry:HttpAnswerer.data_received",), (),
     )  # fmt: skip
     yield "relay message", Target(
         canonical(decode_relay_message, encode_relay_message),

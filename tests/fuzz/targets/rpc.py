@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from websockets.utils import accept_key
 
 from relay.errors import RelayProtocolError
 from rpc.client.api import read_grant
@@ -12,9 +15,10 @@ from rpc.client.contracts import functions_of, parse_argument, read_revert
 from rpc.client.control import ControlRefused, ControlUnavailable
 from rpc.client.control import read_answer as read_control_answer
 from rpc.client.core import news_of, read_answers
-from rpc.client.errors import AnswerMalformed, ClientError
+from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
 from rpc.client.shapes import Account, Contract, News, Task, Window, read_shape
 from rpc.client.shapes import Receipt as ShownReceipt
+from rpc.client.websocket import Conversation
 from rpc.faucet import FaucetRefused, read_address
 from rpc.frames import (
     REQUEST_LIMIT_BYTES,
@@ -152,6 +156,33 @@ CONTRACT_ANSWER = json.dumps(
 ).encode()  # fmt: skip
 
 
+def read_web_socket(data: bytes) -> None:
+    """Give a client what a gateway says, from its answer to the handshake on."""
+    conversation = Conversation("ws://h:1/")
+    key = re.search(rb"Sec-WebSocket-Key: (\S+)", conversation.outgoing())
+    assert key is not None
+    head = (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+    )
+    if data[:1] == b"H":
+        conversation.receive(data.replace(b"ACCEPT", accept_key(key[1].decode()).encode()))
+    else:
+        conversation.receive(head + accept_key(key[1].decode()).encode() + b"\r\n\r\n")
+        conversation.receive(data)
+    while (message := conversation.next_message()) is not None:
+        assert len(message) <= len(data)
+    conversation.outgoing()
+
+
+SHAKEN = (
+    b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: ACCEPT\r\n\r\n\x81\1a"
+)
+WEB_SOCKET = (
+    b"\x81\2hi" + b"\1\1a" + b"\x80\1b" + b"\x89\1p" + b"\x88\2\3\xe8", b"\x82\x7e\1\0" + bytes(256),
+    SHAKEN + b"\x81\1a",
+)  # fmt: skip
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     unix = (
         encode_request(1, "head", [1, b"x"]), encode_answer(1, [1, [b"a"]]), encode_push("head", [1]),
@@ -179,6 +210,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "answers about blobs", Target(
         blobs.check_answer, blobs.ANSWERS,
         ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
+    )  # fmt: skip
+    yield "WebSocket of a client", Target(
+        read_web_socket, WEB_SOCKET, ("rpc.client.websocket:Conversation.receive",), (GatewayUnreachable,),
+        memory=400,
     )  # fmt: skip
     yield "faucet", Target(
         read_faucet, (b'{"address": "0x%s"}' % (b"11" * 20), b'{"hash": "0x%s"}' % (b"ab" * 32),

@@ -58,10 +58,21 @@ from state.store.records import (
     encode_span,
     encode_tip,
 )
+from state.store.tail import _masked_crc, torn_at
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.evidence import Evidence, decode_evidence
 from state.transition.staking import STAKE_KIND
-from state.trie import RangeOfMap, decode_range, encode_range, prove, prove_range, verify_proof
+from state.trie import (
+    RangeInvalid,
+    RangeOfMap,
+    decode_range,
+    encode_range,
+    entry_of,
+    prove,
+    prove_range,
+    verify_proof,
+    verify_range,
+)
 from state.trie.proof import decode_proof
 from state.trie.trie import NO_NODES, NodeLayer, Trie
 from tasks import transitions
@@ -143,6 +154,43 @@ def trie() -> Trie:
     made = Trie(update.root, NodeLayer(NO_NODES, update.nodes))
     assert verify_proof(made.root, b"key 1", b"value", prove(made, b"key 1"))
     return made
+
+
+LOW, HIGH = b"\x40".ljust(32, b"\0"), b"\x48".ljust(32, b"\0")
+
+
+@cache
+def whole_range() -> bytes:
+    """Return the one range of the trie between two places that proves itself."""
+    known = trie()
+    items = sorted(((b"key %d" % n, b"value") for n in range(700)), key=lambda item: entry_of(*item))
+    within = tuple(item for item in items if LOW <= entry_of(*item)[:32] < HIGH)
+    return encode_range(RangeOfMap(within, prove_range(known, LOW, HIGH)))
+
+
+def check_range(data: bytes) -> None:
+    """Take a range in as a node that restores a state does; no other bytes than the right ones pass."""
+    content = decode_range(data)
+    verify_range(trie().root, LOW, HIGH, [entry_of(*item) for item in content.items], content.nodes)
+    assert data == whole_range()
+
+
+def check_proof(data: bytes) -> None:
+    """Verify a proof of the state: no other bytes than the right ones pass."""
+    assert verify_proof(trie().root, b"key 1", b"value", data) == (data == prove(trie(), b"key 1"))
+    assert verify_proof(trie().root, b"absent", None, data) == (data == prove(trie(), b"absent"))
+
+
+def log_record(body: bytes) -> bytes:
+    """Return a whole piece of the database's log."""
+    kind = b"\1" + body
+    return _masked_crc(kind).to_bytes(4, "little") + len(body).to_bytes(2, "little") + kind
+
+
+def read_log(data: bytes) -> None:
+    """Look for the end of what was written to a log."""
+    at = torn_at(data)
+    assert at is None or 0 <= at < len(data)
 
 
 def execute_payload(data: bytes) -> None:
@@ -318,6 +366,17 @@ def targets() -> Iterator[tuple[str, Target]]:
         canonical(decode_range, encode_range),
         (encode_range(RangeOfMap(((b"key 1", b"value"),), prove_range(known, b"\x40" * 32, b"\x80" * 32))),),
         ("state.trie.ranges:decode_range",),
+    )  # fmt: skip
+    yield "range of the state, verified", Target(
+        check_range, (whole_range(),), ("state.trie.ranges:verify_range",), (DecodeError, RangeInvalid),
+    )  # fmt: skip
+    yield "proof of the state, verified", Target(
+        check_proof, tuple(prove(known, key) for key in (b"key 1", b"absent")),
+        ("state.trie.proof:verify_proof",), (),
+    )  # fmt: skip
+    yield "log of the database", Target(
+        read_log, (log_record(b"one") + log_record(b"another")[:9] + bytes(40), log_record(b"one") + bytes(99)),
+        ("state.store.tail:torn_at",), (),
     )  # fmt: skip
     for name, record in state_records(COMMITTEE, PROFILE, PROOF, FINDINGS, encode_spec(JOB)).items():
         yield (
