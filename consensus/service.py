@@ -38,7 +38,7 @@ from consensus.wire import (
     encode_certificate,
     encode_message,
 )
-from state.primitives.errors import DecodeError, DekubeError, InvalidBlock
+from state.primitives.errors import DecodeError, DekubeError, InvalidBlock, StoreError
 from state.primitives.votes import Candidate, Equivocation, Vote, vrf_alpha
 
 __all__ = [
@@ -542,6 +542,8 @@ class ConsensusService:
     async def _next_epoch(self, number: int) -> None:
         try:
             epoch = await self._chain.epoch(number)
+        except StoreError:
+            raise  # the disk is at fault, and ends the node under its own name
         except DekubeError as error:
             refusal = self._replica.refuse_epoch(error.code, str(error))
             self._put(lambda: refusal)

@@ -35,7 +35,7 @@ from state.transition.staking import (
 )
 from state.view import Overlay, Reader, Table
 from state.view.accounts import burn
-from state.view.records import items_of, read_record
+from state.view.records import items_of, number_of, read_record
 
 __all__ = [
     "ABSENT_SHARE",
@@ -194,7 +194,8 @@ def load_epoch(state: Reader, epoch: int, chain: ChainParameters) -> EpochInfo |
     record, committee = _load_record(state, epoch), load_committee(state, epoch)
     if record is None or committee is None:
         return None
-    lottery = int.from_bytes(state.get(_key(_SELECTED, epoch)) or b"", "big")
+    weight = state.get(_key(_SELECTED, epoch))
+    lottery = 0 if weight is None else number_of(weight, 16, what=f"the lottery's weight in epoch {epoch}")
     return EpochInfo(
         epoch, last_height(epoch, chain), committee, record.randomness, record.version, lottery_weight=lottery
     )

@@ -72,8 +72,10 @@ from state.view.accounts import (
     credit,
     issued,
     load_account,
+    packed_account,
     set_issued,
 )
+from state.view.records import number_of
 
 __all__ = ["BASE_HOOKS", "BASE_RULES", "BlockInput", "Checked", "Execution", "Runtime"]
 
@@ -210,7 +212,7 @@ class Runtime:
     def base_fee(self, state: Reader) -> int:
         """Return the base fee of the block that follows ``state``."""
         record = state.get(_BASE_FEE_KEY)
-        return self.chain.base_fee_initial if record is None else int.from_bytes(record, "big")
+        return self.chain.base_fee_initial if record is None else number_of(record, 16, what="the base fee")
 
     def epoch_at(self, state: Reader, height: int) -> EpochInfo:
         """Return the epoch of the block at ``height``, which follows ``state``.
@@ -444,7 +446,7 @@ class Runtime:
             # The sender pays first, written to the changes directly: no mark is set, nothing can be undone.
             key = _ACCOUNT + sender
             record = changes[key] if key in changes else read(key)
-            packed = 0 if record is None else int.from_bytes(record, "big")
+            packed = 0 if record is None else packed_account(key, record)
             if packed >> 128 != transaction.nonce or packed & BALANCE_MASK < fee or price < base_fee:
                 _refuse_block(transaction, packed, fee)
             changes[key] = (packed + NONCE_ONE - fee).to_bytes(ACCOUNT_BYTES, "big")

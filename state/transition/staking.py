@@ -200,7 +200,10 @@ def _rank_key(amount: int, address: bytes) -> bytes:
 
 def vote_key_owner(state: Reader, vote_key: bytes) -> bytes | None:
     """Return the account that registered ``vote_key``, now or earlier."""
-    return state.get(_VOTE_KEY + vote_key)
+    owner = state.get(_VOTE_KEY + vote_key)
+    if owner is not None and len(owner) != ADDRESS_BYTES:
+        raise RecordDamaged(f"the record of the owner of vote key 0x{vote_key.hex()} is damaged")
+    return owner
 
 
 def list_stakes(state: Reader) -> list[tuple[bytes, StakeRecord]]:
@@ -230,7 +233,8 @@ def unbondings_of(state: Reader, address: bytes) -> list[Unbonding]:
     for place in _places(state, address):
         key = _UNBONDING + place[:8] + address + place[8:]
         data = state.get(key)
-        assert data is not None, "the index and its table change together"
+        if data is None:
+            raise RecordDamaged(f"the record of a withdrawal of 0x{address.hex()} is absent")
         found.append(_unbonding(key, data))
     return found
 
@@ -257,10 +261,14 @@ def save_unbonding(state: Overlay, unbonding: Unbonding) -> None:
 def _places(state: Reader, address: bytes) -> list[bytes]:
     """Return time and nonce of each withdrawal of ``address``: one record, so that no block has to search."""
     data = state.get(_UNBONDING_OF + address) or b""
+    if len(data) % _PLACE_BYTES:
+        raise RecordDamaged(f"the record of the withdrawals of 0x{address.hex()} is damaged: {len(data)} bytes")
     return [data[at : at + _PLACE_BYTES] for at in range(0, len(data), _PLACE_BYTES)]
 
 
 def _unbonding(key: bytes, data: bytes) -> Unbonding:
+    if len(data) != AMOUNT_BYTES + _EPOCH_BYTES:
+        raise RecordDamaged(f"the record of the withdrawal 0x{key[1:].hex()} is damaged: {len(data)} bytes")
     time, address, nonce = key[1:9], key[9 : 9 + ADDRESS_BYTES], key[9 + ADDRESS_BYTES :]
     amount, epoch = data[:AMOUNT_BYTES], data[AMOUNT_BYTES:]
     return Unbonding(

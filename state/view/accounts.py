@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from state.primitives.errors import ProtocolError, RecordDamaged
 from state.view.overlay import Overlay, Reader
+from state.view.records import number_of
 from state.view.tables import Table
 
 __all__ = [
@@ -78,10 +79,15 @@ def load_account(state: Reader, address: bytes) -> Account:
     record = state.get(_PREFIX + address)
     if record is None:
         return Account(0, 0)
-    if len(record) != ACCOUNT_BYTES:
-        raise RecordDamaged(f"the record of account 0x{address.hex()} is not one")
-    packed = int.from_bytes(record, "big")
+    packed = packed_account(_PREFIX + address, record)
     return Account(packed >> 128, packed & BALANCE_MASK)
+
+
+def packed_account(key: bytes, record: bytes) -> int:
+    """Return nonce and balance of the record at ``key`` as one number. Raises RecordDamaged."""
+    if len(record) != ACCOUNT_BYTES:
+        raise RecordDamaged(f"the record of account 0x{key[1:].hex()} is damaged: {len(record)} bytes")
+    return int.from_bytes(record, "big")
 
 
 def save_account(state: Overlay, address: bytes, account: Account) -> None:
@@ -107,7 +113,7 @@ def credit(state: Overlay, address: bytes, amount: int) -> None:
         return
     key = _PREFIX + address
     record = state.get(key)
-    packed = amount if record is None else int.from_bytes(record, "big") + amount
+    packed = amount if record is None else packed_account(key, record) + amount
     state.put(key, packed.to_bytes(ACCOUNT_BYTES, "big"))
 
 
@@ -122,7 +128,7 @@ def debit(state: Overlay, address: bytes, amount: int) -> None:
         return
     key = _PREFIX + address
     record = state.get(key)
-    packed = 0 if record is None else int.from_bytes(record, "big")
+    packed = 0 if record is None else packed_account(key, record)
     if packed & BALANCE_MASK < amount:
         raise InsufficientBalance(balance=packed & BALANCE_MASK, needed=amount)
     _save(state, key, packed - amount)
@@ -153,9 +159,7 @@ def set_issued(state: Overlay, amount: int) -> None:
 
 def _load_amount(state: Reader, key: bytes) -> int:
     record = state.get(key)
-    if record is not None and len(record) != AMOUNT_BYTES:
-        raise RecordDamaged(f"the record of an amount, 0x{key.hex()}, is not one")
-    return 0 if record is None else int.from_bytes(record, "big")
+    return 0 if record is None else number_of(record, AMOUNT_BYTES, what=f"the amount 0x{key.hex()}")
 
 
 def _save(state: Overlay, key: bytes, packed: int) -> None:

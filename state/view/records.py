@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from state.primitives.codec import decode
 from state.primitives.errors import DecodeError, RecordDamaged
 
-__all__ = ["items_of", "read_record"]
+__all__ = ["items_of", "number_of", "read_record"]
 
 _T = TypeVar("_T")
 
@@ -26,6 +26,13 @@ def read_record(data: bytes, make: Callable[[Any], _T], *, what: str, limit_byte
         return make(decode(data, limit_bytes=limit_bytes))
     except (DecodeError, ValueError, TypeError) as error:
         raise RecordDamaged(f"the record of {what} is damaged: {error}") from None
+
+
+def number_of(data: bytes, size_bytes: int, *, what: str) -> int:
+    """Return a number that is kept in so many bytes. Raises RecordDamaged, which names ``what`` was read."""
+    if len(data) != size_bytes:
+        raise RecordDamaged(f"the record of {what} is damaged: {len(data)} bytes and not {size_bytes}")
+    return int.from_bytes(data, "big")
 
 
 def items_of(value: Any, *shape: type | int) -> list[Any]:
