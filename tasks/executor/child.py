@@ -24,6 +24,8 @@ __all__ = ["main"]
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Least time between two reports of progress; also how soon an order to end is heard between steps."""
+STDIN: Final = 0
+"""The end of a pipe that the supervisor holds open and writes nothing to."""
 THREADS: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -103,6 +105,7 @@ def main(arguments: list[str]) -> int:
             threads_allowed=late_loading,
             files_needed=late_loading,
         )
+        sandbox.end_with(STDIN)
         link.send(Hello(arrays.device, isolation))
         return _serve(link, arrays)
     except _Orphaned:

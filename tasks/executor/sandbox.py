@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
+import select
+import signal
 from typing import Final
 
-__all__ = ["FILES", "LIMITS", "NETWORK", "PRIVILEGES", "USER", "close_in", "leave_network"]
+__all__ = ["FILES", "LIMITS", "NETWORK", "PRIVILEGES", "USER", "close_in", "end_with", "leave_network"]
 
 NETWORK: Final = "network"
 """A network namespace of its own, with not even a loopback that is up."""
@@ -45,6 +48,19 @@ def leave_network() -> frozenset[str]:
     else:
         got = _unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
     return frozenset({NETWORK}) if got else frozenset()
+
+
+def end_with(descriptor: int) -> None:
+    """Have the kernel end this process when the other end of the pipe ``descriptor`` is closed, by whatever.
+
+    A step may take minutes in which the process looks at nothing, and its node may be back and at work meanwhile.
+    Whom the signal may reach depends on the user, so this comes after ``close_in``.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends it, without a line of Python
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([descriptor], [], [], 0)[0]:  # closed already: nothing tells of that any more
+        raise SystemExit
 
 
 def close_in(

@@ -111,9 +111,13 @@ class ProcessBackend:
         """See Backend."""
         scratch = _make_scratch(self._scratch)
         ours, theirs = socket.socketpair()
+        their_end, our_end = os.pipe()  # closed however this process ends
         try:
-            with theirs:
-                process = await self._start(theirs.fileno(), scratch)
+            try:
+                process = await self._start(theirs.fileno(), their_end, scratch)
+            finally:
+                theirs.close()
+                os.close(their_end)
             try:
                 ours.setblocking(False)
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -123,9 +127,10 @@ class ProcessBackend:
                     await _end(process)
         finally:
             ours.close()
+            os.close(our_end)
             shutil.rmtree(scratch, ignore_errors=True)
 
-    async def _start(self, descriptor: int, scratch: str) -> trio.Process:
+    async def _start(self, descriptor: int, lifeline: int, scratch: str) -> trio.Process:
         options = self._options
         return await trio.lowlevel.open_process(
             [
@@ -133,7 +138,7 @@ class ProcessBackend:
                 str(descriptor), scratch, options.engine,
                 str(options.memory_mib), str(int(options.wall_s) + 1), str(options.niceness),
             ],
-            stdin=subprocess.DEVNULL,
+            stdin=lifeline,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(descriptor,),

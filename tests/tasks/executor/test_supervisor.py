@@ -100,6 +100,8 @@ def look_at(pid: int, granted: frozenset[str]) -> None:
             assert [line.split(":")[0].strip() for line in devices] == ["lo"]
         if sandbox.FILES in granted:
             assert os.listdir(process / "root") == []
+        stdin = dict(line.split(":\t") for line in (process / "fdinfo/0").read_text("ascii").splitlines())
+        assert int(stdin["flags"], 8) & os.O_ASYNC  # the kernel tells it of its supervisor's end
         open_files = [os.readlink(process / "fd" / entry) for entry in os.listdir(process / "fd")]
         assert len(open_files) <= 5, open_files
         assert sum(name.startswith("socket:") for name in open_files) == 1
@@ -288,6 +290,35 @@ def test_a_job_ends_when_its_node_is_killed() -> None:
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_alive(pid)
+
+
+def test_a_job_in_the_middle_of_a_long_step_ends_when_its_node_is_killed(tmp_path: Path) -> None:
+    """It hears nothing then, however long the step takes that a stranger asked for."""
+    python = impostor(
+        tmp_path, "from tasks.executor import sandbox", "sandbox.end_with(0)", HELLO,
+        "while True: sum(range(10**6))",
+    )  # fmt: skip
+    program = (
+        "import os, trio\n"
+        "from tasks.executor.supervisor import ProcessBackend, ProcessOptions\n"
+        "from tests.tasks.executor.helpers import children, endless_order\n"
+        "async def listen(message):\n"
+        "    print(*children(os.getpid()), flush=True)\n"
+        f"options = ProcessOptions(python={python!r})\n"
+        "trio.run(ProcessBackend(options).run, endless_order(), listen)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        pid = int(node.stdout.readline())
+        assert is_alive(pid)
+        node.kill()
+    deadline = time.monotonic() + 60
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    alive = is_alive(pid)
+    if alive:
+        os.kill(pid, signal.SIGKILL)
+    assert not alive
 
 
 async def test_torch_runs_jobs_or_is_named_as_missing() -> None:
