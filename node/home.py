@@ -172,8 +172,9 @@ def create_home(
     root: Path, *, genesis: Genesis, options: _Options, account: SecretKey, vote: SecretKey | None,
     passphrase: str, scrypt_n: int = SCRYPT_N, keep_passphrase: bool = True, is_new_vote_key: bool = True,
 ) -> Home:  # fmt: skip
-    """Write a new home, of a node or of a signer. Only a new vote key gets an empty guard: others may have voted.
+    """Write a new home, of a node, a signer or a relay.
 
+    Only a new vote key gets an empty guard: any other may have voted.
     Raises ConfigError when one is already there: keys are never overwritten.
     """
     home = Home(root)

@@ -6,12 +6,11 @@ import json
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from node.carriage import GatewayLedger
-from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
-from node.home import Home, load_key, node_secret, read_passphrase, save_key, write_private, write_whole
+from node.config import KeyOptions, LogOptions, load_table, parse_host_port
+from node.home import Home, load_key, node_secret, read_passphrase
 from node.logs import configure_logs
 from p2p.identity import Identity, Role
 from relay.credit import CreditOptions
@@ -20,12 +19,9 @@ from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
 from relay.metering import Tariff
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError
-from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
-from state.primitives.keys import SecretKey
-from state.primitives.keystore import SCRYPT_N
+from state.primitives.genesis import genesis_hash
 
-__all__ = ["RECEIPTS", "RelayHomeOptions", "create_relay_home", "run_relay_home"]
+__all__ = ["RECEIPTS", "RelayHomeOptions", "run_relay_home"]
 
 RECEIPTS: Final = "data/receipts"
 """Where in its home a relay keeps the receipts of its payers."""
@@ -53,23 +49,6 @@ class RelayHomeOptions:
     rpc: tuple[str, ...] = ()
     """Gateways to ask what payers are good for and to bring their receipts to; none: all payers are strangers."""
     log: LogOptions = field(default_factory=LogOptions)
-
-
-def create_relay_home(
-    root: Path, *, genesis: Genesis, account: SecretKey, passphrase: str, options: RelayHomeOptions,
-    scrypt_n: int = SCRYPT_N,
-) -> Home:  # fmt: skip
-    """Write a relay's home. Raises ConfigError when a node lives there."""
-    home = Home(root)
-    if home.config.exists():
-        raise ConfigError(f"{root}: a node lives here already; nothing was changed")
-    for directory in (root, root / "keys", root / "run"):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_private(home.path(options.keys.passphrase_file), passphrase + "\n")
-    save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
-    write_whole(home.genesis, genesis_to_json(genesis))
-    write_whole(home.config, dump_options(options))
-    return home
 
 
 def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:

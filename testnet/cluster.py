@@ -195,12 +195,12 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
         return
     shutil.rmtree(root / "keys", ignore_errors=True)  # they derive from the seed
     if member.options is None:
-        from node.relay import RelayHomeOptions, create_relay_home  # a relay's daemon: no verb needs it
+        from node.relay import RelayHomeOptions  # a relay's daemon: no verb needs it
         from relay.limits import RelayLimits
 
         at = member.placement
-        create_relay_home(
-            root, genesis=plan.genesis, account=member.account, passphrase=plan.passphrase,
+        create_home(
+            root, genesis=plan.genesis, account=member.account, vote=None, passphrase=plan.passphrase,
             options=RelayHomeOptions(
                 listen=f"{at.bind}:{at.p2p_port}",
                 metrics=f"{at.bind}:{at.metrics_port}",

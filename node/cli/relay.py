@@ -14,7 +14,7 @@ import click
 from node.cli.options import AMOUNT, home_option
 from node.cli.output import json_option, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
-from node.home import Home, load_genesis, load_key, read_passphrase
+from node.home import Home, create_home, load_genesis, load_key, read_passphrase
 from node.keyring import random_key
 from rpc.client import Client, TransactionRefused
 from state.primitives.address import format_address
@@ -35,11 +35,11 @@ def relay() -> None:
 @json_option
 def init(home: Home, genesis: Path, as_json: bool) -> None:
     """Make a relay's home: a key (opened by a random passphrase kept beside it, mode 0600) and its options."""
-    from node.relay import RelayHomeOptions, create_relay_home
+    from node.relay import RelayHomeOptions
 
     account = random_key()
-    create_relay_home(
-        home.root, genesis=load_genesis(genesis), account=account, passphrase=secrets.token_hex(16),
+    create_home(
+        home.root, genesis=load_genesis(genesis), account=account, vote=None, passphrase=secrets.token_hex(16),
         options=RelayHomeOptions(),
     )  # fmt: skip
     show_fields({"home": str(home.root), "address": format_address(account.address)}, as_json=as_json)
