@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
 from billing.prices import Role
 from rpc import render
 from rpc.errors import RpcError
+from rpc.jobs import spec_to_json
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.schema import (
     ADDRESS,
@@ -50,9 +52,11 @@ from tasks.queries import (
 )
 from tasks.records import HistoryEntry, TaskRecord, WindowRecord, by_phase_key, load_spec_bytes, load_task
 from tasks.registry import NodeRecord, NodeRole, NodeStatus, is_limited, reputation_milli
-from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
+from tasks.spec import SPEC_LIMIT_BYTES, decode_spec, spec_hash
 
 __all__ = ["MARKET_COMPONENTS", "MARKET_METHODS"]
+
+_T = TypeVar("_T")
 
 NUMBER_MAX: Final = 2**32 - 1
 """Last number that a change or a window of a task can have."""
@@ -184,35 +188,8 @@ def _task(record: TaskRecord) -> Json:
     }
 
 
-def _spec(spec: JobSpec, raw: bytes) -> Json:
-    return {
-        "hash": hexed(spec_hash(raw)),
-        "raw": hexed(raw),
-        "kind": spec.kind,
-        "level": spec.level,
-        "profile": spec.profile,
-        "model": {
-            "name": spec.model.name,
-            "widths": list(spec.model.widths),
-            "activation": spec.model.activation,
-        },
-        "dataset": {
-            "blob": hexed(spec.dataset.blob),
-            "root": hexed(spec.dataset.root),
-            "samples": spec.dataset.samples,
-        },
-        "batch": spec.batch,
-        "optimiser": spec.optimiser._asdict() | {"name": spec.optimiser.name},
-        "seed": hexed(spec.seed),
-        "init_root": hexed(spec.init_root),
-        "schedule": spec.schedule._asdict(),
-        "price": {
-            "max_price_per_gpu_s": str(spec.price.max_price_per_gpu_s),
-            "gpu_ms_per_step_max": spec.price.gpu_ms_per_step_max,
-        },
-        "requirements": spec.requirements._asdict(),
-        "match_ms": spec.match_ms,
-    }
+def _spec(raw: bytes) -> Json:
+    return {"hash": hexed(spec_hash(raw)), "raw": hexed(raw)} | spec_to_json(decode_spec(raw))
 
 
 def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes] | None:
@@ -228,7 +205,7 @@ async def get_task(node: Node, task: bytes) -> Json:
     found = await node.query(height, _find_task, task)
     return {
         "at": await _stamp(node, height),
-        "task": None if found is None else _task(found[0]) | {"spec": _spec(decode_spec(found[1]), found[1])},
+        "task": None if found is None else _task(found[0]) | {"spec": _spec(found[1])},
     }
 
 
@@ -300,14 +277,22 @@ def _numbered(cursor: bytes | None) -> int:
 
 async def get_task_history(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
     """Answer ``dekube_getTaskHistory``."""
-    height, after = _cursor(node, cursor, b"history" + task)
+    return await _numbered_page(node, b"history" + task, cursor, limit, first, _known_history, task, _history)
+
+
+async def _numbered_page(
+    node: Node, name: bytes, cursor: list[Any] | None, limit: int, first: int,
+    find: Callable[[Reader, bytes, int, int], list[_T]], task: bytes, show: Callable[[_T], Json],
+) -> Json:  # fmt: skip
+    """Return a page of what of a task has numbers, from ``first`` on or where the page before ended."""
+    height, after = _cursor(node, cursor, name)
     start = first if after is None else _numbered(after)
-    found = await node.query(height, _known_history, task, start, limit + 1)
+    found = await node.query(height, find, task, start, limit + 1)
     more = (start + limit).to_bytes(8, "big") if len(found) > limit else None
     return {
         "at": await _stamp(node, height),
-        "items": [_history(entry) for entry in found[:limit]],
-        "next": _next(height, b"history" + task, more),
+        "items": [show(item) for item in found[:limit]],
+        "next": _next(height, name, more),
     }
 
 
@@ -377,15 +362,7 @@ def _window(record: WindowRecord) -> Json:
 
 async def get_task_windows(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
     """Answer ``dekube_getTaskWindows``."""
-    height, after = _cursor(node, cursor, b"windows" + task)
-    start = first if after is None else _numbered(after)
-    found = await node.query(height, _windows, task, start, limit + 1)
-    more = (start + limit).to_bytes(8, "big") if len(found) > limit else None
-    return {
-        "at": await _stamp(node, height),
-        "items": [_window(record) for record in found[:limit]],
-        "next": _next(height, b"windows" + task, more),
-    }
+    return await _numbered_page(node, b"windows" + task, cursor, limit, first, _windows, task, _window)
 
 
 def _windows(reader: Reader, task_id: bytes, start: int, limit: int) -> list[WindowRecord]:

@@ -21,6 +21,7 @@ from billing.escrow import BILLING_ADDRESS
 from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import Pruned, RpcError
+from rpc.ethereum.logs import LogFilter, logs_of
 from rpc.holding import Held
 from rpc.link import Link
 from rpc.render import AT, HASH_OUT, hexed
@@ -28,7 +29,6 @@ from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choi
 from rpc.table import Json, Method, Node
 from rpc.view import Head
 from state.primitives.errors import DekubeError
-from state.primitives.receipts import Event
 from tasks.case import LEDGER_ADDRESS
 
 __all__ = ["CATCH_UP_MAX", "SESSION_METHODS", "SLOW_READER", "Hub", "PoolNews", "Session", "SessionOptions"]
@@ -427,35 +427,30 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events of ``addresses`` (none named: of all) whose topics agree with ``topics`` where those are set."""
+    """The events that are wanted."""
 
-    addresses: frozenset[bytes]
-    topics: tuple[bytes | None, ...]
+    wanted: LogFilter
     envelope: str = ENVELOPE
-
-    def matches(self, event: Event) -> bool:
-        """Tell whether ``event`` is wanted."""
-        if self.addresses and event.address not in self.addresses:
-            return False
-        if len(self.topics) > len(event.topics):
-            return False
-        return all(want is None or want == have for want, have in zip(self.topics, event.topics, strict=False))
 
     def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
         """Return the events of a block in one result; those of the block itself come last."""
         items: list[Json] = []
-        for index, receipt in enumerate(loaded.receipts):
-            for event in receipt.events:
-                if self.matches(event):
-                    shown = render.event(event, link.events)
-                    items.append({"transaction_hash": hexed(loaded.hashes[index]), "index": index, "event": shown})
-        for event in loaded.hooks.events if loaded.hooks else ():
-            if self.matches(event):
-                shown = render.event(event, link.events)
-                items.append({"transaction_hash": None, "index": None, "event": shown})
+        for log in logs_of(loaded):
+            if self.wanted.matches(log.event):
+                is_of_block = log.transaction == len(loaded.receipts)
+                items.append(
+                    {
+                        "transaction_hash": None if is_of_block else hexed(loaded.hashes[log.transaction]),
+                        "index": None if is_of_block else log.transaction,
+                        "event": render.event(log.event, link.events),
+                    }
+                )
         if not items:
             return []
         return [{"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "items": items}]
+
+
+_MARKET: Final = frozenset((LEDGER_ADDRESS, BILLING_ADDRESS))
 
 
 async def _subscribe(
@@ -476,15 +471,19 @@ async def _subscribe(
     if kind == "heads":
         select = Heads()
     elif kind == "events":
-        select = Events(frozenset((address,) if address else ()), (topic,) if topic else ())
+        select = Events(LogFilter(_among(address), (_among(topic),) if topic else ()))
     else:
-        select = Events(frozenset((LEDGER_ADDRESS, BILLING_ADDRESS)), (None, task) if task else ())
+        select = Events(LogFilter(_MARKET, (None, _among(task)) if task else ()))
     subscription = session.start(select, from_height)
     return {
         "at": render.at(session.head),
         "subscription": subscription.identifier,
         "from_height": subscription.height,
     }
+
+
+def _among(item: bytes | None) -> frozenset[bytes]:
+    return frozenset((item,) if item else ())
 
 
 def _weigh_replay(node: Node, *params: Any) -> int:

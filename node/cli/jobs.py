@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rpc.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engine.plan import TrainingPlan
 from tasks.engine.state import TrainingState
@@ -30,36 +31,6 @@ __all__ = ["FORMATS", "encode_state", "read_spec", "spec_from_json", "spec_to_js
 
 FILE_LIMIT_BYTES: Final = 16 * SPEC_LIMIT_BYTES
 _RATES: Final = ("learning_rate_nano", "beta1_nano", "beta2_nano", "epsilon_nano", "weight_decay_nano")
-
-
-def spec_to_json(spec: JobSpec) -> dict[str, Any]:
-    """Return ``spec`` as the gateway shows it (``dekube_getTask``), without its hash and bytes."""
-    return {
-        "kind": spec.kind,
-        "level": spec.level,
-        "profile": spec.profile,
-        "model": {
-            "name": spec.model.name,
-            "widths": list(spec.model.widths),
-            "activation": spec.model.activation,
-        },
-        "dataset": {
-            "blob": "0x" + spec.dataset.blob.hex(),
-            "root": "0x" + spec.dataset.root.hex(),
-            "samples": spec.dataset.samples,
-        },
-        "batch": spec.batch,
-        "optimiser": spec.optimiser._asdict(),
-        "seed": "0x" + spec.seed.hex(),
-        "init_root": "0x" + spec.init_root.hex(),
-        "schedule": spec.schedule._asdict(),
-        "price": {
-            "max_price_per_gpu_s": str(spec.price.max_price_per_gpu_s),
-            "gpu_ms_per_step_max": spec.price.gpu_ms_per_step_max,
-        },
-        "requirements": spec.requirements._asdict(),
-        "match_ms": spec.match_ms,
-    }
 
 
 def spec_from_json(document: Any) -> JobSpec:

@@ -1,0 +1,39 @@
+"""A job's specification as JSON: as the gateway shows it, and as people write it into files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.spec import JobSpec
+
+__all__ = ["spec_to_json"]
+
+
+def spec_to_json(spec: JobSpec) -> dict[str, Any]:
+    """Return ``spec`` as ``dekube_getTask`` shows it, without its hash and bytes."""
+    return {
+        "kind": spec.kind,
+        "level": spec.level,
+        "profile": spec.profile,
+        "model": {
+            "name": spec.model.name,
+            "widths": list(spec.model.widths),
+            "activation": spec.model.activation,
+        },
+        "dataset": {
+            "blob": "0x" + spec.dataset.blob.hex(),
+            "root": "0x" + spec.dataset.root.hex(),
+            "samples": spec.dataset.samples,
+        },
+        "batch": spec.batch,
+        "optimiser": spec.optimiser._asdict(),
+        "seed": "0x" + spec.seed.hex(),
+        "init_root": "0x" + spec.init_root.hex(),
+        "schedule": spec.schedule._asdict(),
+        "price": {
+            "max_price_per_gpu_s": str(spec.price.max_price_per_gpu_s),
+            "gpu_ms_per_step_max": spec.price.gpu_ms_per_step_max,
+        },
+        "requirements": spec.requirements._asdict(),
+        "match_ms": spec.match_ms,
+    }
