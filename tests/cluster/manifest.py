@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from node.config import SyncOptions, dump_options, load_options
-from node.home import Home
+from node.home import Home, write_whole
 from state.primitives.errors import DekubeError
 from testnet.cluster import ask, lay_out
 from testnet.plan import CHAIN_ID
@@ -320,7 +320,7 @@ class _Play:
         options = load_options(file)
         host = options.p2p.listen.rpartition(":")[0]
         p2p = replace(options.p2p, listen=f"{host}:{port}", advertise=(f"tcp:{host}:{port}",))
-        file.write_text(dump_options(replace(options, p2p=p2p)))
+        write_whole(file, dump_options(replace(options, p2p=p2p)))  # it may be starting
 
     def _raise(self, name: str) -> None:
         """Start who has ended, beside what else happens: killed, or of a disk that failed."""
@@ -332,9 +332,8 @@ class _Play:
 
     def _start(self, name: str) -> None:
         def start() -> None:
-            with suppress(
-                DekubeError
-            ):  # killed while it starts, or of a disk that still fails: looked at in the end
+            # Killed while it starts, or of a disk that still fails: whoever does not run is looked at in the end.
+            with suppress(DekubeError):
                 ask(self.net.root, "restart", name)
                 self._struck.discard(name)
 
