@@ -254,9 +254,10 @@ class Cluster:
             return
         if inbound is None:
             return
-        if inbound.checks and not all(map(self.is_valid, inbound.checks)):
-            self._blame(node, replica, sender, "a signature does not verify")
-            return
+        for check in inbound.checks:
+            if not self.is_valid(check):
+                self._blame(node, replica, sender, "a signature does not verify")
+                return
         if len(inbound.checks) > INLINE_CHECKS_MAX and self.rng.random() < BESIDE:
             # A worker thread verifies it, while others are taken in and the epoch may end.
             at_ms = self.now_ms + self.rng.randrange(BESIDE_MS)
@@ -446,6 +447,8 @@ class Cluster:
 
     def perform(self, node: Node, actions: list[r.Action]) -> None:
         """Do what a replica says, in its order; a failure may come inside any durable operation."""
+        if not actions:
+            return
         try:
             self._perform_all(node, actions)
         except (PowerFailed, DiskFailed) as failure:
@@ -456,89 +459,107 @@ class Cluster:
             self._perform(node, action)
 
     def _perform(self, node: Node, action: r.Action) -> None:
-        kind = type(action)
-        if kind is c.SetTimer:
-            name, delay_ms = action  # type: ignore[misc]
-            if name == c.ADVANCE:
-                node.advance_ms = delay_ms  # type: ignore[assignment]
-            at_ms = self.now_ms + max(1, delay_ms * 1000 // node.clock_permille)  # type: ignore[operator]
-            node.timers[name] = at_ms  # type: ignore[index]
-            self._push(at_ms, node.number, node.incarnation, "timer", name)
-            return
-        if kind is c.CastVote:  # what it stands for has left before it: this one is for metrics
-            return
-        match action:
-            case r.Broadcast(data, _):
-                self._release(node, data)
-                for other in self.nodes:
-                    if other.number != node.number:
-                        self.send(node.number, other.number, data)
-            case r.Send(address, data, _):
-                self._release(node, data)
-                for number in self._by_address.get(address, ()):
-                    if number != node.number:
-                        self.send(node.number, number, data)
-            case r.Append(log, data):
-                target = node.guard_log if log == r.GUARD else node.journal_log
-                self._durable(node, target, data)
-                target.pending += data
-            case r.Sync(log):
-                target = node.guard_log if log == r.GUARD else node.journal_log
-                self._durable(node, target, None)
-                target.durable += target.pending
-                target.pending = b""
-            case c.EnterView(view, _, _):
-                node.entered = view
-            case c.KeepCertificate(certificate, _):
-                node.notarized.add(certificate)
-                if node.honest:
-                    self.oracle.saw_certificate(certificate)
-            case r.Replace(log, data):
-                # The new file stands beside the old one until it is whole: a failure leaves the old one.
-                self._durable(node, None, b"")
-                target = node.guard_log if log == r.GUARD else node.journal_log
-                target.durable, target.pending = data, b""
-            case c.Build():
-                self._later(node, "build", action)
-            case c.Check(block_hash):
-                self._later(node, "check", block_hash)
-            case c.Execute(block_hash):
-                block = node.replica.block(block_hash) if node.replica is not None else None
-                if block is None:
-                    raise Violation("a replica asked for the execution of a block it does not hold")
-                self._later(node, "execute", (block_hash, block))
-            case c.Commit():
-                # One commit after the other, as the writer of a database does it.
-                node.commit_at_ms = max(node.commit_at_ms, self.now_ms + self.rng.randrange(0, 4))
-                node.commits += 1
-                self._push(node.commit_at_ms, node.number, node.incarnation, "committed", action)
-            case c.DropBlocks(block_hashes):
-                node.machine.drop(block_hashes)
-            case r.ServeBlock(address, block_hash):
-                raw = node.machine.block(block_hash)
-                if raw is not None:
-                    self._reply(node, address, BlockReply(raw))
-            case r.ServeBlocks(address, from_height, count_max):
-                window = node.machine.window(from_height, count_max)
-                if window is not None:
-                    self._reply(node, address, window)
-            case r.NextEpoch(number):
-                self._begin_epoch(node, number)
-            case r.Redeliver(sender, decoded):
-                # After the rest of the list: what follows from it must not come before what it follows.
-                self._push(self.now_ms, node.number, node.incarnation, "again", (sender, decoded))
-            case c.FoundEquivocation(equivocation):
-                if node.honest:
-                    self.oracle.saw_evidence(equivocation)
-                proof = node.machine.found(equivocation)
-                if proof is not None:
-                    for other in self.nodes:
-                        if other.number != node.number:
-                            self.send(node.number, other.number, proof, "evidence")
-            case c.Halt(code, _):
-                self._halt(node, code)
-            case _:
-                pass
+        perform = _PERFORM.get(type(action))
+        if perform is not None:  # of the others nothing follows here; CastVote, for one, is for metrics
+            perform(self, node, action)
+
+    def _set_timer(self, node: Node, timer: c.SetTimer) -> None:
+        name, delay_ms = timer
+        if name == c.ADVANCE:
+            node.advance_ms = delay_ms
+        at_ms = self.now_ms + max(1, delay_ms * 1000 // node.clock_permille)
+        node.timers[name] = at_ms
+        self._push(at_ms, node.number, node.incarnation, "timer", name)
+
+    def _broadcast(self, node: Node, action: r.Broadcast) -> None:
+        self._release(node, action.data)
+        self._tell_others(node, action.data)
+
+    def _tell_others(self, node: Node, data: bytes, what: str = "message") -> None:
+        source, send = node.number, self.send
+        for target in range(len(self.nodes)):
+            if target != source:
+                send(source, target, data, what)
+
+    def _send_to(self, node: Node, action: r.Send) -> None:
+        self._release(node, action.data)
+        for number in self._by_address.get(action.address, ()):
+            if number != node.number:
+                self.send(node.number, number, action.data)
+
+    def _append(self, node: Node, append: r.Append) -> None:
+        log = node.guard_log if append.log == r.GUARD else node.journal_log
+        self._durable(node, log, append.data)
+        log.pending += append.data
+
+    def _sync(self, node: Node, sync: r.Sync) -> None:
+        log = node.guard_log if sync.log == r.GUARD else node.journal_log
+        self._durable(node, log, None)
+        log.durable += log.pending
+        log.pending = b""
+
+    def _replace(self, node: Node, replace: r.Replace) -> None:
+        # The new file stands beside the old one until it is whole: a failure leaves the old one.
+        self._durable(node, None, b"")
+        log = node.guard_log if replace.log == r.GUARD else node.journal_log
+        log.durable, log.pending = replace.data, b""
+
+    def _enter_view(self, node: Node, enter: c.EnterView) -> None:
+        node.entered = enter.view
+
+    def _keep_certificate(self, node: Node, keep: c.KeepCertificate) -> None:
+        node.notarized.add(keep.certificate)
+        if node.honest:
+            self.oracle.saw_certificate(keep.certificate)
+
+    def _ask_build(self, node: Node, build: c.Build) -> None:
+        self._later(node, "build", build)
+
+    def _ask_check(self, node: Node, check: c.Check) -> None:
+        self._later(node, "check", check.block_hash)
+
+    def _ask_execute(self, node: Node, execute: c.Execute) -> None:
+        block_hash = execute.block_hash
+        block = node.replica.block(block_hash) if node.replica is not None else None
+        if block is None:
+            raise Violation("a replica asked for the execution of a block it does not hold")
+        self._later(node, "execute", (block_hash, block))
+
+    def _ask_commit(self, node: Node, commit: c.Commit) -> None:
+        # One commit after the other, as the writer of a database does it.
+        node.commit_at_ms = max(node.commit_at_ms, self.now_ms + self.rng.randrange(0, 4))
+        node.commits += 1
+        self._push(node.commit_at_ms, node.number, node.incarnation, "committed", commit)
+
+    def _drop_blocks(self, node: Node, drop: c.DropBlocks) -> None:
+        node.machine.drop(drop.block_hashes)
+
+    def _serve_block(self, node: Node, serve: r.ServeBlock) -> None:
+        raw = node.machine.block(serve.block_hash)
+        if raw is not None:
+            self._reply(node, serve.address, BlockReply(raw))
+
+    def _serve_blocks(self, node: Node, serve: r.ServeBlocks) -> None:
+        window = node.machine.window(serve.from_height, serve.count_max)
+        if window is not None:
+            self._reply(node, serve.address, window)
+
+    def _next_epoch(self, node: Node, following: r.NextEpoch) -> None:
+        self._begin_epoch(node, following.number)
+
+    def _redeliver(self, node: Node, again: r.Redeliver) -> None:
+        # After the rest of the list: what follows from it must not come before what it follows.
+        self._push(self.now_ms, node.number, node.incarnation, "again", (again.sender, again.decoded))
+
+    def _found(self, node: Node, found: c.FoundEquivocation) -> None:
+        if node.honest:
+            self.oracle.saw_evidence(found.equivocation)
+        proof = node.machine.found(found.equivocation)
+        if proof is not None:
+            self._tell_others(node, proof, "evidence")
+
+    def _halted(self, node: Node, halt: c.Halt) -> None:
+        self._halt(node, halt.code)
 
     def _halt(self, node: Node, code: str) -> None:
         node.halted = code
@@ -555,15 +576,16 @@ class Cluster:
 
     def send(self, source: int, target: int, data: bytes, what: str = "message") -> None:
         """Put a message on its way, or lose it, or let it arrive twice."""
-        network, rng = self.network, self.rng
+        network, random = self.network, self.rng.random
         if network.blocked is not None and network.blocked(source, target):
             return
-        if network.loss and rng.random() < network.loss:
+        if network.loss and random() < network.loss:
             return
-        copies = 2 if network.duplication and rng.random() < network.duplication else 1
+        copies = 2 if network.duplication and random() < network.duplication else 1
+        first_ms = self.now_ms + network.latency_ms_min
+        span = network.latency_ms_max - network.latency_ms_min + 1
         for _ in range(copies):
-            span = network.latency_ms_max - network.latency_ms_min + 1
-            at_ms = self.now_ms + network.latency_ms_min + int(rng.random() * span)
+            at_ms = first_ms + int(random() * span)
             self._push(at_ms, target, self.nodes[target].incarnation, what, (source, data))
 
     # The machine.
@@ -684,6 +706,29 @@ class Cluster:
         if vote.seat < len(seats) and seats[vote.seat].vote_key == signer.vote_key:
             self.oracle.saw_vote(signed)
         return signed
+
+
+_PERFORM: Final[dict[type, Callable[[Cluster, Node, Any], None]]] = {
+    c.SetTimer: Cluster._set_timer,
+    r.Broadcast: Cluster._broadcast,
+    r.Send: Cluster._send_to,
+    r.Append: Cluster._append,
+    r.Sync: Cluster._sync,
+    r.Replace: Cluster._replace,
+    c.EnterView: Cluster._enter_view,
+    c.KeepCertificate: Cluster._keep_certificate,
+    c.Build: Cluster._ask_build,
+    c.Check: Cluster._ask_check,
+    c.Execute: Cluster._ask_execute,
+    c.Commit: Cluster._ask_commit,
+    c.DropBlocks: Cluster._drop_blocks,
+    r.ServeBlock: Cluster._serve_block,
+    r.ServeBlocks: Cluster._serve_blocks,
+    r.NextEpoch: Cluster._next_epoch,
+    r.Redeliver: Cluster._redeliver,
+    c.FoundEquivocation: Cluster._found,
+    c.Halt: Cluster._halted,
+}
 
 
 def _probe_guard(guard: Guard, epoch: int, view: int) -> None:

@@ -216,8 +216,7 @@ def _cluster(
         epoch_blocks=rng.randrange(5, 9) if changes else 0,
         members_of=changing_members(seed, plan.weights, plan.faulty) if changes else None,
     )
-    cluster_type = type("C", (Cluster,), {"core_type": core_type, "guard_type": guard_type})
-    cluster: Cluster = cluster_type(
+    cluster = Cluster(
         seed,
         world,
         honest,
@@ -225,6 +224,7 @@ def _cluster(
         parameters=sim_parameters(idle_ms=rng.choice((0, 0, 0, 300))),
         may_fork=kind == "above_f",
     )
+    cluster.core_type, cluster.guard_type = core_type, guard_type
     return cluster
 
 
