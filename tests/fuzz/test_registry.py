@@ -14,7 +14,9 @@ PACKAGES = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "no
 NOT_PRODUCT = re.compile(
     r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py|testnet/wan/(agent|check|fleet|bench/)"
 )
-NAMED = re.compile(r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$")
+NAMED = re.compile(
+    r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$|^_?(feed|receive|data_received|verify)$"
+)
 FOREIGN = {
     "bytes",
     "bytes | None",
@@ -83,6 +85,21 @@ EXEMPT = {
     "rpc.frames:read_failure": OF_A_TARGET,
     "node.admin:_read_peer": "text of the owner, by node.config:parse_peer; tests/node/test_admin.py",
     "node.admin:Admin.answer": "any body is answered with a code; tests/node/test_admin.py",
+    # Bytes as they come, handed to what reads them
+    "consensus.replica:Replica.receive": OF_A_TARGET,
+    "consensus.service:ConsensusService._receive": OF_A_TARGET,
+    "consensus.service:ConsensusService.receive": OF_A_TARGET,
+    "node.agreement:Agreement._receive": OF_A_TARGET,
+    "node.cli.wallet:verify": OF_A_TARGET,
+    "p2p.recordkeeping:RecordKeeper.verify": OF_A_TARGET,
+    "relay.daemon:_Control.data_received": OF_A_TARGET,
+    "relay.daemon:_Opening.data_received": "a preamble of a table, then a handshake, a target",
+    "relay.fanout_daemon:_Line.data_received": OF_A_TARGET,
+    "relay.onward:OnwardConnection.data_received": OF_A_TARGET,
+    "relay.onward:_Link.data_received": "one byte of status, then bytes that are handed on unread",
+    "relay.splice:_Half.data_received": "bytes that are handed on unread",
+    "rpc.link:_Session.data_received": OF_A_TARGET,
+    "rpc.sockets:BoundedWebSocket.data_received": "a real server is fuzzed in tests/rpc/test_hostile.py",
     # No decoders
     "node.admin:_Server.process_request_thread": NO_DECODER,
     "node.agreement:_ChainPort._in_thread": NO_DECODER,

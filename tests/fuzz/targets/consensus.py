@@ -169,5 +169,5 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "signer", Target(
         read_signer_frames,
         (b"".join(votesigner.frame(votesigner.encode_request(1, request)) for request in REQUESTS),),
-        (), (DecodeError, GuardRefused, votesigner.SignerRefused),
+        ("consensus.signer:FrameReader.feed",), (DecodeError, GuardRefused, votesigner.SignerRefused),
     )  # fmt: skip

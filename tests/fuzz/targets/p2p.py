@@ -186,7 +186,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "handshake payload", Target(
         read_handshake_payload, (encode([identity(0).certificate.to_value(), 0]),),
-        ("p2p.handshake:Handshake._check_peer",), (HandshakeFailed,),
+        ("p2p.handshake:Handshake._check_peer", "p2p.identity:NodeCertificate.verify"), (HandshakeFailed,),
     )  # fmt: skip
     whole = frame(1, 2, 3, b"body") + frame(0, 0xF0, 0, bytes(8)) + frame(4, 1, 0, b"")
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
@@ -199,7 +199,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         read_mux, (parts, whole, lanes),
         (
             "p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control",
-            "p2p.ways:decode_ways", "p2p.ways:decode_wishes",
+            "p2p.ways:decode_ways", "p2p.ways:decode_wishes", "p2p.channel:Channel.feed",
         ),
         (FrameInvalid,), cost=20,
     )  # fmt: skip
@@ -212,7 +212,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("p2p.channel:Hello.decode",), (FrameInvalid,),
     )  # fmt: skip
     yield "sealed record", Target(
-        read_sealed, (b"\0\x20" + bytes(32), b"\xff\xff" + bytes(200)), ("p2p.record:RecordReader.receive",),
+        read_sealed, (b"\0\x20" + bytes(32), b"\xff\xff" + bytes(200)),
+        ("p2p.record:RecordReader.receive", "p2p.record:RecordReader.feed"),
         (FrameInvalid,),
     )  # fmt: skip
     gossip = (
