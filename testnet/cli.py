@@ -270,7 +270,7 @@ def _numbers(parameters: tuple[str, ...]) -> dict[str, int]:
     found: dict[str, int] = {}
     for parameter in parameters:
         name, _, number = parameter.partition("=")
-        if not number.isdigit():
+        if not (number.isascii() and number.isdigit()):
             raise ConfigError(f"{parameter!r}: NAME=NUMBER expected, e.g. chain.epoch_blocks=100")
         found[name] = int(number)
     return found

@@ -26,6 +26,7 @@ from node.children import Child
 from node.config import LogOptions
 from node.control import ControlServer, ControlUnavailable, Verb, ask_node
 from node.home import Home, create_home, write_whole
+from node.runtime import make_runtime
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
@@ -155,10 +156,6 @@ def lay_out(
                 f"{root}: another test network lives here ({known}); name another folder or remove it"
             )
         document = known
-    else:
-        # First of all: homes that an interrupted start left must find the same genesis again.
-        root.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(document, indent=1) + "\n")
     plan = make_plan(
         validators=validators,
         workers=workers,
@@ -169,6 +166,11 @@ def lay_out(
         allocations=allocations,
         founders=founders,
     )
+    make_runtime(plan.genesis)  # refuses a parameter that no rule knows
+    if not file.exists():
+        # Before the homes, which an interrupted start may leave: they must find the same genesis again.
+        root.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(document, indent=1) + "\n")
     for member in plan.members:
         write_home(root / member.name, member, plan)
     return plan

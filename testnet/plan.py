@@ -102,10 +102,10 @@ def make_plan(
     what they need to join by staking. Raises ConfigError for impossible numbers.
     """
     founders = validators if founders is None else founders
-    if not 1 <= founders <= validators:
-        raise ConfigError(f"testnet: 1 to {validators} of the validators are founders")
     if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
         raise ConfigError(f"testnet: 1 to {MEMBERS_MAX} validators and 0 to {MEMBERS_MAX} workers")
+    if not 1 <= founders <= validators:
+        raise ConfigError(f"testnet: 1 to {validators} of the validators are founders")
     names = member_names(validators, workers)
     accounts = {name: derive_key(seed, f"{name}/account") for name in names}
     votes = {name: derive_key(seed, f"{name}/vote") for name in names if name.startswith("validator")}
