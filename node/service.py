@@ -542,8 +542,8 @@ def run_node(
     options, genesis = home.load_options(), home.load_genesis()
     if checkpoint:
         options = replace(options, sync=replace(options.sync, checkpoint=checkpoint))
-    file = home.path(options.keys.passphrase_file)
-    passphrase = read_passphrase(file) if options.keys.passphrase_file and file.exists() else ask_passphrase()
+    file = home.passphrase_file(options.keys)
+    passphrase = ask_passphrase() if file is None else read_passphrase(file)
     account = load_key(home.path(options.keys.account), passphrase)
     votes: list[SecretKey] = []
     if "validator" in options.roles and not votes_elsewhere(options):
