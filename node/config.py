@@ -48,6 +48,7 @@ __all__ = [
     "SyncOptions",
     "check_options",
     "dump_options",
+    "flat_options",
     "load_options",
     "load_table",
     "parse_checkpoint",
@@ -59,6 +60,9 @@ __all__ = [
 ]
 
 _Options = TypeVar("_Options")
+DUMP_HEAD: Final = (
+    "# What is not here has its default (docs/operations.md); changes act at the next start."
+)
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
 DIGITS_MAX: Final = 78
 """Of a number that is written as text: what an amount of 256 bits has at most."""
@@ -283,6 +287,15 @@ def parse_peer(text: str) -> PeerAddress:
         raise ConfigError(f"{text!r}: {error}") from None
 
 
+def _check_peer(where: str, peer: PeerAddress) -> None:
+    """Raise ConfigError for a peer that cannot be dialled: one without a port, or with an impossible one."""
+    is_whole = peer.endpoint.startswith(("tcp:", "relay:"))
+    try:
+        Endpoint.parse(peer.endpoint if is_whole else f"tcp:{peer.endpoint}")
+    except DecodeError:
+        raise ConfigError(f"{where}: '{peer}': 0xADDRESS@host:port expected") from None
+
+
 class SignerEndpoint(typing.NamedTuple):
     """Where a signer answers: at a Unix socket, or at host and port under an address that it proves."""
 
@@ -323,8 +336,8 @@ class Checkpoint(typing.NamedTuple):
     block_hash: bytes
 
 
-def parse_checkpoint(text: str) -> Checkpoint:
-    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError."""
+def parse_checkpoint(text: str, what: str = "HEIGHT:HASH of the last block of an epoch") -> Checkpoint:
+    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError, which says that ``what`` is expected."""
     height, colon, block_hash = text.strip().partition(":")
     digits = block_hash.removeprefix("0x")
     try:
@@ -333,7 +346,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
         parsed = b""
     is_height = height.isascii() and height.isdigit() and len(height) < 15 and int(height) > 0
     if not (colon and is_height and len(digits) == 64 and len(parsed) == 32):
-        raise ConfigError(f"{text!r}: HEIGHT:HASH of the last block of an epoch expected")
+        raise ConfigError(f"{text!r}: {what} expected")
     return Checkpoint(int(height), parsed)
 
 
@@ -384,7 +397,9 @@ def load_table(path: Path, cls: type[_Options]) -> _Options:
         document = tomllib.loads(data.decode())
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `dekube init` makes one") from None
-    except (OSError, ValueError, RecursionError) as error:  # a number of too many digits is no TOMLDecodeError
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # a number of too many digits is no TOMLDecodeError
         raise ConfigError(f"{path}: {str(error)[:200]}") from None
     try:
         options: _Options = _build(cls, document, "")
@@ -447,8 +462,9 @@ def check_options(options: NodeOptions) -> None:
         raise ConfigError("uploads.bytes_kept_max: more than p2p.blob_store_bytes_max")
     if options.admin.listen and not is_loopback(parse_host_port(options.admin.listen)[0]):
         raise ConfigError(f"admin.listen: {options.admin.listen!r} is not of the loopback interface")
-    for peer in (*options.p2p.bootstrap, *options.p2p.relays):
-        parse_peer(peer)
+    for name, peers in (("bootstrap", options.p2p.bootstrap), ("relays", options.p2p.relays)):
+        for text in peers:
+            _check_peer(f"p2p.{name}", parse_peer(text))
     for endpoint in options.p2p.advertise:
         try:
             Endpoint.parse(endpoint if endpoint.startswith(("tcp:", "relay:")) else f"tcp:{endpoint}")
@@ -486,9 +502,19 @@ def check_options(options: NodeOptions) -> None:
         )
 
 
+def flat_options(options: DataclassInstance, before: str = "") -> dict[str, Any]:
+    """Return the value of every option by its dotted name."""
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
+        name = before + f.name
+        found |= flat_options(value, name + ".") if dataclasses.is_dataclass(value) else {name: value}  # type: ignore[arg-type]
+    return found
+
+
 def dump_options(options: DataclassInstance) -> str:
     """Return the TOML text of ``options``: only what differs from the defaults."""
-    lines: list[str] = []
+    lines = [DUMP_HEAD]
     tables: list[str] = []
     for f in dataclasses.fields(options):
         value = getattr(options, f.name)

@@ -162,9 +162,11 @@ def load_genesis(path: Path) -> Genesis:
     """Return the genesis in ``path``. Raises ConfigError."""
     try:
         if path.stat().st_size > GENESIS_LIMIT_BYTES:
-            raise ConfigError(f"{path}: file too large")
+            raise ConfigError("file too large")
         return genesis_from_json(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
@@ -246,8 +248,12 @@ def save_key(path: Path, key: SecretKey, passphrase: str, *, scrypt_n: int = SCR
 
 
 def load_key(path: Path, passphrase: str) -> SecretKey:
-    """Return the key in the keystore file ``path``. Raises KeystoreError."""
-    return decrypt_keystore(read_keystore(path), passphrase)
+    """Return the key in the keystore file ``path``. Raises KeystoreError, which names the file."""
+    text = read_keystore(path)
+    try:
+        return decrypt_keystore(text, passphrase)
+    except KeystoreError as error:
+        raise KeystoreError(f"{path}: {str(error).removeprefix('keystore: ')}") from None
 
 
 def read_keystore(path: Path) -> str:
@@ -256,7 +262,9 @@ def read_keystore(path: Path) -> str:
         if path.stat().st_size > KEYSTORE_LIMIT_BYTES:
             raise KeystoreError(f"{path}: file too large")
         return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise KeystoreError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise KeystoreError(f"{path}: {error}") from None
 
 
@@ -284,5 +292,7 @@ def read_passphrase(path: Path) -> str:
         if path.stat().st_mode & 0o077:
             raise KeystoreError(f"{path}: others can read the passphrase; chmod 600 it")
         return path.read_text().split("\n", 1)[0]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise KeystoreError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise KeystoreError(f"{path}: {error}") from None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 from typing import Any, Final
 
 import click
 
+from node.cli.output import show_amount
 from node.cli.terminal import printable_lines
 from state.primitives.errors import DekubeError
 
@@ -35,6 +37,7 @@ NOT_HEALED: Final = frozenset(
     }
 )
 """Codes of errors that end a service with EXIT_LOOK_FIRST: the next start would find the same."""
+_FUNDS: Final = re.compile(r"\b(balance|cost|overshot) ([0-9]{1,40})\b")
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
@@ -50,6 +53,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "worker": ("node.cli.workers:worker", "Register this machine, list the machines of the market."),
     "light": ("node.cli.light:light", "Check accounts and transactions without trusting a gateway."),
     "contracts": ("node.cli.contracts:contracts", "Write the system contracts for Solidity, ABI, ERC-7730."),
+    "validators": ("node.cli.validators:validators", "List who has stake, who sits, and how each does."),
     "slashes": ("node.cli.slashes:slashes", "List who was slashed, and which validators are jailed."),
     "status": ("node.cli.status:status", "Show how a node and its chain are doing."),
     "network": ("node.cli.network:network", "Show the nodes of the network, and how this one is reached."),
@@ -112,7 +116,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except BaseExceptionGroup as errors:
-        known, unknown = errors.split(DekubeError)
+        known, unknown = errors.split((DekubeError, OSError))
         if unknown is not None and unknown.split(KeyboardInterrupt)[1] is None:
             click.echo("Aborted.", err=True)
             sys.exit(130)
@@ -121,11 +125,37 @@ def main() -> None:
         assert known is not None
         leaves = _leaves(known)
         for leaf in leaves:
-            click.echo(f"dekube: {printable_lines(str(leaf))} [{_told(leaf)}]", err=True)
+            _say(leaf)
         sys.exit(max(exit_status(leaf, ends_service=_is_service()) for leaf in leaves))
-    except DekubeError as error:
-        click.echo(f"dekube: {printable_lines(str(error))} [{_told(error)}]", err=True)
-        sys.exit(exit_status(error, ends_service=_is_service()))
+    except (DekubeError, OSError) as error:
+        known_error = _as_known(error)
+        _say(known_error)
+        sys.exit(exit_status(known_error, ends_service=_is_service()))
+
+
+class SystemRefused(DekubeError):
+    """What the system refused outside of all that knows better: a folder that may not be written, a full disk."""
+
+    code = "io_error"
+
+    def __init__(self, error: OSError) -> None:
+        what = error.strerror or str(error) or type(error).__name__
+        super().__init__(f"{os.fsdecode(error.filename)}: {what}" if error.filename else what)
+
+
+def _as_known(error: DekubeError | OSError) -> DekubeError:
+    return error if isinstance(error, DekubeError) else SystemRefused(error)
+
+
+def _say(error: DekubeError) -> None:
+    click.echo(f"dekube: {printable_lines(_text(error))} [{_told(error)}]", err=True)
+
+
+def _text(error: DekubeError) -> str:
+    """Return the text of an error; amounts, which gateways tell in the smallest unit, in DKB."""
+    if error.code != "insufficient_funds":
+        return str(error)
+    return _FUNDS.sub(lambda found: f"{found[1]} {show_amount(int(found[2]))}", str(error))
 
 
 def _is_service() -> bool:
@@ -151,5 +181,5 @@ def exit_status(error: DekubeError, *, ends_service: bool = False) -> int:
 def _leaves(errors: BaseExceptionGroup[Any]) -> list[DekubeError]:
     found: list[DekubeError] = []
     for error in errors.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [_as_known(error)])
     return found

@@ -74,7 +74,7 @@ def _settings(run: Any, settings: tuple[str, ...]) -> dict[str, int]:
     options: dict[str, int] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in known or not value.isdigit():
+        if key not in known or not (value.isascii() and value.isdigit()):
             raise click.BadParameter(f"{setting!r}: NAME=NUMBER with NAME one of {', '.join(known)}")
         options[key] = int(value)
     return options

@@ -136,8 +136,13 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
     safe, but it cannot undo anything for others: these blocks are final.
     """
     with _opened(home) as store:
-        first = store.tip.height
+        first, oldest = store.tip.height, store.oldest_state
         target = first - blocks
+        if target < oldest:
+            raise ConfigError(
+                f"height {max(0, target):,} is too far back: the state is kept down to {oldest:,}, so at most "
+                f"{first - oldest:,} blocks can be taken back"
+            )
         if not yes and not as_json:
             click.confirm(f"Take back heights {target + 1:,} to {first:,}?", abort=True)
         with _bar("Taking back", "blocks") as progress:

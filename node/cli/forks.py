@@ -53,7 +53,7 @@ def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
     from node.sync.service import is_fresh, move_aside, sync_path
     from node.sync.wiring import snapshots_path
 
-    chosen = parse_checkpoint(block)
+    chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
     found = None
     if not is_fresh(home.chain):
         with _opened(home, home.chain) as store:
@@ -138,6 +138,7 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
     )
     show_fields(shown, as_json=as_json, title="Brought")
     if not named:
+        click.echo("It convicts nobody: ask a gateway of the other chain, or bring another database.", err=True)
         raise click.exceptions.Exit(1)
 
 

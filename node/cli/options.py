@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.output import parse_amount
-from node.home import Home, load_key, read_passphrase
+from node.home import Home, load_key, read_keystore, read_passphrase
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.keys import SecretKey
 
@@ -123,7 +123,8 @@ def ask_new_passphrase(file: Path | None) -> str:
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
-    """Return the key in a keystore file. Raises KeystoreError."""
+    """Return the key in a keystore file. Raises KeystoreError, before it asks where there is no such file."""
+    read_keystore(path)
     return load_key(path, ask_passphrase(passphrase_file, f"Passphrase of {path.name}"))
 
 

@@ -55,13 +55,17 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
         show(fields)
         return
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in fields.items():
         table.add_row(name, _plain(value))
-    _console(err=err).print(table)
+    console = _console(err=err)
+    if title:  # not the table's own, which is broken where the fields are narrower
+        console.print(Text(title, style="italic"))
+    console.print(table)
 
 
 def show_amount(amount: int) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from node.cli.guard import guard
 from node.cli.options import home_option
-from node.cli.output import json_option, show, show_fields
+from node.cli.output import json_option, show, show_fields, show_rows
+from node.config import NodeOptions, flat_options
 from node.control import ControlUnavailable, ask_node
 from node.home import Home
 
@@ -55,6 +57,38 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
         accepts_empty_guard=accept_empty_guard,
         checkpoint=checkpoint,
     )
+
+
+@node.command()
+@home_option
+@click.option("--changed", "only_changed", is_flag=True, help="Only what is not the default.")
+@json_option
+def config(home: Home, only_changed: bool, as_json: bool) -> None:
+    """Check config.toml, and show every option with its value and its default: before a restart, say.
+
+    Nothing of it is asked of a running node, which has the options of its start. What each option means stands in
+    docs/operations.md.
+
+    \b
+    Examples:
+      dekube node config
+      dekube node config --changed
+    """
+    values, defaults = flat_options(home.load_options()), flat_options(NodeOptions())
+    names = [name for name in values if not only_changed or values[name] != defaults[name]]
+    if as_json:
+        show({name: values[name] for name in names})
+        return
+    rows = [
+        {"option": name, "value": _written(values[name]),
+         "default": "" if values[name] == defaults[name] else _written(defaults[name])}
+        for name in names
+    ]  # fmt: skip
+    show_rows(rows, ("option", "value", "default"), as_json=False, title=f"{home.config} is right")
+
+
+def _written(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
 @node.command()

@@ -43,12 +43,13 @@ def status(home: Home, check: bool, as_json: bool) -> None:
     if as_json:
         show(state)
     else:
-        _show(state)
+        is_validator = "validator" in state["roles"] and state.get("state_sync") is None
+        _show(state, ask_node(home.control, "admin", method="admin_getValidator") if is_validator else None)
     if check and not is_following(state):
         raise click.exceptions.Exit(1)
 
 
-def _show(state: dict[str, Any]) -> None:
+def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
     fields = {
         "health": _health(state),
         "chain": f"{state['chain']} (id {state['chain_id']})",
@@ -61,6 +62,7 @@ def _show(state: dict[str, Any]) -> None:
         "reached": _reached(state.get("reachability")),
         "mempool": f"{state['mempool']:,} transactions",
         "roles": state["roles"],
+        **({} if seat is None else {"seat": _seat(seat)}),
         "version": state["version"],
     }
     show_fields(fields, as_json=False, title=f"Node {state['address']}")
@@ -69,6 +71,14 @@ def _show(state: dict[str, Any]) -> None:
         for job in state["jobs"]
     ]
     show_rows(jobs, ("task", "step", "device"), as_json=False, title="Jobs")
+
+
+def _seat(validator: dict[str, Any]) -> str:
+    """Return whether a validator sits: what its owner looks for first."""
+    if validator["seat"] is None:
+        return f"none of {validator['seats']} in epoch {validator['epoch']} (dekube validators)"
+    listens = ", listens before it votes" * validator["listens_before_voting"]
+    return f"{validator['seat']} of {validator['seats']} in epoch {validator['epoch']}{listens}"
 
 
 def _reached(reachability: dict[str, Any] | None) -> str:

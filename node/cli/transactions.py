@@ -23,6 +23,8 @@ from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 __all__ = ["read_possession", "tx"]
 
 POSSESSION_LIMIT_BYTES: Final = 64 * 1024
+SEATED_AFTER_EPOCHS: Final = 3
+"""Committees are chosen from stakes and keys as the end of an epoch froze them, and sit two epochs later."""
 
 
 @click.group()
@@ -61,7 +63,17 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
             chain = client.chain().genesis_hash
             payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
         receipt = client.send(key, STAKE_KIND, payload)
+        chain_now = client.call("dekube_getCommittee")
     show_receipt(receipt, as_json)
+    if not as_json and receipt.succeeded:
+        click.echo(f"\nIt counts {_seated_from(chain_now)}.")
+
+
+def _seated_from(committee: dict[str, Any]) -> str:
+    """Return the epoch from which on what is registered now counts, and its first block."""
+    epoch, first, last = committee["epoch"], committee["first_height"], committee["last_height"]
+    height = first + SEATED_AFTER_EPOCHS * (last - first + 1)
+    return f"from epoch {epoch + SEATED_AFTER_EPOCHS} on (block {height:,})"
 
 
 @tx.command(name="rotate-keys")
@@ -99,7 +111,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
         receipt = client.send(key, STAKE_KIND, payload)
     show_receipt(receipt, as_json)
     if not as_json:
-        click.echo(f"\nThe new key sits from epoch {committee['epoch'] + 3} on: start the node again before that.")
+        click.echo(f"\nThe new key sits {_seated_from(committee)}: start the node again before that.")
 
 
 @tx.command()

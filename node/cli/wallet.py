@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -37,6 +38,7 @@ from state.primitives.typed_data import TYPED_DATA_LIMIT_BYTES, parse_typed_data
 __all__ = ["wallet"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+HISTORY_MAX: Final = 1_000
 MESSAGE_LIMIT_BYTES: Final = 1024 * 1024
 _file_type: Final = click.Path(path_type=Path, allow_dash=True)
 
@@ -523,6 +525,35 @@ def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
 
 @wallet.command()
 @session_options
+@click.argument("name", required=False)
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, HISTORY_MAX),
+              help="So many at most.")  # fmt: skip
+@json_option
+def history(session: Session, name: str | None, limit: int, as_json: bool) -> None:
+    """Show what moved the coins of the account NAME, or any ADDRESS, the newest first.
+
+    Transactions, and what blocks did by themselves: payouts, refunds, tips, stake that came back.
+    """
+    who = session.address(name, known=False)
+    with session.client() as client:
+        found = list(islice(client.history(who), limit))
+    if as_json:
+        show([entry.document for entry in found])
+        return
+    rows = [
+        {
+            "height": entry.block.height,
+            "transaction": None if entry.transaction is None else entry.transaction.document["hash"],
+            "kind": "the chain" if entry.transaction is None else entry.transaction.document["kind_name"],
+            "changes": "; ".join(_change_text(change.document) for change in entry.changes),
+        }
+        for entry in found
+    ]
+    show_rows(rows, ("height", "kind", "changes", "transaction"), as_json=False, title="History")
+
+
+@wallet.command()
+@session_options
 @click.argument("what", required=False)
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), help="End after so many seconds.  [default: never]"
@@ -585,10 +616,15 @@ def _account_text(line: dict[str, Any]) -> str:
     for found in line["transactions"]:
         text += f"\n                {found['kind_name']} {found['hash']} from {found['from']}"
     for found in line["changes"]:
-        amount = int(found["amount"])
-        shown = f"{'+' if amount >= 0 else '-'}{show_amount(abs(amount))}"
-        text += f"\n                {shown} {found['kind']}" + (" of the stake" * (found["holding"] == "bonded"))
+        text += f"\n                {_change_text(found)}"
     return text
+
+
+def _change_text(change: Mapping[str, Any]) -> str:
+    amount = int(change["amount"])
+    shown = f"{'+' if amount >= 0 else '-'}{show_amount(abs(amount))}"
+    kind: str = change["kind"]
+    return f"{shown} {kind} of the stake" if change["holding"] == "bonded" else f"{shown} {kind}"
 
 
 def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as_json: bool) -> None:

@@ -89,7 +89,7 @@ def show_(session: Session, address: str | None, as_json: bool) -> None:
     with session.client() as client:
         node = _find(client, who)
         if node is None:
-            raise ConfigError(f"{who} is not registered")
+            raise ConfigError(f"{_shown(who)} is not registered")
         now_ms = client.head().time_ms
     if as_json:
         show(node)
@@ -132,9 +132,8 @@ def earnings(session: Session, address: str | None, as_json: bool) -> None:
         show({"address": who, "earnings": answer["earnings"], "total": answer["total"]})
         return
     paid = {role: show_amount(int(amount)) for role, amount in answer["earnings"].items()}
-    show_fields(
-        {"address": who} | paid | {"total": show_amount(int(answer["total"]))}, as_json=False, title="Earnings"
-    )
+    total = {"total": show_amount(int(answer["total"]))}
+    show_fields({"address": _shown(who)} | paid | total, as_json=False, title="Earnings")
 
 
 @worker.command()
@@ -287,6 +286,10 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
 
 def _who(session: Session, address: str | None) -> str:
     return address if address is not None else "0x" + session.key().address.hex()
+
+
+def _shown(who: str) -> str:
+    return format_address(bytes.fromhex(who.removeprefix("0x")))
 
 
 def _find(client: Client, who: str) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
 from p2p.identity import Identity
 from state.primitives.address import format_address, parse_address
-from state.primitives.errors import DekubeError
+from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import VoteKey
 
@@ -47,7 +47,9 @@ async def ask_home(home: Home, request: Request) -> Answer:
     try:
         stream = await trio.open_unix_socket(short_path(signer_socket(home)))
     except OSError as error:
-        raise SignerUnavailable(f"no signer runs in {home.root} ({error})") from None
+        raise SignerUnavailable(
+            f"no signer runs in {home.root} ({error.strerror or error}); `dekube signer run` starts it"
+        ) from None
     return await ask_signer(stream, request)
 
 
@@ -69,7 +71,12 @@ async def serve_signer(
     listeners: list[trio.SocketListener] = []
     if options.listen:
         host, port = parse_host_port(options.listen)
-        listeners = await trio.open_tcp_listeners(port, host=host)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            local.close()
+            path.unlink(missing_ok=True)
+            raise ConfigError(f"cannot listen on {options.listen}: {error}") from None
     door = Door(
         partial(server.serve, is_local=False),
         make_identity,

@@ -50,7 +50,9 @@ def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: An
             connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
             line = connection.makefile("rb").readline(LINE_LIMIT_BYTES)
         except OSError as error:
-            raise ControlUnavailable(f"no node answers at {control} ({error})") from None
+            raise ControlUnavailable(
+                f"no node answers at {control} ({error.strerror or error}); `dekube node run` starts it"
+            ) from None
     return read_answer(line, control)
 
 

@@ -1,0 +1,193 @@
+"""What people do wrong at the command line: one line that says what to do, the right status, never a traceback."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from node.cli import SystemRefused, main
+from node.cli.run import _written
+from node.config import NodeOptions, dump_options, flat_options, load_options
+from node.home import create_home, load_key
+from node.keyring import random_key
+from rpc.client import ClientError
+from rpc.client.control import ControlUnavailable, ask_node
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError, KeystoreError
+from state.primitives.genesis import Genesis, genesis_to_json
+from testnet.plan import Placement, make_plan, member_names
+
+PEER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"
+
+
+def plan_genesis() -> Genesis:
+    placements = {name: Placement("127.0.0.1", "127.0.0.1", 1, 2, 3) for name in member_names(1, 1)}
+    return make_plan(validators=1, workers=1, seed=1, time_ms=1, placements=placements).genesis
+
+
+@pytest.fixture
+def genesis(tmp_path: Path) -> Path:
+    file = tmp_path / "genesis.json"
+    file.write_text(genesis_to_json(plan_genesis()))
+    return file
+
+
+@pytest.fixture
+def dekube(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["dekube", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, said.err
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["init", "relay init", "signer init"])
+@pytest.mark.parametrize("where", ["a file", "below a file", "where nobody may write"])
+def test_a_home_that_cannot_be_made_is_one_line(
+    command: str, where: str, genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = {"a file": genesis, "below a file": genesis / "x", "where nobody may write": Path("/proc/x")}[where]
+    unattended = [] if command == "relay init" else ["--unattended"]
+    status, said = dekube(*command.split(), "--home", home, "--genesis", genesis, *unattended)
+    assert status == 1
+    assert said.startswith(f"dekube: {home}")
+    assert said.endswith("[io_error]\n")
+    assert said.count("\n") == 1
+
+
+def test_what_the_system_refused_is_told_with_its_place_or_without() -> None:
+    assert str(SystemRefused(PermissionError(13, "Permission denied", "/x"))) == "/x: Permission denied"
+    assert str(SystemRefused(OSError(28, "No space left on device"))) == "No space left on device"
+    assert str(SystemRefused(TimeoutError())) == "TimeoutError"
+
+
+def test_several_failures_at_once_are_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    def fail(**_: object) -> None:
+        full = OSError(28, "No space left on device", "/x")
+        raise ExceptionGroup("", [ExceptionGroup("", [ConfigError("one")]), full])
+
+    monkeypatch.setattr("node.cli.group.main", fail)
+    assert dekube("status") == (
+        1, "dekube: one [config_error]\ndekube: /x: No space left on device [io_error]\n",
+    )  # fmt: skip
+
+
+def test_missing_coins_are_told_in_coins(
+    monkeypatch: pytest.MonkeyPatch, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    message = "insufficient funds for gas * price + value: balance 0, tx cost 1500000000000000000, overshot 1"
+
+    def fail(**_: object) -> None:
+        raise ClientError({"message": message, "data": {"reason": "insufficient_funds"}})
+
+    monkeypatch.setattr("node.cli.group.main", fail)
+    status, said = dekube("tx", "stake", "1")
+    assert status == 1
+    assert "balance 0 DKB, cost 1.5 DKB, overshot 0.000000000000000001 DKB" in said.replace("tx cost", "cost")
+
+
+@pytest.mark.parametrize("option", ["--bootstrap", "--relay"])
+@pytest.mark.parametrize("where", ["tcp:127.0.0.1:99999", "127.0.0.1", "tcp:127.0.0.1", "tcp::", "x"])
+def test_a_peer_that_cannot_be_dialled_is_refused_before_the_home_is_made(
+    option: str, where: str, genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    status, said = dekube("init", "--home", home, "--genesis", genesis, "--unattended", option, f"{PEER}@{where}")
+    assert (status, home.exists()) == (1, False)
+    assert where in said
+    assert "0xADDRESS@host:port expected" in said
+
+
+def test_a_passphrase_that_does_not_fit_names_the_file(tmp_path: Path) -> None:
+    home = create_home(
+        tmp_path / "home", genesis=plan_genesis(), options=NodeOptions(), account=random_key(), vote=None,
+        passphrase="right", scrypt_n=2,
+    )  # fmt: skip
+    file = home.path("keys/account.json")
+    with pytest.raises(KeystoreError, match=f"^{file}: the passphrase does not open this file$"):
+        load_key(file, "wrong")
+    with pytest.raises(KeystoreError, match=r"^[^\[]*: No such file or directory$"):
+        load_key(tmp_path / "nothing", "wrong")
+
+
+def test_a_genesis_that_cannot_be_read_names_the_file(
+    tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    (tmp_path / "bad").write_text("{")
+    status, said = dekube("init", "--home", tmp_path / "h", "--unattended", "--genesis", tmp_path / "bad")
+    assert (status, said.startswith(f"dekube: {tmp_path / 'bad'}: genesis: ")) == (1, True)
+    status, said = dekube("init", "--home", tmp_path / "h", "--unattended", "--genesis", tmp_path / "no")
+    assert said == f"dekube: {tmp_path / 'no'}: No such file or directory [config_error]\n"
+
+
+def test_no_passphrase_is_asked_for_a_key_that_is_not_there(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    status, said = dekube(
+        "signer", "init", "--home", tmp_path / "s", "--genesis", genesis, "--unattended", "--keystore", "nothing"
+    )
+    assert (status, said) == (1, "dekube: nothing: No such file or directory [keystore_error]\n")
+
+
+def test_a_signer_whose_port_is_taken_says_so_and_may_be_started_again(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "s"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        dekube(
+            "signer", "init", "--home", home, "--genesis", genesis, "--unattended", "--listen", listen, "--client",
+            PEER,
+        )  # fmt: skip
+        status, said = dekube("signer", "run", "--home", home)
+    assert status == 1
+    assert f"dekube: cannot listen on {listen}: " in said
+    assert said.endswith("[config_error]\n")
+    assert not (home / "run/signer.sock").exists()
+
+
+def test_a_node_that_does_not_run_is_told_with_what_starts_it(tmp_path: Path) -> None:
+    with pytest.raises(ControlUnavailable, match=r"\(No such file or directory\); `dekube node run` starts it$"):
+        ask_node(tmp_path / "control.sock", "status")
+
+
+def test_every_option_is_shown_with_its_value(tmp_path: Path, genesis: Path) -> None:
+    shown = flat_options(NodeOptions())
+    assert shown["p2p.listen"] == ":26656"
+    assert shown["roles"] == ("verify",)
+    assert _written(shown["roles"]) == '["verify"]'
+    file = tmp_path / "config.toml"
+    file.write_text(dump_options(NodeOptions()))
+    assert flat_options(load_options(file)) == shown
+    assert file.read_text().startswith("# ")
+
+
+def test_a_config_is_checked_before_a_restart(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    dekube("init", "--home", home, "--genesis", genesis, "--unattended")
+    assert dekube("node", "config", "--home", home) == (0, "")
+    with (home / "config.toml").open("a") as file:
+        file.write("[rpc]\nlistn = ''\n")
+    status, said = dekube("node", "config", "--home", home)
+    assert status == 1
+    assert "did you mean rpc.listen" in said
+
+
+def test_addresses_are_shown_with_their_checksum() -> None:
+    from node.cli.workers import _shown
+
+    assert _shown(PEER.lower()) == PEER == format_address(bytes.fromhex(PEER[2:]))
