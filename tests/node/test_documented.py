@@ -1,4 +1,4 @@
-"""docs/operations.md names every option and metric that there is, and none that is not."""
+"""The documents name every option, metric and command that there is, and none that is not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
+import pytest
+
 from consensus.metrics import METRICS
+from node.cli import group
 from node.config import NodeOptions
 
-OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+ROOT = Path(__file__).parents[2]
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+TEXTS = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+LEFT_OUT = {"testnet layout", "testnet demonstrate"}
+"""For the compose file alone."""
 
 
 def names(options: Any, before: str = "") -> set[str]:
@@ -32,3 +40,61 @@ def test_every_option_is_documented_and_no_other() -> None:
 def test_every_metric_of_the_consensus_is_documented() -> None:
     section = OPERATIONS[OPERATIONS.index("## Metrics") : OPERATIONS.index("## Moving")]
     assert not {name for name in METRICS if f"`{name}`" not in section}
+
+
+def leaves(command: click.Command, path: str = "") -> dict[str, click.Command]:
+    if not isinstance(command, click.Group):
+        return {path: command}
+    context = click.Context(command)
+    found: dict[str, click.Command] = {}
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        found |= leaves(inner, f"{path} {name}".strip())
+    return found
+
+
+COMMANDS = leaves(group)
+GROUPS = {" ".join(path.split()[:count]) for path in COMMANDS for count in range(len(path.split()))}
+
+
+def shown(text: str) -> list[list[str]]:
+    """Return the words of each command in the blocks of shell, and of what stands between backticks."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = "\n".join(block for language, block in fenced if language in ("", "sh")).replace("\\\n", " ")
+    inline = re.findall(r"`([^`]*dekube [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    found = [
+        command
+        for line in (*blocks.splitlines(), *inline)
+        for command in re.findall(r"(?:^|[\s($])dekube ([a-z][^|#;)>&]*)", line.replace("\n", " "))
+    ]
+    return [command.split() for command in found]
+
+
+def command_of(words: list[str]) -> tuple[str, list[str]]:
+    """Return the path of the command, or of the group, and the words after it."""
+    count = 0
+    while count < len(words) and " ".join(words[:count]) in GROUPS:
+        count += 1
+    return " ".join(words[:count]), words[count:]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_command_that_is_shown_exists_and_has_its_options(name: str) -> None:
+    for words in shown(TEXTS[name]):
+        path, rest = command_of(words)
+        if path in GROUPS or "..." in path or "NAME" in path:
+            continue
+        assert path in COMMANDS, f"{name}: dekube {' '.join(words)}"
+        if path in ("testnet wan exec", "testnet wan run"):
+            continue  # the words after them are another program's
+        known = {option for param in COMMANDS[path].params for option in (*param.opts, *param.secondary_opts)}
+        used = {option for word in rest for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", word)}
+        assert used <= {*known, "--help"}, f"{name}: dekube {' '.join(words)}"
+
+
+def test_every_command_is_in_a_document() -> None:
+    mentioned = {command_of(words)[0] for text in TEXTS.values() for words in shown(text)}
+    everything = "\n".join(TEXTS.values())
+    missing = {path for path in set(COMMANDS) - mentioned if not re.search(rf"`{path}\b", everything)}
+    assert not missing - LEFT_OUT
