@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -51,6 +52,7 @@ class State:
 
 
 def _prepare() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # the product's own objects are no garbage, and looking through them is dear
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
@@ -171,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.state} is of other software or another seed; --restart begins anew", file=sys.stderr)
         return 2
     names = options.only or list(TARGETS)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped either way, what was played is saved
     state = play(options.state, state or now, options.inputs, names, options.jobs)
     text = report(state)
     options.state.with_name("report.txt").write_text(text + "\n")

@@ -204,9 +204,13 @@ def _cbor_leaf(random: Random, data: bytes, item: Item, others: Sequence[bytes])
             changed = bytearray(data[item.start : end])
             changed[content - item.start + int(draw() * (end - content))] ^= 1 << int(draw() * 8)
             return bytes(changed)
-        case 0 | 1 | 2 if kind is Kind.INTEGER:
+        case 0 if kind is Kind.INTEGER:
             number = cbor2.loads(data[item.start : end]) + (-1 if draw() < 0.5 else 1)
             return cbor2.dumps(number)
+        case 1 if kind is Kind.INTEGER:
+            return cbor2.dumps(random.getrandbits(1 + int(draw() * 64)))
+        case 2 if kind is Kind.INTEGER:
+            return bytes((int(draw() * 4),))
         case 3:
             return _STRANGE[int(draw() * len(_STRANGE))]
         case 4:
