@@ -208,6 +208,9 @@ class StateSync:
 
     async def _fetch(self, restore: Restore) -> Tip:
         self._core = await trio.to_thread.run_sync(self._make_core, restore)
+        # A new core knows of no peer, and nothing of what an earlier one has asked.
+        self._peers = frozenset()
+        self._events.clear()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tick)

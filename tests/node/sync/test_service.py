@@ -12,7 +12,7 @@ import trio
 
 from node.config import Checkpoint, parse_checkpoint
 from node.sync import server as serving
-from node.sync.core import NoSnapshots
+from node.sync.core import NOTHING_MS, NoSnapshots
 from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import CHUNK, MANIFEST, OFFERS, RECORDS, encode_asked
 from node.sync.server import SyncServer
@@ -185,6 +185,23 @@ async def test_a_sync_that_was_cut_off_goes_on(world: World, tmp_path: Path) -> 
         nursery.cancel_scope.cancel()
     with open_store(place, Runtime(GENESIS)) as store:
         store.verify()
+
+
+async def test_who_found_no_snapshot_asks_the_same_peers_again(world: World, tmp_path: Path) -> None:
+    wires, results = Wires(), Counter[str]()
+    server_network, client = network_of(0, wires), network_of(CLIENT, wires, 0)
+    sync = sync_of(tmp_path / "fresh" / "chain", client, results, nothing_ms=0)
+    async with running(server_network, client, wires=wires), trio.open_nursery() as nursery:
+        with trio.fail_after(60):
+            while not list(client.peers()):  # noqa: ASYNC110  it is dialled meanwhile
+                await trio.sleep(0.01)
+        with pytest.raises(NoSnapshots):
+            await sync.run()
+        await serve(world, 0, server_network, nursery)
+        sync._nothing_ms = NOTHING_MS
+        with trio.fail_after(NOTHING_MS / 2_000):
+            assert (await sync.run()).height == 2 * EPOCH_BLOCKS
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_a_crash_left_unreadable_is_begun_anew(world: World, tmp_path: Path) -> None:
