@@ -113,6 +113,7 @@ def _node(record: NodeRecord) -> Json:
         "proved": str(record.proved),
         "declines": record.declines,
         "match_from_ms": record.match_from_ms,
+        "doubts": record.doubts,
         "reputation_milli": reputation_milli(record),
     }
 
@@ -543,6 +544,7 @@ MARKET_COMPONENTS: Final[dict[str, Schema]] = {
             "proved": AMOUNT_OUT,
             "declines": NUMBER,
             "match_from_ms": NUMBER,
+            "doubts": NUMBER,
             "reputation_milli": NUMBER,
         },
         description="A registered machine: what it says of itself, its bond, its record of verified work.",
