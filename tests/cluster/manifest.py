@@ -81,6 +81,11 @@ class Disturbance:
     """Milliseconds: of a clock's step, of a sync, until a start is killed. Of a child: which."""
     cuts: tuple[Cut, ...] = ()
 
+    @property
+    def until_s(self) -> float:
+        """When it ends."""
+        return round(self.at_s + self.for_s, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -344,7 +349,7 @@ class _Play:
         """Disturb, then wait until all are level. Raises AssertionError."""
         manifest = self.manifest
         steps = [(one.at_s, 0, one) for one in manifest.disturbances]
-        steps += [(one.at_s + one.for_s, 1, one) for one in manifest.disturbances]
+        steps += [(one.until_s, 1, one) for one in manifest.disturbances]
         late = Disturbance(manifest.late_s, 0.0, "late", manifest.late)
         steps += [(late.at_s, 1, late)] if manifest.late else []
         begun_s = time.monotonic()

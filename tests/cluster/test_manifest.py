@@ -43,10 +43,10 @@ def test_numbers_give_networks_of_every_kind_and_always_the_same() -> None:
             assert member != manifest.late and member in (NETWORK, *manifest.names)
             own = [one for one in manifest.disturbances if one.member == member]
             for one, other in pairwise(own):
-                assert other.at_s >= one.at_s + one.for_s, "a member suffers one thing at a time"
+                assert other.at_s >= one.until_s, "a member suffers one thing at a time"
         if manifest.has_rests:
             for one, other in pairwise(manifest.disturbances):
-                assert other.at_s >= round(one.at_s + one.for_s, 1), "one thing at a time"
+                assert other.at_s >= one.until_s, "one thing at a time"
         for one in manifest.disturbances:
             assert bool(one.cuts) == (one.kind == "split")
             assert all(source != target for source, target in one.cuts)
