@@ -82,9 +82,12 @@ def known_score(path: Path) -> int:
 
 
 def renewed_score(path: Path) -> int:
-    """Measure the score and keep it in ``path``; 0 if unknown, and nothing kept then."""
+    """Measure the score and keep it in ``path``; 0 if unknown.
+
+    Of a machine that had more to do than it has cores it is not kept: the next start finds out more.
+    """
     score = measure_score()
-    if score:
+    if score and not _is_busy():
         text = json.dumps({"score": score, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1)
         with suppress(OSError):  # no place for it: measured again the next time
             write_whole(path, text + "\n")
@@ -113,6 +116,10 @@ def _fingerprint() -> str:
     cores = len(os.sched_getaffinity(0))
     programs = " ".join(f"{name} {version(name)}" for name in ("dekube-node", "numpy"))
     return f"{_processor()}, {cores} cores, python {platform.python_version()}, {programs}"
+
+
+def _is_busy() -> bool:
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
 def _processor() -> str:

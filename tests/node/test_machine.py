@@ -107,6 +107,7 @@ def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(
 
     monkeypatch.setattr(node.machine, "measure_score", measure)
     monkeypatch.setattr(node.machine, "_now_ms", lambda: now_ms[0])
+    monkeypatch.setattr(node.machine, "_is_busy", lambda: False)
     assert [known_score(path) for _ in range(3)] == [1, 1, 1]
     now_ms[0] += SCORE_AGE_MS_MAX
     assert known_score(path) == 1
@@ -123,7 +124,15 @@ def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(
         assert known_score(path) == 6
 
 
+def test_the_score_of_a_busy_machine_is_used_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter((1, 2))
+    monkeypatch.setattr(node.machine, "measure_score", lambda: next(scores))
+    monkeypatch.setattr(node.machine, "_is_busy", lambda: True)
+    assert [known_score(tmp_path / "score") for _ in range(2)] == [1, 2]
+
+
 def test_a_score_that_is_unknown_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.machine, "_is_busy", lambda: False)
     monkeypatch.setattr(node.machine, "measure_score", lambda: 0)
     assert known_score(tmp_path / "score") == 0 and not (tmp_path / "score").exists()
     monkeypatch.setattr(node.machine, "measure_score", lambda: 7)
