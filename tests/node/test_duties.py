@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,7 @@ from tasks import queries
 from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
 from tasks.lifecycle import Phase, Reason, WindowPhase
+from tasks.parameters import TaskParameters
 from tasks.proofs import Code
 from tasks.queries import Action, CheckDuty, WorkDuty
 from tasks.records import TaskRecord, WindowRecord, load_task, load_window
@@ -436,6 +438,43 @@ async def test_a_node_registers_itself_once_and_again_when_what_it_offers_change
         nursery.cancel_scope.cancel()
     # The score differs at each start: no reason to write.
     assert nonces == [1, 1, 2]
+
+
+async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fine takes it there, or its part of a jury's fees; the rest of what it may stake stays with it."""
+    monkeypatch.setattr(node.duties, "known_score", lambda _path: 1_000)
+    least = TaskParameters().node_bond_min
+
+    class Fined(Duties):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._parameters = replace(self._parameters, node_bond_min=least + 1)
+
+    machine = Machine(world, 1, "compute")
+
+    async def bond_after_running() -> int:
+        await nursery.start(machine.run)
+        await world.mint_until(lambda: load_node(world.store, machine.wallet.address) is not None)
+        for _ in range(10):
+            world.mint()
+            await trio.sleep(0.02)
+        machine.stop()
+        known = load_node(world.store, machine.wallet.address)
+        assert known is not None
+        return known.bond
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.network.run)
+        machine.options = replace(machine.options, registry=RegistryOptions(stake=least))
+        assert await bond_after_running() == least
+        machine.options = replace(machine.options, registry=RegistryOptions(stake=3 * least))
+        assert await bond_after_running() == least
+        machine._duties = Fined
+        assert await bond_after_running() == 3 * least
+        assert await bond_after_running() == 3 * least
+        nursery.cancel_scope.cancel()
 
 
 async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world: World) -> None:
