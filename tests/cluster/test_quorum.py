@@ -9,13 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from node.home import Home, load_key, read_passphrase
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import sign_transaction
+from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 from testnet.plan import TESTNET_PARAMETERS
-from tests.cluster.network import dekube, network
+from tests.cluster.network import Network, dekube, network
 
 pytestmark = pytest.mark.cluster
 
 HALTED_S = 2 * (TESTNET_PARAMETERS["consensus.leader_ms"] + TESTNET_PARAMETERS["consensus.advance_ms"]) / 1_000
 ALL = [f"validator-{i}" for i in range(4)]
+
+
+def member_key(net: Network, name: str) -> SecretKey:
+    home = Home(net.root / name)
+    return load_key(home.path(home.load_options().keys.account), read_passphrase(home.path("keys/passphrase")))
+
+
+def payment(key: SecretKey, net: Network, nonce: int) -> str:
+    chain_id = Home(net.root / "validator-0").load_genesis().chain_id
+    raw = sign_transaction(
+        key, chain_id=chain_id, nonce=nonce, kind=TRANSFER_KIND, payload=transfer_payload(b"t" * 20, 1),
+        gas_limit=TRANSFER_GAS, max_fee_per_gas=10**12,
+    )  # fmt: skip
+    return "0x" + raw.hex()
 
 
 def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: Path) -> None:
@@ -38,8 +56,16 @@ def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: P
         halted_at = max(net.height("validator-0"), net.height("validator-3")) + 1  # votes may have been under way
         time.sleep(HALTED_S)
         assert max(net.height("validator-0"), net.height("validator-3")) <= halted_at
+        payer = member_key(net, "validator-2")  # which does nothing itself meanwhile
+        who = "0x" + payer.address.hex()
+        nonce = net.call("validator-0", "dekube_getNonce", who)["nonce"]
+        sent = net.call("validator-0", "eth_sendRawTransaction", payment(payer, net, nonce))
+        net.verb("restart", "validator-0")
+        assert net.call("validator-0", "eth_getTransactionByHash", sent)["blockHash"] is None
+        assert net.call("validator-0", "dekube_getNonce", who)["pending_nonce"] == nonce + 1
         net.verb("restart", "validator-1")
         net.wait_height("validator-0", halted_at + 2)
+        assert net.call("validator-0", "dekube_waitForReceipt", sent)["receipt"]["succeeded"] is True
         net.verb("restart", "validator-2")
         height = net.check_agreement(*ALL)
 
