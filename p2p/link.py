@@ -10,7 +10,7 @@ import trio
 from p2p.channel import Channel, Hello
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
-from p2p.sockets import TcpInfo, tcp_info, tune
+from p2p.sockets import TcpInfo, pace, tcp_info, tune
 from p2p.transport import Doubt, Endpoint
 from p2p.ways import PeerWay
 
@@ -80,6 +80,7 @@ class Link:
         self._writing = trio.CancelScope()
         self._is_mid_record = False
         self._counted = 0, 0
+        self._paced: int | None = None
 
     def __repr__(self) -> str:
         return f"Link({self.endpoint or self.remote})"
@@ -168,6 +169,12 @@ class Link:
         """Let the kernel hold more unsent data: no vote waits behind it here."""
         if self._socket is not None:
             tune(self._socket, is_bulk=True)
+
+    def pace(self, bytes_per_s: int | None) -> None:
+        """Send no faster than this on the way to the next hop; None: as fast as it goes."""
+        if self._socket is not None and bytes_per_s != self._paced:
+            self._paced = bytes_per_s
+            pace(self._socket, bytes_per_s)
 
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of the way to the next hop: the peer, or a relay."""

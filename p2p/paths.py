@@ -96,6 +96,9 @@ class PathParameters:
     """A trial that brings less than so much of what it had to ..."""
     hopeless_s: float = 0.3
     """... is given up so long after it settled: each second of it is lost."""
+    squeeze_percent: tuple[int, ...] = (70, 40, 15)
+    """A way that shall be left carries so much of what it did, bit by bit, before it goes: a paced flow beside it
+    needs two dozen round trips to double, and half of the line would lie idle meanwhile."""
     hold_s: float = 20.0
     """Between two rounds of trials when the last one found nothing better."""
     hold_s_max: float = 160.0
@@ -387,6 +390,14 @@ class _Trial:
     """What must arrive for it to stay."""
     rates: list[float] = field(default_factory=list)
     """What did arrive, by window."""
+    after: dict[Path, int] | None = None
+    """What the plan will be once the way that shall be left has been squeezed; None: it is that plan already."""
+    usual: float = 0.0
+    """What arrived before, ..."""
+    part: float = 0.0
+    """... that way's part of it, ..."""
+    step: int = 0
+    """... and how far it is squeezed."""
 
 
 @dataclass(slots=True)
@@ -413,6 +424,8 @@ class BulkPlanner:
         self.is_paced = is_paced
         """Whether single flows fill their line; see ``PathParameters.paced_patience_s``."""
         self.plan: dict[Path, int] = {}
+        self.caps: dict[Path, float] = {}
+        """Bytes a second that a way of the plan may carry at most while it is being left."""
         self._trial: _Trial | None = None
         self._window: _Window | None = None
         self._tried: set[_Name] = set()
@@ -451,7 +464,7 @@ class BulkPlanner:
 
     def stop(self) -> None:
         """Forget the plan: nothing waits any more and the lanes are closed. What was learnt of paths stays."""
-        self.plan = {}
+        self.plan, self.caps = {}, {}
         self._trial = self._window = self._busy_since = self._last_rate = None
         self._has_raced = False
 
@@ -486,6 +499,8 @@ class BulkPlanner:
             return
         if not waiting_bytes:
             self._window = self._busy_since = self._last_rate = None
+            if self._trial is not None and self._trial.after is not None:
+                self._trial, self.caps = None, {}
             return
         if self._busy_since is None:
             self._busy_since = now
@@ -529,7 +544,7 @@ class BulkPlanner:
     def _is_hopeless(self, window: _Window, took_s: float) -> bool:
         """Whether the first window of a trial need not be waited for."""
         trial, parameters = self._trial, self.table.parameters
-        if trial is None or trial.rates or took_s < parameters.hopeless_s:
+        if trial is None or trial.rates or trial.after is not None or took_s < parameters.hopeless_s:
             return False
         return sum(window.carried.values()) * 100 < trial.rate_wanted * took_s * parameters.hopeless_percent
 
@@ -539,6 +554,9 @@ class BulkPlanner:
         parameters = self.table.parameters
         total = sum(rates.values())
         trial, self._trial = self._trial, None
+        if trial is not None and trial.after is not None:
+            self._squeezed(trial, total, now)
+            return
         if trial is not None:
             trial.rates.append(total)
             mean = sum(trial.rates) / len(trial.rates)
@@ -579,7 +597,35 @@ class BulkPlanner:
             self.table.doubled(name[1], now)
         usual = total if last is None else (last + total) / 2  # they are alike: it stands still
         self._trial = _Trial(name, dict(self.plan), usual * (100 + self._gain_percent(name, rates)) / 100)
-        self._change(plan, now)
+        if name[0] == "drop" and self.is_paced:
+            self._trial.after, self._trial.usual, self._trial.part = plan, usual, rates[name[1]]
+            self._squeeze(self._trial, now)
+        else:
+            self._change(plan, now)
+
+    def _squeeze(self, trial: _Trial, now: float) -> None:
+        """Let a way that may be left carry less and less, so that the others grow into its part before it goes."""
+        self.caps = {trial.name[1]: trial.part * self.table.parameters.squeeze_percent[trial.step] / 100}
+        self._window = _Window(now + self.table.parameters.settle_s)
+
+    def _squeezed(self, trial: _Trial, total: float, now: float) -> None:
+        """Squeeze on, or let go where the others have not made up for it."""
+        steps = self.table.parameters.squeeze_percent
+        cut = trial.part * (100 - steps[trial.step]) / 100
+        if trial.usual - total > max(cut / 4, trial.usual - trial.rate_wanted):
+            self._tried.add(trial.name)
+            self.caps = {}
+            self._last_rate = None
+            self._window = _Window(now + self.table.parameters.settle_s)
+            return
+        trial.step += 1
+        self._trial = trial
+        if trial.step < len(steps):
+            self._squeeze(trial, now)
+        else:
+            after, trial.after = trial.after, None
+            assert after is not None
+            self._change(after, now)
 
     def _leave_losers(self, rates: dict[Path, float], now: float) -> bool:
         """Take out what brings next to nothing, as a race does on a congested route; whether anything was."""
@@ -641,6 +687,7 @@ class BulkPlanner:
         parameters = self.table.parameters
         is_wider = any(path not in self.plan for path in plan)
         self.plan = dict(plan)
+        self.caps = {}
         self._losing.clear()
         opens_until = now + parameters.open_patience_s if is_wider else 0.0
         self._window = _Window(now + parameters.settle_s, opens_until=opens_until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "TcpInfo",
     "kernel_notes",
     "local_address",
+    "pace",
     "tcp_info",
     "tune",
 ]
@@ -32,6 +34,10 @@ NOTSENT_LOWAT_BYTES: Final = 64 * 1024
 NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
 """The same where only bulk travels: fewer and larger writes."""
 CONGESTION: Final = b"bbr"
+_SO_MAX_PACING_RATE: Final = 47
+_UNPACED: Final = 2**64 - 1
+PACE_BYTES_MIN: Final = 64 * 1024
+"""A connection is slowed to this at most: what moves slower is taken for dead."""
 _TCP_INFO_BYTES: Final = 168
 _TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII4xIQ")
 """unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, data_segs_out,
@@ -144,6 +150,15 @@ def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning
         except OSError:
             pass
     return SocketTuning(congestion, is_tuned)
+
+
+def pace(sock: trio.socket.SocketType, bytes_per_s: int | None) -> None:
+    """Let a connection send no faster than this, where the kernel can see to it; None: as fast as it will."""
+    value = _UNPACED if bytes_per_s is None else max(bytes_per_s, PACE_BYTES_MIN)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
+    except OSError:
+        pass  # no Linux of 64 bits: what should be slowed is not, and what it is tried for comes out as before
 
 
 @cache

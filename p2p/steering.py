@@ -330,6 +330,10 @@ class Steering:
             planner.stop()
             del self._planners[peer]
             return
+        lanes = Counter(path for _, path in own)
+        for link, path in own:
+            cap = planner.caps.get(path)
+            link.pace(None if cap is None else int(cap / lanes[path]))
         if not bulk.waiting_bytes:
             return  # what idles closes by itself
         room = self._limits.lanes_max - peer.lanes_of(is_ours=True) - peer.lanes_opening

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from random import Random
 from typing import Final
 
@@ -170,13 +171,23 @@ class BulkWorld:
                 flow.unsent += taken
             if flow.unsent:
                 moving.append(flow)
-        wanted = {id(flow): min(flow.rate, flow.road.flow) * flow.luck for flow in moving}
+        lanes = Counter(flow.path for flow in moving if not flow.is_draining)
+        held = {
+            id(flow): self.planner.caps[flow.path] / lanes[flow.path]
+            for flow in moving
+            if not flow.is_draining and flow.path in self.planner.caps
+        }
+        wanted = {
+            id(flow): min(min(flow.rate, flow.road.flow) * flow.luck, held.get(id(flow), inf)) for flow in moving
+        }
         given = self._fair(moving, wanted)
         for flow in moving:
             if self.random.random() < STEP_S / 0.1:
                 flow.luck = 1 - self.random.random() * 2 * self.noise
             rate = given[id(flow)]
-            if rate >= 0.9 * wanted[id(flow)]:
+            if id(flow) in held and rate >= 0.9 * held[id(flow)]:
+                flow.rate = min(flow.rate, held[id(flow)])  # it sees no more of the line than its sender lets it
+            elif rate >= 0.9 * wanted[id(flow)]:
                 # Each round trip twofold while nothing has held it yet; later by a quarter in eight, as it probes.
                 growth = 1.25 ** (1 / 8) if flow.has_filled else 2
                 flow.rate = min(flow.rate * growth ** (STEP_S / flow.road.rtt_s), flow.road.flow, 1e10)

@@ -56,6 +56,42 @@ def test_a_way_that_alone_fills_the_access_line_is_not_dropped_for_two_that_do_n
     assert world.rate(12, 40) >= 0.93 * 48 * MBIT  # the two without it bring 0.83
 
 
+@pytest.mark.parametrize(("seed", "second"), [(25, 12), (32, 12), (29, 11.25), (56, 10.6)])
+def test_leaving_one_of_two_long_ways_that_share_a_line_costs_next_to_nothing(seed: int, second: float) -> None:
+    """The one that stays needs seconds to take over the other's half: it is given that half bit by bit."""
+    roads = {DIRECT: Road(("access",), 0.2, opens_s=0.15), RELAY: Road(("access", "second"), 0.2, opens_s=0.3)}
+    segments = {"access": 12 * MBIT, "second": second * MBIT}
+    world = BulkWorld(segments, roads, seed=seed, noise=0.06)
+    world.run(30)
+    alone = BulkWorld(segments, {DIRECT: roads[DIRECT]}, seed=seed, noise=0.06)
+    alone.run(30)
+    assert min(world.rate(at, at + 4) for at in range(6, 26)) >= 0.85 * alone.rate(10, 30)
+    assert world.rate(6, 24) >= 0.95 * alone.rate(10, 30)
+
+
+def test_a_way_that_adds_to_another_is_squeezed_a_little_and_kept() -> None:
+    roads = {DIRECT: Road(("one",), 0.1), RELAY: Road(("other",), 0.1)}
+    world = BulkWorld({"one": 10 * MBIT, "other": 8 * MBIT}, roads, seed=3, noise=0.05)
+    squeezed: set[float] = set()
+    while world.now < 30:
+        world.run(world.now + 0.25)
+        squeezed.update(world.planner.caps.values())
+    assert squeezed, "it was tried"
+    assert world.planner.plan == {DIRECT: 1, RELAY: 1} and not world.planner.caps
+    assert all(len(plan) == 2 for at, plan in world.plans), "and neither was closed for it"
+    assert min(world.rate(at, at + 3) for at in range(6, 27)) >= 0.75 * 17 * MBIT
+
+
+def test_what_is_squeezed_is_let_go_when_nothing_waits_any_more() -> None:
+    """Else the next little transfer would find a way that is held back."""
+    roads = {DIRECT: Road(("access",), 0.2), RELAY: Road(("access",), 0.2)}
+    world = BulkWorld({"access": 12 * MBIT}, roads, seed=1, noise=0.05)
+    while not world.planner.caps:
+        world.run(world.now + 0.25)
+    world.run(world.now + 20, waits=False)
+    assert not world.planner.caps
+
+
 @dataclass(frozen=True)
 class Lines:
     access: float
