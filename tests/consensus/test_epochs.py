@@ -17,7 +17,7 @@ from consensus.service import ConsensusHalted
 from consensus.wire import Status, decode_certificate, decode_message, encode_message
 from state.primitives.address import format_address
 from state.primitives.committee import Committee
-from state.primitives.errors import DecodeError
+from state.primitives.errors import DecodeError, DekubeError, RecordDamaged
 from state.primitives.votes import Candidate, Vote
 from tests.consensus.world import (
     PARAMETERS,
@@ -25,6 +25,7 @@ from tests.consensus.world import (
     Epochs,
     Member,
     Switchboard,
+    UpgradeRequired,
     address_of,
     assert_one_chain,
     committee_of,
@@ -236,27 +237,30 @@ async def test_a_straggler_in_an_old_epoch_is_told_how_it_ended(tmp_path: Path) 
     assert_one_chain(*(member.chain for member in members))
 
 
-async def test_an_epoch_of_an_unknown_version_halts_with_its_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [(UpgradeRequired("version 2"), ConsensusHalted), (RecordDamaged("a damaged record"), RecordDamaged)],
+)
+async def test_an_epoch_that_cannot_be_read_ends_the_node_under_the_name_of_its_cause(
+    tmp_path: Path, refusal: DekubeError, told: type[DekubeError]
+) -> None:
     board = Switchboard()
     old = Epochs(EPOCH_BLOCKS)
     members = [Member(tmp_path, account, board, Epochs(EPOCH_BLOCKS)) for account in range(3)]
     members.append(Member(tmp_path, 3, board, old))
-    old.unknown_from = 1
-    halts: list[ConsensusHalted] = []
+    old.unknown_from, old.refusal = 1, refusal
+    ends: list[DekubeError] = []
 
     async def live_old() -> None:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(members[3].live)
-        except* ConsensusHalted as group:
-            halts.extend(error for error in group.exceptions if isinstance(error, ConsensusHalted))
-            halts.extend(
-                inner
-                for error in group.exceptions
-                if isinstance(error, ExceptionGroup)
-                for inner in error.exceptions
-                if isinstance(inner, ConsensusHalted)
-            )
+        except* DekubeError as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                [error] = error.exceptions
+            assert isinstance(error, DekubeError)
+            ends.append(error)
         del board.services[members[3].address]
 
     members[3].chain.epochs = old
@@ -267,7 +271,9 @@ async def test_an_epoch_of_an_unknown_version_halts_with_its_code(tmp_path: Path
             nursery.start_soon(live_old)
             await members[0].chain.wait_height(2 * EPOCH_BLOCKS)
             nursery.cancel_scope.cancel()
-    assert [halt.reason for halt in halts] == ["upgrade_required"]
+    [error] = ends
+    assert type(error) is told
+    assert getattr(error, "reason", error.code) == refusal.code
     assert len(members[3].chain.final) == EPOCH_BLOCKS
 
 

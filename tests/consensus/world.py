@@ -75,10 +75,11 @@ class Epochs:
     def __init__(self, blocks: int = NEVER, committee: Callable[[int], Committee] = lambda _: FOUR) -> None:
         self.blocks, self._committee = blocks, committee
         self.unknown_from = NEVER
+        self.refusal: DekubeError = UpgradeRequired("an epoch of version 2")
 
     def get(self, number: int) -> Epoch:
         if number >= self.unknown_from:
-            raise UpgradeRequired(f"epoch {number} has version 2")
+            raise self.refusal
         randomness = digest(b"test", b"randomness" + bytes((number,)))
         return Epoch(number, (number + 1) * self.blocks, self._committee(number), randomness)
 
