@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +12,24 @@ import click
 from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
-from node.cli.options import home_option, open_key
+from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
-from node.home import Home, write_private
+from node.cli.output import show as show_json
+from node.config import parse_vote_key
+from node.home import Home, load_key, write_private
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 
-__all__ = ["WatermarkLower", "export_guard", "guard", "import_guard", "read_watermark", "write_watermark"]
+__all__ = [
+    "WatermarkLower",
+    "choose_key",
+    "export_guard",
+    "guard",
+    "import_guard",
+    "read_watermark",
+    "vote_key_option",
+    "write_watermark",
+]
 
 FILE_LIMIT_BYTES: Final = 4096
 _VERSION: Final = 1
@@ -27,6 +39,15 @@ class WatermarkLower(ConfigError):
     """A watermark below the votes that are known here: importing it would help nothing and hide a mistake."""
 
     code = "watermark_lower"
+
+
+def _as_key(_ctx: click.Context, _param: click.Parameter, text: str) -> bytes:
+    return parse_vote_key(text) if text else b""
+
+
+vote_key_option = click.option(
+    "--vote-key", default="", callback=_as_key, metavar="0xKEY", help="Which key, where there are several."
+)
 
 
 @click.group()
@@ -42,6 +63,9 @@ def guard() -> None:
       2. old machine: remove keys/vote.json, so that it can never vote again
       3. new machine: keys/, config.toml, genesis.json, then    dekube node guard import watermark.json
       4. new machine: dekube node run
+
+    After `dekube tx rotate-keys` there are two keys, each with its own record: `show` lists them, `export` takes
+    --vote-key; export and import both, and remove both files.
     """
 
 
@@ -49,27 +73,43 @@ def guard() -> None:
 @home_option
 @json_option
 def show(home: Home, as_json: bool) -> None:
-    """Show up to where the key has voted; also while the node runs."""
-    chain, vote_key = _whose(home)
+    """Show up to where the key has voted, or each of two; also while the node runs."""
+    chain, keys = _whose(home)
+    first, *others = [_shown(home, chain, key) for key in keys]
+    if as_json:
+        show_json(first | {"others": others} if others else first)
+        return
+    for fields in (first, *others):
+        show_fields(fields, as_json=False, title="Vote guard")
+
+
+def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
     try:
         data = (home.guard_of(vote_key) / GUARD_FILE).read_bytes()
     except OSError:
         raise GuardMissing(f"{home.guard_of(vote_key)}: no record of this key's votes") from None
     loaded, _ = Guard.load(data, chain, vote_key)
     mark = loaded.watermark()
-    fields = {"vote_key": mark.vote_key, "genesis_hash": mark.genesis_hash, "epoch": mark.epoch, "view": mark.view}
-    show_fields({**fields, "votes_kept": len(loaded.votes())}, as_json=as_json, title="Vote guard")
+    return {
+        "vote_key": mark.vote_key, "genesis_hash": mark.genesis_hash, "epoch": mark.epoch, "view": mark.view,
+        "votes_kept": len(loaded.votes()),
+    }  # fmt: skip
 
 
 @guard.command()
 @home_option
+@vote_key_option
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
-def export(home: Home, file: Path, as_json: bool) -> None:
+def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     """Write the watermark to FILE. The node must be stopped, and must not vote any more afterwards."""
-    export_guard(home, *_whose(home), file, as_json=as_json)
+    chain, keys = _whose(home)
+    chosen = choose_key(keys, vote_key)
+    export_guard(home, chain, chosen, file, as_json=as_json)
     if not as_json:
-        click.echo(f"\nThis machine must not vote again: remove {home.path(home.load_options().keys.vote)}.")
+        options = home.load_options().keys
+        path = home.path((options.vote, options.vote_next)[keys.index(chosen)])
+        click.echo(f"\nThis machine must not vote again: remove {path}.")
 
 
 @guard.command(name="import")
@@ -81,7 +121,12 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
 
     The key and the chain must be the file's. A record that knows of later votes is left as it is.
     """
-    import_guard(home, *_whose(home), file, as_json=as_json)
+    chain, keys = _whose(home)
+    mark = read_watermark(file)
+    mine = mark.vote_key if mark.vote_key in keys else keys[0]
+    if mine != keys[0]:  # the key that takes over has a record of its own beside the first one's
+        home.own_guard_of(mine).mkdir(parents=True, exist_ok=True, mode=0o700)
+    import_guard(home, chain, mine, file, as_json=as_json)
 
 
 def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
@@ -186,13 +231,27 @@ def _hex(text: str, size_bytes: int) -> bytes:
     return data
 
 
-def _whose(home: Home) -> tuple[bytes, bytes]:
-    """Return the chain and the vote key of a validator's home. Raises ConfigError, KeystoreError."""
+def choose_key(keys: Sequence[bytes], vote_key: bytes) -> bytes:
+    """Return the key that is meant: the one named, or the only one. Raises ConfigError."""
+    if vote_key in keys:
+        return vote_key
+    if not vote_key and len(keys) == 1:
+        return keys[0]
+    there = ", ".join("0x" + key.hex() for key in keys)
+    raise ConfigError(f"--vote-key says which key is meant; there are: {there}")
+
+
+def _whose(home: Home) -> tuple[bytes, list[bytes]]:
+    """Return the chain and the vote keys of a validator's home, that which takes over last.
+
+    Raises ConfigError, KeystoreError.
+    """
     options = home.load_options()
     path = home.path(options.keys.vote)
     if not path.exists() and options.signer.endpoint:
         raise ConfigError(f"{home.root}: the guard is the signer's; on its machine: dekube signer status")
     if not path.exists():
         raise ConfigError(f"{path}: no vote key, so no guard; this home is not a validator's")
-    key = open_key(path, home.passphrase_file(options.keys))
-    return genesis_hash(home.load_genesis()), key.vote_key
+    passphrase = ask_passphrase(home.passphrase_file(options.keys), f"Passphrase of {path.name}")
+    paths = [path, home.path(options.keys.vote_next)] if options.keys.vote_next else [path]
+    return genesis_hash(home.load_genesis()), [load_key(path, passphrase).vote_key for path in paths]

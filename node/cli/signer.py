@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +11,17 @@ import click
 import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
-from node.cli.guard import export_guard, import_guard, read_watermark, write_watermark
+from node.cli.guard import (
+    choose_key,
+    export_guard,
+    import_guard,
+    read_watermark,
+    vote_key_option,
+    write_watermark,
+)
 from node.cli.options import ask_new_passphrase, ask_passphrase, home_option, open_key
 from node.cli.output import json_option, show, show_fields
 from node.cli.tasks import ADDRESS
-from node.config import parse_vote_key
 from node.home import Home, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
@@ -28,15 +34,6 @@ __all__ = ["signer"]
 
 _Answer = TypeVar("_Answer", SignerStatus, Keys)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _as_key(_ctx: click.Context, _param: click.Parameter, text: str) -> bytes:
-    return parse_vote_key(text) if text else b""
-
-
-_key_option = click.option(
-    "--vote-key", default="", callback=_as_key, metavar="0xKEY", help="Which key, where the signer has several."
-)
 
 
 def _vote_options(function: _Function) -> _Function:
@@ -140,7 +137,7 @@ def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_
 
 @signer.command()
 @home_option
-@_key_option
+@vote_key_option
 @click.argument("account", type=ADDRESS)
 @json_option
 def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None:
@@ -204,7 +201,7 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
 
 @signer.command()
 @home_option
-@_key_option
+@vote_key_option
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
@@ -213,7 +210,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
         raise ConfigError(f"{file}: exists already; nothing was changed")
     try:
         keys = _ask(home, AskKeys(), Keys).vote_keys
-        found = _ask(home, Retire(_choose(keys, vote_key)), SignerStatus)
+        found = _ask(home, Retire(choose_key(keys, vote_key)), SignerStatus)
     except SignerUnavailable:
         chain, key = genesis_hash(home.load_genesis()), _key_of(home, vote_key)
         export_guard(home, chain, key.vote_key, file, as_json=as_json)
@@ -246,22 +243,12 @@ def _ask(home: Home, request: Request, expected: type[_Answer]) -> _Answer:
     return answer
 
 
-def _choose(keys: Sequence[bytes], vote_key: bytes) -> bytes:
-    """Return the key that is meant: the one named, or the only one. Raises ConfigError."""
-    if vote_key in keys:
-        return vote_key
-    if not vote_key and len(keys) == 1:
-        return keys[0]
-    there = ", ".join("0x" + key.hex() for key in keys)
-    raise ConfigError(f"--vote-key says which key is meant; there are: {there}")
-
-
 def _key_of(home: Home, vote_key: bytes) -> SecretKey:
     """Return the key of a signer's home that is meant. Raises ConfigError, KeystoreError."""
     from node.signer.home import vote_keys_of
 
     keys = {key.vote_key: key for key in vote_keys_of(home, _passphrase(home))}
-    return keys[_choose(list(keys), vote_key)]
+    return keys[choose_key(list(keys), vote_key)]
 
 
 def _passphrase(home: Home) -> str:

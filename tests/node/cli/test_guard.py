@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
 from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
-from node.home import Home
+from node.guards import begin_guard
+from node.home import Home, rewrite_options, save_key
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import FINALIZE, NOTARIZE, Vote
 from testnet.cluster import write_home
-from testnet.plan import Member, Placement, Plan, make_plan, member_names
+from testnet.plan import Member, Placement, Plan, derive_key, make_plan, member_names
 
 
 def _plan(seed: int) -> Plan:
@@ -163,3 +165,36 @@ def test_bytes_that_are_no_json_are_refused(tmp_path: Path) -> None:
         (tmp_path / "mark.json").write_bytes(data)
         with pytest.raises(DekubeError):
             read_watermark(tmp_path / "mark.json")
+
+
+def test_a_validator_between_two_keys_moves_with_the_watermark_of_each(tmp_path: Path) -> None:
+    plan = _plan(1)
+    chain = genesis_hash(plan.genesis)
+    old, member = _home(tmp_path / "old", plan, "validator-0")
+    _voted(old, member, plan, range(1, 6))
+    assert member.vote is not None
+    following = derive_key(1, "following")
+    options = old.load_options()
+    save_key(old.path("keys/vote-next.json"), following, plan.passphrase, scrypt_n=2)
+    begin_guard(old.own_guard_of(following.vote_key), chain, following.vote_key)
+    rewrite_options(old, replace(options, keys=replace(options.keys, vote_next="keys/vote-next.json")))
+    directory = VoteDirectory(old.guard_of(following.vote_key))
+    _vote(directory, directory.load_guard(chain, following.vote_key), NOTARIZE, 9)
+    directory.close()
+    shown = _json(old, "show")
+    assert (shown["view"], [other["view"] for other in shown["others"]]) == (5, [9])
+
+    assert "--vote-key says which" in str(_run(old, "export", tmp_path / "which.json").exception)
+    files = {}
+    for key in (member.vote, following):
+        files[key.vote_key] = tmp_path / f"{key.vote_key[:4].hex()}.json"
+        _json(old, "export", "--vote-key", "0x" + key.vote_key.hex(), files[key.vote_key])
+
+    new = Home(tmp_path / "new")
+    shutil.copytree(old.root, new.root, ignore=shutil.ignore_patterns("data", "run"))
+    (new.root / "data").mkdir()
+    for vote_key in (following.vote_key, member.vote.vote_key):  # in any order
+        _json(new, "import", files[vote_key])
+    shown = _json(new, "show")
+    assert (shown["view"], [other["view"] for other in shown["others"]]) == (5, [9])
+    assert shown["vote_key"] == "0x" + member.vote.vote_key.hex()
