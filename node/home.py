@@ -182,6 +182,11 @@ def create_home(
     home = Home(root)
     if home.config.exists():
         raise ConfigError(f"{root}: a node lives here already; nothing was changed")
+    if any((root / "keys").glob("*")):
+        raise ConfigError(
+            f"{root}: keys are here, but no {CONFIG_FILE}, as an init leaves them that was cut off; nothing was "
+            f"changed. Move {root / 'keys'} away to begin anew"
+        )
     for directory in (root, root / "keys", root / "data", root / "run"):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if keep_passphrase and options.keys.passphrase_file:

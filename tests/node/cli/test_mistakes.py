@@ -63,6 +63,21 @@ def test_a_home_that_cannot_be_made_is_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_home_whose_making_was_cut_off_says_how_to_begin_anew(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    (home / "keys").mkdir(parents=True)
+    (home / "keys" / "passphrase").write_text("half")  # the disk was full, say
+    command = ("init", "--home", home, "--genesis", genesis, "--unattended")
+    status, said = dekube(*command)
+    assert status == 1
+    assert f"Move {home / 'keys'} away to begin anew [config_error]" in said
+    assert (home / "keys" / "passphrase").read_text() == "half"
+    (home / "keys").rename(tmp_path / "away")
+    assert dekube(*command) == (0, "")
+
+
 def test_what_the_system_refused_is_told_with_its_place_or_without() -> None:
     assert str(SystemRefused(PermissionError(13, "Permission denied", "/x"))) == "/x: Permission denied"
     assert str(SystemRefused(OSError(28, "No space left on device"))) == "No space left on device"
