@@ -15,7 +15,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release soak cluster test-wallets compose bench lock wheels image clean
+.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release soak cluster test-wallets compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,7 +35,7 @@ $(VENV)/dev.stamp: requirements-dev.lock pyproject.toml
 
 dev: $(VENV)/dev.stamp ## the virtual environment with what the tests need
 
-testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task
+testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
 
 test: lint unit simulation cluster test-wallets compose ## everything
@@ -50,7 +50,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 unit: $(VENV)/dev.stamp ## unit and property tests
 	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal -m "not cluster and not compose" --ignore tests/simulation
 
-fuzz: $(VENV)/dev.stamp ## N changed inputs to every decoder, as many as it is told; goes on where it was stopped
+fuzz: $(VENV)/dev.stamp ## N (100000) changed inputs to every decoder, as many as it is told; goes on where it was stopped
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
