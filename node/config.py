@@ -60,9 +60,7 @@ __all__ = [
 ]
 
 _Options = TypeVar("_Options")
-DUMP_HEAD: Final = (
-    "# What is not here has its default (docs/operations.md); changes act at the next start."
-)
+DUMP_HEAD: Final = "# What is not here has its default (docs/operations.md); changes act at the next start."
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
 DIGITS_MAX: Final = 78
 """Of a number that is written as text: what an amount of 256 bits has at most."""

@@ -42,7 +42,7 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lives here already"):
         home_at(tmp_path, None)
     (tmp_path / "config.toml").unlink()
-    with pytest.raises(ConfigError, match="no config.toml"):
+    with pytest.raises(ConfigError, match=r"no config\.toml"):
         home_at(tmp_path, None)
     assert (tmp_path / "keys/account.json").read_bytes() == before
 

@@ -40,8 +40,8 @@ TYPED: Final[dict[str, Any]] = {
     "message": {"worker": "0x" + "22" * 20, "price": 12_345},
 }  # fmt: skip
 ALWAYS_FAIL: Final = {"poke": "nothing_due", "demandResult": "wrong_phase"}
-"""The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes; and a task
-that has not ended has no result."""
+"""The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes; and a
+task that has not ended has no result."""
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
