@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["db"]
 
 
+class TooFarBack(StoreError):
+    """A rollback to a height whose state is not kept any more."""
+
+    code = "pruned"
+
+
 @click.group()
 def db() -> None:
     """The node's database: look into it, check it, keep less of it, mend it.
@@ -139,7 +145,7 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
         first, oldest = store.tip.height, store.oldest_state
         target = first - blocks
         if target < oldest:
-            raise ConfigError(
+            raise TooFarBack(
                 f"height {max(0, target):,} is too far back: the state is kept down to {oldest:,}, so at most "
                 f"{first - oldest:,} blocks can be taken back"
             )
