@@ -392,7 +392,7 @@ class Puncher:
                     with trio.fail_after(self._options.observe_s_max):
                         answer = await port.observe(observer, self._look_up)
                 except (OSError, DecodeError, trio.TooSlowError, ValueError) as error:
-                    reasons.append(f"{observer}: {error or type(error).__name__}")
+                    reasons.append(f"{observer}: {str(error) or type(error).__name__}")
                     continue
                 found = answer if answer in seen.values() else None
                 seen[observer] = answer

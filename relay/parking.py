@@ -50,7 +50,7 @@ class DataConnections:
                 result, stream = stream, None
                 return result
         except CONNECT_ERRORS as error:
-            raise RelayUnreachable(f"{endpoint}: {error or type(error).__name__}") from None
+            raise RelayUnreachable(f"{endpoint}: {str(error) or type(error).__name__}") from None
         finally:
             if stream is not None:
                 await trio.aclose_forcefully(stream)

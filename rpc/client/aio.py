@@ -136,7 +136,7 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 return Reply(response.status_code, headers, bytes(data))
         except httpx.HTTPError as error:
-            raise GatewayUnreachable(f"{place}: {error or type(error).__name__}") from None
+            raise GatewayUnreachable(f"{place}: {str(error) or type(error).__name__}") from None
 
 
 class _Socket:
@@ -169,7 +169,7 @@ class _Socket:
                 while not self._conversation.is_open:
                     await self._receive()
         except _BROKEN as error:  # a TimeoutError is one of these
-            raise GatewayUnreachable(f"{parts.netloc}: {error or type(error).__name__}") from None
+            raise GatewayUnreachable(f"{parts.netloc}: {str(error) or type(error).__name__}") from None
 
     async def tell(self, text: bytes) -> None:
         assert self._conversation is not None

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from node import kept
 from node.kept import KeptTransactions, decode_kept, encode_kept
@@ -153,9 +154,7 @@ async def test_what_is_kept_is_checked_as_if_it_came_now(world: World) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "chain", "long"])
-async def test_a_damaged_file_is_set_aside_and_named(
-    world: World, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_damaged_file_is_set_aside_and_named(world: World, damage: str) -> None:
     world.path.joinpath("data").mkdir()
     file = world.path / "data" / "mempool"
     whole = encode_kept(world.runtime.genesis_hash, [(0, transfer(account(0), 0, fee=FEE))])
@@ -169,20 +168,26 @@ async def test_a_damaged_file_is_set_aside_and_named(
         case _:
             whole = bytes(kept.FILE_LIMIT_BYTES + 1)
     file.write_bytes(whole)
-    await run_once(world)
+    with capture_logs() as lines:
+        await run_once(world)
     aside = file.with_name("mempool.damaged")
     assert aside.read_bytes() == whole
-    assert str(aside) in capsys.readouterr().out
+    assert str(aside) in str(lines)
     assert decode_kept(file.read_bytes(), world.runtime.genesis_hash) == []
 
 
-async def test_a_disk_that_refuses_ends_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_disk_that_refuses_ends_nothing(world: World) -> None:
     (world.path / "data").write_bytes(b"not a folder")
+    with capture_logs() as lines:
+        await _kept_until_the_end(world)
+    assert "cannot be kept" in str(lines)
+
+
+async def _kept_until_the_end(world: World) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(keep(world).run)
         world.ledger.admit(transfer(account(0), 0, fee=FEE), account(0).address)
         nursery.cancel_scope.cancel()
-    assert "cannot be kept" in capsys.readouterr().out
 
 
 async def test_it_is_written_now_and_then_and_only_when_it_changed(

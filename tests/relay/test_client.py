@@ -243,7 +243,7 @@ async def test_the_status_of_a_data_connection_is_an_error_unless_joined(
         await relay.say(Offered(1, bytes(32), 1000))
         await trio.sleep_forever()
 
-    alice = Node("alice", options=SOON)
+    alice = Node("alice")
     relay = FakeRelay(script, data_status=status)
     async with serving(relay, alice):
         with pytest.raises(error):

@@ -33,7 +33,9 @@ from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.lifecycle import Phase, Reason
 from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
 from tasks.queries import Action
+from tasks.records import load_window
 from tasks.registry import NodeRole
+from tasks.settlement import delivery_fees
 from tasks.spec import encode_spec
 from tasks.transitions import (
     ACCEPT_TASK,
@@ -217,7 +219,10 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     assert world.send(RELAY, RETIRE_NODE, []) is None
     profile = PROFILE._replace(operator=names[0], roles=NodeRole.COMPUTE | NodeRole.VERIFY)
     assert world.send(names[0], UPDATE_NODE, node_payload(profile, 0)) is None
-    world.run_to(world.create(), Phase.SETTLED)
+    settled = world.create()
+    world.run_to(settled, Phase.SETTLED)
+    result = load_window(world.state, settled, world.task(settled).final_windows - 1)
+    assert world.send(REQUESTER, DEMAND_RESULT, [settled, delivery_fees(result, world.parameters)]) is None
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker
