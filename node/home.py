@@ -23,6 +23,8 @@ from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_ke
 
 __all__ = [
     "Home",
+    "adopt_genesis",
+    "create_founder",
     "create_home",
     "load_key",
     "node_secret",
@@ -65,6 +67,11 @@ class Home:
     def genesis(self) -> Path:
         """The genesis (JSON)."""
         return self.root / GENESIS_FILE
+
+    @property
+    def founder(self) -> Path:
+        """What this home adds to the draft of a genesis, until that genesis is there (JSON)."""
+        return self.root / "founder.json"
 
     @property
     def chain(self) -> Path:
@@ -158,12 +165,12 @@ class Home:
         return self.root / relative
 
 
-def load_genesis(path: Path) -> Genesis:
-    """Return the genesis in ``path``. Raises ConfigError."""
+def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
+    """Return the genesis in ``path``, or the draft of one. Raises ConfigError."""
     try:
         if path.stat().st_size > GENESIS_LIMIT_BYTES:
             raise ConfigError("file too large")
-        return genesis_from_json(path.read_text())
+        return genesis_from_json(path.read_text(), is_draft=is_draft)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, ConfigError) as error:
@@ -180,8 +187,43 @@ def create_home(
     Raises ConfigError when one is already there: keys are never overwritten.
     """
     home = Home(root)
+    _make_keys(home, options.keys, account, vote, passphrase, scrypt_n, keep_passphrase=keep_passphrase)
+    _complete(home, genesis, options, vote.vote_key if vote is not None and is_new_vote_key else None)
+    return home
+
+
+def create_founder(
+    root: Path, *, account: SecretKey, vote: SecretKey, founder: str, passphrase: str, scrypt_n: int = SCRYPT_N,
+    keep_passphrase: bool = True,
+) -> Home:  # fmt: skip
+    """Write the keys of a home whose chain is not founded yet, and its ``founder`` file.
+
+    ``adopt_genesis`` goes on from there.
+
+    Raises ConfigError when keys are already there.
+    """
+    home = Home(root)
+    _make_keys(home, KeyOptions(), account, vote, passphrase, scrypt_n, keep_passphrase=keep_passphrase)
+    write_whole(home.founder, founder)
+    return home
+
+
+def adopt_genesis(home: Home, *, genesis: Genesis, options: NodeOptions, vote_key: bytes) -> None:
+    """Make the home of a founder whole: its guard, the genesis, its options. Raises ConfigError when it is."""
+    if home.config.exists():
+        raise ConfigError(f"{home.root}: a node lives here already; nothing was changed")
+    _complete(home, genesis, options, vote_key)
+
+
+def _make_keys(
+    home: Home, keys: KeyOptions, account: SecretKey, vote: SecretKey | None, passphrase: str, scrypt_n: int,
+    *, keep_passphrase: bool,
+) -> None:  # fmt: skip
+    root = home.root
     if home.config.exists():
         raise ConfigError(f"{root}: a node lives here already; nothing was changed")
+    if home.founder.exists():
+        raise ConfigError(f"{root}: a founder's keys are here ({home.founder}); nothing was changed")
     if any((root / "keys").glob("*")):
         raise ConfigError(
             f"{root}: keys are here, but no {CONFIG_FILE}, as an init leaves them that was cut off; nothing was "
@@ -189,16 +231,18 @@ def create_home(
         )
     for directory in (root, root / "keys", root / "data", root / "run"):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if keep_passphrase and options.keys.passphrase_file:
-        write_private(home.path(options.keys.passphrase_file), passphrase + "\n")
-    save_key(home.path(options.keys.account), account, passphrase, scrypt_n=scrypt_n)
+    if keep_passphrase and keys.passphrase_file:
+        write_private(home.path(keys.passphrase_file), passphrase + "\n")
+    save_key(home.path(keys.account), account, passphrase, scrypt_n=scrypt_n)
     if vote is not None:
-        save_key(home.path(options.keys.vote), vote, passphrase, scrypt_n=scrypt_n)
-        if is_new_vote_key:
-            begin_guard(home.guard, genesis_hash(genesis), vote.vote_key)
+        save_key(home.path(keys.vote), vote, passphrase, scrypt_n=scrypt_n)
+
+
+def _complete(home: Home, genesis: Genesis, options: DataclassInstance, new_vote_key: bytes | None) -> None:
+    if new_vote_key is not None:
+        begin_guard(home.guard, genesis_hash(genesis), new_vote_key)
     write_whole(home.genesis, genesis_to_json(genesis))
     write_whole(home.config, dump_options(options))  # last: a home without it is unfinished
-    return home
 
 
 def rewrite_options(home: Home, options: NodeOptions) -> None:

@@ -41,6 +41,7 @@ _FUNDS: Final = re.compile(r"\b(balance|cost|overshot) ([0-9]{1,40})\b")
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
+    "genesis": ("node.cli.genesis:genesis", "Found a chain of one's own, alone or with others."),
     "node": ("node.cli.run:node", "Run a node."),
     "signer": ("node.cli.signer:signer", "Keep a validator's vote key in a process of its own."),
     "db": ("node.cli.db:db", "Look into a node's database, check it, keep less of it, mend it."),

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 
-from node.cli.options import ask_new_passphrase, home_option
+from node.cli.options import ask_new_passphrase, home_option, read_input
 from node.cli.output import json_option, show_fields
 from node.config import NetworkOptions, NodeOptions, check_options
-from node.home import Home, create_home, load_genesis
+from node.founders import FOUNDER_LIMIT_BYTES, founder_from_json
+from node.home import Home, adopt_genesis, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+from state.primitives.genesis import Genesis
 
 __all__ = ["init"]
 
@@ -52,12 +55,18 @@ def init(
     home: Home, genesis: Path, roles: tuple[str, ...], bootstrap: tuple[str, ...], relays: tuple[str, ...],
     advertise: tuple[str, ...], no_listen: bool, unattended: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a node's home: keys, configuration and the genesis of the network it joins."""
+    """Make a node's home: keys, configuration and the genesis of the network it joins.
+
+    In the home of a founder (dekube genesis found) the keys are there, and --role validator goes on with them.
+    """
     listen = "" if no_listen else NetworkOptions().listen
     p2p = NetworkOptions(listen=listen, advertise=advertise, bootstrap=bootstrap, relays=relays)
     options = NodeOptions(roles=roles, p2p=p2p)
     check_options(options)
     document = load_genesis(genesis)
+    if home.founder.exists() and not home.config.exists():
+        _go_on(home, document, options, as_json=as_json)
+        return
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
     account = random_key()
     vote = random_key() if "validator" in roles else None
@@ -68,6 +77,26 @@ def init(
     fields = {"home": str(home.root), "address": format_address(account.address), "network": document.name}
     if vote is not None:
         fields["vote_key"] = "0x" + vote.vote_key.hex()
+    _show(home, fields, as_json=as_json)
+
+
+def _go_on(home: Home, genesis: Genesis, options: NodeOptions, *, as_json: bool) -> None:
+    """Make the home of a founder whole. Raises ConfigError unless the genesis has it as it signed."""
+    founder = founder_from_json(read_input(home.founder, FOUNDER_LIMIT_BYTES).decode())
+    validator = founder.validator
+    if "validator" not in options.roles:
+        raise ConfigError(f"{home.root}: a founder's keys are here, so --role validator is needed")
+    if validator not in genesis.validators:
+        raise ConfigError(
+            f"{home.root}: its founder {format_address(validator.address)} is not in this genesis as it signed; "
+            "nothing was changed"
+        )
+    adopt_genesis(home, genesis=genesis, options=options, vote_key=validator.vote_key)
+    fields = {"home": str(home.root), "address": format_address(validator.address), "network": genesis.name}
+    _show(home, fields | {"vote_key": "0x" + validator.vote_key.hex()}, as_json=as_json)
+
+
+def _show(home: Home, fields: dict[str, str], *, as_json: bool) -> None:
     show_fields(fields, as_json=as_json)
     if not as_json:
         click.echo(

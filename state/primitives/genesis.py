@@ -141,19 +141,19 @@ def genesis_to_json(genesis: Genesis) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def genesis_from_json(text: str) -> Genesis:
-    """Return the genesis of a file's text. Raises ConfigError naming what is wrong."""
+def genesis_from_json(text: str, *, is_draft: bool = False) -> Genesis:
+    """Return the genesis of a file's text; a draft has no validators. Raises ConfigError naming what is wrong."""
     if len(text) > GENESIS_LIMIT_BYTES:
         raise ConfigError("genesis: file too large")
     try:
         document = json.loads(text)
-        genesis = _from_document(document)
+        genesis = _from_document(document, is_draft)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DecodeError) as error:
         raise ConfigError(f"genesis: {type(error).__name__}: {str(error)[:200]}") from None
     return genesis
 
 
-def _from_document(document: Mapping[str, Any]) -> Genesis:
+def _from_document(document: Mapping[str, Any], is_draft: bool) -> Genesis:
     expected = {"format", "chain_id", "name", "time_ms", "testnet", "parameters", "validators", "allocations"}
     if set(document) != expected or document["format"] != FORMAT:
         raise ConfigError(f"genesis: expected the fields {sorted(expected)} and format {FORMAT}")
@@ -185,7 +185,10 @@ def _from_document(document: Mapping[str, Any]) -> Genesis:
             raise ConfigError(f"genesis: the VRF key of {who} is no point of its curve: nobody can prove with it")
     if not _distinct(address for address, _ in allocations):
         raise ConfigError("genesis: an address is allocated twice")
-    if not validators or any(v.stake <= 0 for v in validators):
+    if is_draft:
+        if validators:
+            raise ConfigError("genesis: a draft has no validators")
+    elif not validators or any(v.stake <= 0 for v in validators):
         raise ConfigError("genesis: at least one validator, each with a stake, is needed")
     return Genesis(chain_id, document["name"], time_ms, testnet, allocations, validators, parameters)
 

@@ -31,6 +31,7 @@ from node.config import (
     parse_vote_key,
 )
 from node.evidence import decode_file, encode_file
+from node.founders import check_founder, founder_from_json, founder_to_json
 from node.home import load_genesis, read_keystore, read_passphrase
 from node.kept import decode_kept, encode_kept
 from node.keyring import key_of_mnemonic, parse_secret
@@ -78,6 +79,7 @@ from tests.fuzz.targets.samples import (
     RAW,
     RUNTIME,
 )
+from tests.node.test_founders import DRAFT, FOUNDERS
 from tests.state.primitives.test_objects import FOUNDED as FILE
 
 KEPT_CHAIN = b"c" * 32
@@ -103,6 +105,13 @@ def read_kept(data: bytes) -> None:
     """Read a file of waiting transactions whose checksum is right, which hardly a change of one leaves so."""
     whole = digest(b"kept-mempool", data) + data
     assert encode_kept(KEPT_CHAIN, decode_kept(whole, KEPT_CHAIN)) == whole
+
+
+def read_founder(text: str) -> None:
+    """Read a founder's file; what is accepted is what its account has signed."""
+    founder = founder_from_json(text)
+    check_founder(founder, DRAFT)
+    assert (founder.validator, founder.coins) == (FOUNDERS[0].validator, FOUNDERS[0].coins)
 
 
 def read_body(data: bytes) -> None:
@@ -179,6 +188,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "genesis file", Target(
         of_file("genesis.json", load_genesis), (genesis_to_json(FILE).encode(),), ("node.home:load_genesis",),
         (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield "founder's file", Target(
+        of_text(read_founder), (founder_to_json(FOUNDERS[0]).encode(),),
+        ("node.founders:founder_from_json", "node.cli.genesis:_read_founder"), (ConfigError,), cost=8,
     )  # fmt: skip
     yield "keystore file", Target(
         of_file("key.json", read_keystore), (KEYSTORE,),

@@ -1,0 +1,242 @@
+"""``dekube genesis``: found a chain of one's own, alone or with others."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from node.cli.options import AMOUNT, ask_new_passphrase, home_option, read_input
+from node.cli.output import json_option, parse_amount, show, show_amount, show_fields, show_rows
+from node.founders import (
+    FOUNDER_LIMIT_BYTES,
+    Founder,
+    found,
+    founder_from_json,
+    founder_to_json,
+    make_founder,
+)
+from node.home import Home, create_founder, load_genesis
+from node.keyring import random_key
+from node.runtime import make_runtime
+from state.primitives.address import format_address, parse_address
+from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
+
+__all__ = ["genesis"]
+
+_COLUMNS: Final = ("founder", "stake", "share", "coins")
+
+
+@click.group()
+def genesis() -> None:
+    """Found a chain of one's own, alone or with others.
+
+    \b
+    One of the founders:  dekube genesis draft --name mine --chain-id 4242 --out draft.json
+    Each founder:         dekube genesis found --draft draft.json --stake 100000
+                          (sends the founder.json of its home to all)
+    All, alike:           dekube genesis seal draft.json founder-*.json --out genesis.json
+    Each founder:         dekube init --genesis genesis.json --role validator --bootstrap ...
+                          dekube node run
+
+    All founders compare the hash that `seal` prints: it names the chain.
+    """
+
+
+@genesis.command()
+@click.option("--name", required=True, help="Of the chain, for people.")
+@click.option(
+    "--chain-id", required=True, type=click.IntRange(1, 2**31 - 1), help="Number that wallets know the chain by."
+)
+@click.option(
+    "--start", metavar="TIME", help="When its first block may be, such as 2027-01-31T12:00Z.  [default: now]"
+)
+@click.option("--testnet", is_flag=True, help="A test network: a faucet may run, upgrades can be rehearsed.")
+@click.option(
+    "--allocation", "allocations", multiple=True, metavar="0xADDRESS=AMOUNT",
+    help="Who owns how much (DKB) from the start on; repeat for several. Stakes of founders come on top.",
+)  # fmt: skip
+@click.option(
+    "--parameter", "parameters", multiple=True, metavar="NAME=NUMBER",
+    help="Other than the default, such as chain.epoch_blocks=600; repeat for several.",
+)  # fmt: skip
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where the draft is written.")
+@json_option
+def draft(
+    name: str, chain_id: int, start: str | None, testnet: bool, allocations: tuple[str, ...],
+    parameters: tuple[str, ...], out: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Write what founders have to agree on first.
+
+    That is the name, the start, the parameters, and who owns what.
+    """
+    numbers = sorted(_pair(text, "NAME=NUMBER") for text in parameters)
+    owners = [_pair(text, "0xADDRESS=AMOUNT") for text in allocations]
+    try:
+        document = Genesis(
+            chain_id=chain_id,
+            name=name,
+            time_ms=time.time_ns() // 1_000_000 if start is None else _time_ms(start),
+            testnet=testnet,
+            allocations=tuple((parse_address(address), parse_amount(amount)) for address, amount in owners),
+            validators=(),
+            parameters=tuple((key, _natural(number)) for key, number in numbers),
+        )
+    except DekubeError as error:
+        raise click.BadParameter(str(error)) from None
+    make_runtime(document)
+    _write_new(out, genesis_to_json(document))
+    _show_genesis(load_genesis(out, is_draft=True), out, as_json=as_json)
+
+
+@genesis.command(name="found")
+@home_option
+@click.option(
+    "--draft", "draft_file", required=True, type=click.Path(path_type=Path), help="The draft of the genesis."
+)
+@click.option("--stake", required=True, type=AMOUNT, help="Stake that the founder begins with, in DKB.")
+@click.option(
+    "--coins", type=AMOUNT, default="10", show_default=True,
+    help="What its account has beside the stake, in DKB, for fees.",
+)  # fmt: skip
+@click.option(
+    "--unattended",
+    is_flag=True,
+    help="Make a random passphrase and keep it in the home (mode 0600), so the node restarts alone.",
+)
+@json_option
+def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: bool, as_json: bool) -> None:
+    """Make a founder's keys, and the file to send.
+
+    The keys stay in their new home; the file adds the founder to the draft and has no secret. Once the genesis is
+    made of all files, `dekube init` with the same --home goes on from here.
+    """
+    document = load_genesis(draft_file, is_draft=True)
+    account, vote = random_key(), random_key()
+    founder = make_founder(document, account, vote, stake=stake, coins=coins)
+    passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
+    create_founder(
+        home.root, account=account, vote=vote, founder=founder_to_json(founder), passphrase=passphrase,
+        keep_passphrase=unattended,
+    )  # fmt: skip
+    fields = {
+        "home": str(home.root),
+        "address": format_address(account.address),
+        "vote_key": "0x" + vote.vote_key.hex(),
+        "draft": "0x" + founder.draft.hex(),
+        "file": str(home.founder),
+    }
+    show_fields(fields, as_json=as_json)
+    if not as_json:
+        click.echo(
+            f"\nBack up {home.root / 'keys'}: nobody can restore it.\n"
+            f"Send {home.founder} to the other founders; when the genesis is there:\n"
+            f"dekube init --home {home.root} --genesis genesis.json --role validator"
+        )
+
+
+@genesis.command()
+@click.argument("draft_file", metavar="DRAFT", type=click.Path(path_type=Path))
+@click.argument("founder_files", metavar="FOUNDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where the genesis is written.")
+@json_option
+def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: bool) -> None:
+    """Make the genesis of a DRAFT and founders' files.
+
+    Every proof in them is checked. The same files give the same genesis, in whatever order: each founder can make
+    it and compare the hash.
+    """
+    document = load_genesis(draft_file, is_draft=True)
+    sealed = found(document, [_read_founder(path) for path in founder_files])
+    _write_new(out, genesis_to_json(sealed))
+    _show_genesis(sealed, out, as_json=as_json)
+
+
+@genesis.command(name="show")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--draft", "is_draft", is_flag=True, help="The file is a draft.")
+@json_option
+def show_(file: Path, is_draft: bool, as_json: bool) -> None:
+    """Show what a genesis founds, and its hash."""
+    _show_genesis(load_genesis(file, is_draft=is_draft), file, as_json=as_json)
+
+
+def _show_genesis(document: Genesis, file: Path, *, as_json: bool) -> None:
+    staked = sum(validator.stake for validator in document.validators)
+    coins = dict(document.allocations)
+    fields: dict[str, Any] = {
+        "file": str(file),
+        "name": document.name,
+        "chain_id": document.chain_id,
+        "start": datetime.fromtimestamp(document.time_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "testnet": document.testnet,
+        "hash": "0x" + genesis_hash(document).hex(),
+    }
+    if as_json:
+        founders = [
+            {"address": format_address(v.address), "stake": str(v.stake), "coins": str(coins.get(v.address, 0))}
+            for v in document.validators
+        ]
+        owned = {"allocated": str(sum(coins.values())), "staked": str(staked)}
+        show(fields | owned | {"parameters": dict(document.parameters), "founders": founders})
+        return
+    fields |= {"allocated": show_amount(sum(coins.values())), "staked": show_amount(staked)}
+    fields |= {name: str(number) for name, number in document.parameters}
+    show_fields(fields, as_json=False)
+    rows = [
+        {
+            "founder": format_address(v.address),
+            "stake": show_amount(v.stake),
+            "share": f"{100 * v.stake / staked:.1f} %",
+            "coins": show_amount(coins.get(v.address, 0)),
+        }
+        for v in document.validators
+    ]
+    if rows:
+        click.echo()
+        show_rows(rows, _COLUMNS, as_json=False)
+
+
+def _read_founder(path: Path) -> Founder:
+    try:
+        return founder_from_json(read_input(path, FOUNDER_LIMIT_BYTES).decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text") from None
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already; nothing was changed") from None
+
+
+def _pair(text: str, form: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals and value):
+        raise click.BadParameter(f"{text!r}: {form}")
+    return key, value
+
+
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 40:
+        raise click.BadParameter(f"{text!r} is not a natural number")
+    return int(text)
+
+
+def _time_ms(text: str) -> int:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time; write 2027-01-31T12:00Z") from None
+    if at.tzinfo is None:
+        raise click.BadParameter(f"{text!r} has no zone; write 2027-01-31T12:00Z")
+    return int(at.timestamp() * 1000)

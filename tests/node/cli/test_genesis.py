@@ -1,0 +1,97 @@
+"""``dekube genesis`` and founders' homes: nothing is overwritten, nobody begins a chain that it did not sign."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from consensus.guard_log import VoteDirectory
+from node.cli import group
+from node.home import Home, create_founder, load_key, read_passphrase
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+from state.primitives.genesis import genesis_hash
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr("node.cli.genesis.create_founder", partial(create_founder, scrypt_n=16))
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> Any:
+        done = CliRunner().invoke(group, [*text.split(), "--json"], standalone_mode=False, catch_exceptions=False)
+        return json.loads(done.stdout)
+
+    return run
+
+
+def draft(run: Callable[..., Any]) -> None:
+    run(
+        "genesis draft --name mine --chain-id 4242 --start 2027-01-31T12:00Z --out draft.json "
+        "--parameter chain.epoch_blocks=600 --allocation 0x00000000000000000000000000000000000000aa=5"
+    )
+
+
+def test_founders_make_one_genesis_and_go_on_in_their_homes(run: Callable[..., Any], tmp_path: Path) -> None:
+    draft(run)
+    founders = [run(f"genesis found --home h{n} --draft draft.json --stake 2000 --unattended") for n in range(3)]
+    one = run("genesis seal draft.json h0/founder.json h1/founder.json h2/founder.json --out one.json")
+    other = run("genesis seal draft.json h2/founder.json h0/founder.json h1/founder.json --out other.json")
+    assert one["hash"] == other["hash"]
+    assert Path("one.json").read_bytes() == Path("other.json").read_bytes()
+    assert {founder["address"] for founder in one["founders"]} == {founder["address"] for founder in founders}
+    assert (one["allocated"], one["staked"]) == (str(35 * 10**18), str(6_000 * 10**18))
+    assert one["start"].startswith("2027-01-31T12:00:00")
+
+    keys = {file: (tmp_path / "h1/keys" / file).read_bytes() for file in ("account.json", "vote.json")}
+    made = run("init --home h1 --genesis one.json --role validator")
+    assert made["address"] == founders[1]["address"]
+    assert made["vote_key"] == founders[1]["vote_key"]
+    assert keys == {file: (tmp_path / "h1/keys" / file).read_bytes() for file in keys}
+    home = Home(tmp_path / "h1")
+    genesis = home.load_genesis()
+    assert "0x" + genesis_hash(genesis).hex() == one["hash"]
+    passphrase = read_passphrase(home.path("keys/passphrase"))
+    assert format_address(load_key(home.path("keys/account.json"), passphrase).address) == made["address"]
+    directory = VoteDirectory(home.guard)
+    directory.load_guard(genesis_hash(genesis), bytes.fromhex(made["vote_key"][2:]))
+    directory.close()
+    with pytest.raises(ConfigError, match="lives here already"):
+        run("init --home h1 --genesis one.json --role validator --unattended")
+
+
+def test_nobody_begins_a_chain_that_does_not_have_it_as_it_signed(run: Callable[..., Any], tmp_path: Path) -> None:
+    draft(run)
+    for n in range(2):
+        run(f"genesis found --home h{n} --draft draft.json --stake 2000 --unattended")
+    run("genesis seal draft.json h0/founder.json --out without.json")
+    with pytest.raises(ConfigError, match="not in this genesis"):
+        run("init --home h1 --genesis without.json --role validator")
+    sealed = json.loads(Path("without.json").read_text())
+    sealed["validators"][0]["stake"] = str(3_000 * 10**18)
+    Path("changed.json").write_text(json.dumps(sealed))
+    with pytest.raises(ConfigError, match="not in this genesis"):
+        run("init --home h0 --genesis changed.json --role validator")
+    with pytest.raises(ConfigError, match="--role validator"):
+        run("init --home h0 --genesis without.json --role verify")
+    assert not (tmp_path / "h0/config.toml").exists()
+
+
+def test_no_file_and_no_key_is_overwritten(run: Callable[..., Any]) -> None:
+    draft(run)
+    with pytest.raises(ConfigError, match="exists already"):
+        draft(run)
+    run("genesis found --home h --draft draft.json --stake 2000 --unattended")
+    before = Path("h/keys/vote.json").read_bytes()
+    with pytest.raises(ConfigError, match="founder's keys are here"):
+        run("genesis found --home h --draft draft.json --stake 2000 --unattended")
+    assert Path("h/keys/vote.json").read_bytes() == before
+    with pytest.raises(ConfigError, match="exists already"):
+        run("genesis seal draft.json h/founder.json --out draft.json")
+    assert run("genesis show draft.json --draft")["founders"] == []
