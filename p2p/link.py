@@ -11,6 +11,7 @@ from p2p.channel import Channel, Hello
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import TcpInfo, pace, tcp_info, tune
+from p2p.yielding import Yielding
 from p2p.transport import Doubt, Endpoint
 from p2p.ways import PeerWay
 
@@ -81,6 +82,7 @@ class Link:
         self._is_mid_record = False
         self._counted = 0, 0
         self._paced: int | None = None
+        self._yielding = Yielding()
 
     def __repr__(self) -> str:
         return f"Link({self.endpoint or self.remote})"
@@ -175,6 +177,14 @@ class Link:
         if self._socket is not None and bytes_per_s != self._paced:
             self._paced = bytes_per_s
             pace(self._socket, bytes_per_s)
+
+    def give_way(self, now: float, *, is_voting: bool) -> int | None:
+        """Return how many bytes a second this lane leaves room with for votes; None: as many as it will."""
+        info = self.tcp_info()
+        if info is None:
+            return None
+        waiting_s = info.rtt_s - info.min_rtt_s
+        return self._yielding.tick(now, acked_bytes=info.bytes_acked, waiting_s=waiting_s, is_voting=is_voting)
 
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of the way to the next hop: the peer, or a relay."""

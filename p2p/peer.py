@@ -399,11 +399,15 @@ class Peer:
         else:
             self.close(error.code)
 
+    def is_voting(self, now: float) -> bool:
+        """Whether messages of class consensus go to this peer."""
+        return now - self._voted_at < self._limits.short_records_s
+
     async def _write(self) -> None:
         mux = self.mux
         while True:
             link = self.control
-            is_short = trio.current_time() - self._voted_at < self._limits.short_records_s
+            is_short = self.is_voting(trio.current_time())
             record = mux.next_record(is_short=is_short) if link is not None else None
             if link is None or record is None:
                 self._wake = trio.Event()

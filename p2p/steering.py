@@ -331,9 +331,12 @@ class Steering:
             del self._planners[peer]
             return
         lanes = Counter(path for _, path in own)
+        is_voting = any(other.is_voting(now) for other in self._peers.values())  # all votes leave by the same line
         for link, path in own:
-            cap = planner.caps.get(path)
-            link.pace(None if cap is None else int(cap / lanes[path]))
+            bounds = [link.give_way(now, is_voting=is_voting)]
+            if path in planner.caps:
+                bounds.append(int(planner.caps[path] / lanes[path]))
+            link.pace(min((bound for bound in bounds if bound is not None), default=None))
         if not bulk.waiting_bytes:
             return  # what idles closes by itself
         room = self._limits.lanes_max - peer.lanes_of(is_ours=True) - peer.lanes_opening

@@ -1,0 +1,108 @@
+"""How fast bulk goes while votes are about: so that what it keeps waiting before the line stays short.
+
+BBR holds up to two round trips' worth under way where acknowledgements come in bunches and its estimate is too
+high; the second one waits before the line, and every vote of this machine behind it. So while votes are about, a
+lane whose round trip says that something waits is paced a little below what it carries, and let grow again when
+nothing does. It stays above ``floor_percent`` of what it carried: less cannot fill its line, so if something waits
+all the same it is somebody else's, and the lane gives way no further.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["YieldParameters", "Yielding"]
+
+
+@dataclass(frozen=True, slots=True)
+class YieldParameters:
+    """Of one lane; a tick is ``PeerLimits.plan_interval_s``."""
+
+    queue_s: float = 0.010
+    """What may wait before the line, in time of the line."""
+    slower_percent: int = 7
+    """Less for each tick in which more waits, ..."""
+    faster_percent: int = 2
+    """... more for each in which it does not."""
+    floor_percent: int = 80
+    free_percent: int = 125
+    """A lane that may carry so much of what it did is let go."""
+    patience_s: float = 5.0
+    """So long at the floor with something waiting: it is not ours, ..."""
+    rest_s: float = 30.0
+    """... and for so long nobody looks."""
+    window_ticks: int = 4
+    """What it carries is the mean of so many."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.floor_percent < 100 < self.free_percent
+        assert 0 < self.faster_percent < self.slower_percent < 100 - self.floor_percent
+
+
+class Yielding:
+    """One lane: told at each tick what has been acknowledged and what its round trip says; returns its bound."""
+
+    def __init__(self, parameters: YieldParameters | None = None) -> None:
+        self._parameters = parameters if parameters is not None else YieldParameters()
+        self._acked: deque[tuple[float, int]] = deque(maxlen=self._parameters.window_ticks + 1)
+        self._bound: float | None = None
+        self._base = 0.0
+        """What it carried when it was bound."""
+        self._at_floor_since: float | None = None
+        self._free_until = 0.0
+
+    def tick(self, now: float, *, acked_bytes: int, waiting_s: float, is_voting: bool) -> int | None:
+        """Return how many bytes a second the lane may send; None: as it likes.
+
+        ``acked_bytes`` since the connection began; ``waiting_s`` is by how much its round trip is longer than its
+        shortest.
+        """
+        self._acked.append((now, acked_bytes))
+        if not is_voting or now < self._free_until:
+            self._let_go()
+            return None
+        if waiting_s > self._parameters.queue_s:
+            self._slow(now)
+        else:
+            self._let_grow()
+        return None if self._bound is None else int(self._bound)
+
+    def _slow(self, now: float) -> None:
+        parameters = self._parameters
+        if self._bound is None:
+            rate = self._rate()
+            if rate <= 0:
+                return
+            self._bound = self._base = rate
+            self._at_floor_since = None
+        floor = self._base * parameters.floor_percent / 100
+        self._bound = max(self._bound * (100 - parameters.slower_percent) / 100, floor)
+        if self._bound > floor:
+            self._at_floor_since = None
+        elif self._at_floor_since is None:
+            self._at_floor_since = now
+        elif now - self._at_floor_since >= parameters.patience_s:
+            self._let_go()
+            self._free_until = now + parameters.rest_s
+
+    def _let_grow(self) -> None:
+        parameters = self._parameters
+        self._at_floor_since = None
+        if self._bound is not None:
+            self._bound *= (100 + parameters.faster_percent) / 100
+            if self._bound > self._base * parameters.free_percent / 100:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Bind no more, and not again before it is known what the lane carries unbound."""
+        if self._bound is not None:
+            self._bound = None
+            self._acked.clear()
+
+    def _rate(self) -> float:
+        """Bytes a second over the last ticks; 0 before there are enough."""
+        if len(self._acked) < (self._acked.maxlen or 0):
+            return 0.0
+        (began, first), (ended, last) = self._acked[0], self._acked[-1]
+        return (last - first) / (ended - began) if ended > began else 0.0
