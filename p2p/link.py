@@ -11,9 +11,9 @@ from p2p.channel import Channel, Hello
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import TcpInfo, pace, tcp_info, tune
-from p2p.yielding import Yielding
 from p2p.transport import Doubt, Endpoint
 from p2p.ways import PeerWay
+from p2p.yielding import Yielding
 
 __all__ = ["Link", "LinkLost", "shake_hands"]
 
