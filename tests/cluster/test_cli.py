@@ -139,6 +139,27 @@ def test_the_owner_sees_the_machine_and_the_guard(net: Network) -> None:
     assert "store_error" in refused(net, "node", "guard", "export", net.root / "mark.json")
 
 
+def test_who_sits_and_what_moved_an_account_can_be_seen(net: Network) -> None:
+    own = ask(net, "status")["address"]
+    found = ask(net, "validators")["validators"]
+    seats = net.call("validator-0", "dekube_getCommittee")["seats"]
+    assert {one["address"]: one["seat"]["seat"] for one in found} == {
+        seat["address"]: seat["seat"] for seat in seats
+    }
+    assert sorted(found, key=lambda one: -int(one["stake"])) == found
+    deed = next(one["epoch"] for one in found if one["address"].lower() == own.lower())
+    assert deed["seat"] == next(one["seat"]["seat"] for one in found if one["address"].lower() == own.lower())
+    shown = dekube("validators", "--home", net.root / "validator-0").stdout
+    assert all(f"{100 / len(seats):.1f} %" in line for line in shown.splitlines() if "0x" in line)
+    said = dekube("status", "--home", net.root / "validator-0").stdout
+    assert f" of {len(seats)} in epoch " in said
+
+    entries = ask(net, "wallet", "history")  # it registered its machine, so something has moved
+    assert entries and all(entry["changes"] for entry in entries)
+    assert ask(net, "wallet", "history", own, "--limit", 1) == entries[:1]
+    assert own.lower() in json.dumps(entries).lower()
+
+
 def test_the_owners_methods_answer_at_the_control_socket_alone(net: Network) -> None:
     def owner(method: str, *params: Any) -> Any:
         control = net.root / "validator-0" / "run" / "control.sock"
