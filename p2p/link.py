@@ -178,13 +178,16 @@ class Link:
             self._paced = bytes_per_s
             pace(self._socket, bytes_per_s)
 
-    def give_way(self, now: float, *, is_voting: bool) -> int | None:
-        """Return how many bytes a second this lane leaves room with for votes; None: as many as it will."""
-        info = self.tcp_info()
+    def give_way(self, now: float, *, is_needed: bool) -> int | None:
+        """Return how many bytes a second this lane leaves room with for votes; None: as many as it will.
+
+        Called at each tick; ``is_needed`` while votes are about and the lane has something to send.
+        """
+        info = self.tcp_info() if is_needed else None
         if info is None:
+            self._yielding.let_go()
             return None
-        waiting_s = info.rtt_s - info.min_rtt_s
-        return self._yielding.tick(now, acked_bytes=info.bytes_acked, waiting_s=waiting_s, is_voting=is_voting)
+        return self._yielding.tick(now, acked_bytes=info.bytes_acked, waiting_s=info.rtt_s - info.min_rtt_s)
 
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of the way to the next hop: the peer, or a relay."""

@@ -67,6 +67,8 @@ class Steering:
         """The ways that we have to those who ask."""
         self._moved_from: dict[Peer, Link] = {}
         """The connection that was left for a quicker one, until that has been measured."""
+        self._is_voting = False
+        """Whether messages of class consensus were sent to anybody of late."""
         self._probing = 0
         self._probes = RateLimiter(per_s=_PROBES_PER_S, burst=_PROBES_MAX)
         self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
@@ -205,6 +207,8 @@ class Steering:
             is_sample = now - sampled_at >= self._limits.ping_interval_s
             if is_sample:
                 sampled_at = now
+            # To whomever they go, votes leave by the same line.
+            self._is_voting = bool(self._planners) and any(peer.is_voting(now) for peer in self._peers.values())
             for peer in list(self._peers.values()):
                 if is_sample:
                     self._sample(peer, now)
@@ -331,9 +335,9 @@ class Steering:
             del self._planners[peer]
             return
         lanes = Counter(path for _, path in own)
-        is_voting = any(other.is_voting(now) for other in self._peers.values())  # all votes leave by the same line
+        must_yield = self._is_voting and bulk.waiting_bytes > 0
         for link, path in own:
-            bounds = [link.give_way(now, is_voting=is_voting)]
+            bounds = [link.give_way(now, is_needed=must_yield)]
             if path in planner.caps:
                 bounds.append(int(planner.caps[path] / lanes[path]))
             link.pace(min((bound for bound in bounds if bound is not None), default=None))

@@ -17,7 +17,7 @@ __all__ = ["YieldParameters", "Yielding"]
 
 @dataclass(frozen=True, slots=True)
 class YieldParameters:
-    """Of one lane; a tick is ``PeerLimits.plan_interval_s``."""
+    """Of one lane; a tick is ``NetworkLimits.plan_interval_s``."""
 
     queue_s: float = 0.010
     """What may wait before the line, in time of the line."""
@@ -26,6 +26,7 @@ class YieldParameters:
     faster_percent: int = 2
     """... more for each in which it does not."""
     floor_percent: int = 80
+    """It gives way no further than to so much of what it carried."""
     free_percent: int = 125
     """A lane that may carry so much of what it did is let go."""
     patience_s: float = 5.0
@@ -52,16 +53,20 @@ class Yielding:
         self._at_floor_since: float | None = None
         self._free_until = 0.0
 
-    def tick(self, now: float, *, acked_bytes: int, waiting_s: float, is_voting: bool) -> int | None:
-        """Return how many bytes a second the lane may send; None: as it likes.
+    def let_go(self) -> None:
+        """Bind no more, and not again before it is known what the lane carries unbound."""
+        self._bound = None
+        self._acked.clear()
+
+    def tick(self, now: float, *, acked_bytes: int, waiting_s: float) -> int | None:
+        """Return how many bytes a second the lane may send beside votes; None: as it likes.
 
         ``acked_bytes`` since the connection began; ``waiting_s`` is by how much its round trip is longer than its
-        shortest.
+        shortest. Ticks in a row are of a lane that has something to send all the time.
         """
-        self._acked.append((now, acked_bytes))
-        if not is_voting or now < self._free_until:
-            self._let_go()
+        if now < self._free_until:
             return None
+        self._acked.append((now, acked_bytes))
         if waiting_s > self._parameters.queue_s:
             self._slow(now)
         else:
@@ -83,7 +88,7 @@ class Yielding:
         elif self._at_floor_since is None:
             self._at_floor_since = now
         elif now - self._at_floor_since >= parameters.patience_s:
-            self._let_go()
+            self.let_go()
             self._free_until = now + parameters.rest_s
 
     def _let_grow(self) -> None:
@@ -92,13 +97,7 @@ class Yielding:
         if self._bound is not None:
             self._bound *= (100 + parameters.faster_percent) / 100
             if self._bound > self._base * parameters.free_percent / 100:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        """Bind no more, and not again before it is known what the lane carries unbound."""
-        if self._bound is not None:
-            self._bound = None
-            self._acked.clear()
+                self.let_go()
 
     def _rate(self) -> float:
         """Bytes a second over the last ticks; 0 before there are enough."""
