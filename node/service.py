@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +41,7 @@ from node.metrics import NodeMetrics, serve_metrics
 from node.reachability import Reachability, judge
 from node.relays import is_bonded, registered_relays
 from node.runtime import make_runtime
+from node.signals import stop_when_told
 from node.stages import Stages
 from node.sync.bar import outlook, show_block_sync
 from node.sync.phase import run_state_sync
@@ -555,15 +555,7 @@ def run_node(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-
-            async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-                with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                    task_status.started()
-                    async for _ in signals:
-                        _log.info("told to stop")
-                        node.stop()
-
-            await nursery.start(listen)
+            await nursery.start(stop_when_told, _log, node.stop)
             _log.info("starting", address=account.address, chain=genesis.name, roles=list(options.roles))
             await node.run()
             nursery.cancel_scope.cancel()

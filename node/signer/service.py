@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from node.control import short_path
 from node.guards import open_guard
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.logs import configure_logs
+from node.signals import stop_when_told
 from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
 from p2p.identity import Identity
@@ -150,15 +150,7 @@ async def _run_until_told(
 ) -> None:  # fmt: skip
     vote_keys = ["0x" + vote_key.hex() for vote_key in server.vote_keys]
     async with trio.open_nursery() as nursery:
-
-        async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                task_status.started()
-                async for _ in signals:
-                    _log.info("told to stop")
-                    nursery.cancel_scope.cancel()
-
-        await nursery.start(listen)
+        await nursery.start(stop_when_told, _log, nursery.cancel_scope.cancel)
         bound: str = await nursery.start(serve_signer, home, options, server, make_identity)
         address = make_identity().address
         ready = {

@@ -1,0 +1,23 @@
+"""A service is told to stop by its owner or the service manager: once, and then it ends in order."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import structlog
+import trio
+
+__all__ = ["stop_when_told"]
+
+
+async def stop_when_told(
+    log: structlog.typing.FilteringBoundLogger, stop: Callable[[], None],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:  # fmt: skip
+    """Call ``stop`` at each SIGTERM and SIGINT of this process until cancelled."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            log.info("told to stop")
+            stop()
