@@ -146,7 +146,7 @@ def genesis_from_json(text: str, *, is_draft: bool = False) -> Genesis:
     if len(text) > GENESIS_LIMIT_BYTES:
         raise ConfigError("genesis: file too large")
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_unique)
         genesis = _from_document(document, is_draft)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DecodeError) as error:
         raise ConfigError(f"genesis: {type(error).__name__}: {str(error)[:200]}") from None
@@ -191,6 +191,14 @@ def _from_document(document: Mapping[str, Any], is_draft: bool) -> Genesis:
     elif not validators or any(v.stake <= 0 for v in validators):
         raise ConfigError("genesis: at least one validator, each with a stake, is needed")
     return Genesis(chain_id, document["name"], time_ms, testnet, allocations, validators, parameters)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of JSON: of a name that is there twice, readers differ in which one counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name twice in one object")
+    return found
 
 
 def _natural(text: Any) -> int:

@@ -109,3 +109,14 @@ def test_a_draft_has_no_validators_and_a_genesis_has_some() -> None:
     sealed = replace(DRAFT, validators=(GenesisValidator(keys.address, keys.vote_key, keys.vrf_key, 1),))
     with pytest.raises(ConfigError, match="a draft has no validators"):
         genesis_from_json(genesis_to_json(sealed), is_draft=True)
+
+
+def test_a_name_that_is_there_twice_is_refused() -> None:
+    text = genesis_to_json(found(DRAFT, FOUNDERS))
+    assert genesis_from_json(text)
+    twice = text.replace('"allocations": {', '"allocations": {"0x' + "68" * 20 + '": "7",', 1)
+    assert json.loads(twice)["allocations"]
+    with pytest.raises(ConfigError, match="a name twice"):
+        genesis_from_json(twice)
+    with pytest.raises(ConfigError, match="a name twice"):
+        genesis_from_json(text.replace('"name": ', '"name": "theirs", "name": ', 1))
