@@ -271,6 +271,22 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def ends_with_its_node(program: str) -> bool:
+    """Kill a node, whose ``program`` tells the job's process; return whether that ends too."""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        pid = int(node.stdout.readline())
+        assert is_alive(pid)
+        node.kill()
+    deadline = time.monotonic() + 60
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    alive = is_alive(pid)
+    if alive:
+        os.kill(pid, signal.SIGKILL)
+    return not alive
+
+
 def test_a_job_ends_when_its_node_is_killed() -> None:
     program = (
         "import trio\n"
@@ -281,15 +297,7 @@ def test_a_job_ends_when_its_node_is_killed() -> None:
         "    if isinstance(message, Progress): print(*job_processes(), flush=True)\n"
         "trio.run(ProcessBackend(ProcessOptions()).run, endless_order(), listen)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as node:
-        assert node.stdout is not None
-        pid = int(node.stdout.readline())
-        assert is_alive(pid)
-        node.kill()
-    deadline = time.monotonic() + 60
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(pid)
+    assert ends_with_its_node(program)
 
 
 def test_a_job_in_the_middle_of_a_long_step_ends_when_its_node_is_killed(tmp_path: Path) -> None:
@@ -307,18 +315,7 @@ def test_a_job_in_the_middle_of_a_long_step_ends_when_its_node_is_killed(tmp_pat
         f"options = ProcessOptions(python={python!r})\n"
         "trio.run(ProcessBackend(options).run, endless_order(), listen)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as node:
-        assert node.stdout is not None
-        pid = int(node.stdout.readline())
-        assert is_alive(pid)
-        node.kill()
-    deadline = time.monotonic() + 60
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    alive = is_alive(pid)
-    if alive:
-        os.kill(pid, signal.SIGKILL)
-    assert not alive
+    assert ends_with_its_node(program)
 
 
 async def test_torch_runs_jobs_or_is_named_as_missing() -> None:
