@@ -7,13 +7,14 @@ operations were counted: 30 views of an only epoch, or epochs whose committees, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from consensus import events as c
 from consensus import replica as r
 from consensus.simulation.cluster import Cluster, Node
-from consensus.simulation.disk import Fault
+from consensus.simulation.disk import Fault, SimulatedLog
 from consensus.simulation.oracle import Violation
-from consensus.simulation.worlds import HashWorld, Member
+from consensus.simulation.worlds import HashWorld, Member, World
 
 __all__ = ["CATCH_UP_MS", "CHANGING", "COURSES", "ONE_EPOCH", "VIEWS", "Course", "operations", "run_crash_point"]
 
@@ -84,32 +85,32 @@ COURSES: Final = {"one epoch": ONE_EPOCH, "changing": CHANGING, "joining": CHANG
 class _Recording(Cluster):
     """Notes what each durable operation of one node is."""
 
-    victim = 0
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, seed: int, world: World | tuple[int, ...], honest: frozenset[int]) -> None:
+        self.victim = 0
         self.done: list[str] = []
         self._what = ""
-        super().__init__(*arguments, **options)
+        super().__init__(seed, world, honest)
 
     def _perform(self, node: Node, action: r.Action) -> None:
         if isinstance(action, r.Append | r.Sync | r.Replace):
             self._what = f"{type(action).__name__.lower()} {action.log}"
         super()._perform(node, action)
 
-    def _commit(self, node: Node, *arguments: Any) -> None:
+    def _commit(self, node: Node, replica: r.Replica, commit: c.Commit) -> None:
         self._what = "commit"
-        super()._commit(node, *arguments)
+        super()._commit(node, replica, commit)
 
-    def _durable(self, node: Node, *arguments: Any) -> None:
+    def _durable(self, node: Node, log: SimulatedLog | None, data: bytes | None) -> None:
         if node.number == self.victim:
             self.done.append(self._what)
-        super()._durable(node, *arguments)
+        super()._durable(node, log, data)
 
 
 def operations(course: Course = ONE_EPOCH) -> tuple[str, ...]:
     """Return what the victim's durable operations are in the run without failures."""
-    cluster = course.make(type("R", (_Recording,), {"victim": course.victim}))
+    cluster = course.make(_Recording)
     assert isinstance(cluster, _Recording)
+    cluster.victim = course.victim
     cluster.start_all()
     while not course.has_ended(cluster):
         cluster.run(cluster.now_ms + 20)

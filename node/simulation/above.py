@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import combinations
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.events import Epoch
+from consensus.events import ConsensusParameters, Epoch
 from consensus.evidence import evidence_of_certificates
 from consensus.guard_log import blocks_alone
 from consensus.simulation.adversary import Adversary
@@ -197,8 +197,10 @@ class Branches(Oracle):
 class _Cluster(Cluster):
     """A network whose chain may fork; who is of another branch looks like a liar there."""
 
-    def __init__(self, seed: int, world: World, honest: frozenset[int], **options: Any) -> None:
-        super().__init__(seed, world, honest, may_fork=True, **options)
+    def __init__(
+        self, seed: int, world: World, honest: frozenset[int], twins: int, parameters: ConsensusParameters
+    ) -> None:
+        super().__init__(seed, world, honest, twins=twins, parameters=parameters, may_fork=True)
         self.branches = Branches(self._honest, world.root_hash, world.genesis_hash, self.is_valid)
         self.oracle = self.branches
 
@@ -257,9 +259,7 @@ def run_above(seed: int, *, kind: str | None = None) -> AboveOutcome:
     faulty = _draw_faulty(rng, founders)
     world = WholeWorld(founders, spare=1, epoch_blocks=epoch_blocks, downtime_blocks_min=10**6)
     honest = frozenset(range(world.accounts)) - faulty
-    cluster = _Cluster(
-        seed, world, honest, twins=0 if kind == "adversary" else len(faulty), parameters=sim_parameters()
-    )
+    cluster = _Cluster(seed, world, honest, 0 if kind == "adversary" else len(faulty), sim_parameters())
     cluster.network.latency_ms_max = rng.choice((10, 30))
     cluster.network.loss = rng.choice((0.0, 0.0, 0.05))
     for node in cluster.nodes:

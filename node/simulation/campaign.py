@@ -217,16 +217,21 @@ def play(part: str, first: int, last: int) -> Piece:
 def _code_digest() -> str:
     """A digest of the sources that runs are made of: every module of ours that is loaded for them."""
     root = Path(__file__).resolve().parents[2]
-    paths = {
+    files = [
         Path(file).resolve()
         for module in list(sys.modules.values())
         if (file := getattr(module, "__file__", None))
-    }
+    ]
+    ours = [path for path in files if path.is_relative_to(root)]
+    # A compiled module lies beside its source; what compiled modules share has none.
+    sources = (path.with_name(path.name.partition(".")[0] + ".py") for path in ours)
+    paths = {path for path in sources if path.is_file()}
     hashed = blake2b(digest_size=16)
     for package in _PACKAGES:
         for path in sorted(path for path in paths if path.is_relative_to(root / package)):
             hashed.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return hashed.hexdigest()
+    is_compiled = any(path.suffix == ".so" and path.is_relative_to(root / "consensus") for path in ours)
+    return hashed.hexdigest() + (" compiled" if is_compiled else "")
 
 
 class Campaign:

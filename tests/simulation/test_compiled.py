@@ -1,0 +1,38 @@
+"""A compiled copy of the tree plays the same runs, and says that it is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from consensus.simulation.scenarios import run_scenario
+from node.simulation.compiled import MODULES, compile_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _said(code: str, where: Path) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=where, env=environment, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+
+def test_a_compiled_tree_plays_the_same_run_and_is_told_from_the_interpreted(tmp_path: Path) -> None:
+    compile_tree(ROOT, tmp_path / "compiled", ("consensus/simulation/disk.py",))
+    code = "from node.simulation.campaign import _code_digest as d; print(d())"
+    (plain,), (compiled,) = _said(code, ROOT), _said(code, tmp_path / "compiled")
+    assert compiled == f"{plain} compiled"
+    code = (
+        "from consensus.simulation import disk, scenarios\n"
+        "print(disk.__file__, *[scenarios.run_scenario(seed) for seed in (2, 3)], sep='\\n')"
+    )
+    file, *outcomes = _said(code, tmp_path / "compiled")
+    assert file.endswith(".so") and file.startswith(str(tmp_path))
+    assert outcomes == [str(run_scenario(seed)) for seed in (2, 3)]
+
+
+def test_what_is_compiled_exists() -> None:
+    assert [name for name in MODULES if not (ROOT / name).is_file()] == []
