@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -27,7 +28,7 @@ from tests.fuzz import marks
 if __name__ == "__main__":
     marks.watch()  # the product is imported below
 
-from tests.fuzz.decoders import TARGETS
+from tests.fuzz.decoders import SOURCES, TARGETS
 from tests.fuzz.kept import add_to_corpus
 from tests.fuzz.reading import Course, run_chunk
 
@@ -47,7 +48,6 @@ class State:
     """What the state file holds."""
 
     seed: str
-    digest: str
     courses: Mapping[str, Course] = field(default_factory=dict)
 
 
@@ -61,36 +61,49 @@ def _chunk_by_name(name: str, seed: str, course: Course, count: int) -> Course:
     return run_chunk(name, TARGETS[name], seed, course, count, OTHERS)
 
 
-def digest() -> str:
-    """Return what changes with any line of the product or of the fuzzer, the corpus included."""
-    found = hashlib.sha256()
-    for package in (*(ROOT / name for name in marks.PACKAGES), Path(__file__).parent):
-        for file in sorted(package.rglob("*")):
-            if file.suffix in (".py", ".hex"):
-                found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
-    return found.hexdigest()[:16]
+def digest(name: str, files: Sequence[str]) -> str:
+    """Return what changes with what a decoder runs: the target, its modules, and those that these import."""
+    imported = frozenset[str]().union(*map(marks.imported_by, files))
+    paths = sorted({SOURCES[name], *(ROOT / file for file in {*files, *imported})})
+    return hashlib.sha256("".join(map(_hash_of, paths)).encode()).hexdigest()[:16]
+
+
+@cache
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes()).hexdigest()
+
+
+def is_current(name: str, course: Course, then: str) -> bool:
+    """Return whether what was played of a decoder, when its digest was ``then``, is of the software of now."""
+    files = [file for file in course.files if (ROOT / file).is_file()]
+    return name in TARGETS and len(files) == len(course.files) and digest(name, files) == then
 
 
 def load(path: Path) -> State | None:
-    """Return the state of a campaign that was begun, or None."""
+    """Return the state of a campaign, less the decoders that have changed since; None where none was begun."""
     try:
         document: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    courses = {
-        name: Course(
-            **{**values, "kept": tuple(values["kept"]), "failures": tuple(map(tuple, values["failures"]))}
-        )
-        for name, values in document["courses"].items()
-    }
-    return State(document["seed"], document["digest"], courses)
+    courses = {}
+    for name, values in document["courses"].items():
+        course = Course(
+            **{
+                **values, "kept": tuple(values["kept"]), "failures": tuple(map(tuple, values["failures"])),
+                "files": tuple(values["files"]),
+            }
+        )  # fmt: skip
+        if is_current(name, course, document["digests"][name]):
+            courses[name] = course
+    return State(document["seed"], courses)
 
 
 def save(path: Path, state: State) -> None:
     """Write the state, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(state), indent=1) + "\n")
+    digests = {name: digest(name, course.files) for name, course in state.courses.items()}
+    new.write_text(json.dumps({**asdict(state), "digests": digests}, indent=1) + "\n")
     new.replace(path)
 
 
@@ -145,11 +158,11 @@ def report(state: State) -> str:
         f" ({inputs / max(seconds, 1e-9):,.0f} a second)"
     )
     lines += [f"FAILED {name}: {what}: {data}" for name, (what, data) in failures]
-    return "\n".join([*lines, f"{len(failures)} failures, seed {state.seed}, software {state.digest}"])
+    return "\n".join([*lines, f"{len(failures)} failures, seed {state.seed}"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, report, or keep; returns 1 when a decoder failed, 2 when a state is of other software."""
+    """Run, report, or keep; returns 1 when a decoder failed, 2 when a state is of another seed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.campaign", description=__doc__)
     parser.add_argument("inputs", type=int, nargs="?", default=DEFAULT_INPUTS, help="inputs to each decoder")
     parser.add_argument("--seed", default="1")
@@ -163,18 +176,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.restart and options.state.exists():
         options.state.replace(options.state.with_suffix(".old"))
+    for file in (*SOURCES.values(), *(path for name in marks.PACKAGES for path in (ROOT / name).rglob("*.py"))):
+        _hash_of(file)  # now: what is written to it later is not what is played
     state = load(options.state)
     if options.keep is not None:
         courses = state.courses if state is not None else {}
         print(sum(add_to_corpus(name, c.kept, options.keep, 256) for name, c in courses.items()), "inputs kept")
         return 0
-    now = State(options.seed, digest())
-    if state is not None and (state.seed, state.digest) != (now.seed, now.digest):
-        print(f"{options.state} is of other software or another seed; --restart begins anew", file=sys.stderr)
+    if state is not None and state.seed != options.seed:
+        print(f"{options.state} is of another seed; --restart begins anew", file=sys.stderr)
         return 2
     names = options.only or list(TARGETS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped either way, what was played is saved
-    state = play(options.state, state or now, options.inputs, names, options.jobs)
+    state = play(options.state, state or State(options.seed), options.inputs, names, options.jobs)
     text = report(state)
     options.state.with_name("report.txt").write_text(text + "\n")
     print(text)

@@ -6,15 +6,16 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from pathlib import Path
 
 from tests.fuzz.targets import consensus, node, p2p, relay, rpc, state, tasks, testnet
 from tests.fuzz.targets.base import Target
 
-__all__ = ["TARGETS", "Target"]
+__all__ = ["SOURCES", "TARGETS", "Target"]
 
-_FOUND = tuple(
-    chain.from_iterable(package.targets() for package in (state, consensus, p2p, relay, tasks, rpc, node, testnet))
-)
-TARGETS = dict(_FOUND)
+_PACKAGES = (state, consensus, p2p, relay, tasks, rpc, node, testnet)
+_FOUND = tuple((name, target, package) for package in _PACKAGES for name, target in package.targets())
+TARGETS = {name: target for name, target, _ in _FOUND}
+SOURCES = {name: Path(str(package.__file__)) for name, _, package in _FOUND}
+"""Where each target is written."""
 assert len(TARGETS) == len(_FOUND), "two targets of one name"

@@ -10,15 +10,23 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
 PACKAGES: Final = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "node", "testnet")
 MARKS: Final = bytearray()
 """A byte for each block that was compiled: 1 once it has run. Whoever counts clears it."""
+ROOT: Final = Path(__file__).parents[2]
+_FIRST: Final[list[int]] = []
+"""The first mark of each module, in the order in which they were compiled ..."""
+_FILES: Final[list[str]] = []
+"""... and the module's file, from the root on."""
 _NAME: Final = "__fuzz_marks__"
 _BRANCHING: Final = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match, ast.With, ast.AsyncWith)
 
@@ -36,6 +44,32 @@ def watch() -> None:
     assert not already, f"imported before its blocks could be marked: {already[:3]}"
     setattr(builtins, _NAME, MARKS)
     sys.meta_path.insert(0, _Finder())
+
+
+def files_run() -> set[str]:
+    """Return the files of the product of which a block has run since the marks were cleared."""
+    found, at = set[str](), MARKS.find(1)
+    while at >= 0:
+        number = bisect_right(_FIRST, at)
+        found.add(_FILES[number - 1])
+        at = MARKS.find(1, _FIRST[number]) if number < len(_FIRST) else -1
+    return found
+
+
+@cache
+def imported_by(file: str) -> frozenset[str]:
+    """Return the files of the product that a file names in its imports: its constants come from there."""
+    modules = set[str]()
+    for node in ast.walk(ast.parse((ROOT / file).read_bytes())):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                modules |= {module, *(f"{module}.{alias.name}" for alias in names)}
+            case ast.Import(names=names):
+                modules |= {alias.name for alias in names}
+            case _:
+                pass
+    paths = {f"{module.replace('.', '/')}.py" for module in modules if module.partition(".")[0] in PACKAGES}
+    return frozenset(path for path in paths if (ROOT / path).is_file())
 
 
 class _Marker(ast.NodeTransformer):
@@ -93,6 +127,8 @@ def _mark(before: ast.stmt) -> ast.stmt:
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
+        _FIRST.append(len(MARKS))
+        _FILES.append(str(Path(path).relative_to(ROOT)))
         return compile_marked(self.get_data(path), path)
 
 

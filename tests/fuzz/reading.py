@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Final
 
 from tests.fuzz.kept import corpus_of
-from tests.fuzz.marks import MARKS
+from tests.fuzz.marks import MARKS, files_run
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets.base import Target
 
@@ -50,6 +50,8 @@ class Course:
     """In hexadecimal, beside the samples and the corpus."""
     failures: tuple[tuple[str, str], ...] = ()
     """What was raised, and the input."""
+    files: tuple[str, ...] = ()
+    """Of the product, of which it has run anything; none where nothing is marked."""
 
 
 Place = tuple[int, ...]
@@ -214,6 +216,7 @@ def _run_chunk(
         slowest_s=slowest_s,
         kept=tuple(kept),
         failures=tuple(failures),
+        files=tuple(sorted({*course.files, *files_run()})),
     )
 
 

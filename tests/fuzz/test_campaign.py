@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from state.primitives.errors import DecodeError
-from tests.fuzz import campaign, reading
+from tests.fuzz import campaign, marks, reading
 from tests.fuzz.campaign import State, load, report, save
 from tests.fuzz.decoders import TARGETS, Target
+from tests.fuzz.marks import imported_by
 from tests.fuzz.reading import Course, place_of
 
 NAME = "job journal"
@@ -27,7 +30,7 @@ def test_a_campaign_that_was_stopped_goes_on_with_the_same_inputs(tmp_path: Path
     for _ in range(2):
         straight = run_chunk(NAME, target, "1", straight, 60)
         stopped = run_chunk(NAME, target, "1", stopped, 60)
-        save(path, State("1", "x", {NAME: stopped}))
+        save(path, State("1", {NAME: stopped}))
         read = load(path)
         assert read is not None
         stopped = read.courses[NAME]
@@ -54,7 +57,7 @@ def test_a_fault_is_found_and_reported_once_with_its_input() -> None:
     ((what, data),) = course.failures
     assert what == "KeyError('half')"
     assert len(bytes.fromhex(data)) % 2
-    assert f"FAILED bad: {what}: {data}" in report(State("1", "x", {"bad": course}))
+    assert f"FAILED bad: {what}: {data}" in report(State("1", {"bad": course}))
 
 
 def test_what_hangs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,22 +86,75 @@ def test_the_place_of_a_refusal_tells_two_refusals_apart() -> None:
     assert place_of(None) == ()
 
 
-def test_every_decoder_gets_n_and_a_state_of_other_software_is_left_alone(
+def test_every_decoder_gets_n_and_one_that_is_another_now_begins_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.json"
-    monkeypatch.setattr(campaign, "digest", lambda: "this")
     arguments = ["--state", str(path), "--jobs", "1", "--only", NAME, "--only", "vrf"]
+
+    def inputs() -> dict[str, int]:
+        return {name: course["inputs"] for name, course in json.loads(path.read_text())["courses"].items()}
+
     assert campaign.main(["20", *arguments]) == 0
     assert campaign.main(["30", *arguments]) == 0
-    assert {name: course["inputs"] for name, course in json.loads(path.read_text())["courses"].items()} == {
-        NAME: 30,
-        "vrf": 30,
-    }
+    assert inputs() == {NAME: 30, "vrf": 30}
     assert "2 decoders, at least 30 inputs each, 60 in all" in (tmp_path / "report.txt").read_text()
-    monkeypatch.setattr(campaign, "digest", lambda: "another")
-    assert campaign.main(["40", *arguments]) == 2
-    assert load(path) is not None
+    was = campaign.digest
+    monkeypatch.setattr(campaign, "digest", lambda name, files: "other" if name == "vrf" else was(name, files))
+    assert campaign.main(["25", *arguments]) == 0
+    assert inputs() == {NAME: 30, "vrf": 25}
+    assert campaign.main(["40", "--seed", "2", *arguments]) == 2
+    assert inputs() == {NAME: 30, "vrf": 25}
     assert campaign.main(["10", "--restart", *arguments]) == 0
     assert path.with_suffix(".old").exists()
+    assert inputs() == {NAME: 10, "vrf": 10}
     capsys.readouterr()
+
+
+def test_a_decoder_is_known_by_the_files_that_it_runs_and_by_what_they_import() -> None:
+    text = (
+        "import json, sys; from tests.fuzz import marks; marks.watch()\n"
+        "from tests.fuzz.decoders import TARGETS; from tests.fuzz.reading import Course, run_chunk\n"
+        "names = ('transaction', 'mux')\n"
+        "print(json.dumps([run_chunk(n, TARGETS[n], '1', Course(), 30, TARGETS[n].samples).files for n in names]))"
+    )
+    said = subprocess.run([sys.executable, "-c", text], cwd=campaign.ROOT, check=True, stdout=subprocess.PIPE)
+    transaction, mux = map(set, json.loads(said.stdout))
+    assert "state/primitives/transactions.py" in transaction - mux
+    assert "p2p/mux.py" in mux - transaction
+    assert "p2p/errors.py" in imported_by("p2p/mux.py")
+
+
+def test_what_is_played_of_a_decoder_counts_as_long_as_its_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, text in {"p2p/one.py": "from p2p import two\n", "p2p/two.py": "A = 1\n", "p2p/three.py": ""}.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    target = tmp_path / "targets.py"
+    target.write_text("")
+    monkeypatch.setattr(campaign, "ROOT", tmp_path)
+    monkeypatch.setattr(marks, "ROOT", tmp_path)
+    monkeypatch.setattr(campaign, "SOURCES", {NAME: target})
+
+    def digest() -> str:
+        imported_by.cache_clear()
+        campaign._hash_of.cache_clear()
+        return campaign.digest(NAME, ["p2p/one.py"])
+
+    def changed(file: str, text: str) -> bool:
+        before = digest()
+        (tmp_path / file).write_text(text)
+        return digest() != before
+
+    assert not changed("p2p/three.py", "B = 1\n")
+    assert changed("p2p/two.py", "A = 2\n")
+    assert changed("p2p/one.py", "from p2p import two, three\n")
+    assert changed("p2p/three.py", "B = 2\n")
+    assert changed("targets.py", "C = 1\n")
+    course = Course(inputs=1, files=("p2p/one.py",))
+    assert campaign.is_current(NAME, course, digest())
+    assert not campaign.is_current(NAME, course, "another")
+    then = digest()
+    (tmp_path / "p2p/one.py").unlink()
+    assert not campaign.is_current(NAME, course, then)
