@@ -26,9 +26,11 @@ from node.promises import Promises, Published, VerdictKey, write_durably
 from node.wallet import TransactionFailed, TransactionLost, Wallet
 from p2p.service import Network
 from state.primitives.codec import encode
-from state.primitives.errors import DekubeError, InvalidTransaction, ProtocolError
+from state.primitives.errors import DekubeError, InvalidTransaction, ProtocolError, RecordDamaged
 from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
+from state.store.errors import StoreDamaged
+from state.trie.trie import TrieDamaged
 from state.view.accounts import balance_of
 from tasks.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.engine.state import TrainingState
@@ -100,6 +102,8 @@ DATASETS_HELD_MAX: Final = 2
 """Data sets kept decoded in memory."""
 MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
 """Refusals that say that the chain needs nothing of us any more."""
+DAMAGE: Final = (RecordDamaged, StoreDamaged, TrieDamaged)
+"""Of the database: no time heals it, so it ends the node as it does wherever else it is met."""
 
 
 class InputUnavailable(DekubeError):
@@ -264,6 +268,8 @@ class Duties:
         """Do a duty; what fails for a reason outside this node is tried again, for the duty stays on chain."""
         try:
             await function(*arguments)
+        except DAMAGE:
+            raise
         except _Abandoned:
             _log.info("the chain moved on", duty=str(key))
         except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
@@ -280,16 +286,21 @@ class Duties:
     async def _while(self, stands: Callable[[], bool], work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Do ``work`` as long as the chain wants it: what it holds is free at once when the chain moves on.
 
-        Raises _Abandoned then, and else what ``work`` raises.
+        Raises _Abandoned then, and else what ``work`` raises; a damaged record as what it is.
         """
         outcome: list[_Result] = []
         failure: Exception | None = None
 
         async def watch() -> None:
+            nonlocal failure
             height = -1
-            with suppress(DekubeError):  # a record that cannot be read asks for nothing
+            try:
                 while stands():
                     height = (await self._ledger.wait_head(height)).height
+            except DAMAGE as error:
+                failure = error
+            except DekubeError:  # a record that is gone asks for nothing
+                pass
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -408,6 +419,8 @@ class Duties:
                 why = str(error)
                 if error.reason == "diverged":
                     reason = Reason.JOB_DIVERGED
+            except DAMAGE:
+                raise
             except (DekubeError, OSError) as error:  # of this machine: no engine, no isolation, a full disk
                 why = str(error)
         if scope.cancelled_caught or reason != Reason.STARTED:

@@ -17,8 +17,10 @@ from node.config import RegistryOptions
 from node.duties import Duties, InputUnavailable, Supply
 from p2p.limits import NetworkLimits
 from state.primitives.codec import Value
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DekubeError, RecordDamaged
 from state.primitives.manifests import PIECE_BYTES
+from state.store.cache import Cache
+from state.store.records import STATE
 from tasks import queries
 from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
@@ -26,7 +28,7 @@ from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
 from tasks.proofs import Code
 from tasks.queries import Action, CheckDuty, WorkDuty
-from tasks.records import TaskRecord, WindowRecord, load_task, load_window
+from tasks.records import TaskRecord, WindowRecord, load_spec_bytes, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
 from tasks.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, task_id_of
@@ -100,6 +102,13 @@ class Liar(Duties):
     async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
         last = replace(result.segments[-1], state_root_after=b"?" * 32)
         await super()._submit_window(task, spec, replace(result, segments=(*result.segments[:-1], last)))
+
+
+class Halted(Duties):
+    """A worker whose disk turns out damaged as it tries a job."""
+
+    async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        raise RecordDamaged("the record of a window")
 
 
 class Withholder(Duties):
@@ -268,6 +277,47 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
         ):  # fmt: skip
             due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
             assert asker.duties._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_damaged_record_ends_the_node_instead_of_being_tried_for_ever(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        await world.mint_until(lambda: market.record.worker == worker.wallet.address)
+        spec = load_spec_bytes(world.store, market.task)
+        [key] = [key for key, value in world.store.scan(b"", b"\xff" * 40, 10_000) if value == spec]
+        world.store._db.put(STATE + key, b"damaged")
+        world.store._values = Cache(0)
+        with trio.fail_after(30), pytest.RaisesGroup(pytest.RaisesExc(RecordDamaged, match="specification")):
+            await worker.run()
+        nursery.cancel_scope.cancel()
+
+
+async def test_damage_that_a_trial_meets_gives_no_task_up(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute", duties=Halted), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        nursery.start_soon(world.keep_minting)
+        with trio.fail_after(60), pytest.RaisesGroup(RecordDamaged):
+            await worker.run()
+        nursery.cancel_scope.cancel()
+    assert market.record.phase == Phase.PREPARING
+
+
+async def test_damage_that_is_met_while_work_is_wanted_is_told(world: World) -> None:
+    worker = Machine(world, 1, "compute")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+
+        def is_wanted() -> bool:
+            raise RecordDamaged("the record of a task")
+
+        assert worker.duties is not None
+        with trio.fail_after(30), pytest.raises(RecordDamaged):
+            await worker.duties._while(is_wanted, trio.sleep_forever)
         nursery.cancel_scope.cancel()
 
 
