@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from node.uploads import UploadOptions
-from p2p.transport import Endpoint
 from rpc.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SIGNATURE_BYTES, VOTE_KEY_BYTES
-from state.store.profiles import PROFILES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -65,6 +63,8 @@ CONFIG_LIMIT_BYTES: Final = 1024 * 1024
 DIGITS_MAX: Final = 78
 """Of a number that is written as text: what an amount of 256 bits has at most."""
 PROTOCOL_VERSION_MAX: Final = 255
+PROFILES: Final = ("archive", "full", "light")
+"""Those of ``state.store.profiles``, which comes with the database: a wallet's commands read options too."""
 SYNC_MODES: Final = ("auto", "state", "blocks")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
@@ -287,11 +287,17 @@ def parse_peer(text: str) -> PeerAddress:
 
 def _check_peer(where: str, peer: PeerAddress) -> None:
     """Raise ConfigError for a peer that cannot be dialled: one without a port, or with an impossible one."""
-    is_whole = peer.endpoint.startswith(("tcp:", "relay:"))
     try:
-        Endpoint.parse(peer.endpoint if is_whole else f"tcp:{peer.endpoint}")
+        _check_endpoint(peer.endpoint)
     except DecodeError:
         raise ConfigError(f"{where}: '{peer}': 0xADDRESS@host:port expected") from None
+
+
+def _check_endpoint(text: str) -> None:
+    """Raise DecodeError for text that is no endpoint, with or without its ``tcp:``."""
+    from p2p.transport import Endpoint  # with it comes the event loop, which few commands need
+
+    Endpoint.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
 
 
 class SignerEndpoint(typing.NamedTuple):
@@ -465,7 +471,7 @@ def check_options(options: NodeOptions) -> None:
             _check_peer(f"p2p.{name}", parse_peer(text))
     for endpoint in options.p2p.advertise:
         try:
-            Endpoint.parse(endpoint if endpoint.startswith(("tcp:", "relay:")) else f"tcp:{endpoint}")
+            _check_endpoint(endpoint)
         except DecodeError as error:
             raise ConfigError(f"p2p.advertise: {endpoint!r}: {error}") from None
     if options.signer.endpoint:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from node.config import KeyOptions, NodeOptions, dump_options, load_options
-from node.guards import begin_guard
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import (
     GENESIS_LIMIT_BYTES,
@@ -240,6 +239,8 @@ def _make_keys(
 
 def _complete(home: Home, genesis: Genesis, options: DataclassInstance, new_vote_key: bytes | None) -> None:
     if new_vote_key is not None:
+        from node.guards import begin_guard  # with it comes the consensus, which few commands need
+
         begin_guard(home.guard, genesis_hash(genesis), new_vote_key)
     write_whole(home.genesis, genesis_to_json(genesis))
     write_whole(home.config, dump_options(options))  # last: a home without it is unfinished

@@ -80,13 +80,22 @@ class _LazyGroup(click.Group):
             return loaded
         return None
 
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        """Return what an added command does: its package's ``SHORT_HELP``, or what the loaded command says."""
+        for entry in importlib.metadata.entry_points(group="dekube.commands", name=name):
+            text = getattr(importlib.import_module(entry.module.partition(".")[0]), "SHORT_HELP", None)
+            if isinstance(text, str):
+                return text
+        command = self.get_command(ctx, name)
+        return command.get_short_help_str(80) if command is not None else ""
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []
         for name in self.list_commands(ctx):
             if name in _COMMANDS:
                 rows.append((name, _COMMANDS[name][1]))
-            elif (command := self.get_command(ctx, name)) is not None:
-                rows.append((name, command.get_short_help_str(80)))
+            else:
+                rows.append((name, self._short_help(ctx, name)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

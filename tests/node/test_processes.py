@@ -7,13 +7,23 @@ import sys
 
 import pytest
 
+import node.config
+import testnet.cli
+from state.store import profiles
+
 SERVERS = {"uvicorn", "uvloop", "httptools", "websockets", "fastapi"}
+
+
+LEAN = SERVERS | {"numpy", "trio", "plyvel", "structlog", "p2p", "consensus"}
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
         ("node.cli", SERVERS | {"numpy", "torch", "trio", "plyvel", "cryptography", "structlog", "rpc", "p2p"}),
+        ("node.home", LEAN),
+        ("node.cli.wallet", LEAN),
+        ("node.cli.light", LEAN - {"consensus"}),
         ("node.service", SERVERS | {"torch", "sklearn", "rpc.gateway", "relay.daemon"}),
         ("node.signature_worker", SERVERS | {"numpy", "trio", "plyvel", "structlog", "click", "p2p", "consensus"}),
         ("node.signer.service", SERVERS | {"numpy", "rpc.gateway", "p2p.service", "node.chain"}),
@@ -24,3 +34,21 @@ def test_a_process_loads_nothing_that_it_does_not_need(module: str, absent: set[
     program = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not absent & set(done.stdout.split())
+
+
+def test_the_list_of_commands_loads_no_command() -> None:
+    program = (
+        "import sys; from node.cli import group; group.main(['--help'], standalone_mode=False); "
+        "assert not {'trio', 'plyvel', 'node.home', 'testnet.cli'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "testnet" in done.stdout
+
+
+def test_options_know_the_profiles_of_the_database() -> None:
+    assert node.config.PROFILES == profiles.PROFILES
+
+
+def test_an_added_command_is_listed_by_its_own_help() -> None:
+    assert testnet.cli.testnet.get_short_help_str(80) == testnet.SHORT_HELP
