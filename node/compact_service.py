@@ -34,7 +34,7 @@ from node.compact_exchange import (
 )
 from p2p.frame import Class
 from p2p.multicast_service import MulticastService
-from p2p.peer import PeerInfo
+from p2p.peerinfo import PeerInfo
 from state.primitives.errors import DecodeError
 
 __all__ = ["KIND_COMPACT", "KIND_COMPACT_WORD", "WHOLE_BYTES_MAX", "CompactBlocks", "Pool"]

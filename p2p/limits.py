@@ -9,7 +9,16 @@ from typing import Final
 
 from p2p.errors import ReceiveMemoryExceeded
 
-__all__ = ["Account", "Charge", "HalfOpen", "NetworkLimits", "Place", "RateLimiter", "ReceiveMemory"]
+__all__ = [
+    "Account",
+    "Charge",
+    "HalfOpen",
+    "LoopShare",
+    "NetworkLimits",
+    "Place",
+    "RateLimiter",
+    "ReceiveMemory",
+]
 
 MIB: Final = 1024 * 1024
 
@@ -166,6 +175,25 @@ class RateLimiter:
         if len(self._buckets) > _KEYS_MAX:
             self._buckets.popitem(last=False)
         return allowed
+
+
+class LoopShare:
+    """One peer's share of the event loop: what is cheap to send and costly to take must not starve the others.
+
+    Who takes more than its share waits, and its own connection slows it down.
+    """
+
+    __slots__ = ("_debt_s", "_factor", "_free_at")
+
+    def __init__(self, now: float, *, percent: int, debt_s: float) -> None:
+        self._factor = 100 / percent
+        self._debt_s = debt_s
+        self._free_at = now
+
+    def wait_s(self, took_s: float, now: float) -> float:
+        """Return how long to wait after work of ``took_s`` that ends now; zero or less: not at all."""
+        self._free_at = max(self._free_at, now - took_s) + took_s * self._factor
+        return self._free_at - now - self._debt_s
 
 
 class ReceiveMemory:

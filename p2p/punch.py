@@ -26,7 +26,8 @@ import trio
 from p2p.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefused
 from p2p.identity import Identity
 from p2p.limits import RateLimiter
-from p2p.peer import PeerInfo, RequestHandler
+from p2p.peerinfo import PeerInfo
+from p2p.requests import RequestHandler
 from p2p.sockets import Connector, tune
 from p2p.transport import Acceptance, Endpoint
 from p2p.vicinity import Vicinity

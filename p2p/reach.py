@@ -23,7 +23,8 @@ from p2p.errors import HandshakeFailed, PeerUnreachable, RequestFailed, RequestR
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.limits import RateLimiter
-from p2p.peer import PeerInfo, RequestHandler
+from p2p.peerinfo import PeerInfo
+from p2p.requests import RequestHandler
 from p2p.sockets import Connector
 from p2p.transport import Acceptance, Endpoint
 from p2p.vicinity import Zone, zone_of

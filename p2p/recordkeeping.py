@@ -192,7 +192,7 @@ class RecordKeeper:
     async def _exchange(self, peer: Peer) -> None:
         limit_bytes = (self._limits.exchange_records_max + 1) * (RECORD_BYTES_MAX + 8)
         try:
-            answer = await peer.request(METHOD_PEERS, b"", timeout_s=5.0, limit_bytes=limit_bytes)
+            answer = await peer.requests.ask(METHOD_PEERS, b"", timeout_s=5.0, limit_bytes=limit_bytes)
             items = decode(answer, limit_bytes=limit_bytes)
             if not isinstance(items, list) or len(items) > self._limits.exchange_records_max + 1:
                 raise DecodeError("not a list of records")

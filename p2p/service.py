@@ -34,19 +34,12 @@ from p2p.limits import NetworkLimits, Place, ReceiveMemory
 from p2p.link import Link, LinkLost, shake_hands
 from p2p.multicast_service import MulticastService
 from p2p.outbox import Outbox
-from p2p.peer import (
-    KIND_GOSSIP,
-    RESERVED_KIND_MIN,
-    LaneStats,
-    Peer,
-    PeerInfo,
-    PeerOwner,
-    RequestHandler,
-    Served,
-)
+from p2p.peer import KIND_GOSSIP, RESERVED_KIND_MIN, Peer, PeerOwner
+from p2p.peerinfo import LaneStats, PeerInfo
 from p2p.places import Guest, Standings, admit, lots
 from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
 from p2p.records import RECORD_BYTES_MAX, PeerRecord
+from p2p.requests import RequestHandler, Served
 from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
 from p2p.steering import Steering
 from p2p.transfer import BlobTransfer
@@ -300,7 +293,7 @@ class Network:
         if peer is None:
             raise PeerUnreachable(f"0x{address.hex()}: no connection within {timeout_s} s")
         left_s = max(deadline - trio.current_time(), 0.0)
-        return await peer.request(method, body, timeout_s=left_s, limit_bytes=limit_bytes)
+        return await peer.requests.ask(method, body, timeout_s=left_s, limit_bytes=limit_bytes)
 
     def publish(self, topic: str, *payloads: bytes) -> None:
         """Gossip own payloads; those seen before are not sent again."""
@@ -328,29 +321,12 @@ class Network:
 
     def peers(self) -> list[PeerInfo]:
         """Return the connections."""
-        return [self._info(peer) for peer in self._peers.values()]
+        return [peer.info(score=self._gossip.score(address)) for address, peer in self._peers.items()]
 
     def peer(self, address: bytes) -> PeerInfo | None:
         """Return the connection to an address, where there is one."""
         peer = self._peers.get(address)
-        return None if peer is None else self._info(peer)
-
-    def _info(self, peer: Peer) -> PeerInfo:
-        return PeerInfo(
-            address=peer.address,
-            roles=peer.session.certificate.roles,
-            is_outbound=peer.is_outbound,
-            remote=peer.remote,
-            rtt_ms=None if peer.rtt_s is None else peer.rtt_s * 1_000,
-            score=self._gossip.score(peer.address),
-            age_s=trio.current_time() - peer.since,
-            bytes_in=peer.bytes_in,
-            bytes_out=peer.bytes_out,
-            lanes=len(peer.lanes),
-            moves=peer.generation,
-            is_attached=peer.is_attached,
-            host=None if peer.control is None else peer.control.remote_host,
-        )
+        return None if peer is None else peer.info(score=self._gossip.score(address))
 
     def lane_stats(self, address: bytes) -> list[LaneStats]:
         """Return what is known of each connection of a peer, the control connection first."""
@@ -639,7 +615,7 @@ class Network:
 
     async def _take_lane(self, peer: Peer | None, hello: Hello, link: Link, site: str | None) -> None:
         is_full = self._lanes_in >= self.limits.lanes_in_sum_max and link.session.address not in self._persistent
-        if peer is None or not peer.may_add_lane(hello, link) or is_full:
+        if peer is None or not peer.lanes.may_add(hello, link) or is_full:
             self.counters["lanes_refused"] += 1
             return
         # It belongs to a peer that has its place already, and has limits of its own.
@@ -647,7 +623,7 @@ class Network:
         self._lanes_in += 1
         self._steering.lane_asked(peer, hello, link)
         try:
-            await peer.carry_lane(link, hello)
+            await peer.lanes.carry(link, hello)
         finally:
             self._lanes_in -= 1
             self._entrance.count(site, 1)
@@ -698,9 +674,8 @@ class Network:
         if old is not None:
             self._leave(old)
             old.close("replaced")
-            for cls, kind, body in old.mux.undelivered():
-                if kind < RESERVED_KIND_MIN:
-                    peer.queue(cls, kind, body)
+            for message in old.undelivered():
+                peer.queue(*message)
         peer.service = self._standings.take(address, self._origin(peer).block, trio.current_time())
         self._peers[address] = peer
         self._apply(
@@ -940,8 +915,8 @@ class Network:
 
     # -- messages of peers -----------------------------------------------------------------------------------
 
-    def _on_gossip_message(self, peer: Peer, body: bytes) -> None:
-        self._apply(self._gossip.receive(peer.address, body, trio.current_time()))
+    def _on_gossip_message(self, address: bytes, body: bytes) -> None:
+        self._apply(self._gossip.receive(address, body, trio.current_time()))
 
     async def _deliver(self, sender: bytes, kind: int, body: bytes) -> None:
         """Hand over what came in pieces like a message of its sender; what it costs a peer it costs this one."""
@@ -986,8 +961,8 @@ class Network:
 
     def _keep_for_later(self, peer: Peer) -> None:
         """Keep what a lost peer was to hear of the consensus: it may be back in a moment, and know nothing."""
-        for cls, kind, body in peer.mux.undelivered():
-            if cls is Class.CONSENSUS and kind < RESERVED_KIND_MIN:
+        for cls, kind, body in peer.undelivered():
+            if cls is Class.CONSENSUS:
                 self._outbox.post(peer.address, cls, kind, body, trio.current_time())
 
     def _flush(self, peer: Peer) -> None:

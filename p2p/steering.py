@@ -125,7 +125,7 @@ class Steering:
                 self.find_way(peer)
             for lane in list(peer.lanes):
                 if lane.endpoint is not None and relay in lane.endpoint.hops:
-                    peer.close_lane(lane)
+                    peer.lanes.close(lane)
 
     async def move(self, peer: Peer, endpoint: Endpoint) -> bool:
         """Let the conversation go on over another path; the present one carries it until the other is there."""
@@ -274,7 +274,7 @@ class Steering:
             return False
         for lane in list(peer.lanes):
             if lane.endpoint is not None and self._dialling.is_avoided(lane.endpoint):
-                peer.close_lane(lane)
+                peer.lanes.close(lane)
                 self._lane_failed(peer, lane.endpoint)
         if control.endpoint is None or not self._dialling.is_avoided(control.endpoint):
             return False
@@ -330,7 +330,7 @@ class Steering:
                 if not lane.is_draining:
                     own.append((link, path))
         planner.tick(carried, bulk.waiting_bytes, now)
-        if not own and not peer.lanes_opening and not bulk.waiting_bytes:
+        if not own and not peer.lanes.opening and not bulk.waiting_bytes:
             planner.stop()
             del self._planners[peer]
             return
@@ -343,7 +343,7 @@ class Steering:
             link.pace(min((bound for bound in bounds if bound is not None), default=None))
         if not bulk.waiting_bytes:
             return  # what idles closes by itself
-        room = self._limits.lanes_max - peer.lanes_of(is_ours=True) - peer.lanes_opening
+        room = self._limits.lanes_max - peer.lanes.count(is_ours=True) - peer.lanes.opening
         wishes: dict[int, int] = {}
         for path, count in planner.plan.items():
             have = sum(found == path for _, found in own)
@@ -362,11 +362,11 @@ class Steering:
         for path in {path for _, path in own}:
             links = [link for link, found in own if found == path]
             for link in links[planner.plan.get(path, 0) :]:
-                peer.close_lane(link)
+                peer.lanes.close(link)
 
     def _open(self, peer: Peer, path: Endpoint) -> None:
         assert self._nursery is not None
-        peer.lanes_opening += 1
+        peer.lanes.opening += 1
         self._opening[peer, path] += 1
         self._nursery.start_soon(self._open_lane, peer, path)
 
@@ -374,7 +374,7 @@ class Steering:
         try:
             link = await self._dialling.open_one(peer.address, path)
         finally:
-            peer.lanes_opening -= 1
+            peer.lanes.opening -= 1
             self._count_opening(peer, path, -1)
         if link is None or await self._carry(peer, link, Hello(Opening.LANE, peer.conversation)):
             self._lane_failed(peer, path)
@@ -382,13 +382,13 @@ class Steering:
     async def _carry(self, peer: Peer, link: Link, hello: Hello) -> bool:
         """Let a connection that we have made be a lane to its end; whether it broke."""
         try:
-            if not peer.may_add_lane(hello, link):
+            if not peer.lanes.may_add(hello, link):
                 return False
             await link.say_hello(hello, timeout_s=self._limits.handshake_timeout_s)
-            if not peer.may_add_lane(hello, link):
+            if not peer.lanes.may_add(hello, link):
                 return False
             self._counters["lanes_opened"] += 1
-            await peer.carry_lane(link, hello)
+            await peer.lanes.carry(link, hello)
             self._counters["lanes_stalled"] += link.is_stalled
             return link.is_broken
         except (LinkLost, trio.TooSlowError, HandshakeFailed):
@@ -405,10 +405,10 @@ class Steering:
         planner = self._planners.get(peer)
         if planner is not None:
             planner.lost(path, trio.current_time())
-        if not peer.lanes and not peer.lanes_opening and (planner is None or not planner.plan):
+        if not peer.lanes and not peer.lanes.opening and (planner is None or not planner.plan):
             if not peer.last.is_outbound:
                 self._ask(peer, {ANY_WAY: 1}, trio.current_time())  # it reaches us, and we not it
-            peer.lanes_failed()
+            peer.lanes.failed()
 
     # -- lanes that one end asks of the other ------------------------------------------------------------------
 

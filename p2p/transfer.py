@@ -19,7 +19,7 @@ import trio
 from p2p.blobs import MANIFEST_BYTES_MAX, PIECE_BYTES, BlobStore, Manifest, PieceInvalid, check_size
 from p2p.errors import BlobUnavailable, PeerBusy, PeerUnreachable, RequestFailed, RequestRefused
 from p2p.limits import NetworkLimits
-from p2p.peer import RequestHandler
+from p2p.requests import RequestHandler
 from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.hashing import HASH_BYTES
 

@@ -9,7 +9,7 @@ import trio
 
 from p2p.errors import PunchFailed, RequestRefused
 from p2p.identity import Role
-from p2p.peer import PeerInfo
+from p2p.peerinfo import PeerInfo
 from p2p.punch import (
     METHOD_PUNCH,
     OBSERVE_PREAMBLE,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2p.errors import RequestRefused, RequestTimeout
 from p2p.identity import Role
-from p2p.peer import PeerInfo
+from p2p.peerinfo import PeerInfo
 from p2p.reach import METHOD_DIAL_BACK, SOURCE_LISTEN, Answer, Reach, ReachOptions, Verdict, Votes, network_of
 from p2p.service import Network, NetworkConfig
 from p2p.sockets import Connector

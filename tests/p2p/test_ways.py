@@ -122,7 +122,7 @@ async def test_both_directions_have_lanes_of_their_own(autojump_clock: object) -
             await collect(inboxes[0], 50)
             [at_bob], [at_alice] = bob._peers.values(), alice._peers.values()
             for peer in (at_alice, at_bob):
-                assert peer.lanes_of(is_ours=True) >= 1 and peer.lanes_of(is_ours=False) >= 1
+                assert peer.lanes.count(is_ours=True) >= 1 and peer.lanes.count(is_ours=False) >= 1
             await collect(inboxes[0], 50)
             await collect(inboxes[1], 70)
 
@@ -139,7 +139,7 @@ async def test_lanes_go_to_whoever_asks_and_to_no_more_than_the_limit(autojump_c
             peer.ask_for_lanes(dict.fromkeys(range(16), 255))
             await trio.sleep(0.5)
         [at_alice] = alice._peers.values()
-        assert at_alice.lanes_of(is_ours=False) == 5 == len(at_alice.lanes)
+        assert at_alice.lanes.count(is_ours=False) == 5 == len(at_alice.lanes)
         assert set(roads.dials) == {"first"}
         await trio.sleep(3 * alice.limits.lane_idle_s)
         assert not at_alice.lanes and at_alice.closed_for is None
@@ -189,7 +189,7 @@ async def test_one_lane_is_there_for_everybody_who_asks(autojump_clock: object) 
         for other in others:
             next(iter(other._peers.values())).ask_for_lanes({ANY_WAY: 16})
             await trio.sleep(1)
-        counts = [alice._peers[other.identity.address].lanes_of(is_ours=False) for other in others]
+        counts = [alice._peers[other.identity.address].lanes.count(is_ours=False) for other in others]
         assert counts == [4, 1, 1, 1]
 
 

@@ -14,7 +14,7 @@ import trio
 
 from p2p.frame import Class
 from p2p.limits import NetworkLimits
-from p2p.peer import LaneStats
+from p2p.peerinfo import LaneStats
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from relay.client import RelayClient, RelayClientOptions

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from random import Random
-from types import SimpleNamespace
 from typing import cast
 
 import trio
@@ -15,7 +14,7 @@ from p2p.channel import Channel, Opening
 from p2p.channel import Hello as PeerHello
 from p2p.dialling import parse_bootstrap
 from p2p.errors import FrameInvalid, HandshakeFailed, RecordInvalid
-from p2p.frame import frame, frames
+from p2p.frame import Class, frame, frames
 from p2p.gossip import Gossip
 from p2p.handshake import Handshake
 from p2p.identity import NodeCertificate, Purpose
@@ -30,8 +29,7 @@ from p2p.multicast_wire import (
     Want,
     encode_control,
 )
-from p2p.mux import Mux
-from p2p.peer import Peer
+from p2p.mux import Message, Mux, MuxLimits
 from p2p.pieces import (
     MESSAGE_BYTES_MAX,
     SEAL_BYTES,
@@ -45,6 +43,7 @@ from p2p.punch import Observed, Word
 from p2p.reach import Answer
 from p2p.record import RecordReader
 from p2p.records import sign_record, verify_record
+from p2p.requests import KIND_REFUSAL, KIND_REQUEST, KIND_RESPONSE, Requests
 from p2p.revocations import Revocations
 from p2p.transport import Endpoint
 from state.primitives.codec import encode
@@ -145,20 +144,26 @@ def read_gossip(data: bytes) -> None:
 
 def read_peer_request(data: bytes) -> None:
     """Read a request, its answer and a refusal as a connection does."""
-    refused: list[tuple[int, str]] = []
-    peer = cast(
-        Peer,
-        SimpleNamespace(
-            _limits=NetworkLimits(), _serving=0, _refuse=lambda *a: refused.append(a), _asked={}, rtt_s=None
-        ),
-    )
-    for reader in (Peer._on_response, Peer._on_refusal):
+    said: list[tuple[Class, int, bytes]] = []
+
+    def say(*message: Class | int | bytes) -> bool:
+        said.append(cast(tuple[Class, int, bytes], message))
+        return True
+
+    async def say_when_room(*_message: Class | int | bytes) -> None:
+        raise AssertionError("an answer to a method that nobody serves")
+
+    requests = Requests(
+        b"p" * 20, limits=NetworkLimits(), classes=MuxLimits().classes, served=lambda _method: None,
+        say=say, say_when_room=say_when_room,
+    )  # fmt: skip
+    for kind in (KIND_RESPONSE, KIND_REFUSAL):
         try:
-            reader(peer, data)
+            requests.take(Message(Class.REQUEST, kind, data), cast(trio.Nursery, None))
         except FrameInvalid:
             pass
-    Peer._on_request(peer, cast(trio.Nursery, None), data, lambda _method: None)
-    assert refused
+    requests.take(Message(Class.REQUEST, KIND_REQUEST, data), cast(trio.Nursery, None))
+    assert [kind for _, kind, _ in said] == [KIND_REFUSAL]
 
 
 def read_revocations(data: bytes) -> None:
@@ -227,7 +232,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     )
     yield "peer request", Target(
         read_peer_request, (encode([1, "blob", 1000, b"body"]), bytes(8) + b"busy"),
-        ("p2p.peer:Peer._on_request", "p2p.peer:Peer._on_response", "p2p.peer:Peer._on_refusal"),
+        (
+            "p2p.requests:Requests.take", "p2p.requests:Requests._on_request",
+            "p2p.requests:Requests._on_response", "p2p.requests:Requests._on_refusal",
+        ),
         (DecodeError, FrameInvalid),
     )  # fmt: skip
     yield "peer record", Target(

@@ -1,0 +1,112 @@
+"""Whether a peer is still there: when to ask it for a word, to look for another connection, to give it up.
+
+Without I/O: ``p2p.peer`` says what it hears on the control connection, asks a few times a second what is to be
+done, and does it. Whether a single lane of bulk has died is ``p2p.stalls``.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+from typing import Final
+
+from p2p.limits import NetworkLimits
+
+__all__ = ["Act", "Vigil", "ping_token", "rtt_after"]
+
+_TOKEN_BYTES: Final = 8
+_US_PER_S: Final = 1_000_000
+
+
+class Act(Enum):
+    """What is to be done now."""
+
+    REKEY = auto()
+    """Change the key of the control connection."""
+    PING = auto()
+    """Ask for a word; see ``Vigil.asked``."""
+    FIND_WAY = auto()
+    """Bring another connection if there is one."""
+    END_SILENT = auto()
+    """Give the peer up: it has said nothing for too long."""
+    END_LOST = auto()
+    """Give the peer up: it has had no connection for too long."""
+
+
+class Vigil:
+    """One peer under watch; times in seconds of any one clock. Call ``tick`` a few times a second."""
+
+    __slots__ = ("_detached_at", "_limits", "_rekeyed_at", "_sought_at", "asked_at", "has_heard", "heard_at")
+
+    def __init__(self, now: float, limits: NetworkLimits) -> None:
+        self._limits = limits
+        self.heard_at = now
+        self.has_heard = False
+        """Whether it has said anything since its first handshake."""
+        self.asked_at = -math.inf
+        self._detached_at: float | None = None
+        self._rekeyed_at = self._sought_at = now
+
+    def heard(self, now: float) -> None:
+        """Note that a record of the peer's has come on the control connection."""
+        self.heard_at, self.has_heard = now, True
+
+    def asked(self, now: float) -> None:
+        """Note that the peer was asked for a word."""
+        self.asked_at = now
+
+    def detached(self, now: float) -> None:
+        """Note that no connection carries the conversation now."""
+        self._detached_at = now
+
+    def attached(self) -> None:
+        """Note that one does again."""
+        self._detached_at = None
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether nothing has been heard for longer than a connection that works needs."""
+        return now - self.heard_at > self._limits.stall_s
+
+    def may_ask(self, now: float) -> bool:
+        """Whether the last question is old enough for one out of turn."""
+        return now - self.asked_at >= self._limits.probe_s / 2
+
+    def tick(self, now: float, *, is_owed: bool, is_finding_way: bool) -> list[Act]:
+        """Return what is to be done, in this order; after an end nothing more.
+
+        ``is_owed``: whether something was sent that the peer must answer. ``is_finding_way``: whether another
+        connection is being looked for already.
+        """
+        limits = self._limits
+        silent_s = now - self.heard_at
+        if silent_s > limits.idle_timeout_s:
+            return [Act.END_SILENT]
+        if self._detached_at is not None:
+            if now - self._detached_at > limits.resume_s:
+                return [Act.END_LOST]
+            return [] if is_finding_way else [Act.FIND_WAY]
+        acts: list[Act] = []
+        if now - self._rekeyed_at > limits.rekey_interval_s:
+            self._rekeyed_at = now
+            acts.append(Act.REKEY)
+        asked_s = now - self.asked_at
+        is_late = is_owed and silent_s > limits.probe_s
+        if asked_s > limits.ping_interval_s or (is_late and asked_s > limits.probe_s):
+            acts.append(Act.PING)
+        if is_late and silent_s > limits.stall_s and now - self._sought_at > 2 * limits.stall_s:
+            self._sought_at = now
+            acts.append(Act.FIND_WAY)
+        return acts
+
+
+def ping_token(now: float) -> bytes:
+    """Return the token of a ping that leaves now; the peer gives it back as it is."""
+    return int(now * _US_PER_S).to_bytes(_TOKEN_BYTES, "big")
+
+
+def rtt_after(before_s: float | None, token: bytes, now: float) -> float | None:
+    """Return the round trip, smoothed, after a pong; one that comes from the future tells nothing."""
+    rtt_s = now - int.from_bytes(token, "big") / _US_PER_S
+    if not 0 <= rtt_s < math.inf:
+        return before_s
+    return rtt_s if before_s is None else 0.75 * before_s + 0.25 * rtt_s
