@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from node.config import LOG_LEVELS, parse_host_port, parse_peer
+from node.config import LOG_LEVELS, cannot_listen, parse_host_port, parse_peer
 from node.control import ControlRefused
 from node.logs import set_log_level
 from p2p.transport import Endpoint
@@ -444,7 +444,7 @@ async def serve_admin(
         token = _write_token(token_file)
         server = _Server((host, port), admin, token)
     except OSError as error:
-        raise ConfigError(f"admin: cannot listen on {listen}: {error}") from None
+        raise cannot_listen("admin.listen", listen, error) from None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
     thread.start()
     try:

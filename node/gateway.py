@@ -24,6 +24,7 @@ STEADY_S: Final = 60.0
 """A gateway that ran for so long is started again at once; one that ended sooner waits."""
 DELAY_S_MIN: Final = 0.5
 DELAY_S_MAX: Final = 30.0
+DOUBLINGS_MAX: Final = 10
 STOP_GRACE_S: Final = 5.0
 
 
@@ -61,6 +62,15 @@ class Gateway:
     """The gateway as the node keeps it."""
 
     is_running = False
+    started_s = 0.0
+    """When it was started last, of trio's clock."""
+    failures = 0
+    """How often it had ended by itself, in a row, when it was started last."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return how it is, for the node's owner; what has run for a while is well again."""
+        is_steady = self.is_running and trio.current_time() - self.started_s > STEADY_S
+        return {"running": self.is_running, "failures": 0 if is_steady else self.failures}
 
 
 async def keep_gateway(
@@ -69,14 +79,14 @@ async def keep_gateway(
 ) -> None:  # fmt: skip
     """Run the gateway until cancelled, but not while ``drain`` is on; ``gateway`` is told whether it runs.
 
-    It holds no state, so its death loses connections and nothing else: the node goes on and starts another.
+    It holds no state, so its death loses connections and nothing else: the node goes on and starts another, less
+    and less often, for a validator votes without it too.
     """
     drain, gateway = drain or Drain(), gateway or Gateway()
     document = json.dumps(gateway_document(options, node_socket, log))
-    delay_s = DELAY_S_MIN
     while True:
         await drain.wait(on=False)
-        started = trio.current_time()
+        gateway.started_s = trio.current_time()
         status: int | str
         try:
             child = _start(document)
@@ -92,11 +102,13 @@ async def keep_gateway(
             if drain.is_on:
                 _log.info("the rpc gateway has ended until draining does")
                 continue
-        ran_s = trio.current_time() - started
-        delay_s = DELAY_S_MIN if ran_s > STEADY_S else min(2 * delay_s, DELAY_S_MAX)
+        ran_s = trio.current_time() - gateway.started_s
+        gateway.failures = 1 if ran_s > STEADY_S else gateway.failures + 1
+        delay_s = min(DELAY_S_MIN * 2 ** min(gateway.failures - 1, DOUBLINGS_MAX), DELAY_S_MAX)
         _log.error(
-            "the rpc gateway ended and is started again", status=status, ran_s=round(ran_s), delay_s=delay_s
-        )
+            "the rpc gateway ended and is started again",
+            status=status, ran_s=round(ran_s), failures=gateway.failures, delay_s=delay_s,
+        )  # fmt: skip
         await trio.sleep(delay_s)
 
 

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
 from consensus.metrics import METRICS
-from state.primitives.errors import ConfigError
+from node.config import cannot_listen
 
 if TYPE_CHECKING:
     from node.service import Node
@@ -181,7 +181,7 @@ async def serve_metrics(
     try:
         server = make_server(host, port, application, ThreadingWSGIServer, _QuietHandler)
     except OSError as error:
-        raise ConfigError(f"metrics: cannot listen on {host}:{port}: {error}") from None
+        raise cannot_listen("metrics.listen", f"{host}:{port}", error) from None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
     thread.start()
     try:

@@ -27,7 +27,7 @@ from node.agreement import Agreement
 from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
-from node.config import NodeOptions, parse_host_port, parse_peer
+from node.config import NodeOptions, check_listen, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.drain import Drain, Load
 from node.duties import Duties
@@ -135,6 +135,13 @@ class Node:
                 host, port = parse_host_port(self.options.metrics.listen)
                 await self._start(nursery, "metrics", serve_metrics, self.metrics, host, port)
             try:
+                # Before the database: its start takes long, and the gateway's process fails on its own.
+                for option, listen in (
+                    ("p2p.listen", self.options.p2p.listen),
+                    ("rpc.listen", self.options.rpc.listen),
+                ):
+                    if listen:
+                        check_listen(option, listen)
                 await self._run_parts(task_status)
             except Exception as error:
                 ended = error
@@ -495,6 +502,7 @@ class Node:
             "reachability": self.reachability()._asdict(),
             "jobs": self.duties.jobs(),
             "draining": self.drain.is_on,
+            "gateway": self.gateway.describe() if self.options.rpc.listen else None,
             "roles": list(self.options.roles),
             "version": version("dekube-node"),
         }

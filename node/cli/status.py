@@ -60,6 +60,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "peers": state["peers"],
         "relays": f"reserved at {state['relays']}" if state["relays"] else "none",
         "reached": _reached(state.get("reachability")),
+        **_gateway(state),
         "mempool": f"{state['mempool']:,} transactions",
         "roles": state["roles"],
         **({} if seat is None else {"seat": _seat(seat)}),
@@ -79,6 +80,14 @@ def _seat(validator: dict[str, Any]) -> str:
         return f"none of {validator['seats']} in epoch {validator['epoch']} (dekube validators)"
     listens = ", listens before it votes" * validator["listens_before_voting"]
     return f"{validator['seat']} of {validator['seats']} in epoch {validator['epoch']}{listens}"
+
+
+def _gateway(state: dict[str, Any]) -> dict[str, str]:
+    """Return how the gateway is, where it is not as it should be."""
+    gateway = state.get("gateway")
+    if gateway is None or state.get("draining") or not gateway["failures"]:
+        return {}
+    return {"gateway": f"ended by itself {gateway['failures']} times in a row, is started again (see the log)"}
 
 
 def _reached(reachability: dict[str, Any] | None) -> str:

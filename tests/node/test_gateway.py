@@ -4,15 +4,18 @@ import json
 import os
 import signal
 import tempfile
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 import node.gateway
 from node.children import Child
 from node.config import LogOptions, RpcOptions
-from node.gateway import gateway_document, keep_gateway
+from node.gateway import Gateway, gateway_document, keep_gateway
 from rpc.backend import Backend
 from rpc.gateway import options_from_json
 from tests.rpc.harness import Node
@@ -38,6 +41,36 @@ async def test_a_gateway_that_cannot_be_started_is_tried_again(
     nursery.start_soon(node.gateway.keep_gateway, RpcOptions(), tmp_path / "s", LogOptions())
     with trio.fail_after(120):
         await started.wait()
+
+
+async def test_a_gateway_that_ends_again_and_again_is_told_and_waits_longer_each_time(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    lives = iter([0.0] * 12 + [70.0, 0.0, inf])
+    starts: list[float] = []
+
+    class Mayfly:
+        async def wait(self) -> int:
+            starts.append(trio.current_time())
+            await trio.sleep(next(lives))
+            return 78
+
+        async def stop(self, _grace_s: float) -> int:
+            return 78
+
+    monkeypatch.setattr(node.gateway, "_start", lambda _document: Mayfly())
+    gateway = Gateway()
+    nursery.start_soon(keep_gateway, RpcOptions(), tmp_path / "s", LogOptions(), None, gateway)
+    told = [gateway.describe()]
+    while len(starts) < 15:
+        await trio.sleep(0.25)
+        told.append(gateway.describe())
+    waits = [later - earlier for earlier, later in pairwise(starts)]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30, 30, 30, 70.5, 1]  # well for a minute: as if new
+    assert max(state["failures"] for state in told) == 12
+    assert {"running": False, "failures": 12} in told
+    await trio.sleep(61)
+    assert gateway.describe() == {"running": True, "failures": 0}
 
 
 def test_the_gateway_is_told_what_the_options_say_and_keeps_its_own_for_the_rest(tmp_path: Path) -> None:

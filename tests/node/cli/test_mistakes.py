@@ -173,6 +173,29 @@ def test_a_signer_whose_port_is_taken_says_so_and_may_be_started_again(
     assert not (home / "run/signer.sock").exists()
 
 
+def test_a_node_whose_port_is_taken_does_not_start_and_says_which(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    dekube("init", "--home", home, "--genesis", genesis, "--unattended")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        for part in ("p2p", "rpc", "metrics", "admin"):
+            listens = {"p2p": "127.0.0.1:0", "rpc": "", "metrics": "", "admin": "", part: listen}
+            tables = [f'[{name}]\nlisten = "{where}"' for name, where in listens.items()]
+            (home / "config.toml").write_text(
+                "\n".join(('roles = ["verify"]', '[sync]\nmode = "blocks"', *tables))
+            )
+            status, said = dekube("node", "run", "--home", home)
+            assert status == 1
+            [line] = [line for line in said.splitlines() if line.startswith("dekube: ")]
+            assert f"{part}.listen: cannot listen on {listen}: Address already in use; " in line
+            assert line.endswith("[config_error]")
+            assert not (home / "run/node.sock").exists()
+
+
 def test_a_node_that_does_not_run_is_told_with_what_starts_it(tmp_path: Path) -> None:
     with pytest.raises(ControlUnavailable, match=r"\(No such file or directory\); `dekube node run` starts it$"):
         ask_node(tmp_path / "control.sock", "status")
