@@ -3,7 +3,8 @@
 The sender announces root and key to every receiver over its own connection; the pieces take the cheapest way:
 
 - *relays*: each piece leaves the sender once, the relays that the receivers reserved hand out copies;
-- *swap*: where there is no relay, or one fails, every receiver gets other pieces and hands them on to the others;
+- *ask*: who has no relay, or one that fails, is told which others have the pieces, and asks those;
+- *swap*: pieces that hardly anybody has go to one receiver each, who hands them on to the others;
 - *pull*: what still lacks is asked for by number.
 
 A receiver tells the sender what it has, so the sender sees before long that a relay is dead, slow or a censor, and
@@ -24,6 +25,7 @@ from p2p.multicast_receive import Receiving
 from p2p.multicast_send import Sending
 from p2p.multicast_wire import (
     Announce,
+    Ask,
     Done,
     Effect,
     Have,
@@ -33,6 +35,7 @@ from p2p.multicast_wire import (
     Want,
     decode_control,
 )
+from p2p.pieces import decode_piece
 
 __all__ = ["Multicast"]
 
@@ -116,6 +119,8 @@ class Multicast:
                 return self._sending.done(peer, root, now)
             case Swap():
                 return self._receiving.swap(peer, message, now)
+            case Ask():
+                return self._receiving.ask(peer, message)
             case Want(root, bitmap):
                 effects = self._sending.want(peer, root, bitmap, now)
                 return self._receiving.want(peer, root, bitmap) if effects is None else effects
@@ -129,6 +134,10 @@ class Multicast:
     def relay_piece(self, relay: bytes, publisher: bytes, data: bytes, now: float) -> list[Effect]:
         """Take a piece that a relay says ``publisher`` gave it."""
         return self._receiving.relay_piece(relay, publisher, data, now)
+
+    def pass_failed(self, address: bytes, frame: bytes) -> None:
+        """Note that a peer's connection had no room for a piece."""
+        self._sending.pass_failed(address, decode_piece(frame))
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: help, reports, requests, forgetting."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from p2p.errors import PieceForged
 from p2p.multicast_wire import (
     Announce,
+    Ask,
     Blame,
     Deliver,
     Done,
@@ -55,6 +56,8 @@ class _Incoming:
     forwarded: set[int] = field(default_factory=set)
     done_by: set[bytes] = field(default_factory=set)
     served: Counter[bytes] = field(default_factory=Counter)
+    asked: int = 0
+    """Pieces that others were asked for at the sender's word."""
     pulls: int = 0
     done_at: float | None = None
 
@@ -165,6 +168,25 @@ class Receiving:
         for piece in list(incoming.to_forward.values()):
             effects += self._forward(incoming, piece)
         incoming.to_forward.clear()
+        return effects
+
+    def ask(self, sender: bytes, message: Ask) -> list[Effect]:
+        """Ask those whom the sender names for what is lacking: each piece of one of them."""
+        incoming = self._incoming.get((sender, message.root))
+        if incoming is None or incoming.done_at is not None or sender not in self.trusted:
+            return []
+        assembly = incoming.assembly
+        wanted = ~assembly.bitmap & (1 << assembly.shape.count) - 1
+        limit = assembly.shape.count * self._parameters.serves_percent_max // 100
+        effects: list[Effect] = []
+        for address, bitmap in message.sources:
+            bits = bitmap & wanted
+            if not bits or address == self._own or incoming.asked + bits.bit_count() > limit:
+                continue
+            wanted &= ~bits
+            incoming.asked += bits.bit_count()
+            effects.append(Tell(address, encode_control(Want(message.root, bits))))
+        self._counters["asked"] += len(effects)
         return effects
 
     def done(self, peer: bytes, root: bytes) -> None:

@@ -10,9 +10,11 @@ from random import Random
 from typing import Final
 
 from p2p.multicast_wire import (
+    ASK_SOURCES_MAX,
     SWAP_MEMBERS_MAX,
     TICK_S,
     Announce,
+    Ask,
     Effect,
     Finished,
     Member,
@@ -57,8 +59,15 @@ class _Receiver:
     is_given: bool = False
     """Whether a relay has taken a piece for it."""
     is_done: bool = False
+    is_left_to_others: bool = False
+    """Whether relays serve others and not this one, who will ask those."""
     rounds: int = 0
     served: int = 0
+    passed: int = 0
+    """The pieces that were handed to its connection, and of these those that it is to hand on."""
+    marked: int = 0
+    moved_at: float = -math.inf
+    """When something was last handed to its connection, or heard of by it."""
 
 
 @dataclass(slots=True)
@@ -73,6 +82,8 @@ class _Outgoing:
     """When each relay took its first piece."""
     pardoned_s: float = 0.0
     parity: Cut | None = None
+    loads: Counter[bytes] = field(default_factory=Counter)
+    """Pieces that each receiver was named for as one to ask."""
     is_finished: bool = False
 
     def frame(self, number: int, *, is_to_forward: bool) -> bytes:
@@ -87,6 +98,19 @@ class _Outgoing:
     @property
     def numbers(self) -> int:
         return self.shape.count + (0 if self.parity is None else len(self.parity.pieces))
+
+    @property
+    def everything(self) -> int:
+        """The pieces of data, as bits."""
+        return (1 << self.shape.count) - 1
+
+    @property
+    def holders_min(self) -> int:
+        """So many receivers that one of them at least is honest."""
+        return sum(not receiver.may_wait for receiver in self.receivers.values()) // 3 + 1
+
+    def lacks(self, receiver: _Receiver) -> int:
+        return 0 if receiver.is_done else ~receiver.have & self.everything
 
 
 class Sending:
@@ -164,14 +188,14 @@ class Sending:
             for relay, reached in ways.items()
         }
         chosen = self._choose(reach)
-        everything = (1 << out.shape.count) - 1
         for address, receiver in out.receivers.items():
             relays = [relay for relay in chosen if address in reach[relay]]
             if relays:
                 receiver.news_at = now
-                self._share_out(receiver, relays, everything)
+                self._share_out(receiver, relays, out.everything)
             elif not receiver.may_wait:
-                receiver.news_at = -math.inf  # nothing will come by itself
+                receiver.is_left_to_others = bool(chosen)
+                receiver.news_at = now if chosen else -math.inf  # nothing will come by itself
         return self._give(out, {address: r.shares for address, r in out.receivers.items()}, now)
 
     @staticmethod
@@ -199,13 +223,17 @@ class Sending:
         return effects
 
     def _choose(self, reach: Mapping[bytes, set[bytes]]) -> list[bytes]:
-        """Return the fewest relays that reach as many as can be reached, and one more that shares the work."""
+        """Return the fewest relays that reach nearly all who can be reached, and one more that shares the work.
+
+        A relay for a few others would take the whole message once more: they ask those who have it.
+        """
         parameters = self._parameters
         chosen: list[bytes] = []
         covered: set[bytes] = set()
         while len(chosen) < parameters.relays_max:
             best = max(reach, key=lambda relay: len(reach[relay] - covered), default=None)
-            if best is None or len(reach[best] - covered) < parameters.relay_members_min:
+            few = max(parameters.relay_members_min, len(covered) * parameters.relay_percent_min // 100)
+            if best is None or len(reach[best] - covered) < few:
                 break
             chosen.append(best)
             covered |= reach[best]
@@ -243,20 +271,22 @@ class Sending:
             return []
         self._counters["publish_failed"] += 1
         lost = [a for a, r in out.receivers.items() if relay in r.shares and not r.is_done]
-        effects = self._reroute(out, {address: [relay] for address in lost}, now)
+        effects = self._reroute(out, {address: [relay] for address in lost}, now, {})
         for address in lost:
             if not out.receivers[address].shares:
                 out.receivers[address].news_at = -math.inf
         return effects + self._help(out, now)
 
-    def _reroute(self, out: _Outgoing, failed: Mapping[bytes, Sequence[bytes]], now: float) -> list[Effect]:
-        """Let the other relays of each address bring what these relays failed to."""
+    def _reroute(
+        self, out: _Outgoing, failed: Mapping[bytes, Sequence[bytes]], now: float, asked: Mapping[bytes, int]
+    ) -> list[Effect]:
+        """Let the other relays of each address bring what these failed to, but for what others are asked."""
         again: dict[bytes, dict[bytes, int]] = {}
         for address, relays in failed.items():
             receiver = out.receivers[address]
             lost = 0
             for relay in relays:
-                lost |= receiver.shares.pop(relay) & ~receiver.have
+                lost |= receiver.shares.pop(relay) & ~receiver.have & ~asked.get(address, 0)
                 self._shun(relay, address, now)
             if receiver.shares and lost:
                 again[address] = self._share_out(receiver, list(receiver.shares), lost)
@@ -280,7 +310,11 @@ class Sending:
     def _help(self, out: _Outgoing, now: float) -> list[Effect]:
         parameters = self._parameters
         stalled = {a: out.receivers[a] for a in self._stalled(out, now)}
+        if not stalled:
+            return []
         failed: dict[bytes, list[bytes]] = {}
+        asked: dict[bytes, int] = {}
+        held = self._held(out, -(-len(stalled) // 3))
         effects: list[Effect] = []
         for address, receiver in stalled.items():
             bad = [relay for relay, share in receiver.shares.items() if share & ~receiver.have]
@@ -293,24 +327,67 @@ class Sending:
             receiver.news_at = now
             if not receiver.is_heard:  # the announcement may have been lost, or there was no room for it
                 effects.append(Tell(address, out.announce))
-        effects += self._reroute(out, failed, now)
+            if receiver.rounds == 1 and not receiver.may_wait:
+                asked[address], told = self._ask(out, address, out.lacks(receiver) & held)
+                effects += told
+        effects += self._reroute(out, failed, now, asked)
         stranded = {a: r for a, r in stalled.items() if not (a in failed and r.shares)}
-        for receiver in stranded.values():
+        rest: dict[bytes, int] = {}
+        for address, receiver in stranded.items():
             receiver.shares.clear()
+            missing = out.lacks(receiver) & ~asked.get(address, 0) & ~self._under_way(receiver, now)
+            if missing and (receiver.is_heard or receiver.rounds == 1):
+                rest[address] = missing
         swapping = [
             address
-            for address, receiver in stranded.items()
-            if not receiver.may_wait
-            and receiver.rounds <= parameters.swap_rounds_max
-            and (receiver.is_heard or receiver.rounds == 1)
+            for address in rest
+            if not stranded[address].may_wait and stranded[address].rounds <= parameters.swap_rounds_max
         ][:SWAP_MEMBERS_MAX]
         if len(swapping) < parameters.swap_members_min:
             swapping = []
-        effects += self._start_swap(out, swapping)
-        for address, receiver in stranded.items():
-            if address not in swapping and (receiver.is_heard or receiver.rounds == 1):
-                effects += self._serve_all(out, address)
+        effects += self._start_swap(out, {address: rest[address] for address in swapping}, now)
+        for address, missing in rest.items():
+            if address not in swapping:
+                effects += self._serve(out, address, missing, now)
         return effects
+
+    @staticmethod
+    def _held(out: _Outgoing, holders_min: int) -> int:
+        """Return the pieces that so many receivers say they have: fewer would be long in serving all who ask."""
+        holders = [r for r in out.receivers.values() if r.is_told and not r.may_wait]
+        least = holders_min - sum(r.is_done for r in holders)
+        if least <= 0:
+            return out.everything
+        counts = Counter(number for r in holders if not r.is_done for number in numbers_of(r.have))
+        return sum(1 << number for number, count in counts.items() if count >= least) & out.everything
+
+    def _ask(self, out: _Outgoing, address: bytes, bitmap: int) -> tuple[int, list[Effect]]:
+        """Name those to ask for these pieces, the least burdened first; return which pieces they have."""
+        if not bitmap:
+            return 0, []
+        holders = [
+            (not r.is_done, out.loads[a], self._random.random(), a, bitmap & ~out.lacks(r))
+            for a, r in out.receivers.items()
+            if r.is_told and not r.may_wait and a != address and bitmap & ~out.lacks(r)
+        ]
+        chosen = [(a, has) for *_, a, has in sorted(holders)[:ASK_SOURCES_MAX]]
+        shares: Counter[bytes] = Counter()
+        asked = 0
+        for at, number in enumerate(numbers_of(bitmap)):
+            turn = at % len(chosen)
+            source = next((a for a, has in chosen[turn:] + chosen[:turn] if has >> number & 1), None)
+            if source is not None:
+                shares[source] |= 1 << number
+                out.loads[source] += 1
+                asked |= 1 << number
+        self._counters["asks"] += 1
+        return asked, [Tell(address, encode_control(Ask(out.cut.root, tuple(shares.items()))))]
+
+    def _under_way(self, receiver: _Receiver, now: float) -> int:
+        """Return the pieces that its connection holds; after long silence they count as lost."""
+        if now - receiver.moved_at > self._parameters.resend_s:
+            receiver.passed = receiver.marked = 0
+        return receiver.passed & ~receiver.have
 
     def _stalled(self, out: _Outgoing, now: float) -> list[bytes]:
         """Return who has heard nothing new for too long, and who waited until the others were served.
@@ -318,13 +395,21 @@ class Sending:
         With the first come those who would follow before long: they are helped by the same upload.
         """
         is_first_served = all(r.is_done or r.may_wait or not r.is_told for r in out.receivers.values())
+        is_held = sum(r.is_done and not r.may_wait for r in out.receivers.values()) >= out.holders_min
+        others_at = max(
+            (r.news_at for r in out.receivers.values() if not r.is_left_to_others and not r.may_wait),
+            default=-math.inf,
+        )
         patience: dict[bytes, float] = {}
         for address, receiver in out.receivers.items():
             if receiver.is_done or not receiver.is_told:
                 continue
-            if is_first_served and receiver.may_wait and not receiver.rounds and not receiver.shares:
+            is_due = is_held if receiver.is_left_to_others else is_first_served and receiver.may_wait
+            if is_due and not receiver.rounds and not receiver.shares:
                 patience[address] = math.inf
                 continue
+            if receiver.is_left_to_others and not receiver.rounds:  # as long as the others get on
+                receiver.news_at = max(receiver.news_at, min(others_at, out.began + self._parameters.later_s))
             rtt_s = min(receiver.rtt_s, self._parameters.rtt_s_max)
             limit_s = self._parameters.stall_s * 2**receiver.rounds + 2 * rtt_s
             # A relay that has brought nothing at all is not waited for because another brings its share.
@@ -341,46 +426,58 @@ class Sending:
             return []
         return [address for address, used in patience.items() if used > _SOON]
 
-    def _start_swap(self, out: _Outgoing, members: list[bytes]) -> list[Effect]:
-        if not members:
-            return []
-        lacking = numbers_of(~self._common(out, members) & (1 << out.shape.count) - 1)
-        if not lacking:
+    def _start_swap(self, out: _Outgoing, lacking_by: Mapping[bytes, int], now: float) -> list[Effect]:
+        """Give each piece that any of these lacks to one of them, unless one is being given it."""
+        members = list(lacking_by)
+        lacking = under_way = 0
+        for bitmap in lacking_by.values():
+            lacking |= bitmap
+        for receiver in out.receivers.values():
+            if receiver.is_told:
+                under_way |= self._under_way(receiver, now) & receiver.marked
+        numbers = numbers_of(lacking & ~under_way)
+        if not numbers:
             return []
         self._counters["swaps"] += 1
-        spare = _spare(len(lacking), len(members))
+        spare = _spare(len(numbers), len(members))
         if out.parity is None and spare and out.shape.size_bytes <= PARITY_MESSAGE_BYTES_MAX:
             out.parity = cut_parity(out.cut.pieces, out.shape, spare)
         parity_root, parity_count = (b"", 0) if out.parity is None else (out.parity.root, len(out.parity.pieces))
         swap = encode_control(Swap(out.cut.root, parity_root, parity_count, tuple(members)))
         order = members[:]
         self._random.shuffle(order)
-        numbers = lacking + [out.shape.count + at for at in range(min(spare, parity_count))]
-        return [
-            *(Tell(address, swap) for address in members),
-            *(
-                Pass(order[at % len(order)], out.frame(number, is_to_forward=True))
-                for at, number in enumerate(numbers)
-            ),
-        ]
+        parity = [out.shape.count + at for at in range(min(spare, parity_count))]
+        numbers += [number for number in parity if not under_way >> number & 1]
+        effects: list[Effect] = [Tell(address, swap) for address in members]
+        for at, number in enumerate(numbers):
+            address = order[at % len(order)]
+            out.receivers[address].marked |= 1 << number
+            effects.append(self._pass(out, address, number, now, is_to_forward=True))
+        return effects
 
-    @staticmethod
-    def _common(out: _Outgoing, members: Iterable[bytes]) -> int:
-        common = -1
-        for address in members:
-            common &= out.receivers[address].have
-        return common
-
-    def _serve_all(self, out: _Outgoing, address: bytes) -> list[Effect]:
+    def _pass(
+        self, out: _Outgoing, address: bytes, number: int, now: float, *, is_to_forward: bool = False
+    ) -> Effect:
         receiver = out.receivers[address]
-        return self._serve(out, address, receiver, ~receiver.have & (1 << out.shape.count) - 1)
+        receiver.passed |= 1 << number
+        receiver.moved_at = now
+        return Pass(address, out.frame(number, is_to_forward=is_to_forward))
 
-    def _serve(self, out: _Outgoing, address: bytes, receiver: _Receiver, bitmap: int) -> list[Effect]:
+    def _serve(self, out: _Outgoing, address: bytes, bitmap: int, now: float) -> list[Effect]:
+        receiver = out.receivers[address]
         limit = out.shape.count * self._parameters.serves_percent_max // 100 - receiver.served
-        numbers = [number for number in numbers_of(bitmap) if number < out.numbers][: max(limit, 0)]
+        wanted = bitmap & (1 << out.numbers) - 1 & ~self._under_way(receiver, now)
+        numbers = numbers_of(wanted)[: max(limit, 0)]
         receiver.served += len(numbers)
         self._counters["served"] += len(numbers)
-        return [Pass(address, out.frame(number, is_to_forward=False)) for number in numbers]
+        return [self._pass(out, address, number, now) for number in numbers]
+
+    def pass_failed(self, address: bytes, piece: Piece) -> None:
+        """Note that a piece did not go to a receiver's connection after all."""
+        _, receiver = self._find(address, piece.root)
+        if receiver is not None:
+            receiver.passed &= ~(1 << piece.number)
+            receiver.marked &= ~(1 << piece.number)
 
     # -- what receivers say ----------------------------------------------------------------------------------
 
@@ -391,6 +488,7 @@ class Sending:
             receiver = out.receivers.get(address)
             if receiver is not None and not receiver.is_done:
                 receiver.is_told = True
+                receiver.passed = receiver.marked = 0
                 receiver.news_at = max(receiver.news_at, now)
                 effects.append(Tell(address, out.announce))
         return effects
@@ -399,7 +497,9 @@ class Sending:
         """Take the end of a peer's last connection."""
         for out in self._outgoing.values():
             if address in out.receivers:
-                out.receivers[address].is_told = False
+                receiver = out.receivers[address]
+                receiver.is_told = False
+                receiver.passed = receiver.marked = 0
 
     def have(self, peer: bytes, root: bytes, bitmap: int, now: float) -> None:
         """Take a receiver's report."""
@@ -409,9 +509,11 @@ class Sending:
         receiver.is_heard = True
         if receiver.is_done:  # it was started again
             receiver.is_done = out.is_finished = False
+            receiver.passed = receiver.marked = 0
         if bitmap != receiver.have:
             receiver.have = bitmap
             receiver.news_at = max(receiver.news_at, now)
+            receiver.moved_at = now
 
     def done(self, peer: bytes, root: bytes, now: float) -> list[Effect]:
         """Take a receiver's word that it has the message."""
@@ -436,7 +538,7 @@ class Sending:
                 receiver.news_at = -math.inf
             return []
         receiver.news_at = max(receiver.news_at, now)
-        return self._serve(out, peer, receiver, bitmap)
+        return self._serve(out, peer, bitmap, now)
 
     def _find(self, peer: bytes, root: bytes) -> tuple[_Outgoing | None, _Receiver | None]:
         out = self._outgoing.get(root)

@@ -24,7 +24,7 @@ from p2p.multicast_wire import (
     Publish,
     Tell,
 )
-from p2p.peer import PeerInfo
+from p2p.peerinfo import PeerInfo
 from p2p.pieces import MESSAGE_BYTES_MAX
 from p2p.records import PeerRecord
 from p2p.transport import Endpoint, Fanout
@@ -227,8 +227,10 @@ class MulticastService:
                 case Tell(address, data):
                     network.send_now(address, Class.CONSENSUS, KIND_MULTICAST, data)
                 case Pass(address, frame):
-                    if network.is_connected(address):
-                        network.send_now(address, Class.BLOCK, KIND_PIECE, frame)
+                    if not network.is_connected(address) or not network.send_now(
+                        address, Class.BLOCK, KIND_PIECE, frame
+                    ):
+                        self.core.pass_failed(address, frame)
                 case Publish():
                     if self._nursery is not None:
                         self._nursery.start_soon(self._publish, effect, self._endpoints.get(effect.relay))

@@ -12,14 +12,15 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 
 __all__ = [
-    "CONTROL_BYTES_MAX", "SWAP_MEMBERS_MAX", "TICK_S", "Announce", "Blame", "Control", "Deliver", "Done", "Effect",
-    "Finished", "Have", "Member", "MulticastParameters", "Pass", "Publish", "Swap", "Tell", "Want",
-    "decode_control", "encode_control", "numbers_of",
+    "ASK_SOURCES_MAX", "CONTROL_BYTES_MAX", "SWAP_MEMBERS_MAX", "TICK_S", "Announce", "Ask", "Blame", "Control",
+    "Deliver", "Done", "Effect", "Finished", "Have", "Member", "MulticastParameters", "Pass", "Publish", "Swap",
+    "Tell", "Want", "decode_control", "encode_control", "numbers_of",
 ]  # fmt: skip
 
 TICK_S: Final = 0.02
 CONTROL_BYTES_MAX: Final = 4 * 1024
 SWAP_MEMBERS_MAX: Final = 128
+ASK_SOURCES_MAX: Final = 32
 _BITS_MAX: Final = 256
 _KIND_MAX: Final = 0xDF
 MIB: Final = 1024 * 1024
@@ -51,6 +52,8 @@ class MulticastParameters:
     """Relays of one message."""
     relay_members_min: int = 2
     """A relay that reaches fewer saves nothing."""
+    relay_percent_min: int = 50
+    """A further relay takes the message once more: it has to reach so many others, in percent of those reached."""
     split_max: int = 2
     """Relays among which pieces are shared out where one would reach everybody."""
     shun_s: float = 10.0
@@ -70,6 +73,8 @@ class MulticastParameters:
     """Pieces that came before their announcement."""
     early_s: float = 5.0
     remembered_max: int = 4_096
+    resend_s: float = 2.0
+    """What was handed to a connection is on its way: it is not sent there again before so much silence."""
     serves_percent_max: int = 150
     """Pieces served to one receiver alone, in percent of those that the message has."""
 
@@ -112,7 +117,14 @@ class Want(NamedTuple):
     bitmap: int
 
 
-Control: TypeAlias = Announce | Have | Done | Swap | Want
+class Ask(NamedTuple):
+    """Sender: these have the pieces whose bits are set; ask them, not me."""
+
+    root: bytes
+    sources: tuple[tuple[bytes, int], ...]
+
+
+Control: TypeAlias = Announce | Have | Done | Swap | Want | Ask
 
 
 def encode_control(message: Control) -> bytes:
@@ -129,6 +141,10 @@ def encode_control(message: Control) -> bytes:
             value = [4, root, parity_root, parity_count, list(members)]
         case Want(root, bitmap):
             value = [5, root, bitmap]
+        case Ask(root, sources):
+            value = [6, root, [[address, bitmap] for address, bitmap in sources]]
+        case _:
+            raise AssertionError(message)
     return encode(value)
 
 
@@ -154,8 +170,18 @@ def decode_control(data: bytes) -> Control:
             return Swap(root, parity_root, parity_count, tuple(members))
         case [5, bytes(root), int(bitmap)] if len(root) == HASH_BYTES and 0 < bitmap < 1 << _BITS_MAX:
             return Want(root, bitmap)
+        case [6, bytes(root), list(sources)] if len(root) == HASH_BYTES and len(sources) <= ASK_SOURCES_MAX:
+            return Ask(root, tuple([_decode_source(source) for source in sources]))
         case _:
             raise DecodeError("not a message of a multicast")
+
+
+def _decode_source(value: Value) -> tuple[bytes, int]:
+    match value:
+        case [bytes(address), int(bitmap)] if len(address) == ADDRESS_BYTES and 0 < bitmap < 1 << _BITS_MAX:
+            return address, bitmap
+        case _:
+            raise DecodeError("not a source of pieces")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Relay:
     censors: frozenset[bytes] = frozenset()
     loses: float = 0.0
     forges: float = 0.0
+    waiting: frozenset[bytes] | None = None
+    """Who waits there; None: everybody."""
     free_at: float = 0.0
     copies: int = 0
 
@@ -79,6 +81,7 @@ class World:
         self.random = Random(seed)
         self.now = 0.0
         self.jitter_s = jitter_s
+        self.busy_until: dict[bytes, float] = {}
         self.nodes: dict[bytes, Node] = {}
         self.relays: dict[bytes, Relay] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -113,7 +116,8 @@ class World:
             )
             for a in receivers
         ]
-        ways = {relay: frozenset(self.nodes) for relay in self.relays}
+        everybody = frozenset(self.nodes)
+        ways = {a: everybody if relay.waiting is None else relay.waiting for a, relay in self.relays.items()}
         key = self.random.randbytes(32)
         self._do(node, node.core.send(kind, body, members, ways, key=key, now=self.now))
 
@@ -126,7 +130,20 @@ class World:
             do()
         self.now = until_s
 
+    def stand_still(self, number: int, until_s: float) -> None:
+        """Let a node take and do nothing; what comes meanwhile waits in its sockets."""
+        self.busy_until[address(number)] = until_s
+
+    def _is_busy(self, node: Node, later: Callable[[], None]) -> bool:
+        until_s = self.busy_until.get(node.address, 0.0)
+        if until_s > self.now:
+            self.at(until_s, later)
+            return True
+        return False
+
     def _tick(self, node: Node) -> None:
+        if self.busy_until.get(node.address, 0.0) > self.now:
+            return
         self._do(node, node.core.tick(self.now))
 
     def join(self, number: int) -> None:
@@ -176,9 +193,10 @@ class World:
         self.at(arrival, partial(self._arrive, target, node.address, data, is_piece))
 
     def _arrive(self, target: Node, sender: bytes, data: bytes, is_piece: bool) -> None:
-        if not target.is_away:
-            take = target.core.peer_piece if is_piece else target.core.control
-            self._do(target, take(sender, data, self.now))
+        if target.is_away or self._is_busy(target, partial(self._arrive, target, sender, data, is_piece)):
+            return
+        take = target.core.peer_piece if is_piece else target.core.control
+        self._do(target, take(sender, data, self.now))
 
     def _publish(self, node: Node, publish: Publish, at: int) -> None:
         relay = self.relays[publish.relay]
@@ -218,5 +236,6 @@ class World:
             self.at(arrival, partial(self._arrive_by, relay, target, publisher, data))
 
     def _arrive_by(self, relay: Relay, target: Node, publisher: bytes, data: bytes) -> None:
-        if not target.is_away:
-            self._do(target, target.core.relay_piece(relay.address, publisher, data, self.now))
+        if target.is_away or self._is_busy(target, partial(self._arrive_by, relay, target, publisher, data)):
+            return
+        self._do(target, target.core.relay_piece(relay.address, publisher, data, self.now))

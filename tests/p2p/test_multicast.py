@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from p2p.multicast import Multicast
 from p2p.multicast_wire import (
+    ASK_SOURCES_MAX,
     CONTROL_BYTES_MAX,
     SWAP_MEMBERS_MAX,
     Announce,
+    Ask,
     Blame,
     Control,
     Deliver,
@@ -126,6 +128,76 @@ def test_a_bad_relay_costs_at_most_a_second(fault: dict[str, object], others: in
     world.send(0, KIND, body)
     world.run(began + 8)
     assert assert_heard(world, body=body) - began < UPLOAD_S + 0.2 + 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_receivers_that_stand_still_cost_the_sender_no_second_upload(seed: int) -> None:
+    """They are told whom to ask, and ask for nothing that their sockets held all the time."""
+    world = World(HOMES, seed=seed, jitter_s=0.01)
+    for _ in range(2):
+        world.add_relay()
+    random = Random(seed)
+    for number in random.sample(range(1, HOMES), 4):
+        world.stand_still(number, random.uniform(0.1, 0.8))
+    run(world)
+    assert_heard(world)
+    assert world.nodes[address(0)].sent_bytes < 1.1 * len(BODY)
+    assert world.nodes[address(0)].core.counters["asks"]
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [(range(8), range(2, 10)), (range(8), range(8)), (range(6), range(10))],
+    ids=["two lack one each", "two have none", "four lack one"],
+)
+def test_a_few_whom_a_relay_does_not_reach_ask_those_who_have_it(waiting: tuple[range, range]) -> None:
+    world = World(HOMES, seed=11)
+    for numbers in waiting:
+        world.add_relay(waiting=frozenset(map(address, numbers)))
+    run(world)
+    assert assert_heard(world) < 2 * UPLOAD_S + 0.5
+    sender = world.nodes[address(0)]
+    assert sender.sent_bytes < 1.1 * len(BODY)
+    assert not sender.core.counters["served"] and not sender.core.counters["swaps"]
+    assert max(n.sent_bytes for n in world.nodes.values() if n is not sender) < len(BODY)
+
+
+def test_where_relays_reach_halves_each_of_them_takes_all_of_it() -> None:
+    world = World(HOMES, seed=12)
+    world.add_relay(waiting=frozenset(map(address, range(1, 6))))
+    world.add_relay(waiting=frozenset(map(address, range(6, 10))))
+    run(world)
+    assert assert_heard(world) < 2 * UPLOAD_S + 0.2
+    assert world.nodes[address(0)].core.counters["asks"] == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_relays_that_both_censor_some_and_a_third_that_answers_nobody(seed: int) -> None:
+    world = World(HOMES, seed=seed)
+    for _ in range(2):
+        world.add_relay(censors=frozenset(map(address, range(6, 10))))
+    mute = (1, 2, 7)
+    for number in mute:
+        world.nodes[address(number)].is_mute = True
+    run(world)
+    assert assert_heard(world, but=mute) < UPLOAD_S + 1.2
+
+
+def test_relays_that_are_both_silent_cost_one_upload_and_its_parity_more() -> None:
+    world = World(HOMES, seed=13)
+    for _ in range(2):
+        world.add_relay(is_silent=True)
+    run(world)
+    assert assert_heard(world) < UPLOAD_S + 1.0
+    assert world.nodes[address(0)].sent_bytes < 2.6 * len(BODY)
+
+
+def test_a_relay_that_loses_pieces_costs_the_sender_nothing() -> None:
+    world = World(HOMES, seed=14)
+    world.add_relay(loses=0.3)
+    run(world)
+    assert assert_heard(world) < UPLOAD_S + 1.2
+    assert world.nodes[address(0)].sent_bytes < 1.1 * len(BODY)
 
 
 def test_a_relay_that_failed_is_used_again_after_a_while() -> None:
@@ -456,6 +528,74 @@ def test_what_is_asked_for_is_served_to_receivers_in_bounds() -> None:
     assert effects == [Pass(BOB, pieces[1])]
 
 
+def test_what_a_connection_was_given_is_not_given_again_before_long_silence() -> None:
+    core = core_of(ALICE, BOB)
+    sent = core.send(KIND, bytes(100_000), [Member(ALICE), Member(BOB)], {}, key=KEY, now=0.0)
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
+    passed = [e for e in sent if isinstance(e, Pass) and e.address == ALICE]
+    assert passed
+    want = encode_control(Want(root, (1 << Shape.fit(100_016, 2).count) - 1))
+    at = 0.0
+    while at < 1.9:
+        assert not [e for e in core.tick(at) if isinstance(e, Pass)]
+        at += 0.02
+    assert core.control(ALICE, want, at) == []
+    core.pass_failed(ALICE, passed[0].frame)
+    assert [e for e in core.control(ALICE, want, at) if isinstance(e, Pass)] == passed[:1]
+    core.peer_left(BOB)
+    core.peer_joined(BOB, at)
+    assert len([e for e in core.control(BOB, want, at) if isinstance(e, Pass)]) == len(passed) // 2
+    assert not [e for e in core.control(ALICE, want, 2 * at) if e in passed[:1]]
+
+
+def test_each_piece_is_asked_of_one_of_those_whom_a_trusted_sender_names() -> None:
+    announce, pieces, _ = announced(bytes(5000))
+    root = decode_control(announce).root
+    core = core_of(ALICE, BOB, CAROL)
+    word = encode_control(Ask(root, ((BOB, 0b111), (address(0), 0b1000), (CAROL, 0b110110))))
+    assert core.control(ALICE, word, 0.0) == [], "nothing is announced"
+    core.control(ALICE, announce, 0.0)
+    core.peer_piece(ALICE, pieces[0], 0.1)
+    assert core.control(BOB, word, 0.1) == [], "not of its sender"
+    assert core.control(ALICE, word, 0.1) == [
+        Tell(BOB, encode_control(Want(root, 0b110))),
+        Tell(CAROL, encode_control(Want(root, 0b10000))),
+    ]
+    for _ in range(8):
+        core.control(ALICE, word, 0.2)
+    assert core.counters["asked"] <= 5, "no more than was to come, and half of it"
+    for piece in pieces:
+        core.peer_piece(ALICE, piece, 0.3)
+    assert core.control(ALICE, word, 0.4) == []
+
+    stranger = core_of(BOB)
+    stranger.control(ALICE, announce, 0.0)
+    assert stranger.control(ALICE, word, 0.0) == []
+
+
+def test_those_who_claim_to_have_it_at_once_are_not_believed_before_a_third_does() -> None:
+    members = [Member(address(number)) for number in range(1, 10)]
+    waiting = frozenset(member.address for member in members[:7])
+    core = core_of(*(member.address for member in members))
+    sent = core.send(KIND, BODY, members, {address(1001): waiting}, key=KEY, now=0.0)
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
+
+    def asking(effects: list[object]) -> list[Tell]:
+        return [e for e in effects if isinstance(e, Tell) and isinstance(decode_control(e.data), Ask)]
+
+    effects = [*core.tick(0.02)]
+    for liar in members[:3]:
+        effects += core.control(liar.address, encode_control(Done(root)), 0.03)
+    assert not asking([*effects, *core.tick(0.04)])
+    told = asking([*core.control(members[3].address, encode_control(Done(root)), 0.05), *core.tick(0.06)])
+    assert {tell.address for tell in told} == {member.address for member in members[7:]}
+    for tell in told:
+        word = decode_control(tell.data)
+        assert isinstance(word, Ask)
+        assert {source for source, _ in word.sources} == {member.address for member in members[:4]}
+        assert sum(bits for _, bits in word.sources) == (1 << Shape.fit(len(BODY) + 16, 9).count) - 1
+
+
 def test_relays_are_chosen_to_reach_all_with_the_fewest_uploads() -> None:
     near, far, third = (address(number) for number in (1001, 1002, 1003))
     members = [Member(address(number)) for number in range(1, 9)]
@@ -494,6 +634,13 @@ CONTROLS = st.one_of(
         st.lists(st.binary(min_size=20, max_size=20), max_size=SWAP_MEMBERS_MAX).map(tuple),
     ),
     st.builds(Want, st.binary(min_size=32, max_size=32), st.integers(1, 2**256 - 1)),
+    st.builds(
+        Ask,
+        st.binary(min_size=32, max_size=32),
+        st.lists(
+            st.tuples(st.binary(min_size=20, max_size=20), st.integers(1, 2**256 - 1)), max_size=ASK_SOURCES_MAX
+        ).map(tuple),
+    ),
 )
 
 

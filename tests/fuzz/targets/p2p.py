@@ -23,6 +23,7 @@ from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.multicast import Multicast
 from p2p.multicast_wire import (
     Announce,
+    Ask,
     Done,
     Have,
     Swap,
@@ -287,6 +288,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     multicast = (
         Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
         Swap(bytes(32), bytes(32), 3, (b"m" * 20, b"n" * 20)), Swap(bytes(32), b"", 0, ()), Want(bytes(32), 6),
+        Ask(bytes(32), ((b"m" * 20, 5), (b"n" * 20, 2))),
     )  # fmt: skip
     yield "multicast", Target(
         read_multicast, tuple(encode_control(message) for message in multicast),
