@@ -60,11 +60,15 @@ __all__ = [
     "parse_peer",
     "parse_signer",
     "parse_vote_key",
+    "read_table",
+    "toml_value",
 ]
 
 _Options = TypeVar("_Options")
 DUMP_HEAD: Final = "# What is not here has its default (docs/operations.md); changes act at the next start."
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
+TOLD_MAX: Final = 200
+"""Characters that are told of what is wrong with a file."""
 DIGITS_MAX: Final = 78
 """Of a number that is written as text: what an amount of 256 bits has at most."""
 PROTOCOL_VERSION_MAX: Final = 255
@@ -419,18 +423,23 @@ def load_table(path: Path, cls: type[_Options]) -> _Options:
     try:
         data = path.read_bytes()
         if len(data) > CONFIG_LIMIT_BYTES:
-            raise ConfigError(f"{path}: file too large")
-        document = tomllib.loads(data.decode())
+            raise ConfigError("file too large")
+        return read_table(data.decode(), cls)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `dekube init` makes one") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # a number of too many digits is no TOMLDecodeError
-        raise ConfigError(f"{path}: {str(error)[:200]}") from None
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {str(error)[:TOLD_MAX]}") from None
+
+
+def read_table(text: str, cls: type[_Options]) -> _Options:
+    """Return the frozen dataclass ``cls`` with the values of TOML over its defaults. Raises ConfigError."""
     try:
-        options: _Options = _build(cls, document, "")
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of too many digits is no TOMLDecodeError
+        raise ConfigError(str(error)[:TOLD_MAX]) from None
+    options: _Options = _build(cls, document, "")
     return options
 
 
@@ -545,11 +554,11 @@ def dump_options(options: DataclassInstance) -> str:
     for f in dataclasses.fields(options):
         value = getattr(options, f.name)
         if not dataclasses.is_dataclass(value):
-            lines.append(f"{f.name} = {_toml(value)}")
+            lines.append(f"{f.name} = {toml_value(value)}")
             continue
         default: Any = type(value)()  # type: ignore[misc]
         changed = [
-            f"{g.name} = {_toml(getattr(value, g.name))}"
+            f"{g.name} = {toml_value(getattr(value, g.name))}"
             for g in dataclasses.fields(value)
             if getattr(value, g.name) != getattr(default, g.name)
         ]
@@ -558,7 +567,8 @@ def dump_options(options: DataclassInstance) -> str:
     return "\n".join(lines + tables) + "\n"
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return the TOML of an option's value."""
     match value:
         case bool():
             return "true" if value else "false"

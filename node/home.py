@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from node.config import KeyOptions, NodeOptions, dump_options, load_options
+from node.config_edit import edit_options
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import (
     GENESIS_LIMIT_BYTES,
@@ -247,8 +248,15 @@ def _complete(home: Home, genesis: Genesis, options: DataclassInstance, new_vote
 
 
 def rewrite_options(home: Home, options: NodeOptions) -> None:
-    """Put ``options`` in the place of those of the home, durably."""
-    write_whole(home.config, dump_options(options))
+    """Put ``options`` in the place of those of the home, durably.
+
+    What a person wrote beside them stays; a file that is written too unusually for that stays as config.toml.old.
+    """
+    text = home.config.read_text() if home.config.exists() else ""
+    edited = edit_options(text, options)
+    if edited is None:
+        write_whole(home.config.with_name(home.config.name + ".old"), text)
+    write_whole(home.config, dump_options(options) if edited is None else edited)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
