@@ -391,7 +391,7 @@ def parse_host_port(text: str) -> tuple[str, int]:
 def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
     """Return what a person is told whose option names an address that cannot be had."""
     is_taken = error.errno == errno.EADDRINUSE
-    why = os.strerror(error.errno) if is_taken else error.strerror or str(error)
+    why = os.strerror(errno.EADDRINUSE) if is_taken else error.strerror or str(error)
     advice = "; another program has that port (`ss -ltnp` names it): end it, or name another port" * is_taken
     return ConfigError(f"{option}: cannot listen on {listen}: {why}{advice}")
 

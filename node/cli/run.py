@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import socket
+import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -12,12 +19,21 @@ from node.cli.guard import guard
 from node.cli.options import home_option
 from node.cli.output import json_option, show, show_fields, show_rows
 from node.config import NodeOptions, flat_options
-from node.control import ControlUnavailable, ask_node
+from node.control import ControlUnavailable, ask_node, short_path
 from node.home import Home
+from state.primitives.errors import DekubeError
 
-__all__ = ["node"]
+__all__ = ["NodeStillRuns", "node"]
 
 DRAIN_LOOK_S: Final = 1.0
+END_WAIT_S: Final = 120.0
+"""From the moment that a node answers no more until its process must have ended: gateway, jobs, database."""
+
+
+class NodeStillRuns(DekubeError):
+    """A node that was told to end and has not."""
+
+    code = "node_still_runs"
 
 
 @click.group()
@@ -112,20 +128,44 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
     """
     if ends and (stop or waits):
         raise click.UsageError("--end goes back to work: neither --stop nor --wait goes with it")
-    asked = False
-    while True:
-        try:
-            params = {"on": not ends, "stop": stop}
-            state = ask_node(home.control, "admin", timeout_s=10, method="admin_drain", params=params)
-        except ControlUnavailable:
-            if not (asked and stop):
-                raise
-            state = {"empty": True, "ended": True}  # while this waited
-        asked = True
-        if not waits or "ended" in state or (state["empty"] and not stop):
-            break
-        time.sleep(DRAIN_LOOK_S)
+    with _process_at(home.control) as process:
+        state = _drain(home, {"on": not ends, "stop": stop}, waits=waits)
+        if "ended" in state and process is not None and not select.select([process], [], [], END_WAIT_S)[0]:
+            raise NodeStillRuns(f"the node answers no more, but has not ended in {END_WAIT_S:.0f} s: see its log")
     if as_json:
         show(state)
         return
     show_fields(state, as_json=False, title="Draining" if not ends else "At work")
+
+
+def _drain(home: Home, params: dict[str, bool], *, waits: bool) -> dict[str, Any]:
+    """Ask until what is waited for has come; return the last answer."""
+    asked = False
+    while True:
+        try:
+            state: dict[str, Any] = ask_node(
+                home.control, "admin", timeout_s=10, method="admin_drain", params=params
+            )
+        except ControlUnavailable:
+            if not (asked and params["stop"]):
+                raise
+            return {"empty": True, "ended": True}  # while this waited
+        asked = True
+        if not waits or (state["empty"] and not params["stop"]):
+            return state
+        time.sleep(DRAIN_LOOK_S)
+
+
+@contextmanager
+def _process_at(control: Path) -> Iterator[int | None]:
+    """Hold the process that listens at a socket: readable when it has ended; None where it cannot be held."""
+    handle = None
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(short_path(control))
+        pid, _uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)

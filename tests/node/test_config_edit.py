@@ -79,7 +79,7 @@ def test_what_is_written_too_unusually_is_not_changed_wrongly(text: str) -> None
 
 
 COMMENT = st.from_regex(r"\A#[^\n\r\x00-\x08\x0a-\x1f\x7f]{0,20}\Z")
-WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+WORDS = st.text(st.characters(codec="utf-8"), max_size=12)
 OPTIONS = st.builds(
     lambda roles, vote, vote_next, listen, bootstrap, dial, outbound, stake: NodeOptions(
         roles=tuple(roles),
