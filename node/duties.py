@@ -180,6 +180,10 @@ class Duties:
         """Asks everybody for a data set that no peer has."""
         self._running: set[Hashable] = set()
         self._rests: dict[Hashable, float] = {}
+        self._asked: set[Hashable] = set()
+        """What the newest head asks for."""
+        self._troubles: dict[Hashable, tuple[str, str]] = {}
+        """Code and text of what keeps duties from being done, told once and again when it changes."""
         self._known_tasks: set[bytes] = set()
         self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
         self._reading_dataset = trio.Lock()
@@ -201,6 +205,18 @@ class Duties:
                 "device": s.device,
             }
             for task, s in self._executor.status.items()
+        ]
+
+    def troubles(self) -> list[dict[str, Any]]:
+        """Return the duties that are tried again and again, each with why it was not done, for people."""
+        return [
+            {
+                "duty": str(key[0] if isinstance(key, tuple) else key),
+                "task": key[1].hex() if isinstance(key, tuple) else None,
+                "code": code,
+                "error": text,
+            }
+            for key, (code, text) in self._troubles.items()
         ]
 
     def under_way(self) -> tuple[int, int, int]:
@@ -231,6 +247,7 @@ class Duties:
                 height = (await self._ledger.wait_head(height)).height
                 if not self._is_synced():
                     continue
+                self._asked.clear()
                 if self.is_draining():
                     if self.is_offered:
                         self._start(nursery, "register", self._leave_market)
@@ -257,8 +274,11 @@ class Duties:
         for task in list(self._known_tasks):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
+        wanted = self._asked | self._running
+        self._troubles = {key: why for key, why in self._troubles.items() if key in wanted}
 
     def _start(self, nursery: trio.Nursery, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        self._asked.add(key)
         if key in self._running or self._rests.get(key, 0.0) > trio.current_time():
             return
         self._running.add(key)
@@ -272,16 +292,29 @@ class Duties:
             raise
         except _Abandoned:
             _log.info("the chain moved on", duty=str(key))
+            self._troubles.pop(key, None)
         except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
-            level = _log.info if error.code in MOVED_ON else _log.warning
-            level("a transaction of a duty was refused", duty=str(key), code=error.code)
+            if error.code in MOVED_ON:
+                _log.info("a transaction of a duty was refused", duty=str(key), code=error.code)
+                self._troubles.pop(key, None)
+            else:
+                self._note(key, "a transaction of a duty was refused", error.code, str(error))
             self._rests[key] = trio.current_time() + RETRY_S
         except (DekubeError, OSError) as error:  # OSError: a full disk, or a file that is gone
             code = error.code if isinstance(error, DekubeError) else "io_error"
-            _log.warning("a duty failed and is tried again", duty=str(key), code=code, error=str(error))
+            self._note(key, "a duty failed and is tried again", code, str(error))
             self._rests[key] = trio.current_time() + RETRY_S
+        else:
+            self._troubles.pop(key, None)
         finally:
             self._running.discard(key)
+
+    def _note(self, key: Hashable, event: str, code: str, text: str) -> None:
+        """Log why a duty was not done, unless it was so the last time: amounts in the text change each block."""
+        before = self._troubles.get(key)
+        self._troubles[key] = (code, text)
+        if before is None or before[0] != code:
+            _log.warning(event, duty=str(key), code=code, error=text)
 
     async def _while(self, stands: Callable[[], bool], work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Do ``work`` as long as the chain wants it: what it holds is free at once when the chain moves on.

@@ -501,6 +501,7 @@ class Node:
             "relays": len(self.relays.reservations),
             "reachability": self.reachability()._asdict(),
             "jobs": self.duties.jobs(),
+            "troubles": self.duties.troubles(),
             "draining": self.drain.is_on,
             "gateway": self.gateway.describe() if self.options.rpc.listen else None,
             "roles": list(self.options.roles),

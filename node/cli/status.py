@@ -72,6 +72,17 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         for job in state["jobs"]
     ]
     show_rows(jobs, ("task", "step", "device"), as_json=False, title="Jobs")
+    troubles = [_trouble(state, trouble) for trouble in state.get("troubles", ())]
+    if troubles:
+        show_rows(troubles, ("duty", "task", "why"), as_json=False, title="Not done yet")
+
+
+def _trouble(state: dict[str, Any], trouble: dict[str, Any]) -> dict[str, str]:
+    task = "0x" + trouble["task"] if trouble["task"] else ""
+    why = f"{trouble['error']} [{trouble['code']}]"
+    if trouble["code"] == "insufficient_funds":
+        why = f"{state['address']} lacks the coins: send it some [insufficient_funds]"
+    return {"duty": trouble["duty"], "task": task, "why": why}
 
 
 def _seat(validator: dict[str, Any]) -> str:

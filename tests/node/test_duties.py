@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 
 import node.duties
@@ -19,8 +20,10 @@ from p2p.limits import NetworkLimits
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError, RecordDamaged
 from state.primitives.manifests import PIECE_BYTES
+from state.primitives.receipts import Receipt
 from state.store.cache import Cache
 from state.store.records import STATE
+from state.transition.transfer import TRANSFER_KIND
 from tasks import queries
 from tasks.executor.errors import JobFailed
 from tasks.executor.results import WindowResult
@@ -493,6 +496,36 @@ async def test_a_node_registers_itself_once_and_again_when_what_it_offers_change
         nursery.cancel_scope.cancel()
     # The score differs at each start: no reason to write.
     assert nonces == [1, 1, 2]
+
+
+async def test_a_node_that_cannot_pay_says_so_once_and_registers_when_it_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.duties, "known_score", lambda _path: 1_000)
+    monkeypatch.setattr(node.duties, "RETRY_S", 0.02)
+    poor = Machine(world, 11, "compute", alone=True)
+    poor.options = replace(poor.options, registry=RegistryOptions())
+    tries = 0
+    send = poor.wallet.send
+
+    async def counted(kind: int, payload: list[Value]) -> Receipt:
+        nonlocal tries
+        tries += 1
+        return await send(kind, payload)
+
+    monkeypatch.setattr(poor.wallet, "send", counted)
+    async with trio.open_nursery() as nursery:
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(poor.run)
+            await world.mint_until(lambda: tries > 5)
+            assert poor.duties is not None
+            [trouble] = poor.duties.troubles()
+            assert (trouble["duty"], trouble["task"], trouble["code"]) == ("register", None, "insufficient_funds")
+            nursery.start_soon(world.wallet(0).send, TRANSFER_KIND, [poor.wallet.address, 1_000 * COIN])
+            await world.mint_until(lambda: load_node(world.store, poor.wallet.address) is not None)
+            await world.mint_until(lambda: not poor.duties.troubles())
+        nursery.cancel_scope.cancel()
+    assert [line["code"] for line in logs if line["log_level"] == "warning"] == ["insufficient_funds"]
 
 
 async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
