@@ -1,7 +1,8 @@
-"""Signed peer records: where a node says it can be reached, in at most 512 bytes that anyone may pass on."""
+"""Signed peer records: where a node says it can be reached, in at most 768 bytes that anyone may pass on."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,9 +16,10 @@ from state.primitives.keys import SIGNATURE_BYTES, recover_address
 
 __all__ = ["ENDPOINTS_MAX", "RECORD_BYTES_MAX", "RECORD_LIFE_MS", "PeerRecord", "sign_record", "verify_record"]
 
-RECORD_BYTES_MAX: Final = 512
+RECORD_BYTES_MAX: Final = 768
 RECORD_LIFE_MS: Final = 24 * 3_600_000
-ENDPOINTS_MAX: Final = 4
+ENDPOINTS_MAX: Final = 6
+"""Both families of addresses of the node itself and of two relays; who looks for it dials no more."""
 
 _CLOCK_SKEW_MS_MAX: Final = 3_600_000
 _KIND: Final = b"peer record"
@@ -49,12 +51,13 @@ def sign_record(
 ) -> PeerRecord:
     """Return the record of this node for the next 24 hours; its sequence is the time, and more than ``above``.
 
-    Of ``endpoints`` the first are kept, as many as ENDPOINTS_MAX and RECORD_BYTES_MAX allow; paths of several
-    relays are their dialler's own business and left out.
+    Of ``endpoints`` as many are kept as ENDPOINTS_MAX and RECORD_BYTES_MAX allow: direct ones before one of each
+    relay, these before further ones of the same relay, else in order. Paths of several relays are their dialler's
+    own business and left out.
     """
     sequence = max(now_ms, above + 1)
     expiry_ms = min(now_ms + RECORD_LIFE_MS, identity.certificate.not_after_ms)
-    kept = tuple(endpoint for endpoint in endpoints if endpoint.via is None)[:ENDPOINTS_MAX]
+    kept = _ranked(endpoints)[:ENDPOINTS_MAX]
     while True:
         signed: list[Value] = [
             identity.certificate.to_value(),
@@ -66,6 +69,18 @@ def sign_record(
         if len(data) <= RECORD_BYTES_MAX:
             return PeerRecord(identity.address, identity.certificate, sequence, expiry_ms, kept, data)
         kept = kept[:-1]
+
+
+def _ranked(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    """Return those that a record may name, those first that are lost last."""
+    turns: Counter[bytes] = Counter()
+    ranks: list[tuple[int, Endpoint]] = []
+    for endpoint in endpoints:
+        if endpoint.via is None:
+            if endpoint.relay is not None:
+                turns[endpoint.relay] += 1
+            ranks.append((0 if endpoint.relay is None else turns[endpoint.relay], endpoint))
+    return tuple([endpoint for _, endpoint in sorted(ranks, key=lambda ranked: ranked[0])])
 
 
 def verify_record(data: bytes, *, genesis_hash: bytes, now_ms: int) -> PeerRecord:

@@ -13,10 +13,11 @@ from p2p.gossip import Verdict
 from p2p.identity import NO_ROLES
 from p2p.limits import NetworkLimits
 from p2p.recordkeeping import RecordKeeper
-from p2p.records import RECORD_BYTES_MAX, RECORD_LIFE_MS, PeerRecord, sign_record, verify_record
+from p2p.records import ENDPOINTS_MAX, RECORD_BYTES_MAX, RECORD_LIFE_MS, PeerRecord, sign_record, verify_record
 from p2p.transport import Endpoint
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.hashing import digest
 from tests.p2p.helpers import GENESIS, NOW_MS, account, identity
 
 HOME = Endpoint("192.0.2.1", 30303)
@@ -36,8 +37,40 @@ def test_records_are_verified_back_to_the_account() -> None:
 def test_endpoints_that_do_not_fit_are_left_out() -> None:
     long = tuple(Endpoint("h" * 60, 60000 + n, account(n).address) for n in range(8))
     record = sign_record(identity(1), long, now_ms=NOW_MS)
-    assert len(record.data) <= RECORD_BYTES_MAX and 0 < len(record.endpoints) <= 4
+    assert len(record.data) <= RECORD_BYTES_MAX and 0 < len(record.endpoints) <= ENDPOINTS_MAX
     assert check(record.data).endpoints == long[: len(record.endpoints)]
+
+
+def test_a_home_with_both_families_names_both_of_its_relays() -> None:
+    """As many relays as it waits at can bring it pieces and circuits, before any of them is named twice."""
+    v4, v6 = "203.113.114.115", "2001:db8:1234:5678:9abc:def0:1234:5678"
+    direct = (Endpoint(v4, 30303), Endpoint(v6, 30303))
+    relays = [
+        tuple(Endpoint(host, 40000 + number, account(number).address) for host in (v4, v6)) for number in (7, 8, 9)
+    ]
+
+    def named(*endpoints: Endpoint) -> tuple[Endpoint, ...]:
+        record = sign_record(identity(1), endpoints, now_ms=NOW_MS)
+        assert check(record.data).endpoints == record.endpoints
+        return record.endpoints
+
+    one, two, three = relays
+    assert named(*direct, *one, *two) == (*direct, one[0], two[0], one[1], two[1])
+    assert named(*one, *direct, *two, *three) == (*direct, one[0], two[0], three[0], one[1])
+    assert named(*one, *two, *three) == (one[0], two[0], three[0], one[1], two[1], three[1])
+
+
+def test_a_record_of_more_endpoints_than_a_node_dials_is_refused() -> None:
+    many = [str(Endpoint("192.0.2.1", port)) for port in range(1, ENDPOINTS_MAX + 2)]
+    raw = decode(sign_record(identity(1), (HOME,), now_ms=NOW_MS).data, limit_bytes=RECORD_BYTES_MAX)
+    assert isinstance(raw, list)
+    signed = [*raw[:3], many]
+    signature = identity(1).signer.sign(digest(b"peer record", encode(signed)))
+    with pytest.raises(RecordInvalid):
+        check(encode([*signed, signature]))
+    signed[3] = many[:-1]
+    signature = identity(1).signer.sign(digest(b"peer record", encode(signed)))
+    assert len(check(encode([*signed, signature])).endpoints) == ENDPOINTS_MAX
 
 
 def test_records_of_another_time_chain_or_signer_are_refused() -> None:
