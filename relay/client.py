@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 import trio
 
+from p2p.crowds import network_of
 from p2p.identity import Identity
 from p2p.sockets import Opener
 from p2p.transport import Acceptance, Doubt, Endpoint
@@ -454,7 +455,10 @@ class RelayClient:
             await trio.sleep(self._options.backoff_s_min * random.uniform(0.5, 1))
 
     def _wanted(self, known: Sequence[Endpoint]) -> list[Endpoint]:
-        """Return the relays to reserve at, and end what is kept elsewhere."""
+        """Return the relays to reserve at, of as many networks as there are, and end what is kept elsewhere.
+
+        Several relays of one house end together, and may be one operator's.
+        """
         now = trio.current_time()
         order = self.judge.order(dict.fromkeys(e.relay or b"" for e in known), now)
         rank = {relay: at for at, relay in enumerate(order)}
@@ -464,7 +468,13 @@ class RelayClient:
             # One that is held and does its work is not given up for one that is a little nearer.
             return self.judge.is_left(relay, now), endpoint not in self._reservations, rank[relay]
 
-        wanted = sorted(known, key=cost)[: self._options.reservations]
+        turns: Counter[tuple[bool, str]] = Counter()
+        ranks: list[tuple[bool, int, Endpoint]] = []
+        for endpoint in sorted(known, key=cost):
+            is_left = self.judge.is_left(endpoint.relay or b"", now)
+            turns[is_left, _network_of(endpoint.host)] += 1
+            ranks.append((is_left, turns[is_left, _network_of(endpoint.host)], endpoint))
+        wanted = [e for *_, e in sorted(ranks, key=lambda ranked: ranked[:2])[: self._options.reservations]]
         for endpoint, scope in list(self._keepers.items()):
             if endpoint not in wanted:
                 scope.cancel()
@@ -734,3 +744,10 @@ def _crosses(circuit: CircuitStream, endpoint: Endpoint) -> bool:
 
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
+
+
+def _network_of(host: str) -> str:
+    try:
+        return network_of(host)
+    except ValueError:
+        return host  # a name

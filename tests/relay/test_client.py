@@ -317,3 +317,19 @@ async def test_a_good_relay_is_not_blamed_for_a_place_that_only_bears_its_name()
     other = Endpoint("127.0.0.1", 2, BOB)
     client._blame(other, Fault.LOST)
     assert client.judge.points(BOB, trio.current_time()) > 0, "one that nobody else names"
+
+
+async def test_relays_to_wait_at_are_of_as_many_networks_as_there_are() -> None:
+    """A host may run a relay for each of its cores, all of them the nearest."""
+    crowd = [Endpoint("192.0.2.7", 26_680 + n, bytes([n]) * 20) for n in range(8)]
+    far, ipv6 = Endpoint("198.51.100.1", 26_680, b"f" * 20), Endpoint("2001:db8::1", 26_680, b"v" * 20)
+    client = RelayClient(lambda: identity_of("alice"), [*crowd, far, ipv6], RelayClientOptions(reservations=3))
+    for at, endpoint in enumerate((*crowd, ipv6, far)):
+        client.measured(endpoint, 0.01 * (at + 1))
+    assert client._wanted([*crowd, far, ipv6]) == [crowd[0], ipv6, far]
+    assert client._wanted([*crowd, far]) == [crowd[0], far, crowd[1]]
+    assert client._wanted(crowd) == crowd[:3]
+    while not client.judge.is_left(far.relay or b"", trio.current_time()):
+        client._blame(far, Fault.LOST)
+    assert client._wanted([*crowd, far]) == crowd[:3], "one that is left only where there is no other"
+    assert client._wanted([far, crowd[0]]) == [crowd[0], far]
