@@ -152,6 +152,7 @@ async def _validator(node: Node) -> Json:
         "seats": len(seats),
         "leader": status.leader,
         "listens_before_voting": status.is_listening,
+        "listens_s_max": node.agreement.listens_s_max,
     }
 
 
@@ -261,7 +262,7 @@ TABLE: Final[Mapping[str, Method]] = {
                     "address": ADDRESS_OUT, "vote_keys": array(HASH_OUT), "signer": nullable(STRING),
                     "epoch": NUMBER, "view": NUMBER, "height": NUMBER, "last_height_of_epoch": NUMBER,
                     "seat": nullable(NUMBER), "seat_key": nullable(HASH_OUT), "seats": NUMBER, "leader": NUMBER,
-                    "listens_before_voting": _BOOLEAN,
+                    "listens_before_voting": _BOOLEAN, "listens_s_max": NUMBER,
                 }
             ),
         ),

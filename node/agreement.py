@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil, inf
 from random import Random
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard_log import FileLog, VoteDirectory
 from consensus.ports import BuildRequest
 from consensus.remote_voter import RemoteVoter
-from consensus.replica import root_of
+from consensus.replica import DOPPELGANGER_FACTOR_MAX, root_of
 from consensus.service import ConsensusService, VotingKey
 from consensus.votes import Certificate
 from node.chain import Body, Executed, decode_body
@@ -46,7 +47,7 @@ from state.transition.epochs import EpochInfo, epoch_of, load_tally
 from state.transition.runtime import Checked
 from state.transition.staking import load_committee
 
-__all__ = ["Agreement", "Progress"]
+__all__ = ["Agreement", "Progress", "tell_listening"]
 
 _log = structlog.get_logger("consensus")
 _T = TypeVar("_T")
@@ -55,6 +56,7 @@ KIND_CONSENSUS: Final = 0x01
 KIND_CONSENSUS_BULK: Final = 0x02
 BODIES_MAX: Final = 16
 """Blocks whose checked transactions are kept between check and execution."""
+LISTENING_LOOK_S: Final = 1.0
 VIEWS_AHEAD_MAX: Final = 64
 VIEWS_BEHIND_MAX: Final = 8
 """A compact proposal of a view so near is rebuilt; on others nothing is spent."""
@@ -161,12 +163,15 @@ class Agreement:
             self._directories.append(VoteDirectory(home.guard))  # what the votes rest on stays with the chain
             journal = self._directories[0].journal
         self._port = _NetworkPort(network)
+        parameters = read_parameters(ConsensusParameters, "consensus", runtime.genesis)
+        self._listens_s = DOPPELGANGER_FACTOR_MAX * parameters.doppelganger_ms / 1000
+        self._began_s = inf
         self.service = ConsensusService(
             epoch=_epoch(info),
             genesis_hash=runtime.genesis_hash,
             root=root,
             certificates=certificates,
-            parameters=read_parameters(ConsensusParameters, "consensus", runtime.genesis),
+            parameters=parameters,
             chain=_ChainPort(
                 ledger, verifier, stages, evidence, lambda: self.progress().is_syncing, checkpoint_of(options)
             ),
@@ -217,10 +222,19 @@ class Agreement:
                 nursery.start_soon(self._hearsay.run)
                 if self._port.compact is not None:
                     nursery.start_soon(self._port.compact.run)
+                self._began_s = trio.current_time()
+                nursery.start_soon(tell_listening, lambda: self.listens_s_max, self._listens_s)
                 await self.service.run(task_status)
         finally:
             for directory in self._directories:
                 directory.close()
+
+    @property
+    def listens_s_max(self) -> int:
+        """Seconds, at most, for which this seat goes on listening whether its key votes elsewhere."""
+        if not self.service.status().is_listening:
+            return 0
+        return max(0, ceil(self._began_s + self._listens_s - trio.current_time()))
 
     def _next_key(self, home: Home, number: int, view: int, secret: SecretKey) -> VotingKey:
         """Open the guard of a key that takes over when the chain seats it."""
@@ -376,6 +390,21 @@ class _PoolPort:
         """Return the hash of a transaction that waits or was lately in a block; from any thread."""
         checked = self._ledger.find(raw)
         return None if checked is None else checked.transaction.hash
+
+
+async def tell_listening(left_s: Callable[[], int], until_s: float) -> None:
+    """Log that the seat listens before it votes, and when that is over: a chain may wait for it."""
+    with trio.move_on_after(until_s + 2 * LISTENING_LOOK_S):
+        before = 0
+        while True:
+            await trio.sleep(LISTENING_LOOK_S)  # which epoch it has a seat in may have to be found first
+            now = left_s()
+            if now and not before:
+                _log.info("listens whether its key votes elsewhere before it votes", at_most_s=now)
+            elif before and not now:
+                _log.info("heard no vote of its key from elsewhere")
+                return
+            before = now
 
 
 class _NetworkPort:

@@ -89,7 +89,9 @@ def _seat(validator: dict[str, Any]) -> str:
     """Return whether a validator sits: what its owner looks for first."""
     if validator["seat"] is None:
         return f"none of {validator['seats']} in epoch {validator['epoch']} (dekube validators)"
-    listens = ", listens before it votes" * validator["listens_before_voting"]
+    listens = ", does not vote yet" * validator["listens_before_voting"]
+    if left_s := validator.get("listens_s_max"):
+        listens = f", listens whether its key votes elsewhere: votes in {left_s} s at the latest"
     return f"{validator['seat']} of {validator['seats']} in epoch {validator['epoch']}{listens}"
 
 

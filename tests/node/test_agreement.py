@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from math import ceil
 from pathlib import Path
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -13,7 +15,7 @@ from consensus.core import EVIDENCE_VIEWS
 from consensus.ports import BuildRequest
 from consensus.votes import Certificate
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate
-from node.agreement import _ChainPort, _NetworkPort, _root
+from node.agreement import _ChainPort, _NetworkPort, _root, tell_listening
 from node.config import Checkpoint
 from node.forks import to_keep
 from node.stages import Stages
@@ -157,3 +159,14 @@ async def test_who_serves_false_blocks_is_kept_away_unless_it_sits() -> None:
     for address in (sitting, liar):
         port.ban(address, "false blocks")
     assert list(network.bans()) == [liar]
+
+
+async def test_what_a_seat_waits_for_before_it_votes_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    ends_s = trio.current_time() + 60
+    with structlog.testing.capture_logs() as logs:
+        await tell_listening(lambda: max(0, ceil(ends_s - trio.current_time())), 60)
+    assert [line.get("at_most_s") for line in logs] == [59, None]
+    assert trio.current_time() == ends_s
+    with structlog.testing.capture_logs() as logs:
+        await tell_listening(lambda: 0, 60)  # no seat
+    assert logs == []

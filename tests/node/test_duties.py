@@ -518,12 +518,14 @@ async def test_a_node_that_cannot_pay_says_so_once_and_registers_when_it_can(
         with structlog.testing.capture_logs() as logs:
             await nursery.start(poor.run)
             await world.mint_until(lambda: tries > 5)
-            assert poor.duties is not None
-            [trouble] = poor.duties.troubles()
+            duties = poor.duties
+            assert duties is not None
+            [trouble] = duties.troubles()
             assert (trouble["duty"], trouble["task"], trouble["code"]) == ("register", None, "insufficient_funds")
-            nursery.start_soon(world.wallet(0).send, TRANSFER_KIND, [poor.wallet.address, 1_000 * COIN])
+            gift: list[Value] = [poor.wallet.address, 1_000 * COIN]
+            nursery.start_soon(world.wallet(0).send, TRANSFER_KIND, gift)
             await world.mint_until(lambda: load_node(world.store, poor.wallet.address) is not None)
-            await world.mint_until(lambda: not poor.duties.troubles())
+            await world.mint_until(lambda: not duties.troubles())
         nursery.cancel_scope.cancel()
     assert [line["code"] for line in logs if line["log_level"] == "warning"] == ["insufficient_funds"]
 
