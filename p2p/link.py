@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from p2p.channel import Channel, Hello
+from p2p.channel import Channel, Hello, Word
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import TcpInfo, pace, tcp_info, tune
@@ -160,6 +160,11 @@ class Link:
                     pass
         self.ended.set()
         await trio.aclose_forcefully(self._stream)
+
+    async def part(self) -> None:
+        """Close after a word of farewell."""
+        self.channel.say(Word.BYE)
+        await self.aclose(goodbye=self.channel.seal())
 
     def doubt(self, doubt: Doubt) -> None:
         """Tell who carries the stream for us, where somebody does, what was wrong with it."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from p2p.channel import GENERATION_MAX, Hello, Opening, Word, conversation_of
+from p2p.channel import GENERATION_MAX, Hello, Opening, conversation_of
 from p2p.errors import PeerUnreachable, RecordDamaged
 from p2p.frame import Class
 from p2p.handshake import Session
@@ -275,8 +275,7 @@ class Peer:
             control, lanes = self.control, self.lanes.end()
             self.control = None
             if control is not None:
-                control.channel.say(Word.BYE)
-                await control.aclose(goodbye=control.channel.seal())
+                await control.part()
             for lane in lanes:
                 await lane.aclose()
 

@@ -93,7 +93,7 @@ async def line(tmp_path: Path, numbers: Sequence[int]) -> AsyncIterator[tuple[Wo
                 await node.network.wait_peers((at > 0) + (at + 1 < len(nodes)))
                 await until(
                     lambda node=node: all(  # type: ignore[misc]
-                        TOPIC_BLOB in peer.topics for peer in node.network._gossip._peers.values()
+                        TOPIC_BLOB in peer.topics for peer in node.network._gossip.core._peers.values()
                     )
                 )
             yield world, market.task, load_spec(world.store, market.task).dataset.blob, nodes

@@ -195,7 +195,7 @@ async def test_who_passes_a_forged_vote_on_loses_points_and_the_seat_does_not(tm
 
 
 def _topics(network: Network, peer: bytes) -> set[str]:
-    known = network._gossip._peers.get(peer)
+    known = network._gossip.core._peers.get(peer)
     return set() if known is None else known.topics
 
 

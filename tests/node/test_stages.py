@@ -28,7 +28,7 @@ def test_each_part_pays_for_its_own_time_and_for_nobody_elses() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(part, name="consensus")
-            nursery.start_soon(part, name="p2p.service.Network._live")
+            nursery.start_soon(part, name="p2p.peering.Peering.live")
 
     trio.run(main, instruments=(stages,))
     seconds = stages.seconds()

@@ -1,0 +1,55 @@
+"""A node's own options of its network, and what follows from them about where strangers may send it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2p.dialling import parse_bootstrap
+from p2p.gossip import GossipParameters
+from p2p.limits import NetworkLimits
+from p2p.transport import Endpoint
+from p2p.vicinity import Vicinity
+from state.primitives.errors import ConfigError, DecodeError
+
+__all__ = ["NetworkConfig", "vicinity_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """A node's own options of its network."""
+
+    listen: tuple[tuple[str, int], ...] = ()
+    """(host, port) pairs; port 0 takes a free one, see ``Network.bound``."""
+    advertise: tuple[str, ...] = ()
+    """Endpoints to tell others; where there is none, those of ``listen`` that are no wildcard."""
+    bootstrap: tuple[str, ...] = ()
+    """``0x<address>@host:port``, ``host:port`` or either with a whole endpoint: see ``parse_bootstrap``."""
+    data_dir: Path | None = None
+    """Where the address book is kept over a restart; None: nowhere."""
+    dial_inner: bool = False
+    """Dial private and loopback addresses too that strangers name; so it is anyhow where the options above do."""
+    blob_dir: Path | None = None
+    blob_budget_bytes: int = 16 * 1024**3
+    limits: NetworkLimits = field(default_factory=NetworkLimits)
+    gossip: GossipParameters = field(default_factory=GossipParameters)
+
+    def advertised(self) -> tuple[Endpoint, ...]:
+        """Return the endpoints of ``advertise``. Raises ConfigError."""
+        return tuple(_endpoint(text) for text in self.advertise)
+
+
+def vicinity_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> Vicinity:
+    """Return what strangers may send a node of this configuration to. Raises ConfigError."""
+    listen = [host for host, _ in config.listen if host]
+    first = [parse_bootstrap(text)[1] for text in config.bootstrap]
+    endpoints = (*first, *config.advertised(), *relays)
+    return Vicinity([*listen, *(endpoint.host for endpoint in endpoints)], is_inner=config.dial_inner)
+
+
+def _endpoint(text: str) -> Endpoint:
+    try:
+        return Endpoint.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
+    except DecodeError as error:
+        raise ConfigError(f"advertised endpoint {text!r}: {error}") from None
