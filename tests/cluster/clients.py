@@ -6,10 +6,11 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rpc.client import AnswerMalformed, Client, ClientError, ClientOptions, GatewayUnreachable
 from state.primitives.envelope import CALL_KIND, Transaction
+from state.primitives.genesis import Genesis
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
@@ -18,6 +19,7 @@ from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payl
 from testnet.plan import COIN, derive_key
 from tests.cluster.history import ChainBlock, History, Read, Transfer
 from tests.cluster.history import Final as FinalSeen
+from tests.cluster.sdk_clients import Follower, LightReader, Wallet
 
 __all__ = ["CLIENT_COINS", "Clients", "client_keys", "read_chain"]
 
@@ -37,8 +39,19 @@ EXPECTED: Final = frozenset(("node_unavailable", "height_not_reached", "height_u
 
 
 def client_keys() -> list[SecretKey]:
-    """Return the accounts of the clients."""
-    return [derive_key(1, f"client-{number}") for number in range(CLIENTS)]
+    """Return the accounts of the clients, the last of them that of the wallet."""
+    return [derive_key(1, f"client-{number}") for number in range(CLIENTS + 1)]
+
+
+class _Stepping(Protocol):
+    """A client: a thread steps it until told to end, then lets it finish."""
+
+    @property
+    def history(self) -> History: ...
+    def pause_s(self) -> float: ...
+    def step(self) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Client:
@@ -208,9 +221,15 @@ class _Client:
 class Clients:
     """Threads that go on until told to end; whoever starts them looks at what they saw when they have."""
 
-    def __init__(self, urls: Mapping[str, str], *, chain_id: int, seed: int) -> None:
+    def __init__(self, urls: Mapping[str, str], genesis: Genesis, *, seed: int) -> None:
         keys = client_keys()
-        self._clients = [_Client(number, keys, urls, chain_id, seed) for number in range(CLIENTS)]
+        accounts = [key.address for key in keys]
+        self._clients: list[_Stepping] = [
+            *(_Client(number, keys, urls, genesis.chain_id, seed) for number in range(CLIENTS)),
+            Wallet(keys[-1], accounts, urls, seed),
+            Follower(urls, seed),
+            LightReader(genesis, accounts, urls, seed),
+        ]
         self._ending = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(client,)) for client in self._clients]
         self._failures: list[BaseException] = []
@@ -220,7 +239,7 @@ class Clients:
         for thread in self._threads:
             thread.start()
 
-    def _run(self, client: _Client) -> None:
+    def _run(self, client: _Stepping) -> None:
         try:
             while not self._ending.wait(client.pause_s()):
                 client.step()

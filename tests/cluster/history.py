@@ -76,6 +76,8 @@ class History:
     """Transfers that a member may have taken, by hash: who signed them, for people."""
     finals: list[Final] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
+    told: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    """Height and hash of the blocks of which a subscriber heard, as they came."""
     refusals: list[str] = field(default_factory=list)
     """Answers that no client may ever get."""
 
@@ -84,6 +86,7 @@ class History:
         self.sent |= other.sent
         self.finals += other.finals
         self.reads += other.reads
+        self.told |= other.told
         self.refusals += other.refusals
 
 
@@ -153,6 +156,8 @@ def check(history: History, chain: Sequence[ChainBlock], genesis: Mapping[bytes,
         faults += _check_final(final, chain, ledger)
     for read in history.reads:
         faults += _check_read(read, chain, ledger, genesis)
+    for who, told in history.told.items():
+        faults += _check_told(who, told, chain)
     return faults + _check_order(history.reads)
 
 
@@ -185,6 +190,16 @@ def _check_read(
         if read.balance in (None, balance) and read.nonce in (None, nonce):
             return []
     return [f"{name}: balance {read.balance}, nonce {read.nonce}; the chain says {possible}"]
+
+
+def _check_told(who: str, told: Sequence[tuple[int, bytes]], chain: Sequence[ChainBlock]) -> list[str]:
+    """Every block from the first on, in order, once, and the chain's."""
+    for due, (height, block) in enumerate(told, 1):
+        if height != due:
+            return [f"{who}: told of {height} where {due} is due"]
+        if not _is_at(chain, height, block):
+            return [f"{who}: told of block {block.hex()} at {height}, which is not the chain's"]
+    return []
 
 
 def _check_order(reads: Sequence[Read]) -> list[str]:

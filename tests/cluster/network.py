@@ -72,9 +72,9 @@ class Network:
             start_new_session=True,  # a Ctrl-C of the tests' own terminal goes to the tests
         )
 
-    def wait_up(self) -> None:
+    def wait_up(self, *, patience_s: float = PATIENCE_S) -> None:
         """Wait until all members that were wanted run."""
-        wait_for(self._is_up, "all members run")
+        wait_for(self._is_up, "all members run", patience_s=patience_s)
 
     def _is_up(self) -> bool:
         assert self._process is not None
@@ -115,7 +115,7 @@ class Network:
         status = self._process.returncode
         self._process = None
         # The dead supervisor's children learn it from the kernel: at once, but after it.
-        wait_for(lambda: not any(map(is_alive, family)), "no process is left", patience_s=10)
+        wait_for(lambda: not any(map(is_alive, family)), "no process is left", patience_s=30)
         for handle in family:
             os.close(handle)
         return status, said

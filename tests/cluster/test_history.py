@@ -61,6 +61,7 @@ def right() -> History:
             read("one", BOB, 2, 10**9 + 5, 5, is_newest=False),
             read("two", ALICE, 1, 10**9 - 2 * FEE - 3 * GAS - 11, 6, high=4, nonce=2, block=None),
         ],
+        told={"follower": [(block.height, block.hash) for block in CHAIN[:3]]},
     )  # fmt: skip
 
 
@@ -78,6 +79,10 @@ def seen(
     return lambda it: it.reads.append(read(member, account, height, balance, at_s, **more))
 
 
+def told(height: int, block: bytes) -> Callable[[History], object]:
+    return lambda it: it.told["follower"].append((height, block))
+
+
 WRONG: dict[str, tuple[Callable[[History], object], str]] = {
     "lost": (lambda it: it.sent.update({b"n" * 32: "somebody"}), "is nowhere"),
     "final elsewhere": (elsewhere(height=2, block=CHAIN[1].hash), "has it at 1"),
@@ -91,6 +96,9 @@ WRONG: dict[str, tuple[Callable[[History], object], str]] = {
     "a height that is not there": (seen("two", CAROL, 4, 10**9, high=5), "has 4 blocks"),
     "did not wait": (seen("two", CAROL, 3, 10**9, height_min=4), "to be waited for"),
     "went back": (seen("one", CAROL, 2, 10**9), "went back from 3 to 2"),
+    "told twice": (told(3, CHAIN[2].hash), "where 4 is due"),
+    "told of another block": (told(4, b"x" * 32), "not the chain's"),
+    "not told of one": (lambda it: it.told["follower"].pop(0), "where 1 is due"),
     "refused": (lambda it: it.refusals.append("one: internal_error"), "internal_error"),
 }  # fmt: skip
 

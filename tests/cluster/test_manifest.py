@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.links import address, own_network, set_cuts
-from tests.cluster.manifest import KINDS, NETWORK, build_disturb, draw, play, tell
+from tests.cluster.manifest import KINDS, NETWORK, RELAY, SIGNER, WORKER, draw
+from tests.cluster.playing import build_disturb, play, tell
 
 LASTS_S = 15.0
-SEED = 128
-"""Its short form has a split and other disturbances, rests, short epochs, and a late start from the state."""
+SEED = 781
+"""Its short form has a split, a full disk, a killed relay and homes behind it, short epochs, a rotated key, a late
+start from the state, and rests."""
 
 
 @pytest.mark.cluster
@@ -34,19 +36,30 @@ def test_numbers_give_networks_of_every_kind_and_always_the_same() -> None:
     assert {one.kind for manifest in manifests for one in manifest.disturbances} == set(KINDS)
     assert {bool(manifest.late) for manifest in manifests} == {False, True}
     assert {manifest.late_sync for manifest in manifests} == {"blocks", "state"}
-    assert {manifest.has_epochs for manifest in manifests} == {False, True}
+    assert {manifest.epoch_blocks > 0 for manifest in manifests} == {False, True}
     assert {manifest.has_rests for manifest in manifests} == {False, True}
+    deeds = {deed.kind for manifest in manifests for deed in manifest.deeds}
+    assert deeds == {"stake", "unstake", "rotate", "upgrade", "task"}
+    assert any(manifest.homes for manifest in manifests) and any(manifest.lights for manifest in manifests)
     short = {one.kind for one in draw(SEED, lasts_s=LASTS_S).disturbances}
     assert "split" in short and len(short) > 2
     for manifest in manifests:
+        there = [NETWORK, *manifest.names]
+        there += [RELAY] if manifest.homes or manifest.has_task else []
+        there += [SIGNER] if manifest.signer else []
+        there += [WORKER] if manifest.has_task else []
         for member in {one.member for one in manifest.disturbances}:
-            assert member != manifest.late and member in (NETWORK, *manifest.names)
+            assert member != manifest.late and member in there
             own = [one for one in manifest.disturbances if one.member == member]
             for one, other in pairwise(own):
                 assert other.at_s >= one.until_s, "a member suffers one thing at a time"
         if manifest.has_rests:
             for one, other in pairwise(manifest.disturbances):
                 assert other.at_s >= one.until_s, "one thing at a time"
+        for deed in manifest.deeds:
+            assert deed.member in manifest.names
+            assert (deed.kind == "task") if not manifest.epoch_blocks else True
+            assert (deed.kind == "stake") == (deed.member == manifest.joins) or deed.kind == "upgrade"
         for one in manifest.disturbances:
             assert bool(one.cuts) == (one.kind == "split")
             assert all(source != target for source, target in one.cuts)
