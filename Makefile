@@ -64,7 +64,7 @@ sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of th
 	$(BIN)/python -m node.simulation run release
 
 soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on, for HOURS: killed, split, full, wrong clocks; clients check
-	$(BIN)/python -m tests.cluster.manifest $(SEED) --hours $(HOURS)
+	$(BIN)/python -m tests.cluster.playing $(SEED) --hours $(HOURS)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m cluster --ignore tests/wallets

@@ -4,29 +4,22 @@ Nothing is simulated but the clock of a process, the speed and the failures of i
 library (``disturb.c``). A full disk is a small file system of the member's own; a split drops packets between
 members in a network of this process alone. Where this process may not make the one, what would fill it is a kill;
 without the other a pause takes the place of a split.
-
-``python -m tests.cluster.manifest SEED`` plays one, ``--runs`` and ``--hours`` play on from there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import shutil
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Final
 
 from tests.cluster.links import Cut
 
 __all__ = [
     "CHILDREN", "ENDS_NODES", "KINDS", "NETWORK", "RELAY", "SIGNER", "SIGNER_FAULTS", "WORKER", "Deed",
-    "Disturbance", "Manifest", "draw", "main",
+    "Disturbance", "Manifest", "draw",
 ]  # fmt: skip
 
 KINDS: Final = {
@@ -224,32 +217,3 @@ def _draw_cuts(rng: random.Random, names: Sequence[str]) -> tuple[Cut, ...]:
         return tuple(pairs)
     links = [(one, other) for one in names for other in names if one != other]
     return tuple(sorted(rng.sample(links, rng.randint(1, len(links) // 2))))
-
-
-def main() -> None:
-    """Play manifests from the command line; exits with 1 after one that breaks a promise."""
-    from tests.cluster.playing import play  # what is drawn needs nothing that plays it
-
-    parser = argparse.ArgumentParser(description="Networks of processes from one number.")
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--hours", type=float, default=0.0, help="so long, however many that are")
-    parser.add_argument("--lasts", type=float, default=40.0, help="seconds of a run in which things happen")
-    options = parser.parse_args()
-    until_s = time.monotonic() + 3_600 * options.hours
-    seed = options.seed
-    while seed < options.seed + options.runs or time.monotonic() < until_s:
-        manifest = draw(seed, lasts_s=options.lasts)
-        print(manifest.to_json(), flush=True)
-        folder = Path(tempfile.mkdtemp(prefix="dekube-manifest-"))
-        try:
-            print(f"seed {seed}: level at height {play(manifest, folder)}", flush=True)
-        except AssertionError as error:
-            print(f"seed {seed}: {error}\nleft in {folder}; again: python -m tests.cluster.manifest {seed}")
-            raise SystemExit(1) from None
-        shutil.rmtree(folder, ignore_errors=True)
-        seed += 1
-
-
-if __name__ == "__main__":
-    main()

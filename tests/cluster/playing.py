@@ -1,7 +1,11 @@
-"""Plays a manifest: a network of processes, what befalls it, its operators and clients, what must hold then."""
+"""Plays a manifest: a network of processes, what befalls it, its operators and clients, what must hold then.
+
+``python -m tests.cluster.playing SEED`` plays one, ``--runs`` and ``--hours`` play on from there.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import shutil
@@ -9,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -43,12 +48,13 @@ from tests.cluster.manifest import (
     Deed,
     Disturbance,
     Manifest,
+    draw,
 )
 from tests.cluster.network import Network, network, parameters, run_here, wait_for
 from tests.cluster.operators import Operators, install_release
 from tests.cluster.ports import USABLE
 
-__all__ = ["build_disturb", "play", "tell"]
+__all__ = ["build_disturb", "main", "play", "tell"]
 
 DISK_BYTES: Final = 48 << 20
 LEVEL_S: Final = 240.0
@@ -524,3 +530,30 @@ def play(manifest: Manifest, folder: Path) -> int:
         net.end(signal.SIGINT)
         check_left(root, manifest)
     return height
+
+
+def main() -> None:
+    """Play manifests from the command line; exits with 1 after one that breaks a promise."""
+    parser = argparse.ArgumentParser(description="Networks of processes from one number.")
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--hours", type=float, default=0.0, help="so long, however many that are")
+    parser.add_argument("--lasts", type=float, default=40.0, help="seconds of a run in which things happen")
+    options = parser.parse_args()
+    until_s = time.monotonic() + 3_600 * options.hours
+    seed = options.seed
+    while seed < options.seed + options.runs or time.monotonic() < until_s:
+        manifest = draw(seed, lasts_s=options.lasts)
+        print(manifest.to_json(), flush=True)
+        folder = Path(tempfile.mkdtemp(prefix="dekube-manifest-"))
+        try:
+            print(f"seed {seed}: level at height {play(manifest, folder)}", flush=True)
+        except AssertionError as error:
+            print(f"seed {seed}: {error}\nleft in {folder}; again: python -m tests.cluster.playing {seed}")
+            raise SystemExit(1) from None
+        shutil.rmtree(folder, ignore_errors=True)
+        seed += 1
+
+
+if __name__ == "__main__":
+    main()
