@@ -221,14 +221,14 @@ class _Client:
 class Clients:
     """Threads that go on until told to end; whoever starts them looks at what they saw when they have."""
 
-    def __init__(self, urls: Mapping[str, str], genesis: Genesis, *, seed: int) -> None:
+    def __init__(self, urls: Mapping[str, str], genesis: Genesis, *, seed: int, is_upgraded: bool) -> None:
         keys = client_keys()
         accounts = [key.address for key in keys]
         self._clients: list[_Stepping] = [
             *(_Client(number, keys, urls, genesis.chain_id, seed) for number in range(CLIENTS)),
             Wallet(keys[-1], accounts, urls, seed),
             Follower(urls, seed),
-            LightReader(genesis, accounts, urls, seed),
+            LightReader(genesis, accounts, urls, seed, is_upgraded=is_upgraded),
         ]
         self._ending = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(client,)) for client in self._clients]

@@ -513,7 +513,8 @@ def play(manifest: Manifest, folder: Path) -> int:
         finally:
             del os.environ["LD_PRELOAD"]
         net.wait_up(patience_s=LEVEL_S)
-        clients = Clients({name: net.url(name) for name in names}, plan.genesis, seed=manifest.seed)
+        urls = {name: net.url(name) for name in names}
+        clients = Clients(urls, plan.genesis, seed=manifest.seed, is_upgraded=manifest.is_upgraded)
         clients.start()
         try:
             playing.run()
