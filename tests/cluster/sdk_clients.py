@@ -148,7 +148,7 @@ class LightReader:
     def __init__(
         self, genesis: Genesis, accounts: Sequence[bytes], urls: Mapping[str, str], seed: int, *, is_upgraded: bool
     ) -> None:
-        """``is_upgraded``: the protocol changes its version, and this client says that it does not know the new."""
+        """``is_upgraded``: the protocol changes its version, and this client says that it does not know it."""
         self.history = History()
         self._expected = {VersionUnknown.code} if is_upgraded else set()
         self._accounts = accounts
