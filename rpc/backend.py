@@ -36,7 +36,7 @@ from rpc.view import NodeView, Waiting, record_value
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
-from state.primitives.hashing import HASH_BYTES
+from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 from state.view.overlay import KEY_BYTES_MAX
 
 __all__ = ["Backend", "BackendOptions"]
@@ -468,7 +468,7 @@ class Backend:
                 raise DecodeError("leaders: an epoch expected")
 
     def _submit(self, params: list[Any]) -> Value:
-        """Return the failures, each of one transaction alone, with their places; the others were admitted."""
+        """Return the hashes, zeros for what was refused, and with their places the failures, each of one alone."""
         if (
             len(params) > 2 * SUBMITS_MAX
             or len(params) % 2
@@ -476,18 +476,22 @@ class Backend:
             or not set(map(len, params[1::2])) <= _ADDRESS_LENGTHS
         ):
             raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions, each with its sender, expected")
+        hashes: list[Any] = []
         failures: list[Value] = []
         raws = iter(params)
         with self._view.admission() as admit:
-            for position, (raw, sender) in enumerate(zip(raws, raws, strict=True)):
+            for raw, sender in zip(raws, raws, strict=True):
                 try:
-                    admit(raw, sender)
+                    hashes.append(admit(raw, sender))
+                    continue
                 except DekubeError as error:
-                    failures.append([position, *failure_value(error)])
+                    failure = failure_value(error)
                 except Exception:
                     _log.exception("a transaction of the gateway failed")
-                    failures.append([position, *failure_value(_Unanswered("internal error"))])
-        return failures
+                    failure = failure_value(_Unanswered("internal error"))
+                failures.append([len(hashes), *failure])
+                hashes.append(ZERO_HASH)
+        return [b"".join(hashes), failures]
 
     def _submit_evidence(self, params: list[Any]) -> Value:
         match params:

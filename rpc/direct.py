@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from rpc.dispatch import Caller, Suspended, start
+from rpc.dispatch import Caller, Late, start
 from rpc.errors import RpcError
 from rpc.holding import FREE_BYTES, Held, Ledger
 
@@ -60,6 +60,10 @@ class Port(Protocol):
 
     def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
         """Return the answer to a body; None where there is nothing to say."""
+        ...
+
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+        """Return the same where it is at hand, else what goes on by itself until it is."""
         ...
 
     def charge(self, caller: str, units: int) -> float:
@@ -114,7 +118,7 @@ class DirectRequest:
         self.disconnected = False
         self.response_complete = False
         self.message_event = _NO_EVENT if is_first else asyncio.Event()
-        self.task: asyncio.Task[Any] | Suspended | None = None
+        self.task: asyncio.Task[Any] | Late | None = None
         """What is to be cancelled when the client leaves."""
 
     @property
@@ -170,8 +174,8 @@ class DirectRequest:
         if self._connection.burst > BURST_MAX:
             self.task = asyncio.ensure_future(self.run_asgi(None))
             return
-        answer = start(self._port.answer(self.body, self._caller) if self._refusal is None else self._answer())
-        if isinstance(answer, Suspended):
+        answer = self._port.begin(self.body, self._caller) if self._refusal is None else start(self._answer())
+        if isinstance(answer, Late):
             self.task = answer
             answer.then(self._answered)
         else:
@@ -202,7 +206,7 @@ class DirectRequest:
         self._connection.transport.write(self._start(body) + body)
         self._finish()
 
-    def _answered(self, done: Suspended) -> None:
+    def _answered(self, done: Late) -> None:
         if not done.is_cancelled and not self.disconnected:
             self._respond(done.answer)
 

@@ -14,11 +14,12 @@ from rpc.errors import RpcError
 from rpc.holding import FREE_BYTES, Held, Ledger
 from rpc.limits import Budgets
 from rpc.link import fields_to_json
-from rpc.table import Json, Method, Node, bind
+from rpc.schema import Param
+from rpc.table import Json, Method, Node, Posting, bind
 from rpc.turns import Lane, Turns
 from state.primitives.errors import DekubeError
 
-__all__ = ["Caller", "DispatchOptions", "Dispatcher", "Suspended", "start"]
+__all__ = ["Caller", "DispatchOptions", "Dispatcher", "Late", "Posted", "Suspended", "start"]
 
 _log = structlog.get_logger(__name__)
 
@@ -99,12 +100,17 @@ class Dispatcher:
     ) -> None:
         self._node = node
         self._table = {name: (method, method.all_params) for name, method in table.items()}
+        self._postings = {
+            name: (method, method.posting, method.params[0])
+            for name, method in table.items() if method.posting is not None
+        }  # fmt: skip
         self._options = options
         self._clock = clock
         self._observe = observe
         self._absent = absent
         self._ledger = ledger or Ledger()
         self._large_from = min(BYTES_OF_UNIT, options.body_bytes_max)
+        self._answer_free = min(ANSWER_BYTES_OF_UNIT, options.answer_bytes_max)
         self._budgets = Budgets(options.rate_per_s, options.burst)
         self._running = 0
         self._running_of: dict[str, int] = {}
@@ -115,6 +121,17 @@ class Dispatcher:
             Lane.LOOKUP: Turns(options.lookups_max, options.lookups_per_caller_max * is_bounded),
             Lane.LISTING: Turns(options.listings_max, options.listings_per_caller_max * is_bounded),
         }
+
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+        """Do what ``answer`` does as far as it can be done now; what has to wait goes on by itself."""
+        if len(body) <= self._large_from:
+            try:
+                parsed = orjson.loads(body)
+            except ValueError:
+                parsed = None  # ``answer`` says what is wrong
+            if type(parsed) is dict:
+                return self._begin(parsed, caller)
+        return start(self.answer(body, caller))
 
     async def answer(self, body: bytes | bytearray | str, caller: Caller) -> bytes | None:
         """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
@@ -183,29 +200,78 @@ class Dispatcher:
         if len(requests) > self._options.batch_max:
             limit = self._options.batch_max
             raise RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit)
-        answers: list[bytes | Suspended | None] = []
-        late: dict[Suspended, Any] = {}
+        answers: list[bytes | Late | None] = []
+        late: dict[Late, Any] = {}
         sum_ = _Sum(Held(self._ledger, caller.key), self._options.answer_bytes_max)
         try:
             for index, request in enumerate(requests):
                 if index % YIELD_EVERY == YIELD_EVERY - 1:
                     await asyncio.sleep(0)
-                answer = start(self._one(request, caller))
-                if isinstance(answer, Suspended):
+                answer = self._begin(request, caller)
+                if isinstance(answer, Late):
                     late[answer] = request
                 elif answer is not None:
                     answer = sum_.fit(request, answer)
                 answers.append(answer)
             await _all_done(late, sum_)
-            whole = [item.answer if isinstance(item, Suspended) else item for item in answers]
+            whole = [item.answer if isinstance(item, Late) else item for item in answers]
             found = [item for item in whole if item is not None]
             return b"[" + b",".join(found) + b"]" if found else None
         finally:
-            for suspended in late:
-                suspended.cancel()
+            for one in late:
+                one.cancel()
             sum_.held.keep(0)
 
-    async def _one(self, request: Any, caller: Caller) -> bytes | None:
+    def _begin(self, request: Any, caller: Caller) -> bytes | Late | None:
+        """Do what ``_one`` does; transactions in the shape in which clients send them need no coroutine."""
+        if (
+            type(request) is dict
+            and type(name := request.get("method")) is str
+            and (found := self._postings.get(name)) is not None
+            and len(request) == 4
+            and request.get("jsonrpc") == "2.0"
+            and (identifier := request.get("id")) is not None
+            and _is_identifier(identifier)
+            and type(params := request.get("params")) is list
+            and len(params) == 1
+            and type(params[0]) is str
+            and self._has_room(caller.key)
+            and not self._budgets.take(caller.key, found[0].cost, self._clock())
+        ):
+            return self._post(request, caller, *found)
+        return start(self._one(request, caller))
+
+    def _post(
+        self, request: Any, caller: Caller, method: Method, posting: Posting, param: Param
+    ) -> bytes | Late | None:
+        """Answer a call of a transaction's method that is whole and paid for."""
+        identifier = request["id"]
+        try:
+            raw = param.read(request["params"][0])
+            prepared = posting.prepare(self._node, raw)
+            if prepared is None:
+                return start(self._one(request, caller, is_paid=True))
+            sender, known = prepared
+            posted = Posted(self, method.name, posting, known, identifier, caller)
+            self._node.post(raw, sender, posted)
+            self._enter(caller.key)
+            return posted
+        except Exception as error:
+            return self._fail(method.name, identifier, error)
+
+    def finish(self, posted: Posted, outcome: bytes | Exception) -> bytes:
+        """Return the answer to a call, of what the node has said."""
+        try:
+            if isinstance(outcome, DekubeError):
+                outcome = posted.posting.error(posted.known, outcome)
+            if isinstance(outcome, Exception):
+                return self._fail(posted.name, posted.identifier, outcome)
+            self._observe(posted.name, "ok")
+            return self._say(posted.identifier, posted.posting.result(posted.known, outcome), posted.caller)
+        except Exception as error:
+            return self._fail(posted.name, posted.identifier, error)
+
+    async def _one(self, request: Any, caller: Caller, *, is_paid: bool = False) -> bytes | None:
         identifier: Any = None
         name = ""
         wants_answer = True
@@ -232,25 +298,32 @@ class Dispatcher:
                 raise RpcError("method_not_found", message, method=absent)
             method, expected = found
             name = method.name
-            self._charge(caller, method.cost)
+            if not is_paid:
+                self._charge(caller, method.cost)
             result = await self._run(method, bind(expected, request.get("params")), caller)
             self._observe(name, "ok")
-            if not wants_answer:
-                return None
-            answer = orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result})
+            return self._say(identifier, result, caller) if wants_answer else None
+        except Exception as error:
+            failure = self._fail(name, identifier, error)
+            return failure if wants_answer else None
+
+    def _say(self, identifier: Any, result: Json, caller: Caller) -> bytes:
+        answer = orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result})
+        if len(answer) > self._answer_free:
             if len(answer) > self._options.answer_bytes_max:
                 raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
-            if len(answer) > ANSWER_BYTES_OF_UNIT:
-                self.weigh_answer(caller, len(answer))
-            return answer
-        except DekubeError as error:
+            self.weigh_answer(caller, len(answer))
+        return answer
+
+    def _fail(self, name: str, identifier: Any, error: Exception) -> bytes:
+        if isinstance(error, DekubeError):
             known = as_rpc_error(error)
-        except Exception:
+        else:
             # A bug of ours, never a mistake of the caller: logged whole, told without its inside.
-            _log.exception("rpc method failed", method=name)
+            _log.error("rpc method failed", method=name, exc_info=error)
             known = RpcError("internal_error", "internal error")
         self._observe(name, known.reason)
-        return _failure(identifier, known.to_json()) if wants_answer else None
+        return _failure(identifier, known.to_json())
 
     def _charge(self, caller: Caller, cost: int) -> None:
         wait_s = self._budgets.take(caller.key, cost, self._clock())
@@ -263,8 +336,7 @@ class Dispatcher:
         mine = self._running_of.get(caller.key, 0)
         if self._options.requests_per_caller_max and mine >= self._options.requests_per_caller_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
-        self._running += 1
-        self._running_of[caller.key] = mine + 1
+        self._enter(caller.key)
         turns = None
         try:
             if method.has_min_height:
@@ -291,12 +363,24 @@ class Dispatcher:
         finally:
             if turns is not None:
                 turns.leave(caller.key)
-            self._running -= 1
-            left = self._running_of[caller.key] - 1
-            if left:
-                self._running_of[caller.key] = left
-            else:
-                del self._running_of[caller.key]
+            self.leave(caller.key)
+
+    def _has_room(self, caller: str) -> bool:
+        most = self._options.requests_per_caller_max
+        return self._running < self._options.requests_max and (not most or self._running_of.get(caller, 0) < most)
+
+    def _enter(self, caller: str) -> None:
+        self._running += 1
+        self._running_of[caller] = self._running_of.get(caller, 0) + 1
+
+    def leave(self, caller: str) -> None:
+        """Count a request out."""
+        self._running -= 1
+        left = self._running_of[caller] - 1
+        if left:
+            self._running_of[caller] = left
+        else:
+            del self._running_of[caller]
 
 
 def as_rpc_error(error: DekubeError) -> RpcError:
@@ -325,27 +409,76 @@ def _failure(identifier: Any, error: Json) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error})
 
 
-class Suspended:
+class Late:
+    """An answer that is not there yet."""
+
+    __slots__ = ("_then", "answer", "is_cancelled", "is_waiting")
+
+    def __init__(self) -> None:
+        self._then: Callable[[Late], None] = _ignore
+        self.answer: bytes | None = None
+        self.is_cancelled = False
+        self.is_waiting = True
+
+    def then(self, function: Callable[[Late], None]) -> None:
+        """Call ``function`` when the answer is there; where it is given up that may never be."""
+        self._then = function
+
+    def cancel(self) -> None:
+        """Give up; does nothing to what is done."""
+        raise NotImplementedError
+
+
+class Posted(Late):
+    """A transaction whose hash, or refusal, the node has yet to say; a waiter of ``rpc.gather``."""
+
+    __slots__ = ("_dispatcher", "caller", "identifier", "known", "name", "posting")
+
+    def __init__(
+        self, dispatcher: Dispatcher, name: str, posting: Posting, known: Any, identifier: Any, caller: Caller
+    ) -> None:
+        super().__init__()
+        self._dispatcher = dispatcher
+        self.name = name
+        self.posting = posting
+        self.known = known
+        """What ``prepare`` has left for the other halves."""
+        self.identifier = identifier
+        self.caller = caller
+
+    def done(self) -> bool:
+        """Tell whether nobody waits for the node's word any more."""
+        return not self.is_waiting
+
+    def answered(self, outcome: bytes | Exception) -> None:
+        """Take the node's word."""
+        self.is_waiting = False
+        self._dispatcher.leave(self.caller.key)
+        self.answer = self._dispatcher.finish(self, outcome)
+        self._then(self)
+
+    def cancel(self) -> None:
+        """Give up; the node may have it all the same."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self.is_cancelled = True
+            self._dispatcher.leave(self.caller.key)
+
+
+class Suspended(Late):
     """A coroutine that had to wait and goes on by itself, for half of what a task costs.
 
     It may wait for futures; what asks for the current task, as ``asyncio.timeout`` does, fails in it.
     """
 
-    __slots__ = ("_coroutine", "_then", "_waiting_for", "answer", "is_cancelled", "is_waiting")
+    __slots__ = ("_coroutine", "_waiting_for")
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, bytes | None], waiting_for: asyncio.Future[Any] | None
     ) -> None:
+        super().__init__()
         self._coroutine = coroutine
-        self._then: Callable[[Suspended], None] = _ignore
-        self.answer: bytes | None = None
-        self.is_cancelled = False
-        self.is_waiting = True
         self._wait(waiting_for)
-
-    def then(self, function: Callable[[Suspended], None]) -> None:
-        """Call ``function`` when the answer is there, or when it is clear that none will come."""
-        self._then = function
 
     def cancel(self) -> None:
         """Give up; does nothing to what is done."""
@@ -383,7 +516,7 @@ class Suspended:
         self._then(self)
 
 
-def _ignore(_suspended: Suspended) -> None:
+def _ignore(_late: Late) -> None:
     pass
 
 
@@ -413,7 +546,7 @@ class _Sum:
         return answer
 
 
-async def _all_done(suspended: Mapping[Suspended, Any], sum_: _Sum) -> None:
+async def _all_done(late: Mapping[Late, Any], sum_: _Sum) -> None:
     """Wait until none of them waits any more; one that was cancelled cancels this.
 
     They come with their requests; what they answer is fitted into the sum of all.
@@ -421,11 +554,11 @@ async def _all_done(suspended: Mapping[Suspended, Any], sum_: _Sum) -> None:
     left = 0
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def one_is(one: Suspended) -> None:
+    def one_is(one: Late) -> None:
         nonlocal left
         left -= 1
         if one.answer is not None:
-            one.answer = sum_.fit(suspended[one], one.answer)
+            one.answer = sum_.fit(late[one], one.answer)
         if done.done():
             return
         if one.is_cancelled:
@@ -433,14 +566,14 @@ async def _all_done(suspended: Mapping[Suspended, Any], sum_: _Sum) -> None:
         elif not left:
             done.set_result(None)
 
-    for one in suspended:
+    for one in late:
         if one.is_waiting:
             left += 1
             one.then(one_is)
         elif one.is_cancelled:
             raise asyncio.CancelledError
         elif one.answer is not None:
-            one.answer = sum_.fit(suspended[one], one.answer)
+            one.answer = sum_.fit(late[one], one.answer)
     if left:
         await done
 

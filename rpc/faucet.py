@@ -395,6 +395,9 @@ class _NoShortWay:
     def answer(self, _body: bytes | bytearray, _caller: Caller) -> Any:
         raise AssertionError(DirectRequest)
 
+    def begin(self, _body: bytes | bytearray, _caller: Caller) -> Any:
+        raise AssertionError(DirectRequest)
+
     def charge(self, _caller: str, _units: int) -> float:
         raise AssertionError(DirectRequest)
 

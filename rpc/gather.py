@@ -10,18 +10,45 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+import structlog
 
 from rpc.errors import NodeUnavailable, RpcError
 from state.primitives.errors import DecodeError
 
-__all__ = ["FRAME_BYTES_MAX", "Gatherer"]
+__all__ = ["FRAME_BYTES_MAX", "Gatherer", "Waiter"]
 
+_log = structlog.get_logger(__name__)
 _Q = TypeVar("_Q")
 _A = TypeVar("_A")
+_Told = TypeVar("_Told", contravariant=True)
 
 FRAME_BYTES_MAX: Final = 192 * 1024
 """Bytes of the questions of one frame, below what the node reads as one request."""
+
+
+class Waiter(Protocol[_Told]):
+    """Who waits for one answer."""
+
+    def done(self) -> bool:
+        """Tell whether nothing is waited for any more."""
+        ...
+
+    def answered(self, answer: _Told | Exception) -> None:
+        """Take the answer, or why there is none; at most once, and not when ``done``."""
+        ...
+
+
+class _Asked(asyncio.Future[_A]):
+    """A future as a waiter."""
+
+    def answered(self, answer: _A | Exception) -> None:
+        if isinstance(answer, Exception):
+            self.set_exception(answer)
+            self.exception()  # whoever asked may be gone
+        else:
+            self.set_result(answer)
 
 
 class Gatherer(Generic[_Q, _A]):
@@ -46,7 +73,7 @@ class Gatherer(Generic[_Q, _A]):
         self._waiting_max = waiting_max
         self._size_of = size_of
         self._pause_s = pause_s
-        self._collected: deque[tuple[_Q, asyncio.Future[_A]]] = deque()
+        self._collected: deque[tuple[_Q, Waiter[_A]]] = deque()
         self._waiting = 0
         """Questions that are collected or in a frame under way."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,13 +91,18 @@ class Gatherer(Generic[_Q, _A]):
 
     def ask(self, question: _Q) -> asyncio.Future[_A]:
         """Return what will be the answer to ``question``. Raises RpcError while too many wait."""
+        future: _Asked[_A] = _Asked()
+        self.tell(question, future)
+        return future
+
+    def tell(self, question: _Q, waiter: Waiter[_A]) -> None:
+        """Tell ``waiter`` the answer, in the turn that brings it. Raises RpcError while too many wait."""
         if self._waiting >= self._waiting_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[_A] = loop.create_future()
-        self._collected.append((question, future))
+        self._collected.append((question, waiter))
         self._waiting += 1
         if not self._is_due and not self._is_asking:
             if self._pause is not None and len(self._collected) >= self._frame_items_max:
@@ -79,7 +111,6 @@ class Gatherer(Generic[_Q, _A]):
             if self._pause is None:
                 self._is_due = True
                 loop.call_soon(self._send)
-        return future
 
     def _send(self) -> None:
         self._is_due = False
@@ -93,7 +124,7 @@ class Gatherer(Generic[_Q, _A]):
             if frame := self._next_frame():
                 self._start(frame)
 
-    def _start(self, frame: list[tuple[_Q, asyncio.Future[_A]]]) -> None:
+    def _start(self, frame: list[tuple[_Q, Waiter[_A]]]) -> None:
         if self._pause_s is not None:
             self._is_asking = True
             self._pause_ends = asyncio.get_running_loop().time() + self._pause_s if len(frame) > 1 else 0.0
@@ -106,9 +137,9 @@ class Gatherer(Generic[_Q, _A]):
         self._asking.add(asking)
         asking.add_done_callback(partial(self._answered, frame))
 
-    def _next_frame(self) -> list[tuple[_Q, asyncio.Future[_A]]]:
+    def _next_frame(self) -> list[tuple[_Q, Waiter[_A]]]:
         collected, size_of, items_max = self._collected, self._size_of, self._frame_items_max
-        frame: list[tuple[_Q, asyncio.Future[_A]]] = []
+        frame: list[tuple[_Q, Waiter[_A]]] = []
         size = 0
         while collected and len(frame) < items_max:
             item = collected.popleft()
@@ -123,7 +154,7 @@ class Gatherer(Generic[_Q, _A]):
         return frame
 
     def _answered(
-        self, frame: list[tuple[_Q, asyncio.Future[_A]]], asked: asyncio.Future[Sequence[_A | Exception]]
+        self, frame: list[tuple[_Q, Waiter[_A]]], asked: asyncio.Future[Sequence[_A | Exception]]
     ) -> None:
         self._asking.discard(asked)
         answers: Sequence[_A | Exception]
@@ -141,11 +172,10 @@ class Gatherer(Generic[_Q, _A]):
         if self._pause_s is not None:
             self._is_asking = False
             self._send()  # before those who waited for this frame go on: the node need not wait for them
-        for (_, future), answer in zip(frame, answers, strict=True):
-            if future.done():
+        for (_, waiter), answer in zip(frame, answers, strict=True):
+            if waiter.done():
                 continue
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
-                future.exception()  # whoever asked may be gone
-            else:
-                future.set_result(answer)
+            try:
+                waiter.answered(answer)
+            except Exception:  # the others of the frame are told all the same
+                _log.exception("an answer of the node was not taken")

@@ -34,7 +34,7 @@ from rpc.frames import (
     read_answer,
     read_failure,
 )
-from rpc.gather import Gatherer
+from rpc.gather import Gatherer, Waiter
 from rpc.limits import Cache
 from rpc.view import (
     BlockRecord,
@@ -53,11 +53,11 @@ from rpc.view import (
 from rpc.waits import Waits
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
-from state.primitives.hashing import keccak
+from state.primitives.hashing import HASH_BYTES
 from state.primitives.receipts import EventType
 from state.primitives.transactions import CALL_KIND
 
-__all__ = ["Link", "LinkOptions"]
+__all__ = ["Link", "LinkOptions", "read_submitted"]
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -215,7 +215,7 @@ class Link:
         self._nonces: Gatherer[bytes, int] = Gatherer(
             self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=limit
         )
-        self._submits: Gatherer[tuple[bytes, bytes], None] = Gatherer(
+        self._submits: Gatherer[tuple[bytes, bytes], bytes] = Gatherer(
             self._submit_all,
             frame_items_max=SUBMITS_OF_FRAME,
             waiting_max=limit,
@@ -730,20 +730,15 @@ class Link:
         return None if found is None else read_record(Waiting, found)
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Hand a transaction to the mempool."""
-        await self._submits.ask((raw, sender))
-        return keccak(raw)
+        """Hand a transaction to the mempool; return its hash."""
+        return await self._submits.ask((raw, sender))
 
-    def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[list[Exception | None]]:
-        params: list[Value] = [part for transaction in transactions for part in transaction]
+    def post(self, raw: bytes, sender: bytes, waiter: Waiter[bytes]) -> None:
+        """Hand a transaction to the mempool, and tell ``waiter`` its hash."""
+        self._submits.tell((raw, sender), waiter)
 
-        def read(failures: Any) -> list[Exception | None]:
-            outcomes: list[Exception | None] = [None] * len(transactions)
-            for position, *failure in failures:
-                outcomes[position] = _as_error(read_failure(0, failure))
-            return outcomes
-
-        return self._ask("submit", params, read)
+    def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[list[bytes | Exception]]:
+        return self._ask("submit", [part for transaction in transactions for part in transaction], read_submitted)
 
     async def submit_evidence(self, raw: bytes) -> Submitted:
         """Hand evidence of a fault to the node."""
@@ -776,6 +771,24 @@ class Link:
 
 def _as_error(failure: Failure) -> RpcError:
     return RpcError(failure.code, failure.message, **fields_to_json(failure.fields))
+
+
+def read_submitted(value: Any) -> list[bytes | Exception]:
+    """Return the hash of each transaction, or why it was refused. Raises DecodeError."""
+    match value:
+        case [bytes(hashes), list(failures)] if not len(hashes) % HASH_BYTES:
+            outcomes: list[bytes | Exception] = [
+                hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)
+            ]
+            for failure in failures:
+                match failure:
+                    case [int(position), *why] if 0 <= position < len(outcomes):
+                        outcomes[position] = _as_error(read_failure(0, why))
+                    case _:
+                        raise DecodeError("not the failure of a transaction")
+            return outcomes
+        case _:
+            raise DecodeError("not the hashes of transactions")
 
 
 def _waiting(items: Any) -> list[Waiting]:

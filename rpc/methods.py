@@ -41,7 +41,7 @@ from rpc.schema import (
     obj,
     ref,
 )
-from rpc.table import Json, Method, Node
+from rpc.table import Json, Method, Node, Posting
 from rpc.turns import Lane
 from state.primitives.blocks import decode_header
 from state.primitives.codec import decode
@@ -283,8 +283,17 @@ async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
 
 async def send_transaction(node: Node, raw: bytes) -> Json:
     """Answer ``dekube_sendTransaction``; the signature is checked before the node is asked."""
-    sender = recover_sender(raw)
-    return {"at": at(node.head), "hash": hexed(await node.submit(raw, sender))}
+    sender, stamp = _prepare_transaction(node, raw)
+    return _sent(stamp, await node.submit(raw, sender))
+
+
+def _prepare_transaction(node: Node, raw: bytes) -> tuple[bytes, Json]:
+    """Return sender and stamp. Raises DecodeError, SignatureInvalid and NodeUnavailable."""
+    return recover_sender(raw), at(node.head)
+
+
+def _sent(stamp: Json, hash_: bytes) -> Json:
+    return {"at": stamp, "hash": hexed(hash_)}
 
 
 async def simulate_transaction(node: Node, raw: bytes) -> Json:
@@ -646,6 +655,7 @@ _TRANSACTIONS: Final = (
         cost=5,
         has_min_height=False,
         group="transactions",
+        posting=Posting(_prepare_transaction, _sent, lambda _stamp, error: error),
     ),
     Method(
         "dekube_simulateTransaction",

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from rpc.blocks import LoadedBlock
 from rpc.errors import RpcError
+from rpc.gather import Waiter
 from rpc.limits import Cache
 from rpc.schema import HEIGHT, Param, Schema
 from rpc.turns import Lane
 from rpc.view import Description, Head, Network, Peer, PoolStatus, Submitted, Sync, Waiting
+from state.primitives.errors import DekubeError
 from state.primitives.receipts import EventType
 
 if TYPE_CHECKING:
     from rpc.ethereum.filters import Filters
 
-__all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "bind"]
+__all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "Posting", "bind"]
 
 Json = Any
 _T = TypeVar("_T")
@@ -161,6 +163,10 @@ class Node(Protocol):
         """
         ...
 
+    def post(self, raw: bytes, sender: bytes, waiter: Waiter[bytes]) -> None:
+        """Do what ``submit`` does, and tell ``waiter`` how it ends."""
+        ...
+
     async def submit_evidence(self, raw: bytes) -> Submitted:
         """Hand evidence of a fault to the node. Raises RpcError with the code of what is wrong with it."""
         ...
@@ -184,6 +190,20 @@ class Node(Protocol):
     async def sync(self) -> Sync:
         """Return how far the node is."""
         ...
+
+
+class Posting(NamedTuple):
+    """The halves of a method that takes a transaction, before and after the node is asked; none of them waits.
+
+    With them a call needs no coroutine. It answers exactly as ``handle`` does.
+    """
+
+    prepare: Callable[[Node, bytes], tuple[bytes, Any] | None]
+    """Returns the sender and what the other halves need to know; None leaves the call to ``handle``."""
+    result: Callable[[Any, bytes], Json]
+    """Returns the result, of what ``prepare`` returned and of the transaction's hash."""
+    error: Callable[[Any, DekubeError], DekubeError]
+    """Returns the error that the node's refusal stands for."""
 
 
 class Method(NamedTuple):
@@ -210,6 +230,8 @@ class Method(NamedTuple):
     """Heading in the documentation."""
     lane: Lane | None = None
     """Where a call waits for its turn, if it takes long or much memory."""
+    posting: Posting | None = None
+    """How a call is answered whose only parameter that is given is a transaction; no ``weigh``, no ``lane``."""
 
     @property
     def all_params(self) -> tuple[Param, ...]:

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily
 from rpc.blobs import PREFIX as BLOBS
 from rpc.blobs import BlobDoor, BlobOptions
 from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
-from rpc.dispatch import Caller, Dispatcher, DispatchOptions
+from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Late
 from rpc.doors import Doors
 from rpc.errors import RpcError
 from rpc.holding import Held, Ledger
@@ -163,6 +163,10 @@ class Application:
     def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
         """Return the answer to a body."""
         return self.dispatcher.answer(body, caller)
+
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+        """Return the answer to a body where it is at hand, else what goes on by itself until it is."""
+        return self.dispatcher.begin(body, caller)
 
     def charge(self, caller: str, units: int) -> float:
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""

@@ -52,7 +52,7 @@ from rpc.schema import (
     obj,
     ref,
 )
-from rpc.table import Json, Method, Node
+from rpc.table import Json, Method, Node, Posting
 from rpc.turns import Lane
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DekubeError
@@ -72,6 +72,7 @@ from state.view.accounts import BALANCE_MASK, SUPPLY_LIMIT, account_key
 
 __all__ = ["METHODS"]
 
+_NATIVE: Final = bytes((NATIVE_FORM,))
 FEE_BLOCKS_MAX: Final = 100
 """Blocks of one fee history; more are asked for in several questions."""
 RECEIPTS_OF_TURN: Final = 128
@@ -371,20 +372,38 @@ async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
 
 async def send_raw_transaction(node: Node, raw: bytes) -> Json:
     """Answer ``eth_sendRawTransaction``; the signature is checked before the node is asked."""
-    if raw[:1] == bytes((NATIVE_FORM,)):
-        return hexed(await node.submit(raw, recover_sender(raw)))
+    prepared = _prepare_raw(node, raw)
+    if prepared is None:
+        transaction = decode_transaction(raw)
+        _, balance = await _account(node, transaction.recover_sender(), None)
+        raise InsufficientFunds(balance=balance, needed=transaction.payload[1])
+    sender, is_native = prepared
+    try:
+        return hexed(await node.submit(raw, sender))
+    except RpcError as error:
+        raise _refusal(is_native, error) from None
+
+
+def _prepare_raw(node: Node, raw: bytes) -> tuple[bytes, bool] | None:
+    """Return the sender and whether the form is the native one; None where nobody has what is to be moved.
+
+    Raises DecodeError, SignatureInvalid, GasLimitTooHigh and NodeUnavailable.
+    """
+    if raw[:1] == _NATIVE:
+        return recover_sender(raw), True
     transaction = decode_transaction(raw)
     gas_max = render.transaction_gas_max(node.description)
     if transaction.kind == CALL_KIND and transaction.gas_limit > gas_max:
         raise GasLimitTooHigh(gas_limit=transaction.gas_limit, limit=gas_max)
     sender = transaction.recover_sender()
     if transaction.kind == CALL_KIND and transaction.payload[1] >= SUPPLY_LIMIT:
-        _, balance = await _account(node, sender, None)
-        raise InsufficientFunds(balance=balance, needed=transaction.payload[1])
-    try:
-        return hexed(await node.submit(raw, sender))
-    except RpcError as error:
-        raise as_revert(error) from None
+        return None
+    return sender, False
+
+
+def _refusal(is_native: bool, error: DekubeError) -> DekubeError:
+    """Return the error that the node's refusal stands for: calls revert."""
+    return as_revert(error) if isinstance(error, RpcError) and not is_native else error
 
 
 async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> Json:
@@ -654,6 +673,7 @@ def _method(
     caller: bool = False,
     weigh: Callable[..., int] | None = None,
     lane: Lane | None = None,
+    posting: Posting | None = None,
 ) -> Method:
     return Method(
         name,
@@ -667,6 +687,7 @@ def _method(
         weigh=weigh,
         group="ethereum",
         lane=lane,
+        posting=posting,
     )
 
 
@@ -733,6 +754,7 @@ METHODS: Final[tuple[Method, ...]] = (
         HASH_OUT,
         Param("raw", data(TRANSACTION_LIMIT_BYTES), "The signed transaction."),
         cost=5,
+        posting=Posting(_prepare_raw, lambda _is_native, hash_: hexed(hash_), _refusal),
     ),
     _method(
         "eth_sendRawTransactionSync",

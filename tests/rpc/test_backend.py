@@ -16,6 +16,7 @@ from rpc.frames import ANSWER_LIMIT_BYTES, Answer, Failure, FrameBuffer, Reply, 
 from rpc.schema import make_cursor
 from rpc.table import Method
 from state.primitives.codec import Value, encode
+from state.primitives.hashing import ZERO_HASH, keccak
 from state.view.accounts import account_key
 from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, served, transfer
 
@@ -209,7 +210,9 @@ async def test_each_transaction_of_a_frame_fails_alone(tmp_path: Path, monkeypat
             params += raw, ALICE.address
         answer = await asker.ask("submit", *params)
         assert isinstance(answer, Answer)
-        assert [(position, code) for position, code, _, _ in answer.value] == [
+        hashes, failures = answer.value
+        assert hashes == keccak(raws[0]) + 3 * ZERO_HASH + keccak(raws[1])
+        assert [(position, code) for position, code, _, _ in failures] == [
             (1, "already_known"), (2, "internal_error"), (3, "decode_error"),
         ]  # fmt: skip
         assert isinstance(await asker.ask("submit", *params * 13), Failure), "more than one frame may bring"

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rpc import doors
-from rpc.dispatch import Caller
+from rpc.dispatch import Caller, Late, start
 from rpc.errors import RpcError
 from rpc.holding import Ledger
 from tests.rpc.raw import chunked, post
@@ -70,6 +70,9 @@ class Echo:
             return b"<%s>" % body
 
         return answer()
+
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+        return start(self.answer(body, caller))
 
     def charge(self, caller: str, units: int) -> float:
         return 0.0

@@ -31,6 +31,7 @@ from rpc.frames import (
     read_request,
 )
 from rpc.gateway import GatewayOptions, options_from_json, options_to_json
+from rpc.link import read_submitted
 from rpc.view import Head, PoolStatus, read_record, record_value
 from state.primitives.codec import decode, encode
 from state.primitives.errors import (
@@ -191,6 +192,14 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "unix frames", Target(
         read_unix_frames, (*unix, b"".join(unix)),
         ("rpc.frames:FrameBuffer.feed", "rpc.frames:read_request", "rpc.frames:read_answer"),
+    )  # fmt: skip
+    yield "unix submitted", Target(
+        lambda data: read_submitted(decode(data, limit_bytes=len(data))),
+        (
+            encode([bytes(64), [[1, "nonce_too_low", "nonce too low", [["expected", 3]]]]]), encode([b"", []]),
+            encode([bytes(32), [[1, "a", "b", []]]]),
+        ),
+        ("rpc.link:read_submitted",),
     )  # fmt: skip
     yield (
         "unix records",
