@@ -418,15 +418,18 @@ def load_options(path: Path) -> NodeOptions:
     return options
 
 
-def load_table(path: Path, cls: type[_Options]) -> _Options:
-    """Return the frozen dataclass ``cls`` with the values of a TOML file over its defaults. Raises ConfigError."""
+def load_table(path: Path, cls: type[_Options], *, made_by: str = "dekube init") -> _Options:
+    """Return the frozen dataclass ``cls`` with the values of a TOML file over its defaults.
+
+    Raises ConfigError, which says that ``made_by`` makes a file that is not there.
+    """
     try:
         data = path.read_bytes()
         if len(data) > CONFIG_LIMIT_BYTES:
             raise ConfigError("file too large")
         return read_table(data.decode(), cls)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `dekube init` makes one") from None
+        raise ConfigError(f"{path}: no such file; `{made_by}` makes one") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (ConfigError, UnicodeDecodeError) as error:

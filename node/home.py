@@ -24,6 +24,7 @@ from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_ke
 __all__ = [
     "Home",
     "adopt_genesis",
+    "check_no_keys",
     "create_founder",
     "create_home",
     "load_key",
@@ -215,10 +216,8 @@ def adopt_genesis(home: Home, *, genesis: Genesis, options: NodeOptions, vote_ke
     _complete(home, genesis, options, vote_key)
 
 
-def _make_keys(
-    home: Home, keys: KeyOptions, account: SecretKey, vote: SecretKey | None, passphrase: str, scrypt_n: int,
-    *, keep_passphrase: bool,
-) -> None:  # fmt: skip
+def check_no_keys(home: Home) -> None:
+    """Raise ConfigError where keys are already: before anybody is asked for a passphrase of new ones."""
     root = home.root
     if home.config.exists():
         raise ConfigError(f"{root}: a node lives here already; nothing was changed")
@@ -229,6 +228,14 @@ def _make_keys(
             f"{root}: keys are here, but no {CONFIG_FILE}, as an init leaves them that was cut off; nothing was "
             f"changed. Move {root / 'keys'} away to begin anew"
         )
+
+
+def _make_keys(
+    home: Home, keys: KeyOptions, account: SecretKey, vote: SecretKey | None, passphrase: str, scrypt_n: int,
+    *, keep_passphrase: bool,
+) -> None:  # fmt: skip
+    check_no_keys(home)
+    root = home.root
     for directory in (root, root / "keys", root / "data", root / "run"):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if keep_passphrase and keys.passphrase_file:

@@ -56,7 +56,7 @@ def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
 
     ``urls`` are gateways to ask in place of those of its options.
     """
-    options = load_table(home.config, RelayHomeOptions)
+    options = load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
     urls = urls or options.rpc
     for listen in filter(None, (options.listen, options.metrics)):
         parse_host_port(listen)

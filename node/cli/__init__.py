@@ -163,6 +163,8 @@ def _say(error: DekubeError) -> None:
 
 def _text(error: DekubeError) -> str:
     """Return the text of an error; amounts, which gateways tell in the smallest unit, in DKB."""
+    if error.code == "gateway_unreachable" and "refused" in str(error):
+        return f"{error}; no gateway listens there: start the node (dekube node run), or name another with --rpc"
     if error.code != "insufficient_funds":
         return str(error)
     return _FUNDS.sub(lambda found: f"{found[1]} {show_amount(int(found[2]))}", str(error))

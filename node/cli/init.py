@@ -11,7 +11,7 @@ from node.cli.options import ask_new_passphrase, home_option, read_input
 from node.cli.output import json_option, show_fields
 from node.config import NetworkOptions, NodeOptions, check_options
 from node.founders import FOUNDER_LIMIT_BYTES, founder_from_json
-from node.home import Home, adopt_genesis, create_home, load_genesis
+from node.home import Home, adopt_genesis, check_no_keys, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
@@ -67,6 +67,7 @@ def init(
     if home.founder.exists() and not home.config.exists():
         _go_on(home, document, options, as_json=as_json)
         return
+    check_no_keys(home)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
     account = random_key()
     vote = random_key() if "validator" in roles else None

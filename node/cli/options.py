@@ -88,7 +88,7 @@ def ask_line(file: Path | None, prompt: str) -> str:
     Raises KeystoreError.
     """
     if file is None:
-        return str(click.prompt(prompt, hide_input=True, err=True))
+        return ask_unseen(prompt)
     if str(file) != STDIN:
         return read_passphrase(file)
     try:
@@ -119,7 +119,20 @@ def ask_new_passphrase(file: Path | None) -> str:
     """Return the passphrase in ``file``, or ask for a new one twice."""
     if file is not None:
         return ask_line(file, "")
-    return str(click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True))
+    return ask_unseen("New passphrase", twice=True)
+
+
+def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
+    """Ask at the terminal for what nobody may see. Raises KeystoreError where nobody is there to ask."""
+    try:
+        return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise KeystoreError(
+            "no terminal to ask for the passphrase: it can stand in a file of mode 0600 (keys/passphrase in a "
+            "home, --passphrase-file), and `init --unattended` draws one"
+        ) from None
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:

@@ -121,7 +121,7 @@ def _account(home: Home) -> SecretKey:
     from node.config import load_table
     from node.relay import RelayHomeOptions
 
-    keys = load_table(home.config, RelayHomeOptions).keys
+    keys = load_table(home.config, RelayHomeOptions, made_by="dekube relay init").keys
     return load_key(home.path(keys.account), read_passphrase(home.path(keys.passphrase_file)))
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from node.cli.guard import guard
-from node.cli.options import home_option
+from node.cli.options import ask_unseen, home_option
 from node.cli.output import json_option, show, show_fields, show_rows
 from node.config import NodeOptions, flat_options
 from node.control import ControlUnavailable, ask_node, short_path
@@ -69,7 +69,7 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
     configure_logs(home.load_options().log)
     run_node(
         home,
-        lambda: str(click.prompt("Passphrase", hide_input=True, err=True)),
+        ask_unseen,
         accepts_empty_guard=accept_empty_guard,
         checkpoint=checkpoint,
     )

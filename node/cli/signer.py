@@ -19,7 +19,7 @@ from node.cli.guard import (
     vote_key_option,
     write_watermark,
 )
-from node.cli.options import ask_new_passphrase, ask_passphrase, home_option, open_key
+from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, home_option, open_key
 from node.cli.output import json_option, show, show_fields
 from node.cli.tasks import ADDRESS
 from node.home import Home, create_home, load_genesis
@@ -168,7 +168,7 @@ def run(home: Home, accept_empty_guard: bool) -> None:
 
     run_signer(
         home,
-        lambda: str(click.prompt("Passphrase", hide_input=True, err=True)),
+        ask_unseen,
         accepts_empty_guard=accept_empty_guard,
     )
 

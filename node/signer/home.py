@@ -48,7 +48,7 @@ class SignerHomeOptions:
 
 def load_signer_options(path: Path) -> SignerHomeOptions:
     """Return the options of a signer's home. Raises ConfigError."""
-    options = load_table(path, SignerHomeOptions)
+    options = load_table(path, SignerHomeOptions, made_by="dekube signer init")
     try:
         return check_signer_options(options)
     except ConfigError as error:

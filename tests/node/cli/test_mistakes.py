@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from node.cli import SystemRefused, main
@@ -229,3 +230,48 @@ def test_addresses_are_shown_with_their_checksum() -> None:
     from node.cli.workers import _shown
 
     assert _shown(PEER.lower()) == PEER == format_address(bytes.fromhex(PEER[2:]))
+
+
+def test_a_home_that_is_there_is_refused_before_a_passphrase_is_asked_for(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").touch()
+    status, said = dekube("init", "--home", home, "--genesis", genesis)
+    assert (status, said) == (
+        1,
+        f"dekube: {home}: a node lives here already; nothing was changed [config_error]\n",
+    )
+
+
+@pytest.mark.parametrize("what", ["relay", "signer"])
+def test_a_home_that_is_not_there_is_told_with_what_makes_it(
+    tmp_path: Path, dekube: Callable[..., tuple[int, str]], what: str
+) -> None:
+    status, said = dekube(what, "run", "--home", tmp_path)
+    assert status == 1  # the system said so: the home may be there at the next start
+    assert f"no such file; `dekube {what} init` makes one [config_error]" in said
+
+
+def test_where_nobody_can_be_asked_for_a_passphrase_it_is_said(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def abort(*_arguments: object, **_more: object) -> str:
+        raise click.Abort
+
+    monkeypatch.setattr(click, "prompt", abort)
+    status, said = dekube("init", "--home", tmp_path / "home", "--genesis", genesis)
+    assert status == 1
+    assert said.startswith("dekube: no terminal to ask for the passphrase: ")
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_gateway_that_is_not_there_is_told_with_what_to_do(
+    dekube: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        status, said = dekube("validators", "--home", tmp_path, "--rpc", f"127.0.0.1:{free.getsockname()[1]}")
+    assert status == 1
+    assert "no gateway listens there: start the node (dekube node run), or name another with --rpc" in said
