@@ -206,7 +206,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "node options", Target(
         of_file("config.toml", load_options),
         (toml, b'[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
-        ("node.config:load_options", "node.config:load_table", "node.home:Home.load_options"), (ConfigError,),
+        (
+            "node.config:load_options", "node.config:load_table", "node.config:read_table",
+            "node.home:Home.load_options",
+        ),
+        (ConfigError,),
         cost=4, memory=400,
     )  # fmt: skip
     carried = {
