@@ -71,8 +71,8 @@ class _Collector:
         self._daemon = daemon
 
     def collect(self) -> Iterable[Metric]:
-        daemon, core = self._daemon, self._daemon.core
-        carried = daemon.count_bytes()  # first: what is unpaid follows from it
+        daemon, core, accounts = self._daemon, self._daemon.core, self._daemon.accounts
+        carried = daemon.carrying.count_bytes()  # first: what is unpaid follows from it
         for name, text, value in (
             ("reservations", "Clients that can be reached through this relay", core.reservations),
             ("circuits", "Circuits that run", core.circuits),
@@ -82,19 +82,25 @@ class _Collector:
             ("parked", "Data connections that wait for a circuit", core.parked),
             ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
             ("links", "Connections to other relays", len(daemon.links.known)),
-            ("unpaid_bytes", "What payers owe beyond what is free", daemon.cashier.unpaid_bytes),
-            ("known_payers", "Payers that something is known of", len(daemon.credit)),
-            ("strangers_bytes", "Carried today for those who cannot pay", daemon.credit.strangers.size_bytes),
+            ("unpaid_bytes", "What payers owe beyond what is free", accounts.cashier.unpaid_bytes),
+            ("known_payers", "Payers that something is known of", len(accounts.credit)),
+            (
+                "strangers_bytes",
+                "Carried today for those who cannot pay",
+                accounts.credit.strangers.size_bytes,
+            ),
             ("load_percent", "How full the relay is", core.load_percent),
             ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
             ("hosts", "Hosts remembered", len(daemon.hosts)),
             ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
         ):
             yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
-        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits_total)
+        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.carrying.circuits_total)
         yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
-        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=daemon.receipts_total)
-        yield CounterMetricFamily("dekube_relay_settled", "Receipts brought on chain", value=daemon.settled_total)
+        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=accounts.receipts_total)
+        yield CounterMetricFamily(
+            "dekube_relay_settled", "Receipts brought on chain", value=accounts.settled_total
+        )
         fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
         for what, count in sorted(daemon.fanout.core.counters.items()):
             fanout.add_metric([what], count)
