@@ -375,8 +375,13 @@ class _Play:
         try:
             return self.net.height(name)
         except DekubeError:  # it ends only now, of what its disk did
-            assert name in self._may_end or self._may_be_outdated(name), f"{name} has ended by itself"
+            may_be_away = name in self._may_end or self._may_be_outdated(name) or self._may_rotate(name)
+            assert may_be_away, f"{name} has ended by itself"
             return 0
+
+    def _may_rotate(self, name: str) -> bool:
+        """Whether an operator may start a member again for its new keys."""
+        return any((deed.kind, deed.member) == ("rotate", name) for deed in self.manifest.deeds)
 
     def _may_be_outdated(self, name: str) -> bool:
         """Whether a member ends because of an upgrade, or is started again for one."""

@@ -18,6 +18,7 @@ from tests.rpc.validate import validate
 pytestmark = pytest.mark.cluster
 
 ACCURACY_MIN = 0.9
+TRIES = 5
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,12 @@ def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net:
     assert following["items"][0]["id"] != page["items"][0]["id"]
 
 
+def renewed_to(net: Network, operator: str) -> bool:
+    """Renew the worker's entry; its node, which has read its options before, may have renewed it once more already."""
+    ask(net, "worker", "update", member="worker-0")
+    return bool(ask(net, "worker", "show", member="worker-0")["operator"] == operator)
+
+
 def test_an_operator_signs_for_a_machine_and_the_machine_says_so(net: Network) -> None:
     machine = ask(net, "worker", "show", member="worker-0")["address"]
     config = net.root / "worker-0" / "config.toml"
@@ -114,8 +121,7 @@ def test_an_operator_signs_for_a_machine_and_the_machine_says_so(net: Network) -
         assert "config_error" in refused(net, "worker", "update", member="worker-0")  # named, and no word of it
         done = dekube("worker", "endorse", machine, "--home", net.root / "validator-0")
         config.write_text(before.replace("[registry]\n", done.stdout))
-        ask(net, "worker", "update", member="worker-0")
-        assert ask(net, "worker", "show", member="worker-0")["operator"] == operator
+        assert any(renewed_to(net, operator) for _ in range(TRIES))
     finally:
         config.write_text(before)
     ask(net, "worker", "update", member="worker-0")
