@@ -12,7 +12,7 @@ from tests.cluster.ports import free_ports
 
 @pytest.mark.cluster
 def test_a_short_load_becomes_final_and_its_time_is_accounted_for() -> None:
-    figures = run(seconds=8, rate=700, window=6_000, base_port=free_ports())
+    figures = run(seconds=6, rate=1_500, window=6_000, base_port=free_ports())
     assert figures["transactions_final"] >= 200
     assert figures["compact_proposals_sent"] > 0
     assert figures["compact_proposals_rebuilt"] + figures["compact_proposals_whole"] > 0

@@ -105,7 +105,7 @@ def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net:
 
 
 def renewed_to(net: Network, operator: str) -> bool:
-    """Renew the worker's entry; its node, which has read its options before, may have renewed it once more already."""
+    """Renew the worker's entry; its node, which goes by the options of its start, may have set it back already."""
     ask(net, "worker", "update", member="worker-0")
     return bool(ask(net, "worker", "show", member="worker-0")["operator"] == operator)
 
