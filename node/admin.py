@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from node.config import LOG_LEVELS, cannot_listen, parse_host_port, parse_peer
+from node.config import LOG_LEVELS, parse_host_port, parse_peer
 from node.control import ControlRefused
 from node.logs import set_log_level
+from node.ports import cannot_listen
 from p2p.transport import Endpoint
 from rpc.errors import RpcError
 from rpc.openrpc import describe

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import errno
 import functools
-import os
-import socket
 import tomllib
 import types
 import typing
@@ -47,8 +44,6 @@ __all__ = [
     "SignerEndpoint",
     "SignerOptions",
     "SyncOptions",
-    "cannot_listen",
-    "check_listen",
     "check_options",
     "dump_options",
     "flat_options",
@@ -306,7 +301,7 @@ def _check_endpoint(text: str) -> None:
     """Raise DecodeError for text that is no endpoint, with or without its ``tcp:``."""
     from p2p.transport import Endpoint  # with it comes the event loop, which few commands need
 
-    Endpoint.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
+    Endpoint.named(text)
 
 
 class SignerEndpoint(typing.NamedTuple):
@@ -386,23 +381,6 @@ def parse_host_port(text: str) -> tuple[str, int]:
     if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"{text!r}: host:port expected")
     return host.strip("[]"), int(port)
-
-
-def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
-    """Return what a person is told whose option names an address that cannot be had."""
-    is_taken = error.errno == errno.EADDRINUSE
-    why = os.strerror(errno.EADDRINUSE) if is_taken else error.strerror or str(error)
-    advice = "; another program has that port (`ss -ltnp` names it): end it, or name another port" * is_taken
-    return ConfigError(f"{option}: cannot listen on {listen}: {why}{advice}")
-
-
-def check_listen(option: str, listen: str) -> None:
-    """Raise ConfigError where nobody could listen now: an operator looks at a start, and not at logs after it."""
-    host, port = parse_host_port(listen)
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        raise cannot_listen(option, listen, error) from None
 
 
 def load_options(path: Path) -> NodeOptions:

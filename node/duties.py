@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 import trio
 
+from node.attempts import Attempts, Trouble
 from node.blob_search import BlobSearch
 from node.config import NodeOptions
 from node.home import Home
@@ -178,12 +179,7 @@ class Duties:
         self.is_draining: Callable[[], bool] = lambda: False
         self.search: BlobSearch | None = None
         """Asks everybody for a data set that no peer has."""
-        self._running: set[Hashable] = set()
-        self._rests: dict[Hashable, float] = {}
-        self._asked: set[Hashable] = set()
-        """What the newest head asks for."""
-        self._troubles: dict[Hashable, tuple[str, str]] = {}
-        """Code and text of what keeps duties from being done, told once and again when it changes."""
+        self._attempts = Attempts(RETRY_S)
         self._known_tasks: set[bytes] = set()
         self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
         self._reading_dataset = trio.Lock()
@@ -216,7 +212,7 @@ class Duties:
                 "code": code,
                 "error": text,
             }
-            for key, (code, text) in self._troubles.items()
+            for key, (code, text) in self._attempts.troubles.items()
         ]
 
     def under_way(self) -> tuple[int, int, int]:
@@ -224,7 +220,7 @@ class Duties:
         state = self._ledger.store
         tasks, checks = by_duty_key(self.address), by_verifier_key(self.address)
         owed = len(state.scan(checks, checks + b"\xff" * (HASH_BYTES + 5), COUNT_MAX))
-        return len(state.scan(tasks, tasks + b"\xff" * (HASH_BYTES + 1), COUNT_MAX)), owed, len(self._running)
+        return len(state.scan(tasks, tasks + b"\xff" * (HASH_BYTES + 1), COUNT_MAX)), owed, self._attempts.running
 
     @property
     def is_offered(self) -> bool:
@@ -247,7 +243,7 @@ class Duties:
                 height = (await self._ledger.wait_head(height)).height
                 if not self._is_synced():
                     continue
-                self._asked.clear()
+                self._attempts.look(trio.current_time())
                 if self.is_draining():
                     if self.is_offered:
                         self._start(nursery, "register", self._leave_market)
@@ -261,8 +257,6 @@ class Duties:
 
     def _look(self, nursery: trio.Nursery) -> None:
         state = self._ledger.store
-        now = trio.current_time()
-        self._rests = {key: until for key, until in self._rests.items() if until > now}
         for duty in work_duties(state, self.address, self._parameters):
             if duty.action is Action.OPEN:
                 self._start(nursery, ("open", duty.task, duty.window), self._open, duty)
@@ -274,15 +268,11 @@ class Duties:
         for task in list(self._known_tasks):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
-        wanted = self._asked | self._running
-        self._troubles = {key: why for key, why in self._troubles.items() if key in wanted}
+        self._attempts.looked()
 
     def _start(self, nursery: trio.Nursery, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
-        self._asked.add(key)
-        if key in self._running or self._rests.get(key, 0.0) > trio.current_time():
-            return
-        self._running.add(key)
-        nursery.start_soon(self._guarded, key, function, *arguments)
+        if self._attempts.begin(key, trio.current_time()):
+            nursery.start_soon(self._guarded, key, function, *arguments)
 
     async def _guarded(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         """Do a duty; what fails for a reason outside this node is tried again, for the duty stays on chain."""
@@ -292,28 +282,26 @@ class Duties:
             raise
         except _Abandoned:
             _log.info("the chain moved on", duty=str(key))
-            self._troubles.pop(key, None)
+            self._attempts.went_well(key)
         except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
             if error.code in MOVED_ON:
                 _log.info("a transaction of a duty was refused", duty=str(key), code=error.code)
-                self._troubles.pop(key, None)
+                self._attempts.went_well(key)
             else:
                 self._note(key, "a transaction of a duty was refused", error.code, str(error))
-            self._rests[key] = trio.current_time() + RETRY_S
+            self._attempts.rest(key, trio.current_time())
         except (DekubeError, OSError) as error:  # OSError: a full disk, or a file that is gone
             code = error.code if isinstance(error, DekubeError) else "io_error"
             self._note(key, "a duty failed and is tried again", code, str(error))
-            self._rests[key] = trio.current_time() + RETRY_S
+            self._attempts.rest(key, trio.current_time())
         else:
-            self._troubles.pop(key, None)
+            self._attempts.went_well(key)
         finally:
-            self._running.discard(key)
+            self._attempts.ended(key)
 
     def _note(self, key: Hashable, event: str, code: str, text: str) -> None:
-        """Log why a duty was not done, unless it was so the last time: amounts in the text change each block."""
-        before = self._troubles.get(key)
-        self._troubles[key] = (code, text)
-        if before is None or before[0] != code:
+        """Log why a duty was not done, unless it was so the last time."""
+        if self._attempts.failed(key, Trouble(code, text)):
             _log.warning(event, duty=str(key), code=code, error=text)
 
     async def _while(self, stands: Callable[[], bool], work: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -800,7 +788,7 @@ class Duties:
             ended = load_task(self._ledger.store, task).phase in ENDED
         except TaskUnknown:
             ended = True  # of a state that never became final
-        if ended and ("work", task) not in self._running:
+        if ended and not self._attempts.is_running(("work", task)):
             self._start(nursery, ("forget", task), self._forget, task)
 
     async def _forget(self, task: bytes) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
 from consensus.metrics import METRICS
-from node.config import cannot_listen
+from node.ports import cannot_listen
 
 if TYPE_CHECKING:
     from node.service import Node

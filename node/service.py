@@ -27,7 +27,7 @@ from node.agreement import Agreement
 from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
-from node.config import NodeOptions, check_listen, parse_host_port, parse_peer
+from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.drain import Drain, Load
 from node.duties import Duties
@@ -38,6 +38,7 @@ from node.kept import KeptTransactions
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
+from node.ports import check_listen
 from node.reachability import Reachability, judge
 from node.relays import is_bonded, registered_relays
 from node.runtime import make_runtime

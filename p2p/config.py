@@ -50,6 +50,6 @@ def vicinity_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> Vicin
 
 def _endpoint(text: str) -> Endpoint:
     try:
-        return Endpoint.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
+        return Endpoint.named(text)
     except DecodeError as error:
         raise ConfigError(f"advertised endpoint {text!r}: {error}") from None

@@ -36,7 +36,7 @@ def parse_bootstrap(text: str) -> tuple[bytes | None, Endpoint]:
     name, at, where = text.rpartition("@")
     try:
         address = parse_address(name) if at else None
-        endpoint = Endpoint.parse(where if where.startswith(("tcp:", "relay:")) else f"tcp:{where}")
+        endpoint = Endpoint.named(where)
     except DecodeError as error:
         raise ConfigError(f"bootstrap peer {text!r}: {error}") from None
     return address, endpoint

@@ -61,6 +61,11 @@ class Endpoint:
         relay = None if found["relay"] is None else bytes.fromhex(found["relay"])
         return cls(found["host"].strip("[]"), int(found["port"]), relay)
 
+    @classmethod
+    def named(cls, text: str) -> Endpoint:
+        """Return the endpoint that a person named, who may leave ``tcp:`` out. Raises DecodeError."""
+        return cls.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
+
     def __str__(self) -> str:
         if self.is_punched:
             return "punch"

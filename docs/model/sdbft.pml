@@ -8,7 +8,7 @@
  * Four seats of one vote each. Seats 0, 1 and 2 are honest; seat 3 lies, and leads every fourth view from FAULTY_LEADS
  * on. A certificate takes three of the four votes: with the help of the faulty seat, two honest ones. It helps when and
  * where it likes, shows each seat another of its two blocks on any parent, and says nothing any more once the network is good;
- * with -DTALKS_ON it goes on until it pleases to stop, which makes some twenty times as many states.
+ * with -DTALKS_ON it goes on until it pleases to stop, which makes more than a hundred times as many states.
  *
  * Before the network is good (GST) each honest seat learns what it happens to learn, and times out when it likes; views
  * up to BAD_VIEWS can be entered and ended so. Votes only ever become more, so every run ends, and "eventually" is

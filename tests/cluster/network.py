@@ -24,7 +24,7 @@ from testnet.faucet import FAUCET
 from testnet.plan import member_names
 from tests.cluster.ports import free_ports
 
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 """For what must happen at all; how fast it must happen is measured in times of blocks."""
 
 _T = TypeVar("_T")

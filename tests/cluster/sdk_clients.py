@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from consensus.light import VersionUnknown, trusting_period_ms
@@ -39,6 +40,20 @@ def _options() -> ClientOptions:
     return ClientOptions(timeout_s=ANSWER_S, rounds=2)
 
 
+@contextmanager
+def _note_faults(history: History, who: str) -> Iterator[None]:
+    """Note what no gateway may say; that it is away, or behind, is no fault."""
+    try:
+        yield
+    except AnswerMalformed as error:
+        history.refusals.append(f"{who}: {error}")
+    except GatewayUnreachable:
+        pass
+    except ClientError as error:
+        if error.reason not in AWAY:
+            history.refusals.append(f"{who}: {error.reason}: {error}")
+
+
 class Wallet:
     """Pays one after another; each becomes final at some gateway, whatever happens to the one that took it."""
 
@@ -61,30 +76,26 @@ class Wallet:
 
     def step(self) -> None:
         """Sign a payment where none is on its way, then wait until it is final."""
-        try:
-            if not self._raw:
-                to = self._random.choice(self._accounts)
-                payload = transfer_payload(to, self._random.randrange(COIN // 100))
-                self._raw = self._client.sign(self._key, TRANSFER_KIND, payload)
-                self.history.sent[keccak(self._raw)] = "wallet"
-            receipt = self._client.wait(self._raw, timeout_s=0)
-        except TransactionRefused as error:
-            if error.reason:  # else it is not final yet
-                self.history.refusals.append(f"wallet: {error}")
-                self._raw = b""
-        except AnswerMalformed as error:
-            self.history.refusals.append(f"wallet: {error}")
-        except GatewayUnreachable:
-            pass
-        except ClientError as error:
-            if error.reason not in AWAY:
-                self.history.refusals.append(f"wallet: {error.reason}: {error}")
-        else:
-            at, name = receipt.block, self._names[self._client.core.url.rstrip("/")]
-            self.history.finals.append(
-                FinalSeen(name, receipt.transaction_hash, at.height, at.hash, receipt.succeeded)
-            )
-            self._raw = b""
+        with _note_faults(self.history, "wallet"):
+            try:
+                self._pay()
+            except TransactionRefused as error:
+                if error.reason:  # else it is not final yet
+                    self.history.refusals.append(f"wallet: {error}")
+                    self._raw = b""
+
+    def _pay(self) -> None:
+        if not self._raw:
+            to = self._random.choice(self._accounts)
+            payload = transfer_payload(to, self._random.randrange(COIN // 100))
+            self._raw = self._client.sign(self._key, TRANSFER_KIND, payload)
+            self.history.sent[keccak(self._raw)] = "wallet"
+        receipt = self._client.wait(self._raw, timeout_s=0)
+        at, name = receipt.block, self._names[self._client.core.url.rstrip("/")]
+        self.history.finals.append(
+            FinalSeen(name, receipt.transaction_hash, at.height, at.hash, receipt.succeeded)
+        )
+        self._raw = b""
 
     def finish(self) -> None:
         """See the last payment end."""
@@ -116,16 +127,9 @@ class Follower:
     def step(self) -> None:
         """Listen for some seconds, from the block after the last one."""
         following = self._told[-1][0] + 1 if self._told else 1
-        try:
+        with _note_faults(self.history, f"follower from {following}"):
             for told in self._client.news("heads", from_height=following, timeout_s=NEWS_S):
                 self._told.append((told.at.height, told.at.hash))
-        except AnswerMalformed as error:
-            self.history.refusals.append(f"follower: {error}")
-        except GatewayUnreachable:
-            pass
-        except ClientError as error:
-            if error.reason not in AWAY:
-                self.history.refusals.append(f"follower: from {following}: {error.reason}: {error}")
 
     def finish(self) -> None:
         """Hear of everything up to now."""

@@ -50,7 +50,7 @@ def check(
     options = [f"-DFAULTY_LEADS={faulty_leads}"]
     options += ["-DTALKS_ON"] if talks_on else []
     options += [f"-DCHANGED_{change}"] if change else []
-    # Of the state spaces that do not fit otherwise, 64 bits of each state are kept: a mistaken one in 10^11 pairs.
+    # Where they would not fit, 64 bits of each are kept: two of 50 million pass for one once in 10,000 searches.
     store = "-DHC4" if talks_on else "-DCOLLAPSE"
     with tempfile.TemporaryDirectory(prefix="dekube-spin-") as folder:
         for command in (

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from consensus.simulation.scenarios import run_scenario
-from node.simulation.compiled import MODULES, compile_tree
+from node.simulation.compiled import MODULES, TracesDiffer, compare, compile_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +34,11 @@ def test_a_compiled_tree_plays_the_same_run_and_is_told_from_the_interpreted(tmp
     file, *outcomes = _said(code, tmp_path / "compiled")
     assert file.endswith(".so") and file.startswith(str(tmp_path))
     assert outcomes == [str(run_scenario(seed)) for seed in (2, 3)]
+    assert compare(ROOT, tmp_path / "compiled", 1) == 2
+    with (tmp_path / "compiled" / "node" / "simulation" / "scenarios.py").open("a") as scenarios:
+        scenarios.write("\n\n_played = run_whole\n\n\ndef run_whole(seed):\n    return _played(seed + 1)\n")
+    with pytest.raises(TracesDiffer, match=r"interpreted: 0 "):
+        compare(ROOT, tmp_path / "compiled", 1)
 
 
 def test_what_is_compiled_exists() -> None:

@@ -1,0 +1,29 @@
+"""Whether an address can be listened at, and what its owner is told where it cannot."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from node.config import parse_host_port
+from state.primitives.errors import ConfigError
+
+__all__ = ["cannot_listen", "check_listen"]
+
+
+def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
+    """Return what a person is told whose option names an address that cannot be had."""
+    is_taken = error.errno == errno.EADDRINUSE
+    why = os.strerror(errno.EADDRINUSE) if is_taken else error.strerror or str(error)
+    advice = "; another program has that port (`ss -ltnp` names it): end it, or name another port" * is_taken
+    return ConfigError(f"{option}: cannot listen on {listen}: {why}{advice}")
+
+
+def check_listen(option: str, listen: str) -> None:
+    """Raise ConfigError where nobody could listen now: an operator looks at a start, and not at logs after it."""
+    host, port = parse_host_port(listen)
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise cannot_listen(option, listen, error) from None
