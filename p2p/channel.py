@@ -191,6 +191,11 @@ class Channel:
         """Take bytes from the wire."""
         self._reader.feed(data)
 
+    @property
+    def lacking(self) -> int:
+        """Bytes that the record which has begun still lacks, once there is no whole one."""
+        return self._reader.lacking
+
     def next_plaintext(self) -> bytes | None:
         """Return the next whole plaintext, or None. Raises FrameInvalid."""
         return self._reader.next_plaintext()

@@ -10,7 +10,7 @@ import trio
 from p2p.channel import Channel, Hello, Word
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
-from p2p.sockets import TcpInfo, pace, tcp_info, tune
+from p2p.sockets import LowWater, TcpInfo, pace, tcp_info, tune
 from p2p.transport import Doubt, Endpoint
 from p2p.ways import PeerWay
 from p2p.yielding import Yielding
@@ -83,6 +83,7 @@ class Link:
         self._counted = 0, 0
         self._paced: int | None = None
         self._yielding = Yielding()
+        self._low_water = LowWater(self._socket)
 
     def __repr__(self) -> str:
         return f"Link({self.endpoint or self.remote})"
@@ -119,6 +120,7 @@ class Link:
         if self.is_retired:
             raise LinkLost
         data: bytes | bytearray = b""
+        self._low_water.expect(self.channel.lacking)
         try:
             with trio.CancelScope() as self._reading:
                 data = await self._stream.receive_some(size_max)

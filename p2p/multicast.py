@@ -11,8 +11,8 @@ A receiver tells the sender what it has, so the sender sees before long that a r
 goes on by another relay, or by swap, for those who lack pieces. Every piece is checked under the announced root
 before it is kept or handed on. To its receiver a message that came in pieces is one that the announcer sent.
 
-The shell passes monotonic seconds in, calls ``tick`` every TICK_S while ``is_active``, and does the effects in
-order.
+The shell passes monotonic seconds in, calls ``tick`` every ``pause_s`` while ``is_active``, and does the
+effects in order.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from random import Random
 from p2p.multicast_receive import Receiving
 from p2p.multicast_send import Sending
 from p2p.multicast_wire import (
+    FORGET_S,
+    TICK_S,
     Announce,
     Ask,
     Done,
@@ -63,6 +65,11 @@ class Multicast:
     def is_active(self) -> bool:
         """Whether ``tick`` has anything to do."""
         return self._sending.is_active or self._receiving.is_active
+
+    @property
+    def pause_s(self) -> float:
+        """How long after a tick the next one is due."""
+        return TICK_S if self._sending.is_urgent or self._receiving.is_urgent else FORGET_S
 
     @property
     def held_bytes(self) -> int:

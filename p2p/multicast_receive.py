@@ -97,6 +97,11 @@ class Receiving:
         return bool(self._incoming or self._early)
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether somebody's message is not whole yet."""
+        return any(incoming.done_at is None for incoming in self._incoming.values())
+
+    @property
     def held_bytes(self) -> int:
         """Memory promised to messages of others, and held by pieces without an announcement."""
         announced = sum(incoming.assembly.shape.size_bytes for incoming in self._incoming.values())

@@ -126,12 +126,18 @@ class Sending:
         self._outgoing: OrderedDict[bytes, _Outgoing] = OrderedDict()
         self._shunned: OrderedDict[tuple[bytes, bytes], tuple[int, float]] = OrderedDict()
         """(relay, receiver): failures in a row, and until when the one is not used for the other."""
-        self._ticked_at = -math.inf
+        self._ticked_at = math.inf
+        """When who is waited for was last looked after; infinite while nobody was."""
 
     @property
     def is_active(self) -> bool:
         """Whether ``tick`` has anything to do."""
         return bool(self._outgoing)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody is still waited for."""
+        return any(not out.is_finished for out in self._outgoing.values())
 
     def send(
         self,
@@ -147,7 +153,7 @@ class Sending:
 
         ``key`` is a fresh secret. What is under way already is not sent again, only asked after.
         """
-        if not self._outgoing:
+        if not self.is_urgent:
             self._ticked_at = now
         content = digest(b"multicast", bytes((kind,)) + body)
         for out in self._outgoing.values():
@@ -556,7 +562,7 @@ class Sending:
         """Help who is due, and forget what is over."""
         parameters, effects = self._parameters, list[Effect]()
         late_s = max(0.0, now - self._ticked_at - TICK_S)
-        self._ticked_at = now
+        self._ticked_at = now if self.is_urgent else math.inf
         for root, out in list(self._outgoing.items()):
             pardoned_s = min(late_s, parameters.standstill_s_max - out.pardoned_s)
             out.pardoned_s += pardoned_s

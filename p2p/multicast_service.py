@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -262,11 +263,19 @@ class MulticastService:
             await self._arrived.wait()
 
     async def _tick(self) -> None:
+        core, ticked_at = self.core, -math.inf
         while True:
-            if not self.core.is_active:
-                self._wake = trio.Event()
+            self._wake = trio.Event()
+            if not core.is_active:
                 await self._wake.wait()
-            await trio.sleep(TICK_S)
-            self._do(self.core.tick(trio.current_time()))
+                continue
+            if core.pause_s > TICK_S:  # nobody is waited for; what happens now may change that
+                with trio.move_on_at(ticked_at + core.pause_s):
+                    await self._wake.wait()
+            await trio.sleep_until(ticked_at + TICK_S)
+            now = trio.current_time()
+            if now >= ticked_at + core.pause_s:
+                ticked_at = now
+                self._do(core.tick(now))
             for name, count in self.core.counters.items():
                 self._network.counters[f"multicast_{name}"] = count

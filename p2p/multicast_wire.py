@@ -12,12 +12,14 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 
 __all__ = [
-    "ASK_SOURCES_MAX", "CONTROL_BYTES_MAX", "SWAP_MEMBERS_MAX", "TICK_S", "Announce", "Ask", "Blame", "Control",
-    "Deliver", "Done", "Effect", "Finished", "Have", "Member", "MulticastParameters", "Pass", "Publish", "Swap",
-    "Tell", "Want", "decode_control", "encode_control", "numbers_of",
+    "ASK_SOURCES_MAX", "CONTROL_BYTES_MAX", "FORGET_S", "SWAP_MEMBERS_MAX", "TICK_S", "Announce", "Ask", "Blame",
+    "Control", "Deliver", "Done", "Effect", "Finished", "Have", "Member", "MulticastParameters", "Pass", "Publish",
+    "Swap", "Tell", "Want", "decode_control", "encode_control", "numbers_of",
 ]  # fmt: skip
 
 TICK_S: Final = 0.02
+FORGET_S: Final = 0.5
+"""Between ticks while all that is known has arrived: there is only to forget it."""
 CONTROL_BYTES_MAX: Final = 4 * 1024
 SWAP_MEMBERS_MAX: Final = 128
 ASK_SOURCES_MAX: Final = 32

@@ -52,6 +52,18 @@ class RecordReader:
         self._split = left
         self._buffer, self._view, self._at = data, memoryview(data), 0
 
+    @property
+    def lacking(self) -> int:
+        """Bytes that the record which has begun still lacks; 0 where none has, or its length is not known.
+
+        Asked once ``next_plaintext`` has returned None.
+        """
+        begun = self._split or self._buffer[self._at : self._at + 2]
+        if len(begun) < 2:
+            return 0
+        have = len(self._split) or len(self._buffer) - self._at
+        return 2 + (begun[0] << 8 | begun[1]) - have
+
     def next_plaintext(self) -> bytes | None:
         """Return the next whole plaintext, or None. Raises RecordDamaged; then the stream is of no use.
 

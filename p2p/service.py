@@ -126,7 +126,9 @@ class Network:
         for text in config.bootstrap:
             address, endpoint = parse_bootstrap(text)
             self._dialling.ways[address or endpoint] = Way(address, (endpoint,))
-        self._steering = Steering(self._dialling, self._peers, limits=limits, counters=counters, log=log)
+        self._steering = Steering(
+            self._dialling, self._peers, limits=limits, random=random, counters=counters, log=log
+        )
         self._records = RecordKeeper(
             book,
             path=None if config.data_dir is None else config.data_dir / "peers",

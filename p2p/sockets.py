@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -17,6 +17,7 @@ from p2p.vicinity import Vicinity, zone_of
 
 __all__ = [
     "Connector",
+    "LowWater",
     "Opener",
     "SocketTuning",
     "TcpDialer",
@@ -34,6 +35,10 @@ NOTSENT_LOWAT_BYTES: Final = 64 * 1024
 NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
 """The same where only bulk travels: fewer and larger writes."""
 CONGESTION: Final = b"bbr"
+LOW_WATER_BYTES_MIN: Final = 4 * 1024
+"""Less than this is not worth a call to wait for."""
+LOW_WATER_BYTES_MAX: Final = 16 * 1024
+"""Whether anything moves on a slow line is seen in steps of this."""
 _SO_MAX_PACING_RATE: Final = 47
 _UNPACED: Final = 2**64 - 1
 PACE_BYTES_MIN: Final = 64 * 1024
@@ -68,6 +73,12 @@ class SocketTuning(NamedTuple):
 
     congestion: str
     is_tuned: bool
+
+
+class SupportsOptions(Protocol):
+    """A socket as far as its options go: of trio, of asyncio."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
 class TcpInfo(NamedTuple):
@@ -159,6 +170,32 @@ def pace(sock: trio.socket.SocketType, bytes_per_s: int | None) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
     except OSError:
         pass  # no Linux of 64 bits: what should be slowed is not, and what it is tried for comes out as before
+
+
+class LowWater:
+    """Wakes who reads a socket once enough has come, not at each packet.
+
+    A part of a record is of no use, and on a slow line each of its packets comes alone: 700 a megabyte. The end
+    of a connection, and a window that is full, are told of whatever the mark is.
+    """
+
+    __slots__ = ("_limit", "_mark", "_socket")
+
+    def __init__(self, sock: SupportsOptions | None, *, limit: int = LOW_WATER_BYTES_MAX) -> None:
+        self._socket = sock
+        self._mark = 1
+        self._limit = limit
+
+    def expect(self, lacking: int) -> None:
+        """Say how many bytes the record that has begun still lacks; 0 where none has."""
+        mark = 1 if lacking < LOW_WATER_BYTES_MIN else min(lacking, self._limit)
+        if mark == self._mark or self._socket is None:
+            return
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+        except OSError:
+            self._socket = None  # closed, or of a system without it: each packet wakes
+        self._mark = mark
 
 
 @cache

@@ -10,6 +10,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
+from random import Random
 from typing import Any, Final
 
 import trio
@@ -44,6 +45,7 @@ class Steering:
         peers: Mapping[bytes, Peer],
         *,
         limits: NetworkLimits,
+        random: Random,
         counters: Counter[str],
         log: Callable[..., None],
         own_hosts: Callable[[], tuple[str, ...]] = local_address,
@@ -51,6 +53,7 @@ class Steering:
         self._dialling = dialling
         self._peers = peers
         self._limits = limits
+        self._random = random
         self._counters = counters
         self._log = log
         self._own_hosts = own_hosts
@@ -200,7 +203,8 @@ class Steering:
                         link.retire()
 
     async def _choose(self) -> None:
-        sampled_at = trio.current_time()
+        # Not all of a committee that began together: each sample may be followed by handshakes.
+        sampled_at = trio.current_time() - self._random.uniform(0, self._limits.ping_interval_s)
         while True:
             await trio.sleep(self._limits.plan_interval_s)
             now = trio.current_time()

@@ -224,6 +224,11 @@ class FanoutChannel:
         del buffer[:at]
         return found
 
+    @property
+    def lacking(self) -> int:
+        """Bytes that the piece which has begun still lacks; 0 where none has."""
+        return 0 if self._pending is None else self._pending.size_bytes - len(self._buffer)
+
     def _open(self, sealed: bytes) -> FanoutMessage:
         try:
             return decode_fanout(self._session.receive.decrypt(sealed))

@@ -7,8 +7,18 @@ from collections.abc import Callable
 from typing import Final
 
 from p2p.handshake import Session
+from p2p.sockets import LowWater
 from relay.errors import RelayProtocolError
-from relay.fanout import Copy, FanoutChannel, FanoutCore, FanoutLimits, FanoutMessage, Handed, Pong
+from relay.fanout import (
+    PIECE_BYTES_MAX,
+    Copy,
+    FanoutChannel,
+    FanoutCore,
+    FanoutLimits,
+    FanoutMessage,
+    Handed,
+    Pong,
+)
 from relay.limits import HostUse
 
 __all__ = ["FanoutServer"]
@@ -121,7 +131,7 @@ class FanoutServer:
 class _Line(asyncio.Protocol):
     """One connection after its handshake."""
 
-    __slots__ = ("_server", "channel", "host", "number", "transport")
+    __slots__ = ("_low_water", "_server", "channel", "host", "number", "transport")
 
     def __init__(
         self,
@@ -136,6 +146,7 @@ class _Line(asyncio.Protocol):
         self.transport = transport
         self.channel = channel
         self.host = host
+        self._low_water = LowWater(transport.get_extra_info("socket"), limit=PIECE_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -143,6 +154,7 @@ class _Line(asyncio.Protocol):
                 if self.transport.is_closing():
                     return
                 self._server.take(self, message, piece)
+            self._low_water.expect(self.channel.lacking)
         except RelayProtocolError as error:
             self._server.broke(self, error)
 

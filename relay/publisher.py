@@ -19,7 +19,7 @@ from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
 from p2p.link import shake_hands
-from p2p.sockets import CONNECT_ERRORS, Opener, tune
+from p2p.sockets import CONNECT_ERRORS, LowWater, Opener, tune
 from p2p.transport import Endpoint
 from relay.errors import RelayProtocolError, RelayUnreachable
 from relay.fanout import (
@@ -300,6 +300,7 @@ class _Line:
     async def _read(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
         assert self._stream is not None
         data = b""
+        low_water = LowWater(self._stream.socket, limit=PIECE_BYTES_MAX)
         while True:
             try:
                 messages = self.channel.receive(data)
@@ -315,6 +316,7 @@ class _Line:
                     case _:
                         self._fail(RelayProtocolError("a client's message from a relay"))
                         return
+            low_water.expect(self.channel.lacking)
             try:
                 data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
             except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -12,7 +12,9 @@ from p2p.multicast import Multicast
 from p2p.multicast_wire import (
     ASK_SOURCES_MAX,
     CONTROL_BYTES_MAX,
+    FORGET_S,
     SWAP_MEMBERS_MAX,
+    TICK_S,
     Announce,
     Ask,
     Blame,
@@ -679,3 +681,35 @@ def test_who_asks_is_helped_however_long_its_round_trip_seemed() -> None:
         assert core.tick(step * 0.02) == []
     assert core.control(ALICE, encode_control(Want(root, 1)), 0.8) == []
     assert {e.address for e in core.tick(0.82) if isinstance(e, Pass)} == waiting, "all who waited as long with it"
+
+
+def test_ticks_are_rare_once_everybody_has_a_message_and_frequent_again_for_the_next() -> None:
+    sender, receiver = core_of(BOB), core_of(ALICE)
+    members = [Member(ALICE, 0.05, is_connected=True, may_wait=False)]
+
+    def send(body: bytes, now: float) -> None:
+        to_receiver = sender.send(KIND, body, members, {}, key=bytes(32), now=now)
+        assert sender.pause_s == TICK_S
+        while to_receiver:
+            back = []
+            for effect in to_receiver:
+                if isinstance(effect, Tell):
+                    back += receiver.control(BOB, effect.data, now)
+                elif isinstance(effect, Pass):
+                    assert receiver.pause_s == TICK_S
+                    back += receiver.peer_piece(BOB, effect.frame, now)
+            to_receiver = [
+                other for told in back if isinstance(told, Tell) for other in sender.control(ALICE, told.data, now)
+            ]
+            now += TICK_S
+            to_receiver += sender.tick(now)
+
+    send(bytes(5_000), 1.0)
+    assert sender.is_active and receiver.is_active
+    assert sender.pause_s == receiver.pause_s == FORGET_S
+    late = 1.0 + MulticastParameters().keep_s
+    receiver.tick(late)
+    assert not receiver.is_active
+    sender.tick(late)
+    send(bytes(6_000), late + 0.4)  # what passed between rare ticks is not taken for a standstill
+    assert sender.pause_s == FORGET_S

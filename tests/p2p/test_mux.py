@@ -1,4 +1,5 @@
 import random
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -271,6 +272,24 @@ def test_changed_replayed_or_garbled_records_are_refused(data: st.DataObject) ->
         receiver.receive(record)
     with pytest.raises(FrameInvalid):  # of another session
         fresh.receive(record)
+
+
+@given(st.lists(st.integers(0, 3_000), min_size=1, max_size=4), st.data())
+@settings(deadline=None)
+def test_a_reader_says_what_the_record_that_has_begun_still_lacks(sizes: list[int], data: st.DataObject) -> None:
+    sender, other = sessions()
+    reader = RecordReader(other.receive)
+    records = [seal(sender.send, bytes(size)) for size in sizes]
+    ends = list(accumulate(map(len, records)))
+    stream = b"".join(records)
+    at = 0
+    while at < len(stream):
+        read = data.draw(st.integers(1, len(stream) - at))
+        list(reader.receive(stream[at : at + read]))
+        at += read
+        start = max([0, *(end for end in ends if end <= at)])
+        is_known = at - start >= 2
+        assert reader.lacking == (next(end for end in ends if end > at) - at if is_known else 0)
 
 
 def test_a_reader_keeps_no_more_than_one_unfinished_record() -> None:
