@@ -163,7 +163,7 @@ def _say(error: DekubeError) -> None:
 
 def _text(error: DekubeError) -> str:
     """Return the text of an error; amounts, which gateways tell in the smallest unit, in DKB."""
-    if error.code == "gateway_unreachable" and "refused" in str(error):
+    if error.code == "gateway_unreachable" and str(error).endswith("refused"):
         return f"{error}; no gateway listens there: start the node (dekube node run), or name another with --rpc"
     if error.code != "insufficient_funds":
         return str(error)

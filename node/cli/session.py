@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key
+from node.cli.patience import TellingClient
 from node.home import Home, read_keystore
 from node.keyring import Keyring
 from rpc.client import Client
@@ -44,8 +45,8 @@ class Session:
         return self.urls or (self._own_gateway(),)
 
     def client(self) -> Client:
-        """Return a client of the gateways."""
-        return Client(*self.gateways())
+        """Return a client of the gateways, which says what it waits for when that takes long."""
+        return TellingClient(*self.gateways(), control=None if self.urls else self.home.control)
 
     def control(self) -> Path | None:
         """Return the control socket of the node in the home; None where --rpc names other gateways, or none runs.

@@ -20,6 +20,7 @@ from node.cli.options import (
     read_input,
 )
 from node.cli.output import json_option, show, show_amount, show_fields, show_gwei, show_rows
+from node.cli.patience import TellingClient
 from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
 from node.home import save_key, write_private
@@ -410,7 +411,7 @@ def send(
 def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
     """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS."""
     who = session.address(name, known=False)
-    with Client(*(session.urls or (url,))) as client:
+    with TellingClient(*(session.urls or (url,))) as client:
         hash_ = client.faucet(url, who)
     show_fields({"address": format_address(who), "transaction": hash_}, as_json=as_json)
 

@@ -1,0 +1,151 @@
+"""A client for people: it says on standard error what it waits for as soon as that takes long.
+
+A gateway may be silent for long and right: its node catches up, or the machine is busy. The client then asks again
+for up to a minute, and a person who sees nothing of that takes the command for broken.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from node.cli.terminal import printable
+from rpc.client import Client, GatewayUnreachable
+from rpc.client.control import short_path
+from rpc.client.core import Fetch, Flow, Post
+
+__all__ = ["NOTICE_S", "GatewayNotUp", "TellingClient", "Watch", "watched"]
+
+_T = TypeVar("_T")
+NOTICE_S: Final = 3.0
+"""What takes longer is told."""
+LOOK_S: Final = 0.25
+LOOK_BYTES: Final = 4096
+"""So much of a request or an answer is looked at: the method stands first, and a refusal is short."""
+_METHOD: Final = re.compile(rb'"method":"([a-zA-Z_.]{1,64})"')
+RECEIPT: Final = "dekube_waitForReceipt"
+
+
+class GatewayNotUp(GatewayUnreachable):
+    """The node runs, and its gateway is not there yet, or not now."""
+
+
+class TellingClient(Client):
+    """Tells after NOTICE_S what it waits for; in all else the client that it is."""
+
+    def __init__(self, *urls: str, control: Path | None = None) -> None:
+        """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
+        super().__init__(*urls)
+        self._control = control
+
+    def perform(self, flow: Flow[_T]) -> _T:
+        """Perform the effects of ``flow``; return what it returns."""
+        with Watch() as watch:
+            try:
+                return super().perform(watched(flow, watch))
+            except GatewayUnreachable as error:
+                if self._control is None or "refused" not in str(error) or not _listens(self._control):
+                    raise
+                raise GatewayNotUp(
+                    f"{error}; the node runs, but its gateway does not listen yet: try again in some seconds, "
+                    "`dekube status` says what the node does"
+                ) from None
+
+
+def _listens(control: Path) -> bool:
+    """Tell whether somebody is at a Unix socket: one that was killed leaves its file."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(short_path(control))
+        except OSError:
+            return False
+    return True
+
+
+class Watch:
+    """Knows what is waited for and since when, and says each thing once when it has taken NOTICE_S."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._what, self._since = "", 0.0
+        self._told = ""
+
+    def __enter__(self) -> Watch:
+        threading.Thread(target=self._run, name="patience", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def wait_for(self, what: str) -> None:
+        """Note what is waited for from now on; empty: nothing."""
+        with self._lock:
+            if what != self._what:
+                self._what, self._since = what, self._now()
+
+    def due(self) -> str:
+        """Return what is to be said now, empty where nothing is."""
+        with self._lock:
+            if not self._what or self._what == self._told or self._now() < self._since + NOTICE_S:
+                return ""
+            self._told = self._what
+            return self._told
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            if what := self.due():
+                click.echo(f"Waiting: {printable(what)} ...", err=True)
+
+
+def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
+    """Pass the effects of ``flow`` on, and note what is under way."""
+    answer: Any = None
+    error: Exception | None = None
+    told = ""
+    while True:
+        try:
+            effect = flow.send(answer) if error is None else flow.throw(error)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        if isinstance(effect, Post | Fetch):
+            watch.wait_for(told or _waiting_for(effect))
+        answer = error = None
+        try:
+            answer = yield effect
+        except Exception as failed:  # the flow's own to judge
+            error = failed
+        if isinstance(effect, Post | Fetch):
+            told = _still(effect, answer)
+            watch.wait_for(told)
+
+
+def _waiting_for(request: Post | Fetch) -> str:
+    """Return what a request waits for, in words."""
+    place = urlsplit(request.url).netloc
+    found = _METHOD.search(request.body[:LOOK_BYTES]) if request.body else None
+    if found is None:
+        return f"{place} has not answered yet"
+    method = found[1].decode()
+    if method == RECEIPT:
+        return "the transaction was taken; it is final once it is in a block"
+    return f"{place} has not answered {method} yet; its node may be starting, catching up or busy"
+
+
+def _still(request: Post | Fetch, answer: Any) -> str:
+    """Return what is waited for after ``answer`` as before, empty where that was an answer."""
+    if not isinstance(answer, bytes) or len(answer) > LOOK_BYTES:
+        return ""
+    if b'"node_unavailable"' in answer:
+        return f"{urlsplit(request.url).netloc} says that its node does not answer; asking it again"
+    return _waiting_for(request) if b'"receipt":null' in answer else ""

@@ -1,0 +1,120 @@
+"""A command that waits says for what, after seconds, not minutes: who sees nothing takes it for broken."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.cli import main
+from node.cli.patience import NOTICE_S, Watch, watched
+from node.config import NodeOptions, RpcOptions
+from node.home import create_home
+from node.keyring import random_key
+from rpc.client import GatewayUnreachable
+from rpc.client.core import ClientOptions, Core, Pause, Post, Steps
+from tests.node.cli.test_mistakes import plan_genesis
+
+UNAVAILABLE = (
+    b'{"jsonrpc":"2.0","id":0,"error":{"code":-32000,"message":"x","data":{"reason":"node_unavailable"}}}'
+)
+
+
+class Clock:
+    """Seconds as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def perform(core: Core, watch: Watch, clock: Clock, answers: list[tuple[float, bytes]], method: str) -> list[str]:
+    """Answer a call by ``answers``, each after its seconds; return what was said, looking before each answer."""
+    said: list[str] = []
+    steps = Steps(watched(core.call(method), watch))
+    for effect in steps:
+        if isinstance(effect, Pause):
+            clock.now += effect.seconds
+        else:
+            assert isinstance(effect, Post)
+            after_s, answer = answers.pop(0)
+            clock.now += after_s
+            said.append(watch.due())
+            steps.give(answer, None)
+    return said
+
+
+def test_a_silent_gateway_is_named_after_seconds_and_once(clock: Clock) -> None:
+    watch = Watch(clock)
+    watch.wait_for("x")
+    assert watch.due() == ""
+    clock.now = NOTICE_S
+    assert (watch.due(), watch.due()) == ("x", "")
+    watch.wait_for("")
+    clock.now = 100
+    assert watch.due() == ""
+
+
+def test_a_node_that_does_not_answer_its_gateway_is_told(clock: Clock) -> None:
+    core = Core(["h:1"], ClientOptions())
+    answers = [(15.0, UNAVAILABLE), (15.0, UNAVAILABLE), (1.0, b'{"jsonrpc":"2.0","id":0,"result":7}')]
+    first, second, third = perform(core, Watch(clock), clock, answers, "dekube_getAccount")
+    assert first.startswith("h:1 has not answered dekube_getAccount yet")
+    assert second == "h:1 says that its node does not answer; asking it again"
+    assert third == "", "the same words once"
+
+
+def test_many_quick_answers_are_no_waiting(clock: Clock) -> None:
+    core, watch = Core(["h:1"], ClientOptions()), Watch(clock)
+    for _ in range(10):
+        assert perform(core, watch, clock, [(1.0, b'{"id":0,"result":7}')], "dekube_getTasks") == [""]
+
+
+def test_a_transaction_that_waits_for_a_block_is_told_so(clock: Clock) -> None:
+    core, watch = Core(["h:1"], ClientOptions()), Watch(clock)
+    none = b'{"id":0,"result":{"receipt":null,"pending":true}}'
+    [said] = perform(core, watch, clock, [(10.0, none)], "dekube_waitForReceipt")
+    assert said == "the transaction was taken; it is final once it is in a block"
+
+
+def test_what_fails_fails_as_before_and_what_was_found_comes_back(clock: Clock) -> None:
+    core = Core(["h:1"], ClientOptions())
+    steps = Steps(watched(core.call("dekube_head"), Watch(clock)))
+    with pytest.raises(GatewayUnreachable, match="gone"):
+        for _ in steps:
+            steps.give(None, GatewayUnreachable("gone"))
+    steps = Steps(watched(core.call("dekube_head"), Watch(clock)))
+    for _ in steps:
+        steps.give(b'{"id":0,"result":7}', None)
+    assert steps.result == 7
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_node_whose_gateway_is_not_up_yet_is_told_from_one_that_does_not_run(
+    runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free, socket.socket(socket.AF_UNIX) as control:
+        free.bind(("127.0.0.1", 0))
+        home = create_home(
+            tmp_path / "home", genesis=plan_genesis(), account=random_key(), vote=None, passphrase="p", scrypt_n=2,
+            options=NodeOptions(rpc=RpcOptions(listen=f"127.0.0.1:{free.getsockname()[1]}")),
+        )  # fmt: skip
+        monkeypatch.chdir(home.root)  # the path of a socket is short
+        control.bind("run/control.sock")
+        if runs:
+            control.listen()
+        monkeypatch.setattr(sys, "argv", ["dekube", "validators", "--home", "."])
+        with pytest.raises(SystemExit):
+            main()
+    said = capsys.readouterr().err
+    assert said.endswith("[gateway_unreachable]\n")
+    assert ("its gateway does not listen yet" in said) is runs
+    assert ("dekube node run" in said) is not runs
