@@ -121,13 +121,15 @@ class _Entry:
 class _Sender:
     """The queue of one sender: ``entries`` by nonce; those from ``nonce`` up to ``pending_end`` have no gap."""
 
-    __slots__ = ("cost", "entries", "last", "nonce", "pending_end", "weighed", "worth")
+    __slots__ = ("cost", "entries", "last", "lowest", "nonce", "pending_end", "weighed", "worth")
 
     def __init__(self, nonce: int) -> None:
         self.nonce = self.pending_end = nonce
         self.entries: dict[int, _Entry] = {}
         self.cost = 0
         self.last = -1
+        self.lowest: int | None = None
+        """The lowest fee cap of ``entries``; None where it has left and was not looked for since."""
         self.worth = _WORTHLESS
         """Of the last one."""
         self.weighed = -1
@@ -144,9 +146,21 @@ class _Sender:
 
     def weigh(self) -> int:
         """Return what the last one is worth; there is one."""
-        if self.last >= self.pending_end:
-            return _WORTHLESS
-        return min(entry.fee for entry in self.entries.values())
+        return _WORTHLESS if self.last >= self.pending_end else self.low()
+
+    def low(self) -> int:
+        """Return the lowest fee cap of the entries; there are some. It is looked for once, not for each newcomer."""
+        if self.lowest is None:
+            self.lowest = min(entry.fee for entry in self.entries.values())
+        return self.lowest
+
+    def pop(self, nonce: int) -> _Entry:
+        """Take an entry out."""
+        entry = self.entries.pop(nonce)
+        self.cost -= entry.checked.cost_max
+        if entry.fee == self.lowest:
+            self.lowest = None
+        return entry
 
 
 class Mempool:
@@ -335,6 +349,10 @@ class Mempool:
             self._queued += 1
         else:
             self._forget(old)
+            if old.fee == sender.lowest:
+                sender.lowest = None
+        if sender.lowest is not None and entry.fee < sender.lowest:
+            sender.lowest = entry.fee
         self._senders[address] = sender
         sender.entries[nonce] = entry
         sender.cost += checked.cost_max - (old.checked.cost_max if old else 0)  # less now, if it lost its own last
@@ -414,7 +432,8 @@ class Mempool:
             return None
         if nonce > sender.pending_end:
             raise MempoolFull  # nothing is worth less than what may never be taken
-        worth = min([new.fee, *(entry.fee for before, entry in sender.entries.items() if before < nonce)])
+        # It follows all of its sender's, or it fills a gap: then what waits behind that one goes first anyway.
+        worth = min(new.fee, sender.low()) if sender.entries else new.fee
         while self._tails:
             lowest, arrival, victim = self._tails[0]
             owner = self._senders.get(victim)
@@ -432,10 +451,9 @@ class Mempool:
         dropped: list[Checked] = []
         if account.nonce > sender.nonce:
             for nonce in [nonce for nonce in sender.entries if nonce < account.nonce]:
-                entry = sender.entries.pop(nonce)
+                entry = sender.pop(nonce)
                 if nonce >= sender.pending_end:
                     self._queued -= 1
-                sender.cost -= entry.checked.cost_max
                 self._forget(entry)
             sender.nonce = account.nonce
             sender.pending_end = max(sender.pending_end, account.nonce)
@@ -459,13 +477,12 @@ class Mempool:
     def _remove(self, address: bytes, nonce: int) -> Checked:
         """Take one transaction out of its queue; what follows it waits for the gap to be filled."""
         sender = self._senders[address]
-        entry = sender.entries.pop(nonce)
+        entry = sender.pop(nonce)
         if nonce < sender.pending_end:
             self._queued += sender.pending_end - nonce - 1
             sender.pending_end = nonce
         else:
             self._queued -= 1
-        sender.cost -= entry.checked.cost_max
         self._forget(entry)
         if not sender.entries:
             sender.last = -1

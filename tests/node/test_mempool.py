@@ -457,6 +457,7 @@ class Model(RuleBasedStateMachine):
                 pending.append(mine[nonce])
                 nonce += 1
             assert pool.pending_nonce(sender) == nonce
+        assert {sender: queue.weigh() for sender, queue in pool._senders.items()} == self.ends()[1]
         assert pool.queued_count == len(self.inside) - len(pending)
         queued = pool.queued(100)
         assert sorted(map(id, queued)) == sorted({*map(id, self.inside.values())} - {*map(id, pending)})
