@@ -149,7 +149,7 @@ class _Sender:
         return _WORTHLESS if self.last >= self.pending_end else self.low()
 
     def low(self) -> int:
-        """Return the lowest fee cap of the entries; there are some. It is looked for once, not for each newcomer."""
+        """Return the lowest fee cap of the entries, of which there are some; it is seldom looked for."""
         if self.lowest is None:
             self.lowest = min(entry.fee for entry in self.entries.values())
         return self.lowest
