@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import re
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from node.cli.output import show_amount
 from node.cli.terminal import printable_lines
 from state.primitives.errors import DekubeError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 __all__ = ["group", "main"]
 
@@ -63,11 +65,19 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+def _added(name: str | None = None) -> EntryPoints:
+    """Return the commands that installed packages add, or the one of a name."""
+    from importlib.metadata import entry_points  # as much to load as all else of a plain command
+
+    found = entry_points(group="dekube.commands")
+    return found if name is None else found.select(name=name)
+
+
 class _LazyGroup(click.Group):
     """Loads a command's module when it is asked for, and those that installed packages add (dekube.commands)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        added = {entry.name for entry in importlib.metadata.entry_points(group="dekube.commands")}
+        added = {entry.name for entry in _added()}
         return [*_COMMANDS, *sorted(added - set(_COMMANDS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -75,14 +85,14 @@ class _LazyGroup(click.Group):
             module, _, name = _COMMANDS[cmd_name][0].partition(":")
             command: click.Command = getattr(importlib.import_module(module), name)
             return command
-        for entry in importlib.metadata.entry_points(group="dekube.commands", name=cmd_name):
+        for entry in _added(cmd_name):
             loaded: click.Command = entry.load()
             return loaded
         return None
 
     def _short_help(self, ctx: click.Context, name: str) -> str:
         """Return what an added command does: its package's ``SHORT_HELP``, or what the loaded command says."""
-        for entry in importlib.metadata.entry_points(group="dekube.commands", name=name):
+        for entry in _added(name):
             text = getattr(importlib.import_module(entry.module.partition(".")[0]), "SHORT_HELP", None)
             if isinstance(text, str):
                 return text

@@ -7,14 +7,16 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from node.cli.output import parse_amount
-from node.home import Home, load_key, read_keystore, read_passphrase
+from node.places import Home
 from state.primitives.errors import ConfigError, KeystoreError
-from state.primitives.keys import SecretKey
+
+if TYPE_CHECKING:  # what opens keys is loaded where one is opened
+    from state.primitives.keys import SecretKey
 
 __all__ = [
     "AMOUNT",
@@ -90,6 +92,8 @@ def ask_line(file: Path | None, prompt: str) -> str:
     if file is None:
         return ask_unseen(prompt)
     if str(file) != STDIN:
+        from node.home import read_passphrase
+
         return read_passphrase(file)
     try:
         line = sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode()
@@ -137,6 +141,8 @@ def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
     """Return the key in a keystore file. Raises KeystoreError, before it asks where there is no such file."""
+    from node.home import load_key, read_keystore
+
     read_keystore(path)
     return load_key(path, ask_passphrase(passphrase_file, f"Passphrase of {path.name}"))
 

@@ -8,8 +8,8 @@ import click
 
 from node.cli.options import home_option
 from node.cli.output import json_option, show, show_fields, show_rows
-from node.control import ask_node
-from node.home import Home
+from node.places import Home
+from rpc.client.control import ask_node
 
 __all__ = ["is_following", "status"]
 

@@ -5,23 +5,23 @@ Neither needs the node: a key, a gateway's URL, and what is imported here.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
-
-from rpc.client.core import Call, ClientOptions
-from rpc.client.errors import (
-    AnswerMalformed,
-    ClientError,
-    GatewayUnreachable,
-    NoResult,
-    ResultMismatch,
-    TaskEnded,
-    TransactionRefused,
-)
-from rpc.client.sync import Client
-from rpc.client.tasks import CreatedTask, TaskResult, TaskUpdate
 
 if TYPE_CHECKING:
     from rpc.client.aio import AsyncClient
+    from rpc.client.core import Call, ClientOptions
+    from rpc.client.errors import (
+        AnswerMalformed,
+        ClientError,
+        GatewayUnreachable,
+        NoResult,
+        ResultMismatch,
+        TaskEnded,
+        TransactionRefused,
+    )
+    from rpc.client.sync import Client
+    from rpc.client.tasks import CreatedTask, TaskResult, TaskUpdate
 
 __all__ = [
     "AnswerMalformed",
@@ -40,10 +40,19 @@ __all__ = [
     "TransactionRefused",
 ]
 
+_ELSEWHERE = {
+    "AsyncClient": "aio",
+    "Call": "core",
+    "Client": "sync",
+    "ClientOptions": "core",
+    "CreatedTask": "tasks",
+    "TaskResult": "tasks",
+    "TaskUpdate": "tasks",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "AsyncClient":  # its HTTP library is not for those that block
-        from rpc.client.aio import AsyncClient
-
-        return AsyncClient
-    raise AttributeError(name)
+    """Load a name where it is used: the control socket needs no client, and a blocking one no HTTP library."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, 'errors')}"), name)

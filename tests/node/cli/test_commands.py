@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,18 @@ def test_a_node_follows_the_chain_when_synced_connected_and_fresh() -> None:
     assert not is_following(STATUS | {"syncing": True})
     assert not is_following(STATUS | {"peers": 0})
     assert not is_following(STATUS | {"behind_ms": 61_000})
+
+
+def test_a_status_loads_what_asks_a_socket_and_nothing_else(tmp_path: Path) -> None:
+    """It is a health check, run every few seconds beside a node that needs its cores."""
+    heavy = {
+        "trio", "asyncio", "importlib.metadata", "cryptography", "plyvel", "numpy", "orjson", "rich", "tomllib",
+        "node.config", "node.home", "rpc.client.core", "consensus", "p2p", "tasks",
+    }  # fmt: skip
+    code = (
+        "import sys; from node.cli import main\ntry: main()\n"
+        f"except SystemExit as end: print(end.code, sorted({heavy} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "status", "--json", "--home", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "1 []\n", done.stderr

@@ -360,6 +360,6 @@ def test_the_client_brings_nothing_of_the_node() -> None:
         "p2p",
         "consensus",
     }
-    code = f"import sys, rpc.client; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys; from rpc.client import Client, TaskUpdate; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
