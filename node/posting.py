@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rpc.client import Client, TaskUpdate
 from rpc.client.blobs import Progress, blob_of_file
@@ -16,7 +16,7 @@ from tasks import spec as specs
 from tasks.datasets import Dataset, make_dataset
 from tasks.recipes import digits_spec
 
-__all__ = ["Job", "follow", "make_digits_job", "put_digits_of", "say_update", "task_transactions"]
+__all__ = ["NEXT", "Job", "follow", "make_digits_job", "put_digits_of", "say_update", "task_transactions"]
 
 
 class Job(NamedTuple):
@@ -86,11 +86,22 @@ def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s
     return phase
 
 
+NEXT: Final = {
+    "matching": "no machine is free that fits: the task waits for one (dekube worker list shows who there is)",
+    "degraded": "its worker is gone: another one is looked for, and goes on after the last final window",
+    "paused": "nobody works on it: `dekube task resume` looks for a worker again, `dekube task cancel` ends it "
+    "and pays what is proved; it fails by itself when the pause is over",
+}
+"""What follows on phases in which a task waits for somebody."""
+
+
 def say_update(update: TaskUpdate, say: Callable[[str], None]) -> None:
     """Say what is new of a task, a line each."""
     for change in update.changes:
         actor = f" by {format_address(change.actor)}" if change.actor and any(change.actor) else ""
         say(f"  height {change.height:>5}  {change.after.upper():<10} {change.reason}{actor}")
+    if update.changes and (hint := NEXT.get(update.changes[-1].after)) is not None:
+        say(f"                  {hint}")
     for window in update.windows:
         say(f"                  window {window.number} {window.phase}{_detail(window.document)}")
 
@@ -103,7 +114,7 @@ def _detail(window: Any) -> str:
             return f": {steps}, {proof['meter']['gpu_ms']} ms, segments {proof['segment_root'][:18]}..."
         case "sealing" | "jury_sealing":
             who = window["jurors"] if window["phase"] == "jury_sealing" else window["verifiers"]
-            return f": {len(who)} verifiers re-run segments {window['sampled']}"
+            return f": {len(who)} verifier{'s' * (len(who) != 1)} re-run segments {window['sampled']}"
         case _:
             return ""
 

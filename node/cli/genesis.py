@@ -20,7 +20,7 @@ from node.founders import (
     founder_to_json,
     make_founder,
 )
-from node.home import Home, create_founder, load_genesis
+from node.home import Home, check_no_keys, create_founder, load_genesis
 from node.keyring import random_key
 from node.runtime import make_runtime
 from state.primitives.address import format_address, parse_address
@@ -117,6 +117,7 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
     made of all files, `dekube init` with the same --home goes on from here.
     """
     document = load_genesis(draft_file, is_draft=True)
+    check_no_keys(home)
     account, vote = random_key(), random_key()
     founder = make_founder(document, account, vote, stake=stake, coins=coins)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)

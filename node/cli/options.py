@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -129,7 +131,10 @@ def ask_new_passphrase(file: Path | None) -> str:
 def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
     """Ask at the terminal for what nobody may see. Raises KeystoreError where nobody is there to ask."""
     try:
-        return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
+        with warnings.catch_warnings():
+            if not sys.stdin.isatty():  # nothing that is read there is shown anywhere
+                warnings.simplefilter("ignore", getpass.GetPassWarning)
+            return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
     except click.Abort:
         if sys.stdin.isatty():
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +16,16 @@ if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks a
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["json_option", "parse_amount", "show", "show_amount", "show_fields", "show_gwei", "show_rows"]
+__all__ = [
+    "json_option",
+    "parse_amount",
+    "show",
+    "show_amount",
+    "show_fields",
+    "show_gwei",
+    "show_rows",
+    "show_time",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DECIMALS = 18
@@ -29,6 +39,11 @@ def json_option(function: _Function) -> _Function:
 def show(document: Any) -> None:
     """Print ``document`` as JSON, bytes as 0x-prefixed hex."""
     click.echo(json.dumps(document, indent=2, default=lambda value: "0x" + value.hex()))
+
+
+def show_time(time_ms: int) -> str:
+    """Return an agreed time as people write it."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_ms // 1000))
 
 
 def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json: bool, title: str = "") -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from node.cli.options import AMOUNT, home_option
-from node.cli.output import json_option, show_amount, show_fields, show_rows
+from node.cli.output import json_option, show_amount, show_fields, show_rows, show_time
 from node.cli.session import Session, session_options
 from node.home import Home, create_home, load_genesis, load_key, read_passphrase
 from node.keyring import random_key
@@ -106,8 +106,7 @@ def account(session: Session, account: str | None, as_json: bool) -> None:
         show_fields(found, as_json=True)
         return
     shown = {name: show_amount(int(found[name])) for name in ("deposit", "withdrawing", "due")}
-    release = time.gmtime((found["release_ms"] or 0) // 1000)
-    paid_out = time.strftime("%Y-%m-%d %H:%M UTC", release) if found["release_ms"] else "-"
+    paid_out = show_time(found["release_ms"]) if found["release_ms"] else "-"
     shown |= {"paid out": paid_out, "machine that earns": "yes" if found["earning"] else "no"}
     show_fields({"account": format_address(address), **shown}, as_json=False)
     rows = [

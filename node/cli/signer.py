@@ -22,7 +22,7 @@ from node.cli.guard import (
 from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, home_option, open_key
 from node.cli.output import json_option, show, show_fields
 from node.cli.tasks import ADDRESS
-from node.home import Home, create_home, load_genesis
+from node.home import Home, check_no_keys, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError
@@ -96,6 +96,7 @@ def init(
 
     options = check_signer_options(SignerHomeOptions(listen=listen, clients=clients))
     document = load_genesis(genesis)
+    check_no_keys(home)
     vote = random_key() if keystore is None else open_key(keystore, passphrase_file)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
     account = random_key()

@@ -16,7 +16,7 @@ from node.cli.options import AMOUNT
 from node.cli.output import json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
-from node.posting import follow, make_digits_job, put_digits_of
+from node.posting import NEXT, follow, make_digits_job, put_digits_of
 from rpc.client import Client, NoResult, TaskEnded, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.shapes import EscrowTotals, Receipt, Task
@@ -371,6 +371,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "created": f"height {record['created_height']}",
             "changed": f"height {record['changed_height']}",
             "state root": record["final_root"] or record["state_root"],
+            **({"next": NEXT[record["phase"]]} if record["phase"] in NEXT else {}),
         },
         as_json=False,
         title=f"Task {hexed(task_id)}",

@@ -10,11 +10,12 @@ from typing import Any, Final
 import click
 
 from node.cli.options import AMOUNT
-from node.cli.output import json_option
+from node.cli.output import json_option, show_amount, show_time
 from node.cli.session import Session, session_options
 from node.cli.wallet import show_receipt
 from node.home import Home
 from node.keyring import random_key
+from rpc.client import Client, TransactionRefused
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
@@ -49,7 +50,9 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
     """
     key = session.key()
     with session.client() as client:
-        staked = client.call("dekube_getAccount", address="0x" + key.address.hex())["stake"] if amount else None
+        staked = _account(client, key)["stake"] if amount else None
+        if amount:
+            _check_left((int(staked["amount"]) if staked else 0) + amount, client)
         registered = None if staked is None else bytes.fromhex(staked["vote_key"].removeprefix("0x"))
         if possession is not None:
             payload = [amount, *read_possession(possession)]
@@ -119,10 +122,35 @@ def rotate_keys(session: Session, as_json: bool) -> None:
 @click.argument("amount", type=AMOUNT)
 @json_option
 def unstake(session: Session, amount: int, as_json: bool) -> None:
-    """Take AMOUNT out of the stake; it returns after the unbonding time."""
+    """Take AMOUNT out of the stake: all of it, or so much that the least stake is left. It returns by itself.
+
+    That is after the unbonding time of the chain, two weeks unless its genesis says otherwise.
+    """
+    key = session.key()
     with session.client() as client:
-        receipt = client.send(session.key(), UNSTAKE_KIND, [amount])
+        staked = _account(client, key)["stake"]
+        held = int(staked["amount"]) if staked else 0
+        if amount > held:
+            raise TransactionRefused(f"{show_amount(held)} are staked, no more can be taken out")
+        _check_left(held - amount, client)
+        receipt = client.send(key, UNSTAKE_KIND, [amount])
+        returning = _account(client, key)["unbonding"]
     show_receipt(receipt, as_json)
+    if not as_json and returning:
+        release = show_time(max(item["release_time_ms"] for item in returning))
+        click.echo(f"\nIt is on the account again from {release} on, by itself (dekube wallet balance).")
+
+
+def _account(client: Client, key: SecretKey) -> dict[str, Any]:
+    account: dict[str, Any] = client.call("dekube_getAccount", address="0x" + key.address.hex())
+    return account
+
+
+def _check_left(staked: int, client: Client) -> None:
+    """Raise TransactionRefused where the chain would: one that fails still costs its fee."""
+    least = int(client.call("dekube_genesis")["parameters"]["chain.stake_min"])
+    if 0 < staked < least:
+        raise TransactionRefused(f"{show_amount(staked)} would be staked: at least {show_amount(least)}, or none")
 
 
 def _vote_key(home: Home, registered: bytes | None) -> SecretKey:

@@ -19,7 +19,7 @@ from node.cli.options import (
     open_key,
     read_input,
 )
-from node.cli.output import json_option, show, show_amount, show_fields, show_gwei, show_rows
+from node.cli.output import json_option, show, show_amount, show_fields, show_gwei, show_rows, show_time
 from node.cli.patience import TellingClient
 from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
@@ -306,6 +306,11 @@ def balance(session: Session, name: str | None, proves: bool, genesis: Path | No
             fields["height"] = stamp["height"]
         if fields.get("stake") is not None:
             fields["stake"] = show_amount(int(fields["stake"]["amount"]))
+        if "unbonding" in fields:
+            fields["unbonding"] = [
+                f"{show_amount(int(item['amount']))} on {show_time(item['release_time_ms'])}"
+                for item in fields["unbonding"]
+            ] or None
     show_fields(fields, as_json=as_json, title=title)
 
 
@@ -414,6 +419,8 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
     with TellingClient(*(session.urls or (url,))) as client:
         hash_ = client.faucet(url, who)
     show_fields({"address": format_address(who), "transaction": hash_}, as_json=as_json)
+    if not as_json:
+        click.echo("\nThe coins are there when that transaction is in a block (dekube wallet balance).")
 
 
 @wallet.command()

@@ -89,7 +89,9 @@ def show_(session: Session, address: str | None, as_json: bool) -> None:
     with session.client() as client:
         node = _find(client, who)
         if node is None:
-            raise ConfigError(f"{_shown(who)} is not registered")
+            own = address is None and session.key_name is None and not session.urls
+            why = "; a node with role compute or verify registers once its account can pay bond and fee: "
+            raise ConfigError(f"{_shown(who)} is not registered" + (why + "see `dekube status`") * own)
         now_ms = client.head().time_ms
     if as_json:
         show(node)

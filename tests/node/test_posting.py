@@ -32,5 +32,15 @@ def test_each_change_and_each_window_is_one_line_and_the_end_is_returned() -> No
     assert [line.split()[2] for line in said if "height" in line] == ["CREATED", "MATCHING"]
     assert "0x1111" in said[0]
     assert " by " not in said[1], "the end of a block acts for nobody"
-    assert "steps 0-25" in said[2]
-    assert "0 verifiers re-run segments [3]" in said[3]
+    assert "waits for one" in said[2], "nobody took it at once"
+    assert "steps 0-25" in said[3]
+    assert "0 verifiers re-run segments [3]" in said[4]
+
+
+def test_a_task_that_waits_for_its_requester_says_what_can_be_done() -> None:
+    paused = TaskUpdate(task("paused"), (change(3, "degraded", bytes(20)), change(4, "paused", bytes(20))), ())
+    said: list[str] = []
+    follow(cast(Client, Following([paused])), TASK, said.append)
+    assert len(said) == 3, "what is over by now needs no advice"
+    assert "dekube task resume" in said[2]
+    assert "dekube task cancel" in said[2]

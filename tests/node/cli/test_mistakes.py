@@ -232,13 +232,18 @@ def test_addresses_are_shown_with_their_checksum() -> None:
     assert _shown(PEER.lower()) == PEER == format_address(bytes.fromhex(PEER[2:]))
 
 
+@pytest.mark.parametrize("command", ["init", "signer init", "relay init", "genesis found"])
 def test_a_home_that_is_there_is_refused_before_a_passphrase_is_asked_for(
-    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+    command: str, genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
 ) -> None:
-    home = tmp_path / "home"
+    home, draft = tmp_path / "home", tmp_path / "draft.json"
     home.mkdir()
     (home / "config.toml").touch()
-    status, said = dekube("init", "--home", home, "--genesis", genesis)
+    terms: tuple[object, ...] = ("--genesis", genesis)
+    if command == "genesis found":
+        dekube("genesis", "draft", "--name", "x", "--chain-id", 7, "--start", "2027-01-31T12:00Z", "--out", draft)
+        terms = ("--draft", draft, "--stake", 1000)
+    status, said = dekube(*command.split(), "--home", home, *terms)
     assert (status, said) == (
         1,
         f"dekube: {home}: a node lives here already; nothing was changed [config_error]\n",

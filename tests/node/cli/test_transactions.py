@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import node.home
 from node.cli import group
 from node.config import KeyOptions, NetworkOptions, NodeOptions, RpcOptions
 from node.home import Home, create_home, load_key
+from rpc.client import TransactionRefused
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import encrypt_keystore
 from state.primitives.vrf import vrf_key_of
 from state.transition.staking import load_stake, possession_digest
+from state.view.accounts import load_account
 from tests.rpc.harness import ALICE, COIN, Node, gateway, served
 
 OLD = SecretKey(b"o" * 32)
@@ -47,7 +51,9 @@ def possession_of(chain: Node, vote: SecretKey, file: Path) -> Path:
     return file
 
 
-async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None:
+@asynccontextmanager
+async def validator(tmp_path: Path) -> AsyncIterator[tuple[Node, Home, Callable[..., Awaitable[Result]]]]:
+    """A chain that makes blocks, the home of somebody with coins, and `dekube tx` for it."""
     chain = Node(tmp_path / "db", epoch_blocks=1_000)
     chain.mint()
     home = create_home(
@@ -63,11 +69,6 @@ async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None
             await trio.sleep(0.1)
             chain.mint()
 
-    def staked() -> tuple[int, bytes]:
-        record = load_stake(chain.store, ALICE.address)
-        assert record is not None
-        return record.amount // COIN, record.vote_key
-
     async with (
         served(chain, tmp_path / "s") as backend,
         gateway(backend, tmp_path / "s") as it,
@@ -75,11 +76,51 @@ async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None
     ):
         nursery.start_soon(make_blocks)
 
-        async def tx(*arguments: object) -> BaseException | None:
-            command = ["tx", *map(str, arguments), "--home", str(home.root), "--rpc", it.url, "--json"]
+        async def tx(*arguments: object) -> Result:
+            command = ["tx", *map(str, arguments), "--home", str(home.root), "--rpc", it.url]
             run = partial(CliRunner().invoke, group, command, standalone_mode=False)
-            done = await trio.to_thread.run_sync(run)
-            return done.exception
+            return await trio.to_thread.run_sync(run)
+
+        yield chain, home, tx
+        nursery.cancel_scope.cancel()
+    chain.store.close()
+
+
+def staked_of(chain: Node) -> tuple[int, bytes]:
+    record = load_stake(chain.store, ALICE.address)
+    assert record is not None
+    return record.amount // COIN, record.vote_key
+
+
+async def test_a_stake_that_the_chain_would_refuse_costs_no_fee_and_what_is_withdrawn_says_when_it_returns(
+    tmp_path: Path,
+) -> None:
+    async with validator(tmp_path) as (chain, _, tx):
+
+        async def refused(*arguments: object) -> str:
+            done = await tx(*arguments)
+            assert isinstance(done.exception, TransactionRefused)
+            return str(done.exception)
+
+        assert await refused("stake", 999) == "999 DKB would be staked: at least 1000 DKB, or none"
+        assert await refused("unstake", 1) == "0 DKB are staked, no more can be taken out"
+        assert (await tx("stake", 1_500)).exception is None
+        assert await refused("unstake", 1_501) == "1500 DKB are staked, no more can be taken out"
+        assert await refused("unstake", 600) == "900 DKB would be staked: at least 1000 DKB, or none"
+        assert load_account(chain.store, ALICE.address).nonce == 1, "nothing else was paid for"
+        done = await tx("unstake", 1_500)
+        assert "It is on the account again from " in done.output
+        assert load_stake(chain.store, ALICE.address) is None or staked_of(chain)[0] == 0
+
+
+async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None:
+    async with validator(tmp_path) as (chain, home, run):
+
+        async def tx(*arguments: object) -> BaseException | None:
+            return (await run(*arguments, "--json")).exception
+
+        def staked() -> tuple[int, bytes]:
+            return staked_of(chain)
 
         assert await tx("stake", 2_000) is None
         assert staked() == (2_000, OLD.vote_key)
@@ -99,5 +140,3 @@ async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None
         assert await tx("stake", 100, "--possession", file) is None
         assert isinstance(await tx("stake", 100), ConfigError), "the registered key is not in this home"
         assert staked() == (2_600, far.vote_key)
-        nursery.cancel_scope.cancel()
-    chain.store.close()
