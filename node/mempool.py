@@ -105,6 +105,10 @@ class Added(NamedTuple):
     evicted: Checked | None
 
 
+_PENDING: Final = Added(True, None, None)
+_QUEUED: Final = Added(False, None, None)
+
+
 class _Entry:
     __slots__ = ("arrival", "checked", "fee", "local_since", "size", "tip")
 
@@ -345,9 +349,7 @@ class Mempool:
         # Nothing raises from here on.
         self._arrivals += 1
         evicted = None if victim is None else self._remove(victim, self._senders[victim].last)
-        if old is None:
-            self._queued += 1
-        else:
+        if old is not None:
             self._forget(old)
             if old.fee == sender.lowest:
                 sender.lowest = None
@@ -359,19 +361,23 @@ class Mempool:
         self._by_hash[transaction.hash] = entry
         self._by_raw[transaction.raw] = checked
         self._bytes += entry.size
-        self._queued -= sender.advance()
-        if old is None and nonce > sender.last and nonce < sender.pending_end:
+        if nonce > sender.last and nonce == sender.pending_end:  # it follows all of its sender's, as most do
             sender.last = nonce
+            sender.pending_end = nonce + 1
             sender.worth = min(sender.worth, entry.fee) if len(sender.entries) > 1 else entry.fee
             sender.weighed = entry.arrival
             heapq.heappush(self._tails, (sender.worth, -entry.arrival, address))
         else:
+            if old is None:
+                self._queued += 1 - sender.advance()
             sender.last = max(nonce, sender.last)
             self._weigh(address, sender)
         since = self._height if local_since is None else local_since
         heapq.heappush(self._expiry, (since + self._options.expiry_heights, entry.arrival, transaction.hash))
         if not self._arrivals % _COMPACT_EVERY:
             self._compact()
+        if old is None and evicted is None:
+            return _PENDING if nonce < sender.pending_end else _QUEUED
         return Added(nonce < sender.pending_end, old.checked if old else None, evicted)
 
     def on_block(self, height: int, senders: Iterable[bytes]) -> list[Checked]:
