@@ -162,6 +162,20 @@ class DirectRequest:
         if self._held is not None:
             self._held.keep(0)
 
+    def on_whole(self, body: bytes) -> None:
+        """Answer a body that came in one piece with its head, alone and no longer than what is admitted."""
+        if len(body) > FREE_BYTES:
+            self.on_body(body)
+            self.on_end()
+            return
+        self.more_body = False
+        answer = self._port.begin(body, self._caller)
+        if isinstance(answer, Late):
+            self.task = answer
+            answer.then(self._answered)
+        else:
+            self._respond(answer)
+
     def on_end(self) -> None:
         """Answer now that the body is whole, if it is this request's turn."""
         if not self.more_body:
@@ -203,7 +217,7 @@ class DirectRequest:
         if len(body) > CHUNK_BYTES or self._connection.flow.write_paused:
             self.task = asyncio.ensure_future(self._send(body))
             return
-        self._connection.transport.write(self._start(body) + body)
+        self._connection.transport.write(self._start(len(body), body))
         self._finish()
 
     def _answered(self, done: Late) -> None:
@@ -222,7 +236,7 @@ class DirectRequest:
                 if self.disconnected:
                     return
                 first = body[:CHUNK_BYTES]
-                transport.write(self._start(body) + first)
+                transport.write(self._start(len(body), first))
                 for at in range(CHUNK_BYTES, len(body), CHUNK_BYTES):
                     await flow.drain()
                     if self.disconnected:
@@ -235,9 +249,10 @@ class DirectRequest:
             self.let_go()
         self._finish()
 
-    def _start(self, body: bytes) -> bytes:
+    def _start(self, size: int, first: bytes) -> bytes:
+        """Return the head of an answer of ``size`` bytes and the ``first`` of them."""
         end = b"" if self.keep_alive else _CLOSE
-        return b"%s%s%scontent-length: %d\r\n\r\n" % (_STATUS, self._head, end, len(body))
+        return b"%s%s%scontent-length: %d\r\n\r\n%s" % (_STATUS, self._head, end, size, first)
 
     def _finish(self) -> None:
         self.response_complete = True

@@ -231,7 +231,7 @@ class Dispatcher:
             and len(request) == 4
             and request.get("jsonrpc") == "2.0"
             and (identifier := request.get("id")) is not None
-            and _is_identifier(identifier)
+            and (type(identifier) is int or _is_identifier(identifier))
             and type(params := request.get("params")) is list
             and len(params) == 1
             and type(params[0]) is str
@@ -262,9 +262,9 @@ class Dispatcher:
     def finish(self, posted: Posted, outcome: bytes | Exception) -> bytes:
         """Return the answer to a call, of what the node has said."""
         try:
-            if isinstance(outcome, DekubeError):
-                outcome = posted.posting.error(posted.known, outcome)
-            if isinstance(outcome, Exception):
+            if not isinstance(outcome, bytes):
+                if isinstance(outcome, DekubeError):
+                    outcome = posted.posting.error(posted.known, outcome)
                 return self._fail(posted.name, posted.identifier, outcome)
             self._observe(posted.name, "ok")
             return self._say(posted.identifier, posted.posting.result(posted.known, outcome), posted.caller)
@@ -437,7 +437,10 @@ class Posted(Late):
     def __init__(
         self, dispatcher: Dispatcher, name: str, posting: Posting, known: Any, identifier: Any, caller: Caller
     ) -> None:
-        super().__init__()
+        self._then = _ignore  # as every Late begins; a call more would be a tenth of this one's
+        self.answer = None
+        self.is_cancelled = False
+        self.is_waiting = True
         self._dispatcher = dispatcher
         self.name = name
         self.posting = posting

@@ -225,8 +225,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             head += usual.lines(self.server_state.default_headers)
             request = DirectRequest(port, self, self._asker, head, keep_alive=True, is_first=True)
             self.cycle = request  # type: ignore[assignment]
-            request.on_body(body)
-            request.on_end()
+            request.on_whole(body)
 
         def _keep_head(self, data: bytes, answer: bytes) -> None:
             """Keep the head of a plain request that came whole and alone, and that of its answer."""
@@ -331,7 +330,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self.server_state.total_requests += 1
             if self.transport.is_closing():
                 return
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             if self.pipeline:
                 self._answering, application = self.pipeline.pop()
                 self._start_asgi_task(self._answering, application)

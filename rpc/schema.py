@@ -12,6 +12,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from rpc.errors import RpcError
@@ -183,10 +184,8 @@ def read_hex(value: Any, bytes_max: int) -> bytes:
 def data(bytes_max: int) -> ParamType[bytes]:
     """Return the type of bytes in 0x hex."""
 
-    def read(value: Any) -> bytes:
-        return read_hex(value, bytes_max)
-
-    return ParamType({"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$", "maxLength": 2 + 2 * bytes_max}, read)
+    schema = {"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$", "maxLength": 2 + 2 * bytes_max}
+    return ParamType(schema, partial(read_hex, bytes_max=bytes_max))
 
 
 def choice(*names: str) -> ParamType[str]:
