@@ -201,6 +201,6 @@ class Dialling:
             return None
         if table is not None:
             table.worked(endpoint)
-            if table.rtt_s(endpoint, now := trio.current_time()) is None:
-                table.measured_rtt(endpoint, now - began, now)  # a handshake is one round trip and little work
+            now = trio.current_time()
+            table.shook_hands(endpoint, now - began, now)
         return Link(session, stream, remote=str(endpoint), endpoint=endpoint, is_direct=endpoint.scheme == "tcp")

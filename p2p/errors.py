@@ -7,6 +7,7 @@ from state.primitives.errors import DekubeError, ProtocolError
 __all__ = [
     "BlobUnavailable",
     "CertificateInvalid",
+    "ConnectionUnused",
     "FrameInvalid",
     "HandshakeFailed",
     "PeerBusy",
@@ -28,6 +29,12 @@ class HandshakeFailed(ProtocolError):
     """A handshake message that is malformed, not authentic, of another chain or of another version."""
 
     code = "handshake_failed"
+
+
+class ConnectionUnused(HandshakeFailed):
+    """A connection that was closed behind its handshake: whoever made it wanted to know the way and no more."""
+
+    code = "connection_unused"
 
 
 class CertificateInvalid(HandshakeFailed):

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from p2p.channel import Channel, Hello, Word
-from p2p.errors import HandshakeFailed
+from p2p.errors import ConnectionUnused, HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import LowWater, TcpInfo, pace, tcp_info, tune
 from p2p.transport import Doubt, Endpoint
@@ -136,12 +136,12 @@ class Link:
         await self.send(self.channel.seal(hello.encode()), timeout_s=timeout_s)
 
     async def hear_hello(self) -> Hello:
-        """Return what the connection is for. Raises HandshakeFailed, FrameInvalid."""
+        """Return what the connection is for. Raises ConnectionUnused, HandshakeFailed, FrameInvalid."""
         try:
             while (plaintext := self.channel.next_plaintext()) is None:
                 self.channel.feed(await self.receive())
         except LinkLost:
-            raise HandshakeFailed("closed before it said what for") from None
+            raise ConnectionUnused("closed before it said what for") from None
         return Hello.decode(plaintext)
 
     def retire(self) -> None:

@@ -29,7 +29,9 @@ Plan = Mapping[Path, int]
 """Lanes by path; a path without lanes is not in it."""
 
 _EWMA: Final = 0.25
-"""Weight of a new sample of a round trip."""
+"""Weight of a new sample of a round trip, ..."""
+_EWMA_DOWN: Final = 0.75
+"""... and of one that is shorter: what load has added, here or there, goes with it."""
 _ALIKE: Final = 1.5
 """Rates of two paths that shared a line in one window differ by less than this where the paths are as good."""
 
@@ -68,6 +70,8 @@ class PathParameters:
     """... unless control is as quick as this, ..."""
     probe_age_s: float = 60.0
     """... and of paths that were measured no longer ago than this, none."""
+    handshake_age_s: float = 15.0
+    """The round trip of a handshake says nothing beside one that was taken so short a time ago by what travels."""
     race_paths_max: int = 3
     """Paths tried side by side when nothing is known of any."""
     race_bytes_min: int = 1024 * 1024
@@ -155,13 +159,24 @@ def hops_of(path: Path) -> int:
     return len(path.hops)
 
 
+@dataclass(slots=True)
+class _Better:
+    """A path that seems better for control."""
+
+    path: Path
+    since: float
+    samples: int = 0
+    asked_at: float = -inf
+    """When its round trip was last taken again, or was to be."""
+
+
 class PathTable:
     """The paths to one peer and what is known of them."""
 
     def __init__(self, parameters: PathParameters | None = None) -> None:
         self.parameters = parameters or PathParameters()
         self._known: dict[Path, _Known] = {}
-        self._better: tuple[Path, int] | None = None
+        self._better: _Better | None = None
         """The path that is better than the present one, and in how many samples in a row."""
 
     def offer(self, paths: Iterable[Path]) -> None:
@@ -186,15 +201,22 @@ class PathTable:
     # -- what is learnt --------------------------------------------------------------------------------------
 
     def measured_rtt(self, path: Path, rtt_s: float, now: float) -> None:
-        """Note a round trip taken on the path itself."""
+        """Note a round trip taken on the path itself: a shorter one counts soon, a longer one by and by."""
         known = self._known.get(path)
         if known is None or rtt_s < 0:
             return
-        if known.rtt_s is None:
+        if known.rtt_s is None or self._is_asked(path):  # what it was before is what is doubted
             known.rtt_s = rtt_s
         else:
-            known.rtt_s += _EWMA * (rtt_s - known.rtt_s)
+            known.rtt_s += (_EWMA if rtt_s > known.rtt_s else _EWMA_DOWN) * (rtt_s - known.rtt_s)
         known.rtt_at = now
+
+    def shook_hands(self, path: Path, took_s: float, now: float) -> None:
+        """Note a handshake on a path: one round trip and some work, so it counts where nothing young is known."""
+        known = self._known.get(path)
+        is_old = known is not None and now - known.rtt_at > self.parameters.handshake_age_s
+        if self.rtt_s(path, now) is None or is_old or self._is_asked(path):
+            self.measured_rtt(path, took_s, now)
 
     def measured_loss(self, path: Path, lost: int, sent: int, now: float) -> None:
         """Note that of so many segments of a control connection these had to be sent again."""
@@ -260,6 +282,15 @@ class PathTable:
         here = self.rtt_s(current, now)
         if here is None or here < parameters.probe_rtt_s_min:
             return None
+        better = self._better
+        if (
+            better is not None
+            and not self._is_confirmed(better)
+            and now - better.asked_at >= parameters.probe_interval_s
+        ):
+            better.asked_at = now
+            self._known[better.path].probed_at = now
+            return better.path
         if any(now - known.probed_at < parameters.probe_interval_s for known in self._known.values()):
             return None
         due = [
@@ -341,7 +372,8 @@ class PathTable:
     def better_control(self, current: Path, now: float) -> Path | None:
         """Take one sample; return the path that control should move to, once it has been better often enough.
 
-        A path whose round trip is not known is never moved to: the move itself costs a handshake.
+        A path whose round trip is not known is never moved to: the move itself costs a handshake. Nor is one that
+        was quick at another time: what makes this one slow, a busy machine or a full line, may slow both.
         """
         here = self.length_s(current, now)
         lengths = (
@@ -353,14 +385,22 @@ class PathTable:
         if here is None or best is None or best[0] * (100 + self.parameters.switch_gain_percent) > here * 100:
             self._better = None
             return None
-        path, times = best[2], 1
-        if self._better is not None and self._better[0] == path:
-            times += self._better[1]
-        self._better = path, times
-        if times < self.parameters.switch_samples:
+        if self._better is None or self._better.path != best[2]:
+            self._better = _Better(best[2], now)
+        better = self._better
+        better.samples += 1
+        if better.samples < self.parameters.switch_samples or not self._is_confirmed(better):
             return None
         self._better = None
-        return path
+        return better.path
+
+    def _is_asked(self, path: Path) -> bool:
+        """Whether a path seems better for control, and its round trip is yet to be taken again."""
+        return self._better is not None and self._better.path == path and not self._is_confirmed(self._better)
+
+    def _is_confirmed(self, better: _Better) -> bool:
+        known = self._known.get(better.path)
+        return known is not None and known.rtt_at >= better.since
 
     def best_bulk(self, now: float) -> Path | None:
         """Return the path for a little bulk: the fastest known, else the one that control would take."""

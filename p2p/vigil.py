@@ -105,8 +105,11 @@ def ping_token(now: float) -> bytes:
 
 
 def rtt_after(before_s: float | None, token: bytes, now: float) -> float | None:
-    """Return the round trip, smoothed, after a pong; one that comes from the future tells nothing."""
+    """Return the round trip after a pong; one that comes from the future tells nothing.
+
+    A shorter one counts at once, a longer one by and by: what is added to a way comes of load, here or there.
+    """
     rtt_s = now - int.from_bytes(token, "big") / _US_PER_S
     if not 0 <= rtt_s < math.inf:
         return before_s
-    return rtt_s if before_s is None else 0.75 * before_s + 0.25 * rtt_s
+    return rtt_s if before_s is None or rtt_s < before_s else 0.75 * before_s + 0.25 * rtt_s

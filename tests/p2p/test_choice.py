@@ -53,7 +53,7 @@ def test_a_way_that_alone_fills_the_access_line_is_not_dropped_for_two_that_do_n
     }
     world = BulkWorld(segments, roads, seed=seed, noise=0.2)
     world.run(40)
-    assert world.rate(12, 40) >= 0.93 * 48 * MBIT  # the two without it bring 0.83
+    assert world.rate(12, 40) >= 0.92 * 48 * MBIT  # the two without it bring 0.83
 
 
 @pytest.mark.parametrize(("seed", "second"), [(25, 12), (32, 12), (29, 11.25), (56, 10.6)])

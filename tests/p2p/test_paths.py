@@ -314,12 +314,57 @@ def test_control_moves_after_three_better_samples_in_a_row() -> None:
     table.measured_rtt(DIRECT, 0.200, 0.0)
     table.measured_rtt(RELAY, 0.100, 0.0)
     assert [table.better_control(DIRECT, 0.0) for _ in range(2)] == [None, None]
-    table.measured_rtt(DIRECT, 0.0, 0.0)  # 150 ms now
-    table.measured_rtt(DIRECT, 0.0, 0.0)
-    assert table.better_control(DIRECT, 0.0) is None  # 112 ms: not 25 % worse, so the count begins anew
+    table.measured_rtt(DIRECT, 0.090, 0.0)  # a shorter one counts soon
+    assert table.better_control(DIRECT, 0.0) is None  # not 25 % worse, so the count begins anew
     for _ in range(20):
         table.measured_rtt(DIRECT, 0.200, 0.0)
     assert [table.better_control(DIRECT, 0.0) for _ in range(3)] == [None, None, RELAY]
+
+
+def test_control_does_not_move_for_what_makes_all_ways_slow() -> None:
+    """A machine that begins with a hundred handshakes, a full line: what was quick before is asked again."""
+    for is_common in (True, False):
+        table = PathTable()
+        table.offer([DIRECT, RELAY])
+        table.measured_rtt(DIRECT, 0.080, 0.0)
+        table.measured_rtt(RELAY, 0.080, 0.0)
+        probes, moved = [], None
+        for step in range(1, 9):
+            now = step * 5.0
+            table.measured_rtt(DIRECT, 0.400, now)
+            moved = table.better_control(DIRECT, now) or moved
+            path = table.to_probe(DIRECT, now)
+            if path is not None:
+                probes.append(now)
+                table.measured_rtt(path, 0.400 if is_common else 0.080, now + 1)
+        assert probes[0] == 5.0, "with the first sample in which it seems better"
+        assert moved == (None if is_common else RELAY)
+
+
+def test_the_time_of_a_handshake_counts_where_nothing_young_is_known() -> None:
+    table = PathTable()
+    table.offer([DIRECT, RELAY])
+    table.shook_hands(RELAY, 0.300, 0.0)
+    assert table.rtt_s(RELAY, 0.0) == 0.300
+    table.measured_rtt(RELAY, 0.080, 1.0)
+    before = table.rtt_s(RELAY, 1.0)
+    table.shook_hands(RELAY, 0.900, 10.0)
+    assert table.rtt_s(RELAY, 10.0) == before, "votes have measured it a moment ago"
+    table.shook_hands(RELAY, 0.010, 70.0)
+    assert table.rtt_s(RELAY, 150.0) is not None, "what was asked before it was forgotten is not forgotten"
+
+
+def test_a_better_way_that_could_not_be_asked_is_asked_again() -> None:
+    table = PathTable()
+    table.offer([DIRECT, RELAY])
+    table.measured_rtt(RELAY, 0.080, 0.0)
+    asked = []
+    for step in range(1, 14):
+        table.measured_rtt(DIRECT, 0.400, step * 5.0)
+        assert table.better_control(DIRECT, step * 5.0) is None
+        if table.to_probe(DIRECT, step * 5.0) is not None:
+            asked.append(step * 5.0)
+    assert asked[:3] == [5.0, 25.0, 45.0]
 
 
 def test_control_does_not_move_to_what_is_unknown_old_or_failing() -> None:

@@ -594,3 +594,16 @@ async def test_waiting_for_room_ends_with_the_connection(wires: Wires, autojump_
         with pytest.raises(PeerUnreachable):  # Bob answers no ping while his handler hangs: he is given up
             while True:
                 await alice.send_when_room(B, Class.BULK, BLOCK, bytes(1024 * 1024))
+
+
+async def test_a_connection_that_only_takes_a_round_trip_is_no_failed_handshake() -> None:
+    alice, bob = (
+        Network(NetworkConfig(listen=(("127.0.0.1", 0),)), identity(number), now_ms=lambda: NOW_MS)
+        for number in (0, 1)
+    )
+    async with running(alice, bob):
+        with trio.fail_after(20):
+            await alice._steering._probe(bob.identity.address, Endpoint(*bob.bound[0]))
+            while not bob.counters["connection_unused"]:  # noqa: ASYNC110 - what is waited for is the doing of sockets
+                await trio.sleep(0.01)
+    assert not bob.counters["handshake_failed"] and not alice.counters["handshake_failed"]
