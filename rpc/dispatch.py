@@ -424,6 +424,11 @@ class Late:
         """Call ``function`` when the answer is there; where it is given up that may never be."""
         self._then = function
 
+    def tell(self) -> None:
+        """Say that the answer is there, once: who is told knows this one, and that would keep both alive."""
+        then, self._then = self._then, _ignore
+        then(self)
+
     def cancel(self) -> None:
         """Give up; does nothing to what is done."""
         raise NotImplementedError
@@ -458,7 +463,7 @@ class Posted(Late):
         self.is_waiting = False
         self._dispatcher.leave(self.caller.key)
         self.answer = self._dispatcher.finish(self, outcome)
-        self._then(self)
+        self.tell()
 
     def cancel(self) -> None:
         """Give up; the node may have it all the same."""
@@ -516,7 +521,7 @@ class Suspended(Late):
             self._wait(waiting_for)
             return
         self.is_waiting = False
-        self._then(self)
+        self.tell()
 
 
 def _ignore(_late: Late) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, Final
@@ -221,6 +223,47 @@ def test_a_batch_that_is_given_up_gives_its_places_back() -> None:
         assert isinstance(world.dispatcher.begin(json.dumps(call).encode(), ASKER), Posted)
 
     run(main())
+
+
+class Request:
+    """Knows what it waits for, as a request of ``rpc.direct`` does, and is told when that is there."""
+
+    def __init__(self, task: Late) -> None:
+        self.task = task
+        self.answer: bytes | None = None
+        self.is_there = asyncio.Event()
+        task.then(self.answered)
+
+    def answered(self, done: Late) -> None:
+        self.answer = done.answer
+        self.is_there.set()
+
+
+def test_what_was_answered_leaves_nothing_to_the_collector_of_cycles() -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": NATIVE, "params": ["0x" + GOOD[0].hex()]}
+
+    async def main() -> None:
+        world = World({}, DispatchOptions())
+        for body in (json.dumps(call).encode(), json.dumps([call, call]).encode()):
+            begun = world.dispatcher.begin(body, ASKER)
+            assert isinstance(begun, Late)
+            request = Request(begun)
+            while world.node.waiters:
+                world.node.tell(0)
+            await request.is_there.wait()
+            assert request.answer is not None and b"0x" in request.answer
+            gone = weakref.ref(request)
+            del request, begun
+            await asyncio.sleep(0)  # the loop itself still holds what it called last
+            assert gone() is None
+            assert not [found for found in gc.get_objects() if isinstance(found, Late)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(main())
+    finally:
+        gc.enable()
 
 
 class Listener:
