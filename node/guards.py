@@ -40,8 +40,8 @@ def open_guard(
             if not accepts_empty:
                 raise GuardMissing(
                     f"{folder}: there is no record of this key's votes; voting without it could get the key "
-                    "slashed. Import its watermark (dekube node guard import), take a new vote key, or, if this "
-                    "key has certainly never voted, start once with --accept-empty-guard"
+                    "slashed. Import its watermark (dekube node guard import, dekube signer import), take a new "
+                    "vote key, or, if this key has certainly never voted, start once with --accept-empty-guard"
                 )
             directory.create_guard(Guard(chain_hash, vote_key, epoch=tip[0], view=tip[1]))
             _log.warning("the guard begins with an empty record, on the operator's word", vote_key=vote_key)

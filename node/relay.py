@@ -12,6 +12,7 @@ from node.carriage import GatewayLedger
 from node.config import KeyOptions, LogOptions, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase
 from node.logs import configure_logs
+from node.tenancy import live_in
 from p2p.identity import Identity, Role
 from relay.credit import CreditOptions
 from relay.daemon import RelayDaemon, RelayOptions, run_relay
@@ -74,16 +75,16 @@ def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
         host, port = daemon.endpoint
         at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         ready = {"pid": os.getpid(), "address": format_address(account.address), "relay": at}
-        home.ready.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         home.ready.write_text(json.dumps(ready) + "\n")
 
-    try:
-        relay = RelayOptions(
-            listen=options.listen, metrics_listen=options.metrics, limits=options.limits, fanout=options.fanout,
-            tariff=options.tariff, credit=options.credit, peers=options.peers, receipts=home.path(RECEIPTS),
-            drain_s_max=options.drain_s,
-        )  # fmt: skip
-        ledger = GatewayLedger(urls, account) if urls else None
-        run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
-    finally:
-        home.ready.unlink(missing_ok=True)
+    with live_in(home):
+        try:
+            relay = RelayOptions(
+                listen=options.listen, metrics_listen=options.metrics, limits=options.limits,
+                fanout=options.fanout, tariff=options.tariff, credit=options.credit, peers=options.peers,
+                receipts=home.path(RECEIPTS), drain_s_max=options.drain_s,
+            )  # fmt: skip
+            ledger = GatewayLedger(urls, account) if urls else None
+            run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
+        finally:
+            home.ready.unlink(missing_ok=True)

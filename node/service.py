@@ -24,6 +24,7 @@ import trio
 from consensus.service import ConsensusHalted
 from node.admin import Admin, serve_admin
 from node.agreement import Agreement
+from node.alone import ClockWatch, warn_while_alone
 from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
@@ -47,6 +48,7 @@ from node.stages import Stages
 from node.sync.bar import outlook, show_block_sync
 from node.sync.phase import run_state_sync
 from node.sync.wiring import make_server, open_chain
+from node.tenancy import live_in
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
 from node.verifier import SignatureVerifier, VerifierOptions
 from node.view import LiveNode, make_view
@@ -121,6 +123,7 @@ class Node:
         self.stages = Stages()
         self.drain = Drain()
         self.gateway = Gateway()
+        self.clock = ClockWatch()
         self._relays_looked_at = -RELAYS_LOOK_BLOCKS
         self._stop = trio.Event()
 
@@ -183,6 +186,7 @@ class Node:
                 self.options,
                 runtime,
                 address=self.account.address,
+                sought=self.sought(),
                 make_network=lambda: self.make_network()[0],
                 wait_stop=self._stop.wait,
                 stop=self.stop,
@@ -222,6 +226,7 @@ class Node:
             self.network.on_gossip(TOPIC_EVIDENCE, self.evidence.validate, payload_bytes_max=EVIDENCE_LIMIT_BYTES)
             self.ledger.add_listener(self.evidence.on_commit)
             self.ledger.add_listener(self._look_for_relays)
+            self.ledger.add_listener(self._look_at_clock)
             self.agreement = Agreement(
                 self.ledger,
                 verifier,
@@ -285,6 +290,7 @@ class Node:
                 nursery.start_soon(self._part, "duties", self.duties.run)
                 nursery.start_soon(self._part, "certificate", self._renew_certificate)
                 nursery.start_soon(self._part, "drain", self._stop_when_empty)
+                nursery.start_soon(warn_while_alone, self.network.wait_peers, self.sought(), self.chain_hash)
                 nursery.start_soon(self._part, "blobs", blobs.run)
                 if self.options.rpc.listen:
                     nursery.start_soon(
@@ -480,6 +486,16 @@ class Node:
             blobs.release(name)
         return {"bytes": target.stat().st_size}
 
+    def sought(self) -> list[str]:
+        """Return the peers and relays that the owner has named."""
+        return [*self.options.p2p.bootstrap, *self.options.p2p.relays]
+
+    def _look_at_clock(self, blocks: Sequence[Executed]) -> None:
+        if len(blocks) != 1 or not self.agreement.is_synced():
+            return  # older ones that are synced say nothing of now
+        if self.clock.note(blocks[0].header.time_ms, time.time_ns() // 1_000_000):
+            _log.warning("this machine's clock is not that of the blocks: set it", ahead_ms=self.clock.off_ms)
+
     async def status(self) -> Any:
         """Return how the node is doing, for its owner."""
         head, sync = self.ledger.head(), self.view.sync()
@@ -492,6 +508,7 @@ class Node:
             "state_root": head.state_root.hex(),
             "block_time_ms": head.time_ms,
             "behind_ms": max(0, time.time_ns() // 1_000_000 - head.time_ms),
+            "clock_off_ms": self.clock.off_ms,
             "syncing": bool(sync.syncing),
             "highest": sync.highest,
             "sync": outlook(self.agreement.sync_progress())._asdict(),
@@ -547,9 +564,17 @@ def run_node(
     """Run the node in ``home`` until SIGTERM or SIGINT.
 
     ``accepts_empty_guard``: see Agreement. ``checkpoint`` takes the place of that in the options. Raises
-    ConfigError, KeystoreError and PartFailed, and what parts raise.
+    ConfigError, KeystoreError, HomeInUse and PartFailed, and what parts raise.
     """
     options, genesis = home.load_options(), home.load_genesis()
+    with live_in(home):
+        _live(home, options, genesis, ask_passphrase, accepts_empty_guard, checkpoint)
+
+
+def _live(
+    home: Home, options: NodeOptions, genesis: Genesis, ask_passphrase: Callable[[], str],
+    accepts_empty_guard: bool, checkpoint: str,
+) -> None:  # fmt: skip
     if checkpoint:
         options = replace(options, sync=replace(options.sync, checkpoint=checkpoint))
     file = home.passphrase_file(options.keys)

@@ -121,6 +121,11 @@ def _pace(sync: dict[str, Any]) -> str:
 
 def _health(state: dict[str, Any]) -> str:
     state_sync = state.get("state_sync")
+    if state_sync is not None and not state["peers"]:
+        return (
+            "no peer answers yet: look at p2p.bootstrap and p2p.relays, and whether genesis.json is the network's "
+            "(its hash is the block below)"
+        )
     if state_sync is not None:
         pieces = f", {state_sync['pieces_done']:,} of {state_sync['pieces']:,} pieces" * bool(state_sync["pieces"])
         return f"begins with the state of block {state_sync['target']:,}: {state_sync['stage']}{pieces}"
@@ -133,6 +138,9 @@ def _health(state: dict[str, Any]) -> str:
         return f"catching up: {state['height']:,} of {state['highest']:,} blocks{_pace(state['sync'])}"
     if state.get("draining"):
         return "drains: takes no new work (dekube node drain)"
+    if off_ms := state.get("clock_off_ms"):
+        way = "ahead of" if off_ms > 0 else "behind"
+        return f"the clock of this machine is {abs(off_ms) // 1000} s {way} the chain's: set it (timedatectl)"
     if not state["peers"]:
         return "alone: no peer is connected (p2p.bootstrap, p2p.relays)"
     if not is_following(state):

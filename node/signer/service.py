@@ -29,6 +29,7 @@ from node.logs import configure_logs
 from node.signals import stop_when_told
 from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
+from node.tenancy import live_in
 from p2p.identity import Identity
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DekubeError
@@ -126,6 +127,7 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
         _log.warning("refused", code=error.code, reason=str(error), request=type(request).__name__)
 
     with ExitStack() as stack:
+        stack.enter_context(live_in(home))
         keys: list[SignerKey] = []
         for vote in votes:
             # What the chain knows of the key is the node's to check, which has a chain.

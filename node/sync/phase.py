@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
 import structlog
 import trio
 
+from node.alone import warn_while_alone
 from node.config import NodeOptions
 from node.control import ControlServer
 from node.home import Home
@@ -33,6 +34,10 @@ class SyncingNetwork(AskingNetwork, Protocol):
         """Run until cancelled."""
         ...
 
+    async def wait_peers(self, count: int) -> None:
+        """Return when there are so many connections."""
+        ...
+
 
 async def run_state_sync(
     home: Home,
@@ -40,6 +45,7 @@ async def run_state_sync(
     runtime: Runtime,
     *,
     address: bytes,
+    sought: Sequence[str],
     make_network: Callable[[], SyncingNetwork],
     wait_stop: Callable[[], Awaitable[None]],
     stop: Callable[[], None],
@@ -48,7 +54,8 @@ async def run_state_sync(
     """Fetch the state of a node that begins on an old chain; False when it was told to stop meanwhile.
 
     Does nothing where the blocks will do (node.sync.begin). Meanwhile the node has peers and answers ``status``
-    and ``stop`` at its control socket, no more. Raises RootExpired, and what ``StateSync.run`` does.
+    and ``stop`` at its control socket, no more. ``sought`` are the peers that its owner has named. Raises
+    RootExpired, and what ``StateSync.run`` does.
     """
     beginning = beginning_of(home, options, runtime, address=address)
     if beginning is Beginning.BLOCKS:
@@ -75,6 +82,7 @@ async def run_state_sync(
         nursery.start_soon(watch, nursery.cancel_scope)
         await nursery.start(network.run)
         await nursery.start(control.run)
+        nursery.start_soon(warn_while_alone, network.wait_peers, sought, genesis_hash(runtime.genesis))
         nursery.start_soon(show_state_sync, state_sync.progress)
         await sync_before_start(beginning, state_sync)
         nursery.cancel_scope.cancel()

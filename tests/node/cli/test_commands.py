@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from node.cli import group, main
-from node.cli.status import is_following
+from node.cli.status import _health, is_following
 from node.cli.tasks import ADDRESS, TASK
 from node.home import Home
 from testnet.cluster import write_home
@@ -152,6 +152,15 @@ def test_a_node_follows_the_chain_when_synced_connected_and_fresh() -> None:
     assert not is_following(STATUS | {"syncing": True})
     assert not is_following(STATUS | {"peers": 0})
     assert not is_following(STATUS | {"behind_ms": 61_000})
+
+
+def test_a_status_says_what_is_wrong_with_the_clock_or_the_genesis() -> None:
+    off = _health(STATUS | {"clock_off_ms": 3_600_500, "behind_ms": 3_600_000})
+    assert off.startswith("the clock of this machine is 3600 s ahead of the chain's")
+    assert "5 s behind" in _health(STATUS | {"clock_off_ms": -5_000})
+    begins = {"target": 0, "stage": "looking for snapshots", "pieces": 0, "pieces_done": 0}
+    assert "whether genesis.json" in _health({"peers": 0, "state_sync": begins})
+    assert "looking for snapshots" in _health({"peers": 1, "state_sync": begins})
 
 
 def test_a_status_loads_what_asks_a_socket_and_nothing_else(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ class Begin:
 
     async def run(self) -> bool:
         return await run_state_sync(
-            self.home, self.options, RUNTIME, address=b"a" * 20, make_network=lambda: self.client,
-            wait_stop=self.stopped.wait, stop=self.stopped.set,
+            self.home, self.options, RUNTIME, address=b"a" * 20, sought=["x"],
+            make_network=lambda: self.client, wait_stop=self.stopped.wait, stop=self.stopped.set,
             count=lambda result: self.results.update([result]),
         )  # fmt: skip
 
