@@ -138,7 +138,7 @@ def _waiting_for(request: Post | Fetch) -> str:
         return f"{place} has not answered yet"
     method = found[1].decode()
     if method == RECEIPT:
-        return "the transaction was taken; it is final once it is in a block"
+        return "the transaction was taken and waits for a block (`dekube status` says whether blocks come)"
     return f"{place} has not answered {method} yet; its node may be starting, catching up or busy"
 
 
