@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
 from node.config import parse_vote_key
 from node.home import Home, load_key, write_private
+from node.tenancy import live_in
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 
@@ -132,16 +134,13 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
 def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
     """Write the watermark of the guard in ``home``, which nobody may be using, to a new file.
 
-    Raises GuardMissing, StoreError while a process votes with it, and ConfigError when the file exists.
+    Raises GuardMissing, HomeInUse while a process votes with it, and ConfigError when the file exists.
     """
     folder = home.guard_of(vote_key)
     if not (folder / GUARD_FILE).exists():
         raise GuardMissing(f"{folder}: no record of this key's votes")
-    directory = VoteDirectory(folder)
-    try:
+    with live_in(home), closing(VoteDirectory(folder)) as directory:
         mark = directory.load_guard(chain, vote_key).watermark()
-    finally:
-        directory.close()
     write_watermark(mark, file, as_json=as_json)
 
 
@@ -161,15 +160,14 @@ def write_watermark(mark: Watermark, file: Path, *, as_json: bool) -> None:
 def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
     """Take the watermark in a file over into the guard in ``home``, which nobody may be using.
 
-    Raises ConfigError for a file of another key or chain, WatermarkLower, and StoreError while a process votes.
+    Raises ConfigError for a file of another key or chain, WatermarkLower, and HomeInUse while a process votes.
     """
     mark = read_watermark(file)
     if mark.genesis_hash != chain:
         raise ConfigError(f"{file}: a watermark of another chain")
     if mark.vote_key != vote_key:
         raise ConfigError(f"{file}: a watermark of another vote key than this home's")
-    directory = VoteDirectory(home.guard_of(vote_key))
-    try:
+    with live_in(home), closing(VoteDirectory(home.guard_of(vote_key))) as directory:
         if directory.has_guard():
             loaded = directory.load_guard(chain, vote_key)
             known = loaded.watermark()
@@ -183,8 +181,6 @@ def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
         else:
             loaded = Guard(chain, vote_key, epoch=mark.epoch, view=mark.view)
             directory.create_guard(loaded)
-    finally:
-        directory.close()
     epoch, view = loaded.floor
     show_fields({"home": str(home.root), "votes_only_above": f"epoch {epoch}, view {view}"}, as_json=as_json)
 

@@ -15,6 +15,7 @@ from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.guards import begin_guard
 from node.home import Home, rewrite_options, save_key
+from node.tenancy import HomeInUse, live_in
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import FINALIZE, NOTARIZE, Vote
@@ -120,10 +121,14 @@ def test_a_running_validator_is_not_exported_but_shown(tmp_path: Path) -> None:
     plan = _plan(1)
     home, member = _home(tmp_path / "home", plan, "validator-0")
     _voted(home, member, plan, range(1, 3))
-    running = VoteDirectory(home.guard)
-    try:
-        assert isinstance(_run(home, "export", tmp_path / "mark.json").exception, StoreError)
+    with live_in(home):
+        refused = _run(home, "export", tmp_path / "mark.json").exception
+        assert isinstance(refused, HomeInUse)
+        assert "stop it first" in str(refused)
         assert _json(home, "show")["view"] == 2
+    running = VoteDirectory(home.guard)
+    try:  # whoever votes with it, from whatever home
+        assert isinstance(_run(home, "export", tmp_path / "mark.json").exception, StoreError)
     finally:
         running.close()
     assert not (tmp_path / "mark.json").exists()

@@ -17,8 +17,9 @@ from node.cli.guard import WatermarkLower, read_watermark
 from node.cli.transactions import read_possession
 from node.home import Home, save_key
 from node.signer.home import load_signer_options
+from node.tenancy import HomeInUse
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError, StoreError
+from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash, genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import encrypt_keystore
@@ -101,7 +102,7 @@ def test_a_running_signer_shows_itself_and_votes_no_more_once_exported(tmp_path:
     with signer_process(home):
         shown = good(run(home.root, "status"))
         assert (shown["epoch"], shown["view"], shown["node_connected"], shown["retired"]) == (2, 9, False, False)
-        assert isinstance(run(home.root, "import", mark(tmp_path, "later.json", 99)).exception, StoreError)
+        assert isinstance(run(home.root, "import", mark(tmp_path, "later.json", 99)).exception, HomeInUse)
         (tmp_path / "taken.json").touch()
         assert isinstance(run(home.root, "export", tmp_path / "taken.json").exception, ConfigError)
         assert not good(run(home.root, "status"))["retired"], "nothing was done"
