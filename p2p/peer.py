@@ -321,7 +321,7 @@ class Peer:
         self.mux.attach(link.channel, hello.received)
         self.control = self.last = link
         self.generation = hello.generation
-        self._vigil.attached()
+        self._vigil.attached(trio.current_time())
         if old is not None:
             self._retire(old)
         self._attached.set()

@@ -36,7 +36,16 @@ class Act(Enum):
 class Vigil:
     """One peer under watch; times in seconds of any one clock. Call ``tick`` a few times a second."""
 
-    __slots__ = ("_detached_at", "_limits", "_rekeyed_at", "_sought_at", "asked_at", "has_heard", "heard_at")
+    __slots__ = (
+        "_attached_at",
+        "_detached_at",
+        "_limits",
+        "_rekeyed_at",
+        "_sought_at",
+        "asked_at",
+        "has_heard",
+        "heard_at",
+    )
 
     def __init__(self, now: float, limits: NetworkLimits) -> None:
         self._limits = limits
@@ -44,6 +53,7 @@ class Vigil:
         self.has_heard = False
         """Whether it has said anything since its first handshake."""
         self.asked_at = -math.inf
+        self._attached_at = now
         self._detached_at: float | None = None
         self._rekeyed_at = self._sought_at = now
 
@@ -59,9 +69,9 @@ class Vigil:
         """Note that no connection carries the conversation now."""
         self._detached_at = now
 
-    def attached(self) -> None:
-        """Note that one does again."""
-        self._detached_at = None
+    def attached(self, now: float) -> None:
+        """Note that another one does from now on."""
+        self._attached_at, self._detached_at = now, None
 
     def is_stalled(self, now: float) -> bool:
         """Whether nothing has been heard for longer than a connection that works needs."""
@@ -91,7 +101,10 @@ class Vigil:
             acts.append(Act.REKEY)
         asked_s = now - self.asked_at
         is_late = is_owed and silent_s > limits.probe_s
-        if asked_s > limits.ping_interval_s or (is_late and asked_s > limits.probe_s):
+        # Where many began at once the first round trip is that of a busy moment, and much is decided by it.
+        is_young = now - self._attached_at <= limits.ping_interval_s
+        every_s = limits.probe_s if is_young else limits.ping_interval_s
+        if asked_s > every_s or (is_late and asked_s > limits.probe_s):
             acts.append(Act.PING)
         if is_late and silent_s > limits.stall_s and now - self._sought_at > 2 * limits.stall_s:
             self._sought_at = now

@@ -46,7 +46,13 @@ def test_to_whom_nothing_is_owed_is_left_alone_between_the_regular_pings() -> No
     acts = watch(vigil, LIMITS.idle_timeout_s - TICK_S)
     pings = [at for at, act in acts if act is Act.PING]
     assert {act for _, act in acts} <= {Act.PING, Act.REKEY}
-    assert all(at - before > LIMITS.ping_interval_s for before, at in pairwise([0.0, *pings]))
+    young = [at for at in pings if at <= LIMITS.ping_interval_s]
+    assert len(young) >= LIMITS.ping_interval_s // (LIMITS.probe_s + TICK_S)
+    assert all(at - before > LIMITS.probe_s for before, at in pairwise([0.0, *young]))
+    assert all(at - before > LIMITS.ping_interval_s for before, at in pairwise(pings[len(young) - 1 :]))
+    vigil.attached(pings[-1])  # another connection is young again
+    vigil.heard(pings[-1])
+    assert watch(vigil, pings[-1] + 2, since=pings[-1])[0][1] is Act.PING
 
 
 def test_without_a_connection_another_is_sought_until_the_time_for_it_is_over() -> None:
@@ -59,7 +65,7 @@ def test_without_a_connection_another_is_sought_until_the_time_for_it_is_over() 
     vigil = Vigil(0.0, LIMITS)
     vigil.detached(0.0)
     assert vigil.tick(TICK_S, is_owed=True, is_finding_way=True) == []
-    vigil.attached()
+    vigil.attached(TICK_S)
     assert vigil.tick(TICK_S, is_owed=False, is_finding_way=True) == [Act.PING]
 
 
@@ -76,7 +82,7 @@ def test_an_end_comes_alone_and_never_for_whoever_speaks(course: list[str]) -> N
                 vigil.detached(now)
                 detached_at = now
             case "attached":
-                vigil.attached()
+                vigil.attached(now)
                 detached_at = None
             case "asked":
                 vigil.asked(now)
