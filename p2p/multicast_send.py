@@ -61,6 +61,8 @@ class _Receiver:
     is_done: bool = False
     is_left_to_others: bool = False
     """Whether relays serve others and not this one, who will ask those."""
+    tried: dict[bytes, int] = field(default_factory=dict)
+    """Such a one's pieces that relays bring which had failed for it: it is helped as if they would fail again."""
     rounds: int = 0
     served: int = 0
     passed: int = 0
@@ -202,14 +204,22 @@ class Sending:
             elif not receiver.may_wait:
                 receiver.is_left_to_others = bool(chosen)
                 receiver.news_at = now if chosen else -math.inf  # nothing will come by itself
-        return self._give(out, {address: r.shares for address, r in out.receivers.items()}, now)
+                # One copy more costs no upload, and perhaps it was the receiver that was slow, or its line.
+                waits_at = [relay for relay in chosen if address in ways[relay]]
+                receiver.tried = self._shares_of(waits_at, out.everything)
+        return self._give(out, {address: r.shares or r.tried for address, r in out.receivers.items()}, now)
 
     @staticmethod
-    def _share_out(receiver: _Receiver, relays: Sequence[bytes], numbers: int) -> dict[bytes, int]:
-        """Let ``relays`` bring these pieces to a receiver, and return who brings which."""
+    def _shares_of(relays: Sequence[bytes], numbers: int) -> dict[bytes, int]:
+        """Return who of ``relays`` brings which of these pieces."""
         shares = dict.fromkeys(relays, 0)
-        for number in numbers_of(numbers):
+        for number in numbers_of(numbers) if relays else ():
             shares[relays[number % len(relays)]] |= 1 << number
+        return shares
+
+    def _share_out(self, receiver: _Receiver, relays: Sequence[bytes], numbers: int) -> dict[bytes, int]:
+        """Let ``relays`` bring these pieces to a receiver, and return who brings which."""
+        shares = self._shares_of(relays, numbers)
         for relay, share in shares.items():
             receiver.shares[relay] = receiver.shares.get(relay, 0) | share
         return shares
@@ -517,6 +527,8 @@ class Sending:
             receiver.is_done = out.is_finished = False
             receiver.passed = receiver.marked = 0
         if bitmap != receiver.have:
+            if receiver.tried and not receiver.rounds:  # they do bring them
+                receiver.shares, receiver.tried, receiver.is_left_to_others = receiver.tried, {}, False
             receiver.have = bitmap
             receiver.news_at = max(receiver.news_at, now)
             receiver.moved_at = now
@@ -528,7 +540,7 @@ class Sending:
             return []
         receiver.is_done = True
         if not receiver.rounds:
-            for relay in receiver.shares:
+            for relay in receiver.shares or receiver.tried:
                 self._shunned.pop((relay, peer), None)
         effects = [] if receiver.may_wait else self._help(out, now)  # perhaps those who wait are next
         return effects + self._finish(out, now)

@@ -214,6 +214,38 @@ def test_a_relay_that_failed_is_used_again_after_a_while() -> None:
     assert relay.copies > before
 
 
+def test_who_was_slow_once_gets_the_next_message_with_the_others() -> None:
+    """Its relays had done their part; that it was helped is held against them all the same."""
+    world = World(HOMES, seed=9)
+    relays = [world.add_relay(), world.add_relay()]
+    world.stand_still(3, 1.5)
+    run(world, 4.0)
+    assert world.nodes[address(0)].core._sending._is_shunned(relays[0].address, address(3), world.now)
+    for node in world.nodes.values():
+        node.heard.clear()
+    asked, began = world.nodes[address(0)].core.counters["asks"], world.now
+    world.send(0, KIND, BODY[::-1])
+    world.run(began + 4)
+    at = sorted(node.heard[0][0] - began for n, node in world.nodes.items() if n != address(0))
+    assert at[-1] < UPLOAD_S + 0.2 and world.nodes[address(0)].core.counters["asks"] == asked
+    assert not world.nodes[address(0)].core._sending._is_shunned(relays[0].address, address(3), world.now)
+
+
+def test_who_is_censored_is_helped_as_soon_as_before_though_its_relays_are_tried_again() -> None:
+    world = World(HOMES, seed=9)
+    for _ in range(2):
+        world.add_relay(censors=frozenset([address(3)]))
+    run(world, 4.0)
+    for began in (4.0, 8.0):
+        for node in world.nodes.values():
+            node.heard.clear()
+        world.send(0, KIND, BODY[int(began) :])
+        world.run(began + 4)
+        at = {n: node.heard[0][0] - began for n, node in world.nodes.items() if n != address(0)}
+        others = max(when for n, when in at.items() if n != address(3))
+        assert at[address(3)] < others + 0.25, "those who have it are asked at once"
+
+
 def test_those_who_may_wait_are_served_after_the_others_and_carry_nothing() -> None:
     world = World(HOMES, seed=6)
     world.send(0, KIND, BODY, may_wait=(8, 9))
