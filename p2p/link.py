@@ -10,7 +10,7 @@ import trio
 from p2p.channel import Channel, Hello, Word
 from p2p.errors import ConnectionUnused, HandshakeFailed
 from p2p.handshake import Handshake, Session
-from p2p.sockets import LowWater, TcpInfo, pace, tcp_info, tune
+from p2p.sockets import LOW_WATER_BYTES_MAX, LowWater, TcpInfo, pace, tcp_info, tune
 from p2p.transport import Doubt, Endpoint
 from p2p.ways import PeerWay
 from p2p.yielding import Yielding
@@ -18,6 +18,7 @@ from p2p.yielding import Yielding
 __all__ = ["Link", "LinkLost", "shake_hands"]
 
 _READ_BYTES: Final = 256 * 1024
+_MUCH_BYTES: Final = 4 * LOW_WATER_BYTES_MAX
 _HANDSHAKE_READ_BYTES: Final = 4_096
 _BYE_S: Final = 0.2
 
@@ -84,6 +85,8 @@ class Link:
         self._paced: int | None = None
         self._yielding = Yielding()
         self._low_water = LowWater(self._socket)
+        self._read_bytes = 0
+        """What the last read has brought."""
 
     def __repr__(self) -> str:
         return f"Link({self.endpoint or self.remote})"
@@ -120,7 +123,8 @@ class Link:
         if self.is_retired:
             raise LinkLost
         data: bytes | bytearray = b""
-        self._low_water.expect(self.channel.lacking)
+        # Where a read brings much, packets do not come one by one, and the calls would cost more than they save.
+        self._low_water.expect(self.channel.lacking if self._read_bytes < _MUCH_BYTES else 0)
         try:
             with trio.CancelScope() as self._reading:
                 data = await self._stream.receive_some(size_max)
@@ -128,7 +132,8 @@ class Link:
             raise LinkLost from None
         if not data or self.is_retired:
             raise LinkLost
-        self.bytes_in += len(data)
+        self._read_bytes = len(data)
+        self.bytes_in += self._read_bytes
         return data if isinstance(data, bytes) else bytes(data)
 
     async def say_hello(self, hello: Hello, *, timeout_s: float) -> None:
