@@ -208,7 +208,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         (toml, b'[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
         (
             "node.config:load_options", "node.config:load_table", "node.config:read_table",
-            "node.home:Home.load_options",
+            "node.places:Home.load_options",
         ),
         (ConfigError,),
         cost=4, memory=400,
