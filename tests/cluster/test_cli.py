@@ -142,7 +142,7 @@ def test_the_owner_sees_the_machine_and_the_guard(net: Network) -> None:
     assert status["chain_id"] == 19_888
     view = ask(net, "node", "guard", "show")["view"]
     assert view > 0
-    assert "store_error" in refused(net, "node", "guard", "export", net.root / "mark.json")
+    assert "home_in_use" in refused(net, "node", "guard", "export", net.root / "mark.json")
 
 
 def test_who_sits_and_what_moved_an_account_can_be_seen(net: Network) -> None:
