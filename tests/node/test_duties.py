@@ -338,15 +338,18 @@ async def test_a_replacement_that_cannot_have_the_state_to_go_on_from_declines_w
         await world.mint_until(lambda: market.window(0) is not None)
         first = next(machine for machine in machines if machine.wallet.address == market.record.worker)
         second = next(machine for machine in machines[:2] if machine is not first)
-        first.stop()
-        machines[2].stop()
-        proved = [market.window(number) for number in range(market.record.next_window)]
-        for window in proved:
+        for machine in machines:
+            machine.stop()
+        # A window that waits for its block is proved beside the leave: what goes is what was proved after both.
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(first.wallet.send, GIVE_UP_TASK, [market.task, int(Reason.WORKER_LEFT)])
+            await world.mint_until(lambda: not leaving.child_tasks)
+        for number in range(market.record.next_window):
             for machine in machines:
+                window = market.window(number)
                 assert window is not None and machine.network.blobs is not None
                 machine.network.blobs.remove(window.proof.output_blob)
-        giving: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
-        nursery.start_soon(first.wallet.send, GIVE_UP_TASK, giving)
+        await nursery.start(second.run)
         await world.mint_until(lambda: second.wallet.address in market.record.excluded)
         nursery.cancel_scope.cancel()
     [entry] = [
