@@ -1,8 +1,8 @@
 """A long fuzz of every decoder: ``python -m tests.fuzz.campaign 10000000`` (``make fuzz N=...``), docs/fuzzing.md.
 
-N inputs to each decoder, whatever they cost, in chunks that go round: what is stopped goes on where it was. An
-input that is refused at a place where none was before, or that runs a new block of the product, is kept and
-changed further.
+N inputs to each decoder, whatever they cost, in chunks that go round: what is stopped goes on where it was, on
+another machine from what the repository's record says (``played``). An input that is refused at a place where none
+was before, or that runs a new block of the product, is kept and changed further.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if __name__ == "__main__":
 
 from tests.fuzz.decoders import SOURCES, TARGETS
 from tests.fuzz.kept import add_to_corpus
+from tests.fuzz.played import PLAYED, Played, read_played, write_played
 from tests.fuzz.reading import Course, run_chunk
 
 ROOT: Final = Path(__file__).parents[2]
@@ -96,6 +97,30 @@ def load(path: Path) -> State | None:
         if is_current(name, course, document["digests"][name]):
             courses[name] = course
     return State(document["seed"], courses)
+
+
+def with_played(state: State, path: Path) -> State:
+    """Return a state with what the repository's record has more of, where that is of this seed and software."""
+    seed, played = read_played(path)
+    courses = dict(state.courses)
+    for name, one in played.items():
+        is_more = name not in courses or courses[name].inputs < one.course.inputs
+        if seed == state.seed and is_more and is_current(name, one.course, one.digest):
+            # What led further is in the corpus, or lost; what failed here has to be mended all the same.
+            failures = courses[name].failures if name in courses else ()
+            courses[name] = replace(one.course, failures=failures)
+    return replace(state, courses=courses)
+
+
+def record(state: State, path: Path) -> int:
+    """Write what was played without a failure into the repository's record; return of how many decoders."""
+    played = {
+        name: Played(course, digest(name, course.files))
+        for name, course in state.courses.items()
+        if course.files and not course.failures
+    }
+    write_played(state.seed, played, path)
+    return len(played)
 
 
 def save(path: Path, state: State) -> None:
@@ -169,10 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", action="append", default=[], metavar="DECODER")
     parser.add_argument("--state", type=Path, default=ROOT / "build" / "fuzz" / "state.json")
-    parser.add_argument("--restart", action="store_true", help="begin anew; the old state goes to *.old")
+    parser.add_argument("--restart", action="store_true", help="begin at nothing; the old state goes to *.old")
     parser.add_argument(
         "--keep", type=int, metavar="EACH", help="put so many found inputs into the corpus, play none"
     )
+    parser.add_argument("--played", type=Path, default=PLAYED, help="the record of what was played")
+    parser.add_argument("--record", action="store_true", help="write what was played into the record, play none")
     options = parser.parse_args(arguments)
     if options.restart and options.state.exists():
         options.state.replace(options.state.with_suffix(".old"))
@@ -186,9 +213,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if state is not None and state.seed != options.seed:
         print(f"{options.state} is of another seed; --restart begins anew", file=sys.stderr)
         return 2
+    state = state or State(options.seed)
+    if not options.restart:
+        state = with_played(state, options.played)
+    if options.record:
+        print(record(state, options.played), "decoders recorded")
+        return 0
     names = options.only or list(TARGETS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped either way, what was played is saved
-    state = play(options.state, state or State(options.seed), options.inputs, names, options.jobs)
+    state = play(options.state, state, options.inputs, names, options.jobs)
     text = report(state)
     options.state.with_name("report.txt").write_text(text + "\n")
     print(text)

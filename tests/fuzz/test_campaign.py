@@ -14,6 +14,7 @@ from tests.fuzz import campaign, marks, reading
 from tests.fuzz.campaign import State, load, report, save
 from tests.fuzz.decoders import TARGETS, Target
 from tests.fuzz.marks import imported_by
+from tests.fuzz.played import Played, read_played, write_played
 from tests.fuzz.reading import Course, place_of
 
 NAME = "job journal"
@@ -90,7 +91,8 @@ def test_every_decoder_gets_n_and_one_that_is_another_now_begins_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.json"
-    arguments = ["--state", str(path), "--jobs", "1", "--only", NAME, "--only", "vrf"]
+    arguments = ["--state", str(path), "--played", str(tmp_path / "none"), "--jobs", "1"]
+    arguments += ["--only", NAME, "--only", "vrf"]
 
     def inputs() -> dict[str, int]:
         return {name: course["inputs"] for name, course in json.loads(path.read_text())["courses"].items()}
@@ -108,6 +110,41 @@ def test_every_decoder_gets_n_and_one_that_is_another_now_begins_anew(
     assert campaign.main(["10", "--restart", *arguments]) == 0
     assert path.with_suffix(".old").exists()
     assert inputs() == {NAME: 10, "vrf": 10}
+    capsys.readouterr()
+
+
+def test_what_another_machine_has_played_counts_where_it_is_of_this_software(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here, path = tmp_path / "played.json", tmp_path / "state.json", tmp_path / "other.json"
+    files = ("state/primitives/vrf.py",)
+    monkeypatch.setattr(campaign, "digest", lambda name, ran: f"{name} {sorted(ran)}")
+    of_now = Played(Course(1_000, 10, 1.5, 0.25, files=files), campaign.digest("vrf", files))
+    of_before = Played(Course(1_000, files=files), "another")
+    write_played("1", {"vrf": of_now, NAME: of_before, "gone": of_before}, there)
+    assert read_played(there) == ("1", {"vrf": of_now, NAME: of_before, "gone": of_before})
+
+    def inputs(state: Path) -> dict[str, int]:
+        return {name: course["inputs"] for name, course in json.loads(state.read_text())["courses"].items()}
+
+    arguments = ["--jobs", "1", "--played", str(there), "--only", NAME, "--only", "vrf", "--state"]
+    assert campaign.main(["30", *arguments, str(here)]) == 0
+    assert inputs(here) == {NAME: 30, "vrf": 1_000}
+    assert campaign.main(["1010", "--only", "vrf", "--jobs", "1", *arguments[2:4], "--state", str(here)]) == 0
+    assert campaign.main(["20", "--seed", "2", *arguments, str(path)]) == 0
+    assert inputs(path) == {NAME: 20, "vrf": 20}, "inputs of another seed are others"
+
+    # What has failed, or was read without marks and so by nobody knows which files, is no record.
+    document = json.loads(here.read_text())
+    document["courses"][NAME] |= {"files": files, "failures": [["KeyError()", "00"]]}
+    document["digests"][NAME] = campaign.digest(NAME, files)
+    here.write_text(json.dumps(document))
+    assert campaign.main(["--record", *arguments, str(here)]) == 0
+    seed, played = read_played(there)
+    assert (seed, list(played)) == ("1", ["vrf"])
+    assert played["vrf"].course.inputs == 1_010
+    assert campaign.main(["20", "--restart", *arguments, str(here)]) == 0
+    assert inputs(here) == {NAME: 20, "vrf": 20}
     capsys.readouterr()
 
 
