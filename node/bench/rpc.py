@@ -3,8 +3,9 @@
 Three processes: a node that holds a store, makes a block a second and serves its socket; a real gateway; and this
 one, which asks. CPU figures are processor time of node and gateway together (the node's share beside it), so they
 hold on a busy machine; latencies are wall time and do not. A submission's figure is all that the gateway does for
-it, HTTP and the sender's recovery among it, and its admission by the node, which has no peers to tell. The block
-time under a flood is that of a whole test network, idle and flooded in turns.
+it, HTTP and the sender's recovery among it, and its admission by the node, which has no peers to tell; what a
+recovery alone takes in the same run is a figure of its own. The block time under a flood is that of a whole test
+network, idle and flooded in turns.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from state.primitives.blocks import encode_block
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
-from state.primitives.keys import SecretKey
+from state.primitives.keys import SecretKey, recover_address
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 from state.primitives.votes import VoteKey
@@ -73,6 +74,7 @@ SUBMIT_RAW: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_sendRawTransaction",
 SUBMISSIONS_PER_S: Final = 4_000
 """More than a loaded machine takes."""
 BLOCK_TRANSACTIONS: Final = 2_000
+RECOVERIES: Final = 500
 SUBMIT_EVERY: Final = 20
 """One of so many requests at a fixed rate is a transaction."""
 OPENED_AT_ONCE: Final = 100
@@ -153,10 +155,14 @@ def _reads(load: _Load, seconds: float) -> dict[str, float]:
 
 def _submissions(load: _Load, seconds: float) -> dict[str, float]:
     count = int(seconds * SUBMISSIONS_PER_S)
-    submit = load.flood(load.submit(count), seconds)
-    ethereum = load.flood(load.submit(count, is_ethereum=True), seconds)
-    many = load.flood(load.submit(count, 100), seconds)
-    busy = load.flood(load.submit(count), seconds, BUSY_CONNECTIONS)
+    recoveries = [_recovery_us()]
+
+    def flood(size: int = 1, connections: int = CONNECTIONS, *, is_ethereum: bool = False) -> _Cost:
+        cost = load.flood(load.submit(count, size, is_ethereum=is_ethereum), seconds, connections)
+        recoveries.append(_recovery_us())
+        return cost
+
+    submit, ethereum, many, busy = flood(), flood(is_ethereum=True), flood(100), flood(1, BUSY_CONNECTIONS)
     return {
         "submit_cpu_us_per_transaction": submit.us,
         "node_submit_cpu_us_per_transaction": submit.node_us,
@@ -166,7 +172,19 @@ def _submissions(load: _Load, seconds: float) -> dict[str, float]:
         "node_submit_cpu_us_per_transaction_in_batches": many.node_us / 100,
         f"submit_cpu_us_per_transaction_of_{BUSY_CONNECTIONS}_connections": busy.us,
         "submissions_per_s": busy.per_s,
+        "submit_recovery_cpu_us": statistics.median(recoveries),
     }
+
+
+def _recovery_us() -> float:
+    """Return the processor time of one recovery of a sender, here and now: each submission has one."""
+    key = SecretKey(digest(b"bench-sender", b"recovery"))
+    digests = [digest(b"bench-recovered", number.to_bytes(4, "big")) for number in range(RECOVERIES)]
+    signed = [(each, key.sign(each)) for each in digests]
+    started_s = time.thread_time()
+    for each, signature in signed:
+        recover_address(each, signature)
+    return (time.thread_time() - started_s) / RECOVERIES * 1e6
 
 
 # The node
