@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from consensus.guard import Guard, GuardMissing, GuardOutdated
 from consensus.guard_log import VoteDirectory
+from node.home import sync_folder, write_whole
+from state.primitives.errors import DekubeError
 
-__all__ = ["begin_guard", "open_guard", "record_is_empty"]
+__all__ = [
+    "GuardRetired",
+    "begin_guard",
+    "is_retired",
+    "open_guard",
+    "record_is_empty",
+    "retire_guard",
+    "return_guard",
+]
 
 _log = structlog.get_logger("signer")
+
+RETIRED_FILE: Final = "votes.retired"
+"""Beside a record whose watermark was exported: the key votes elsewhere now."""
+
+
+class GuardRetired(DekubeError):
+    """The watermark of this record was exported, so that the key votes elsewhere: two would cost the stake."""
+
+    code = "guard_retired"
+
+
+def retire_guard(folder: Path, told: str) -> None:
+    """Let the key of a record vote here no more, over every restart; ``told`` is kept for people."""
+    write_whole(folder / RETIRED_FILE, told)
+
+
+def return_guard(folder: Path) -> None:
+    """Take a retirement back: a watermark has come that stands for every vote of the key."""
+    (folder / RETIRED_FILE).unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def is_retired(folder: Path) -> bool:
+    """Tell whether the key of a record votes elsewhere."""
+    return (folder / RETIRED_FILE).exists()
 
 
 def begin_guard(folder: Path, chain_hash: bytes, vote_key: bytes) -> None:
@@ -26,16 +62,24 @@ def begin_guard(folder: Path, chain_hash: bytes, vote_key: bytes) -> None:
 
 def open_guard(
     folder: Path, chain_hash: bytes, vote_key: bytes, *, may_have_voted: bool, tip: tuple[int, int],
-    accepts_empty: bool,
+    accepts_empty: bool, may_be_retired: bool = False,
 ) -> VoteDirectory:  # fmt: skip
     """Open the guard of a key in its folder. A key that may have voted never votes without its record (3.6).
 
     The record begins with the key (``begin_guard``); one that is gone, or knows of no vote although the
-    key has had a seat, is begun anew only on the operator's word. Raises GuardMissing, GuardOutdated and
-    GuardCorrupt.
+    key has had a seat, is begun anew only on the operator's word. One that is retired (``retire_guard``) is opened
+    for who sees to it that the key does not vote (``may_be_retired``), and no word of the operator but an imported
+    watermark brings it back. Raises GuardRetired, GuardMissing, GuardOutdated and GuardCorrupt.
     """
     directory = VoteDirectory(folder)
     try:
+        if is_retired(folder) and not may_be_retired:
+            raise GuardRetired(
+                f"{folder}: the watermark of this vote key was exported, so that it votes elsewhere: voting here "
+                "too would get it slashed. Where it has moved: take `validator` out of roles in config.toml and "
+                "remove the key. Where it was a mistake, and no machine has imported the file: import it here "
+                "again (dekube node guard import); else export it there first"
+            )
         if not directory.has_guard():
             if not accepts_empty:
                 raise GuardMissing(

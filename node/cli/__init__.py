@@ -25,8 +25,8 @@ EXIT_LOOK_FIRST: Final = 78
 """EX_CONFIG: starting again helps nothing and may harm, until somebody looked; service managers are told so."""
 LOOK_FIRST: Final = frozenset(
     {
-        *("guard_missing", "guard_corrupt", "guard_outdated", "doppelganger", "upgrade_required"),
-        *("safety", "state_divergence"),
+        *("guard_missing", "guard_corrupt", "guard_outdated", "guard_retired", "doppelganger"),
+        *("upgrade_required", "safety", "state_divergence"),
     }
 )
 """Codes of errors, and reasons of a halt of the consensus, that end with EXIT_LOOK_FIRST."""

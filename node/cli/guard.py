@@ -17,6 +17,7 @@ from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
 from node.config import parse_vote_key
+from node.guards import is_retired, retire_guard, return_guard
 from node.home import Home, load_key, write_private
 from node.tenancy import live_in
 from state.primitives.errors import ConfigError
@@ -24,13 +25,14 @@ from state.primitives.genesis import genesis_hash
 
 __all__ = [
     "WatermarkLower",
+    "check_new",
     "choose_key",
     "export_guard",
+    "export_retired",
     "guard",
     "import_guard",
     "read_watermark",
     "vote_key_option",
-    "write_watermark",
 ]
 
 FILE_LIMIT_BYTES: Final = 4096
@@ -62,9 +64,13 @@ def guard() -> None:
     \b
     Moving a validator:
       1. old machine: stop the node, then    dekube node guard export watermark.json
-      2. old machine: remove keys/vote.json, so that it can never vote again
-      3. new machine: keys/, config.toml, genesis.json, then    dekube node guard import watermark.json
+         From then on the node there refuses to start as a validator.
+      2. new machine: keys/, config.toml, genesis.json, then    dekube node guard import watermark.json
+      3. old machine: remove keys/vote.json
       4. new machine: dekube node run
+
+    An export by mistake is taken back by importing the same file into the same home, as long as no other machine
+    has imported it.
 
     After `dekube tx rotate-keys` there are two keys, each with its own record: `show` lists them, `export` takes
     --vote-key; export and import both, and remove both files.
@@ -94,7 +100,7 @@ def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
     mark = loaded.watermark()
     return {
         "vote_key": mark.vote_key, "genesis_hash": mark.genesis_hash, "epoch": mark.epoch, "view": mark.view,
-        "votes_kept": len(loaded.votes()),
+        "votes_kept": len(loaded.votes()), "retired": is_retired(home.guard_of(vote_key)),
     }  # fmt: skip
 
 
@@ -104,14 +110,20 @@ def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
-    """Write the watermark to FILE. The node must be stopped, and must not vote any more afterwards."""
+    """Write the watermark to FILE, to move the key; the node must be stopped. It votes here no more from then on.
+
+    A start is refused (guard_retired) until a watermark of the key is imported here again.
+    """
     chain, keys = _whose(home)
     chosen = choose_key(keys, vote_key)
     export_guard(home, chain, chosen, file, as_json=as_json)
     if not as_json:
         options = home.load_options().keys
         path = home.path((options.vote, options.vote_next)[keys.index(chosen)])
-        click.echo(f"\nThis machine must not vote again: remove {path}.")
+        click.echo(
+            f"\nThis machine votes no more: remove {path} when the key has moved. If this was a mistake: "
+            f"dekube node guard import {file} --home {home.root}"
+        )
 
 
 @guard.command(name="import")
@@ -119,9 +131,10 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
-    """Take over the watermark in FILE: from now on this machine votes only above it.
+    """Take over the watermark in FILE: from now on this machine votes, and only above it.
 
-    The key and the chain must be the file's. A record that knows of later votes is left as it is.
+    The key and the chain must be the file's. A record that knows of later votes is left as it is. Import a file on
+    one machine alone: two that vote with a key cost its stake.
     """
     chain, keys = _whose(home)
     mark = read_watermark(file)
@@ -132,20 +145,41 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
 
 
 def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
-    """Write the watermark of the guard in ``home``, which nobody may be using, to a new file.
+    """Write the watermark of the guard in ``home``, which nobody may be using, to a new file; retire the guard.
 
     Raises GuardMissing, HomeInUse while a process votes with it, and ConfigError when the file exists.
     """
     folder = home.guard_of(vote_key)
     if not (folder / GUARD_FILE).exists():
         raise GuardMissing(f"{folder}: no record of this key's votes")
+    check_new(file)
     with live_in(home), closing(VoteDirectory(folder)) as directory:
         mark = directory.load_guard(chain, vote_key).watermark()
-    write_watermark(mark, file, as_json=as_json)
+        was_retired = is_retired(folder)
+        retire_guard(folder, _watermark_text(mark))  # first: from the file on, the key may vote elsewhere
+        try:
+            write_private(file, _watermark_text(mark))
+        except (ConfigError, OSError):
+            if not was_retired:
+                return_guard(folder)
+            raise
+    _show_watermark(mark, file, as_json=as_json)
 
 
-def write_watermark(mark: Watermark, file: Path, *, as_json: bool) -> None:
-    """Write a watermark to a new file and say so. Raises ConfigError when the file exists."""
+def export_retired(home: Home, mark: Watermark, file: Path, *, as_json: bool) -> None:
+    """Write the watermark of a signer in ``home`` that runs, and has been told to retire, to a new file."""
+    retire_guard(home.guard_of(mark.vote_key), _watermark_text(mark))
+    write_private(file, _watermark_text(mark))
+    _show_watermark(mark, file, as_json=as_json)
+
+
+def check_new(file: Path) -> None:
+    """Raise ConfigError where ``file`` exists: before anything is done that only it would tell of."""
+    if file.exists():
+        raise ConfigError(f"{file}: exists already; nothing was changed")
+
+
+def _watermark_text(mark: Watermark) -> str:
     document = {
         "version": _VERSION,
         "genesis_hash": "0x" + mark.genesis_hash.hex(),
@@ -153,12 +187,15 @@ def write_watermark(mark: Watermark, file: Path, *, as_json: bool) -> None:
         "epoch": mark.epoch,
         "view": mark.view,
     }
-    write_private(file, json.dumps(document, indent=2) + "\n")
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _show_watermark(mark: Watermark, file: Path, *, as_json: bool) -> None:
     show_fields({"file": str(file), "epoch": mark.epoch, "view": mark.view}, as_json=as_json)
 
 
 def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
-    """Take the watermark in a file over into the guard in ``home``, which nobody may be using.
+    """Take the watermark in a file over into the guard in ``home``, which nobody may be using; it votes again.
 
     Raises ConfigError for a file of another key or chain, WatermarkLower, and HomeInUse while a process votes.
     """
@@ -181,6 +218,7 @@ def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
         else:
             loaded = Guard(chain, vote_key, epoch=mark.epoch, view=mark.view)
             directory.create_guard(loaded)
+        return_guard(home.guard_of(vote_key))
     epoch, view = loaded.floor
     show_fields({"home": str(home.root), "votes_only_above": f"epoch {epoch}, view {view}"}, as_json=as_json)
 

@@ -12,12 +12,13 @@ import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
 from node.cli.guard import (
+    check_new,
     choose_key,
     export_guard,
+    export_retired,
     import_guard,
     read_watermark,
     vote_key_option,
-    write_watermark,
 )
 from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, home_option, open_key
 from node.cli.output import json_option, show, show_fields
@@ -25,7 +26,6 @@ from node.cli.tasks import ADDRESS
 from node.home import Home, check_no_keys, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
-from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey
 from state.transition.staking import stake_payload
@@ -206,9 +206,11 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
-    """Write the watermark to FILE, to move the key. A signer that runs votes no more with it from then on."""
-    if file.exists():
-        raise ConfigError(f"{file}: exists already; nothing was changed")
+    """Write the watermark to FILE, to move the key. This signer votes no more with it from then on.
+
+    That holds over every restart, until a watermark of the key is imported here again.
+    """
+    check_new(file)
     try:
         keys = _ask(home, AskKeys(), Keys).vote_keys
         found = _ask(home, Retire(choose_key(keys, vote_key)), SignerStatus)
@@ -216,9 +218,12 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
         chain, key = genesis_hash(home.load_genesis()), _key_of(home, vote_key)
         export_guard(home, chain, key.vote_key, file, as_json=as_json)
     else:
-        write_watermark(found.mark, file, as_json=as_json)
+        export_retired(home, found.mark, file, as_json=as_json)
     if not as_json:
-        click.echo(f"\nThe key must not vote here again: remove its file from {home.root / 'keys'}.")
+        click.echo(
+            f"\nThe key votes here no more: remove its file from {home.root / 'keys'} when it has moved. If this "
+            f"was a mistake, with the signer stopped: dekube signer import {file} --home {home.root}"
+        )
 
 
 @signer.command(name="import")
@@ -226,7 +231,10 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
-    """Take over the watermark in FILE: from now on this signer votes only above it. It must not run."""
+    """Take over the watermark in FILE: from now on this signer votes, and only above it. It must not run.
+
+    Import a file on one machine alone: two that vote with a key cost its stake.
+    """
     from node.signer.home import vote_keys_of
 
     mark = read_watermark(file)

@@ -19,11 +19,11 @@ import structlog
 import trio
 
 from consensus.remote_voter import ask_signer
-from consensus.signer import Answer, Request, SignerCore, SignerUnavailable
+from consensus.signer import Answer, Request, Retire, SignerCore, SignerUnavailable
 from consensus.signer_server import SignerKey, SignerServer
 from node.config import parse_host_port
 from node.control import short_path
-from node.guards import open_guard
+from node.guards import is_retired, open_guard
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.logs import configure_logs
 from node.signals import stop_when_told
@@ -131,16 +131,21 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
         keys: list[SignerKey] = []
         for vote in votes:
             # What the chain knows of the key is the node's to check, which has a chain.
+            folder = home.guard_of(vote.vote_key)
             directory = open_guard(
-                home.guard_of(vote.vote_key),
+                folder,
                 chain_hash,
                 vote.vote_key,
                 may_have_voted=False,
                 tip=(0, 0),
                 accepts_empty=accepts_empty_guard,
+                may_be_retired=True,
             )
             stack.callback(directory.close)
             core = SignerCore(VoteKey(vote), directory.load_guard(chain_hash, vote.vote_key), chain_hash)
+            if is_retired(folder):  # its other keys vote on
+                core.step(Retire(vote.vote_key))
+                _log.warning("the watermark of this key was exported: no vote with it", vote_key=vote.vote_key)
             keys.append(SignerKey(core, directory.guard))
         server = SignerServer(*keys, on_refusal=tell_refusal)
         trio.run(_run_until_told, home, options, server, make_identity)

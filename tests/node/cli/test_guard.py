@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
-from node.cli import group
+from node.cli import EXIT_LOOK_FIRST, exit_status, group
 from node.cli.guard import WatermarkLower, read_watermark
-from node.guards import begin_guard
+from node.guards import GuardRetired, begin_guard, open_guard
 from node.home import Home, rewrite_options, save_key
 from node.tenancy import HomeInUse, live_in
 from state.primitives.errors import ConfigError, DekubeError, StoreError
@@ -132,6 +132,51 @@ def test_a_running_validator_is_not_exported_but_shown(tmp_path: Path) -> None:
     finally:
         running.close()
     assert not (tmp_path / "mark.json").exists()
+
+
+def _start(home: Home, member: Member, plan: Plan) -> None:
+    """Open the guard as a starting node does."""
+    assert member.vote is not None
+    open_guard(
+        home.guard, genesis_hash(plan.genesis), member.vote.vote_key, may_have_voted=True, tip=(1, 9),
+        accepts_empty=True,
+    ).close()  # fmt: skip
+
+
+def test_who_has_exported_does_not_start_again_until_a_watermark_is_imported(tmp_path: Path) -> None:
+    plan = _plan(1)
+    home, member = _home(tmp_path / "home", plan, "validator-0")
+    _voted(home, member, plan, range(1, 6))
+    file, later = tmp_path / "mark.json", tmp_path / "later.json"
+    assert not _json(home, "show")["retired"]
+    _start(home, member, plan)
+    told = _run(home, "export", file).output
+    assert "votes no more" in told and f"dekube node guard import {file}" in told
+    assert _json(home, "show")["retired"]
+    for _ in range(2):  # whatever the operator says
+        with pytest.raises(GuardRetired, match=r"import it here again \(dekube node guard import\)") as refused:
+            _start(home, member, plan)
+        assert exit_status(refused.value) == EXIT_LOOK_FIRST
+    # It is exported once more, and a watermark of before brings nothing back.
+    assert _json(home, "export", later)["view"] == 5
+    file.write_text(file.read_text().replace('"view": 5', '"view": 4'))
+    assert isinstance(_run(home, "import", file).exception, WatermarkLower)
+    with pytest.raises(GuardRetired):
+        _start(home, member, plan)
+    _json(home, "import", later)
+    assert not _json(home, "show")["retired"]
+    _start(home, member, plan)
+
+
+def test_an_export_that_cannot_be_written_leaves_the_validator_as_it_was(tmp_path: Path) -> None:
+    plan = _plan(1)
+    home, member = _home(tmp_path / "home", plan, "validator-0")
+    _voted(home, member, plan, range(1, 3))
+    (tmp_path / "there").touch()
+    for file in (tmp_path / "there", tmp_path / "there" / "mark.json"):  # the second is below a file
+        assert isinstance(_run(home, "export", file).exception, ConfigError | OSError)
+        assert not _json(home, "show")["retired"]
+    _start(home, member, plan)
 
 
 def test_a_home_without_a_guard_says_so(tmp_path: Path) -> None:

@@ -110,7 +110,16 @@ def test_a_running_signer_shows_itself_and_votes_no_more_once_exported(tmp_path:
         assert read_watermark(tmp_path / "moved.json").view == 9
         assert good(run(home.root, "status"))["retired"]
         told = run(home.root, "export", tmp_path / "second.json", json_wanted=False)
-        assert "must not vote here again" in told.output
+        assert "votes here no more" in told.output
+        assert f"dekube signer import {tmp_path / 'second.json'}" in told.output
+    with signer_process(home):  # over a restart too
+        assert good(run(home.root, "status"))["retired"]
+    good(run(home.root, "import", tmp_path / "second.json"))
+    with signer_process(home):
+        assert not good(run(home.root, "status"))["retired"], "its watermark brings it back"
+    good(run(home.root, "export", tmp_path / "third.json"))  # of a signer that does not run
+    with signer_process(home):
+        assert good(run(home.root, "status"))["retired"]
 
 
 def test_a_second_key_has_a_guard_of_its_own_and_is_named_where_it_matters(tmp_path: Path) -> None:
