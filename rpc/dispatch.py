@@ -10,10 +10,9 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from rpc.errors import RpcError
+from rpc.errors import RpcError, as_rpc_error
 from rpc.holding import FREE_BYTES, Held, Ledger
 from rpc.limits import Budgets
-from rpc.link import fields_to_json
 from rpc.schema import Param
 from rpc.table import Json, Method, Node, Posting, bind
 from rpc.turns import Lane, Turns
@@ -381,18 +380,6 @@ class Dispatcher:
             self._running_of[caller] = left
         else:
             del self._running_of[caller]
-
-
-def as_rpc_error(error: DekubeError) -> RpcError:
-    """Return any typed error as an answer: its code is the reason, its public values are the fields."""
-    if isinstance(error, RpcError):
-        return error
-    fields = [
-        (name, value)
-        for name, value in vars(error).items()
-        if type(value) in (int, str) and not name.startswith("_") and name not in ("reason", "message")
-    ]
-    return RpcError(error.code, str(error) or error.code, **fields_to_json(fields))
 
 
 def _is_identifier(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from state.primitives.errors import DekubeError
@@ -22,6 +22,8 @@ __all__ = [
     "NodeUnavailable",
     "Pruned",
     "RpcError",
+    "as_rpc_error",
+    "fields_to_json",
     "number_of",
 ]
 
@@ -116,3 +118,24 @@ class NodeUnavailable(DekubeError):
 
     def __init__(self) -> None:
         super().__init__("the node does not answer at the moment, try again soon")
+
+
+def as_rpc_error(error: DekubeError) -> RpcError:
+    """Return any typed error as an answer: its code is the reason, its public values are the fields."""
+    if isinstance(error, RpcError):
+        return error
+    fields = [
+        (name, value)
+        for name, value in vars(error).items()
+        if type(value) in (int, str) and not name.startswith("_")
+    ]
+    return RpcError(error.code, str(error) or error.code, **fields_to_json(fields))
+
+
+def fields_to_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the values of an error for its data: heights as numbers, other integers as decimal strings."""
+    return {
+        name: str(value) if type(value) is int and not name.endswith("height") else value
+        for name, value in fields
+        if name not in ("reason", "message")  # the error's own code and text stand there
+    }

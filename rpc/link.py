@@ -1,8 +1,8 @@
 """The gateway's side of the socket: a ``Node`` over frames, with caches of what can never change.
 
-Runs on asyncio. Reads of one turn of the loop travel in one frame; state at a height, blocks and places of
-transactions are immutable once final, so they are kept. The link reconnects by itself, and while it is down every
-question fails with NodeUnavailable.
+Runs on asyncio. Questions of one turn of the loop travel in one frame; state at a height (``rpc.values``), blocks
+(``rpc.shelf``) and places of transactions are immutable once final, so they are kept. The link reconnects by
+itself, and while it is down every question (``rpc.questions``) fails with NodeUnavailable.
 """
 
 from __future__ import annotations
@@ -10,32 +10,24 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
-import orjson
 import structlog
 
 from rpc.blocks import LoadedBlock
 from rpc.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
 from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, Filters
 from rpc.events import EVENTS
-from rpc.frames import (
-    ANSWER_LIMIT_BYTES,
-    REQUEST_LIMIT_BYTES,
-    Answer,
-    Failure,
-    FrameBuffer,
-    Push,
-    encode_request,
-    read_answer,
-    read_failure,
-)
+from rpc.frames import ANSWER_LIMIT_BYTES, FrameBuffer, Push, read_answer, read_failure
 from rpc.gather import Gatherer, Waiter
 from rpc.limits import Cache
+from rpc.queries import Queries
+from rpc.questions import Questions, as_error
+from rpc.shelf import Shelf
+from rpc.values import KEYS_OF_FRAME, Values
 from rpc.view import (
     BlockRecord,
     Description,
@@ -60,10 +52,7 @@ from state.primitives.transactions import CALL_KIND
 __all__ = ["Link", "LinkOptions", "read_submitted"]
 
 _log = structlog.get_logger(__name__)
-_T = TypeVar("_T")
 
-KEYS_OF_FRAME: Final = 256
-SCAN_PAGE: Final = 1024
 SUBMITS_OF_FRAME: Final = 64
 SUBMIT_PAUSE_S: Final = 0.003
 """A frame of submissions costs both processes as much processor time as two transactions do."""
@@ -73,18 +62,8 @@ EPOCHS_KEPT: Final = 64
 """Epochs whose leaders are kept."""
 MIN_HEIGHT_WAIT_MS: Final = 2_000
 """How long a request waits for its ``min_height``: about two blocks."""
-SMALL_VALUE_BYTES: Final = 1024
-"""Larger values of the state are not kept."""
-ITEMS_OF_TURN: Final = 16
-"""Transactions of a block shown, or recovered, before others have their turn: a millisecond."""
-LOADS_MAX: Final = 64
-"""Blocks that are asked for or decoded at once: the node gives them faster than they are decoded."""
-RENDERS_MAX: Final = 2
-"""Blocks shown at once; what they take of each turn of the loop adds up."""
 RECONNECT_S_MIN: Final = 0.05
 RECONNECT_S_MAX: Final = 2.0
-_ABSENT: Final = object()
-_NOBODY: Final = (None, 0.0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +91,9 @@ class LinkOptions:
 class _Session(asyncio.Protocol):
     """One connection to the node."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, questions: Questions, on_lost: Callable[[_Session], None]) -> None:
+        self._questions = questions
+        self._on_lost = on_lost
         self._buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes] = []
@@ -125,7 +105,7 @@ class _Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for value in self._buffer.feed(data):
-                self._link.received(read_answer(value))
+                self._questions.received(read_answer(value))
         except DecodeError as error:
             _log.error("the node speaks another protocol", error=str(error))
             self.close()
@@ -134,7 +114,7 @@ class _Session(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(None)
         # At once, and not when ``run`` gets there: it may itself be waiting for an answer that will not come.
-        self._link.session_lost(self)
+        self._on_lost(self)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -151,85 +131,57 @@ class _Session(asyncio.Protocol):
         self._frames = []
 
 
-class _RemoteReader:
-    """The state after one height as a ``Reader`` for worker threads."""
-
-    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop, height: int) -> None:
-        self._link = link
-        self._loop = loop
-        self._height = height
-
-    def get(self, key: bytes) -> bytes | None:
-        [value] = asyncio.run_coroutine_threadsafe(self._link.read(self._height, key), self._loop).result()
-        return value
-
-    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        entries: list[tuple[bytes, bytes]] = []
-        while len(entries) < limit:
-            wanted = min(limit - len(entries), SCAN_PAGE)
-            ask = self._link.request("scan", self._height, start, stop, wanted)
-            page = [(key, value) for key, value in asyncio.run_coroutine_threadsafe(ask, self._loop).result()]
-            entries += page
-            if len(page) < wanted:
-                break
-            start = page[-1][0] + b"\0"
-        return entries
-
-
 class Link:
     """The node as the methods see it (``rpc.table.Node``); ``run`` keeps it connected."""
 
     def __init__(self, path: Path, options: LinkOptions | None = None) -> None:
         self._path = path
-        self._options = options or LinkOptions()
+        self._options = options = options or LinkOptions()
         self._session: _Session | None = None
-        self._next_identifier = 1
-        self._asked: dict[int, tuple[asyncio.Future[Any], float, Callable[[Any], Any] | None]] = {}
-        """What the node is to answer, since when, and how that is read."""
+        self._questions = Questions(options.requests_max, options.request_timeout_s, self._told)
+        self._values = Values(self._read_keys, options.state_entries_max)
+        self._shelf = Shelf(
+            self._fetch_block,
+            block_bytes_max=options.block_bytes_max,
+            rendered_bytes_max=options.rendered_bytes_max,
+        )
+        self._queries = Queries(
+            self._questions, self._values.read, running_max=options.queries_max, threads=options.query_threads
+        )
+        # Bound here and not wrapped in methods: no question takes a call more.
+        self.request = self._questions.request
+        self.read = self._values.read
+        self.query = self._queries.query
+        self.block = self._shelf.block
+        self.block_with_senders = self._shelf.block_with_senders
+        self.rendered = self._shelf.rendered
         self._head: Head | None = None
         self._last: Head | None = None
         """The head when the node was heard last."""
         self._description: Description | None = None
         self._kinds: dict[int, str] = {}
-        self._newest: dict[bytes, bytes | None] = {}
-        """Values that hold at the head: a new head takes out those that it changed."""
-        self._state: dict[tuple[int, bytes], bytes | None] = {}
-        """Values at heights below the head."""
-        self._wanted: dict[int, dict[bytes, list[asyncio.Future[bytes | None]]]] = {}
-        self._blocks: Cache[int, LoadedBlock] = Cache(self._options.block_bytes_max)
-        self._loading: dict[int, asyncio.Future[LoadedBlock | None]] = {}
-        self._places: Cache[bytes, tuple[int, int]] = Cache(self._options.place_entries_max)
-        self._loads = asyncio.Semaphore(LOADS_MAX)
-        self._recovering: dict[int, asyncio.Future[None]] = {}
-        self._rendered: Cache[tuple[str, bytes], bytes] = Cache(self._options.rendered_bytes_max)
-        self._rendering: dict[tuple[str, bytes], asyncio.Future[bytes]] = {}
-        self._renders = asyncio.Semaphore(RENDERS_MAX)
+        self._places: Cache[bytes, tuple[int, int]] = Cache(options.place_entries_max)
         self._leaders: Cache[int, list[bytes]] = Cache(EPOCHS_KEPT)
-        self._heights: Cache[bytes, int] = Cache(self._options.place_entries_max)
-        self._hashes: Cache[int, bytes] = Cache(self._options.place_entries_max)
+        self._heights: Cache[bytes, int] = Cache(options.place_entries_max)
+        self._hashes: Cache[int, bytes] = Cache(options.place_entries_max)
         self._waiters: set[asyncio.Future[None]] = set()
-        limit = self._options.requests_max
         self._locates: Gatherer[bytes, tuple[int, int] | None] = Gatherer(
-            self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=self._options.waiters_max
+            self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=options.waiters_max
         )
         self._nonces: Gatherer[bytes, int] = Gatherer(
-            self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=limit
+            self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=options.requests_max
         )
         self._submits: Gatherer[tuple[bytes, bytes], bytes] = Gatherer(
             self._submit_all,
             frame_items_max=SUBMITS_OF_FRAME,
-            waiting_max=limit,
+            waiting_max=options.requests_max,
             size_of=lambda transaction: len(transaction[0]) + 64,
             pause_s=SUBMIT_PAUSE_S,
         )
-        self.waits = Waits(self, self._options.waiters_max)
-        self._queries = 0
-        self._threads = ThreadPoolExecutor(self._options.query_threads, thread_name_prefix="rpc-query")
-        # One of its own: large blocks must not take the places of views, nor more than one processor.
-        self._block_thread = ThreadPoolExecutor(1, thread_name_prefix="rpc-block")
+        self.waits = Waits(self, options.waiters_max)
         self._listeners: list[Callable[[Head], None]] = []
-        self.blooms: Cache[int, int] = Cache(self._options.bloom_entries_max)
-        self.filters = Filters(time.monotonic, self._options.filters_per_caller_max)
+        self.blooms: Cache[int, int] = Cache(options.bloom_entries_max)
+        self.filters = Filters(time.monotonic, options.filters_per_caller_max)
         self.serving: tuple[str, int] = ("", 0)
         """Where the gateway listens; told to the node at each connection."""
 
@@ -238,7 +190,7 @@ class Link:
     async def run(self) -> None:
         """Stay connected until cancelled."""
         delay_s = RECONNECT_S_MIN
-        sweeper = asyncio.ensure_future(self._sweep())
+        sweeper = asyncio.ensure_future(self._questions.sweep())
         try:
             while True:
                 try:
@@ -252,14 +204,17 @@ class Link:
                 delay_s = min(delay_s * 2, RECONNECT_S_MAX)
         finally:
             sweeper.cancel()
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._block_thread.shutdown(wait=False, cancel_futures=True)
+            self._queries.close()
+            self._shelf.close()
 
     async def _connect(self) -> bool:
         loop = asyncio.get_running_loop()
-        _, session = await loop.create_unix_connection(lambda: _Session(self), str(self._path))
+        _, session = await loop.create_unix_connection(
+            lambda: _Session(self._questions, self._session_lost), str(self._path)
+        )
         try:
             self._session = session
+            self._questions.connect(session.send)
             await self._greet()
             _log.info("connected to the node", height=self.head.height)
             await session.lost
@@ -285,60 +240,26 @@ class Link:
 
     def _forget(self) -> None:
         self._last = None
-        self._newest.clear()
-        self._state.clear()
-        self._blocks.clear()
+        self._values.clear()
+        self._shelf.clear()
         self._places.clear()
         self._heights.clear()
         self._hashes.clear()
         self._leaders.clear()
         self.blooms.clear()
 
-    def session_lost(self, session: _Session) -> None:
-        """Fail whatever waits for an answer of ``session``."""
+    def _session_lost(self, session: _Session) -> None:
         if session is self._session:
             self._disconnected()
 
     def _disconnected(self) -> None:
         self._session = None
         self._last, self._head = self._head or self._last, None
-        self._newest.clear()
-        asked, self._asked = self._asked, {}
-        for future, _, _ in asked.values():
-            if not future.done():
-                future.set_exception(NodeUnavailable())
-                future.exception()  # whoever waited may be gone
+        self._values.disconnect()
+        self._questions.disconnect()
 
-    async def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(1)
-            late = loop.time() - self._options.request_timeout_s
-            for identifier, (future, since, _) in list(self._asked.items()):
-                if since > late:
-                    break
-                del self._asked[identifier]
-                if not future.done():
-                    future.set_exception(NodeUnavailable())
-                    future.exception()
-
-    def received(self, reply: Answer | Failure | Push) -> None:
-        """Take what the node says."""
-        match reply:
-            case Answer(identifier, value):
-                future, _, read = self._asked.pop(identifier, _NOBODY)
-                if future is None or future.done():
-                    return
-                try:
-                    future.set_result(value if read is None else read(value))
-                except Exception as error:  # it is not what was asked for
-                    future.set_exception(error)
-                    future.exception()
-            case Failure(identifier):
-                future, _, _ = self._asked.pop(identifier, _NOBODY)
-                if future is not None and not future.done():
-                    future.set_exception(_as_error(reply))
-                    future.exception()
+    def _told(self, news: Push) -> None:
+        match news:
             case Push("head", [list(record), changes]):
                 self._new_head(read_record(Head, record), changes)
             case _:
@@ -347,12 +268,7 @@ class Link:
     def _new_head(self, head: Head, changes: Any = None) -> None:
         if self._head is not None and head.height <= self._head.height:
             return
-        match changes:
-            case [int(known), list(keys)] if self._head is not None and known <= self._head.height:
-                for key in keys:
-                    self._newest.pop(key, None)
-            case _:
-                self._newest.clear()
+        self._values.on_head(head.height, changes)
         self._head = head
         self._hashes.put(head.height, head.hash)
         waiters, self._waiters = self._waiters, set()
@@ -366,30 +282,6 @@ class Link:
     def on_head(self, listener: Callable[[Head], None]) -> None:
         """Call ``listener`` at each new head; heights may be skipped."""
         self._listeners.append(listener)
-
-    async def request(self, method: str, *params: Value) -> Any:
-        """Ask the node. Raises NodeUnavailable, or RpcError with the code of the node's error."""
-        return await self._ask(method, list(params))
-
-    def _ask(
-        self, method: str, params: list[Value], read: Callable[[Any], Any] | None = None
-    ) -> asyncio.Future[Any]:
-        """Return what the node will answer, or what ``read`` makes of it. Raises what ``request`` does."""
-        session = self._session
-        if session is None:
-            raise NodeUnavailable
-        if len(self._asked) >= self._options.requests_max:
-            raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
-        loop = asyncio.get_running_loop()
-        identifier = self._next_identifier
-        self._next_identifier += 1
-        frame = encode_request(identifier, method, params)
-        if len(frame) > REQUEST_LIMIT_BYTES:
-            raise RpcError("limit_exceeded", "limit exceeded: too much for one question")
-        future: asyncio.Future[Any] = loop.create_future()
-        self._asked[identifier] = (future, loop.time(), read)
-        session.send(frame)
-        return future
 
     # Facts
 
@@ -424,93 +316,14 @@ class Link:
 
     # State
 
-    def kept(self, height: int, key: bytes) -> object:
-        """Return a kept value of the state, or a token when it is not kept."""
-        if self._head is not None and height == self._head.height:
-            return self._newest.get(key, _ABSENT)
-        return self._state.get((height, key), _ABSENT)
-
-    async def read(self, height: int, *keys: bytes) -> list[bytes | None]:
-        """Return values of the state after ``height``."""
-        found = [self.kept(height, key) for key in keys]
-        if _ABSENT not in found:
-            return cast("list[bytes | None]", found)
-        # All are asked for before the first is awaited.
-        asked = [
-            self._want(height, key) if value is _ABSENT else None for key, value in zip(keys, found, strict=True)
-        ]
-        return [
-            cast("bytes | None", value) if future is None else await future
-            for future, value in zip(asked, found, strict=True)
-        ]
-
-    def _want(self, height: int, key: bytes) -> asyncio.Future[bytes | None]:
-        loop = asyncio.get_running_loop()
-        wanted = self._wanted.get(height)
-        if wanted is None:
-            if not self._wanted:
-                loop.call_soon(self._send_wanted)
-            wanted = self._wanted[height] = {}
-        future: asyncio.Future[bytes | None] = loop.create_future()
-        wanted.setdefault(key, []).append(future)  # each has its own, so that nobody's leaving harms another
-        return future
-
-    def _send_wanted(self) -> None:
-        wanted, self._wanted = self._wanted, {}
-        for height, futures in wanted.items():
-            pairs = list(futures.items())
-            for first in range(0, len(pairs), KEYS_OF_FRAME):
-                asyncio.ensure_future(self._read_keys(height, pairs[first : first + KEYS_OF_FRAME]))  # noqa: RUF006
-
-    async def _read_keys(
-        self, height: int, wanted: list[tuple[bytes, list[asyncio.Future[bytes | None]]]]
-    ) -> None:
-        keys: list[Value] = [key for key, _ in wanted]
-        try:
-            # State below the head comes from undo records: more work, so the node does it in a thread.
-            method = "read" if self._head is not None and height == self._head.height else "read_old"
-            values = await self.request(method, height, keys)
-            if type(values) is not list or len(values) != len(keys):
-                raise DecodeError("not the values that were asked for")
-        except Exception as error:
-            for _, futures in wanted:
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(error)
-                        future.exception()
-            return
-        for (key, futures), value in zip(wanted, values, strict=True):
-            self._keep(height, key, value)
-            for future in futures:
-                if not future.done():
-                    future.set_result(value)
-
-    def _keep(self, height: int, key: bytes, value: bytes | None) -> None:
-        if value is not None and len(value) > SMALL_VALUE_BYTES:
-            return
-        head, limit = self._head, self._options.state_entries_max
-        if head is not None and height == head.height:
-            if len(self._newest) >= limit:
-                del self._newest[next(iter(self._newest))]
-            self._newest[key] = value
-        elif head is not None and height < head.height:
-            if len(self._state) >= limit:
-                del self._state[next(iter(self._state))]
-            self._state[height, key] = value
-
-    async def query(self, height: int, function: Callable[..., _T], *args: Any) -> _T:
-        """Run ``function(reader, *args)`` in a worker thread over the state after ``height``."""
-        if self._session is None:
-            raise NodeUnavailable
-        if self._queries >= self._options.queries_max:
-            raise RpcError("limit_exceeded", "limit exceeded: too many queries under way", retry_after_s=1)
-        self._queries += 1
-        loop = asyncio.get_running_loop()
-        try:
-            reader = _RemoteReader(self, loop, height)
-            return await loop.run_in_executor(self._threads, function, reader, *args)
-        finally:
-            self._queries -= 1
+    async def _read_keys(self, height: int, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of ``keys`` after ``height``. Raises DecodeError, and what ``request`` does."""
+        # State below the head comes from undo records: more work, so the node does it in a thread.
+        method = "read" if self._head is not None and height == self._head.height else "read_old"
+        values = await self._questions.ask(method, [height, cast("list[Value]", keys)])
+        if type(values) is not list or len(values) != len(keys):
+            raise DecodeError("not the values that were asked for")
+        return values
 
     # Blocks and transactions
 
@@ -524,32 +337,15 @@ class Link:
             self._hashes.put(height, found)
         return found
 
-    async def block(self, height: int) -> LoadedBlock | None:
-        """Return the block at ``height``, None above the newest."""
-        found = self._blocks.get(height)
-        if found is not None:
-            return found
-        loading = self._loading.get(height)
-        if loading is None:
-            loading = asyncio.ensure_future(self._load_block(height))
-            self._loading[height] = loading
-            loading.add_done_callback(lambda done: (self._loading.pop(height, None), done.exception()))
-        return await asyncio.shield(loading)
-
-    async def _load_block(self, height: int) -> LoadedBlock | None:
-        async with self._loads:
-            return await self._load(height)
-
-    async def _load(self, height: int) -> LoadedBlock | None:
+    async def _fetch_block(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height`` with its leader, None above the newest."""
         value = await self.request("block", height)
         if value is None:
             return None
-        record = read_record(BlockRecord, value)
-        loaded = LoadedBlock(record)
+        loaded = LoadedBlock(read_record(BlockRecord, value))
         if len(loaded.block.transactions) > self._options.large_block_transactions:
-            await self._in_thread(_decode_all, loaded)
+            await self._shelf.in_thread(_decode_all, loaded)
         await self._name_leader(loaded)
-        self._blocks.put(height, loaded, loaded.weight_bytes)
         self._hashes.put(height, loaded.hash)
         self._heights.put(loaded.hash, height)
         return loaded
@@ -563,56 +359,6 @@ class Link:
                 self._leaders.put(header.epoch, leaders)
         if header.proposer_seat < len(leaders):
             loaded.leader = leaders[header.proposer_seat]
-
-    async def block_with_senders(self, height: int) -> LoadedBlock | None:
-        """Return the block at ``height`` with the senders of all its transactions."""
-        loaded = await self.block(height)
-        if loaded is not None and not loaded.has_senders:
-            if len(loaded.block.transactions) <= ITEMS_OF_TURN:
-                loaded.recover()
-                return loaded
-            recovering = self._recovering.get(height)
-            if recovering is None:  # once for all who ask
-                recovering = asyncio.ensure_future(self._in_thread(LoadedBlock.recover, loaded))
-                self._recovering[height] = recovering
-                recovering.add_done_callback(lambda _done: self._recovering.pop(height, None))
-                recovering.add_done_callback(_look_at)
-            await asyncio.shield(recovering)
-        return loaded
-
-    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._block_thread, function, *args)
-
-    async def rendered(self, part: str, loaded: LoadedBlock, item: Callable[[int], Any]) -> Any:
-        """Return the JSON of ``item`` of each transaction of a block; ``part`` names it.
-
-        That of a large block is made in turns, once for all who ask, and kept.
-        """
-        count = len(loaded.block.transactions)
-        if count <= ITEMS_OF_TURN:
-            return [item(index) for index in range(count)]
-        key = (part, loaded.hash)
-        found = self._rendered.get(key)
-        if found is None:
-            rendering = self._rendering.get(key)
-            if rendering is None:
-                rendering = asyncio.ensure_future(self._render(key, count, item))
-                self._rendering[key] = rendering
-                rendering.add_done_callback(lambda _done: self._rendering.pop(key, None))
-                rendering.add_done_callback(_look_at)
-            found = await asyncio.shield(rendering)
-        return orjson.Fragment(found)
-
-    async def _render(self, key: tuple[str, bytes], count: int, item: Callable[[int], Any]) -> bytes:
-        async with self._renders:
-            parts = []
-            for first in range(0, count, ITEMS_OF_TURN):
-                items = [item(index) for index in range(first, min(first + ITEMS_OF_TURN, count))]
-                parts.append(orjson.dumps(items)[1:-1])
-                await asyncio.sleep(0)
-        found = b"[" + b",".join(parts) + b"]"
-        self._rendered.put(key, found, len(found))
-        return found
 
     async def height_of(self, block_hash: bytes) -> int | None:
         """Return the height of a finalised block."""
@@ -738,7 +484,9 @@ class Link:
         self._submits.tell((raw, sender), waiter)
 
     def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[list[bytes | Exception]]:
-        return self._ask("submit", [part for transaction in transactions for part in transaction], read_submitted)
+        return self._questions.ask(
+            "submit", [part for transaction in transactions for part in transaction], read_submitted
+        )
 
     async def submit_evidence(self, raw: bytes) -> Submitted:
         """Hand evidence of a fault to the node."""
@@ -769,10 +517,6 @@ class Link:
         return read_record(Sync, await self.request("sync"))
 
 
-def _as_error(failure: Failure) -> RpcError:
-    return RpcError(failure.code, failure.message, **fields_to_json(failure.fields))
-
-
 def read_submitted(value: Any) -> list[bytes | Exception]:
     """Return the hash of each transaction, or why it was refused. Raises DecodeError."""
     match value:
@@ -783,7 +527,7 @@ def read_submitted(value: Any) -> list[bytes | Exception]:
             for failure in failures:
                 match failure:
                     case [int(position), *why] if 0 <= position < len(outcomes):
-                        outcomes[position] = _as_error(read_failure(0, why))
+                        outcomes[position] = as_error(read_failure(0, why))
                     case _:
                         raise DecodeError("not the failure of a transaction")
             return outcomes
@@ -795,20 +539,5 @@ def _waiting(items: Any) -> list[Waiting]:
     return [read_record(Waiting, item) for item in items]
 
 
-def _look_at(done: asyncio.Future[Any]) -> None:
-    """Take note of a failure that nobody may wait for any more."""
-    if not done.cancelled():
-        done.exception()
-
-
 def _decode_all(loaded: LoadedBlock) -> None:
     _ = loaded.hashes, loaded.before, loaded.tips_paid
-
-
-def fields_to_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the values of an error for its data: heights as numbers, other integers as decimal strings."""
-    return {
-        name: str(value) if type(value) is int and not name.endswith("height") else value
-        for name, value in fields
-        if name not in ("reason", "message")  # the error's own code and text stand there
-    }

@@ -11,8 +11,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from rpc.dispatch import Caller, as_rpc_error
-from rpc.errors import NodeUnavailable, RpcError
+from rpc.dispatch import Caller
+from rpc.errors import NodeUnavailable, RpcError, as_rpc_error
 from rpc.limits import caller_key
 from rpc.surface import SURFACE
 from rpc.table import Json, Method

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from rpc import methods
 from rpc.blocks import LoadedBlock
 from rpc.ethereum import methods as ethereum
-from rpc.link import ITEMS_OF_TURN, Link
+from rpc.link import Link
+from rpc.shelf import ITEMS_OF_TURN
 from rpc.table import Node as Asked
 from state.primitives.hashing import keccak
 from state.primitives.receipts import Receipt
@@ -102,7 +103,7 @@ def test_a_large_block_is_shown_in_turns_and_once(tmp_path: Path, monkeypatch: p
     async def main() -> None:
         link = Link(tmp_path / "nowhere")
         loaded = LoadedBlock(record)
-        link._blocks.put(1, loaded)
+        link._shelf.put(loaded)
         blocks = await asyncio.gather(*[link.block_with_senders(1) for _ in range(5)])
         assert all(block is loaded for block in blocks) and loaded.has_senders
         assert len(recovered) == 1, "five who ask are one recovery"
