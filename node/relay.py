@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,10 +53,10 @@ class RelayHomeOptions:
     log: LogOptions = field(default_factory=LogOptions)
 
 
-def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
+def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[], str]) -> None:
     """Run the relay that lives in ``home`` until it is told to stop. Raises ConfigError or KeystoreError.
 
-    ``urls`` are gateways to ask in place of those of its options.
+    ``urls`` are gateways to ask in place of those of its options, if any.
     """
     options = load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
     urls = urls or options.rpc
@@ -63,8 +64,9 @@ def run_relay_home(home: Home, urls: tuple[str, ...] = ()) -> None:
         parse_host_port(listen)
     configure_logs(options.log)
     chain = genesis_hash(home.load_genesis())
-    account = load_key(home.path(options.keys.account), read_passphrase(home.path(options.keys.passphrase_file)))
-
+    file = home.passphrase_file(options.keys)
+    passphrase = ask_passphrase() if file is None else read_passphrase(file)
+    account = load_key(home.path(options.keys.account), passphrase)
     secret = node_secret(home)
 
     def make_identity() -> Identity:

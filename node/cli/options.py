@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -36,6 +34,8 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_HOME: Final = "~/.dekube"
 STDIN: Final = "-"
+TERMINAL: Final = "/dev/tty"
+_TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096
 
 
@@ -82,7 +82,7 @@ def home_option(function: _Function) -> _Function:
 
 
 def ask_passphrase(file: Path | None, prompt: str = "Passphrase") -> str:
-    """Return the passphrase in ``file``, or ask for it; it is never taken from the command line."""
+    """Return the passphrase in ``file``, or ask for it (``ask_unseen``); the command line never has it."""
     return ask_line(file, prompt)
 
 
@@ -97,20 +97,28 @@ def ask_line(file: Path | None, prompt: str) -> str:
         from node.home import read_passphrase
 
         return read_passphrase(file)
-    try:
-        line = sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode()
-    except UnicodeDecodeError:
-        line = ""
-    if not line:
+    line = _piped_line()
+    if line is None:
         raise KeystoreError("standard input has no line for a secret")
-    return line.rstrip("\r\n")
+    return line
+
+
+def _piped_line() -> str | None:
+    """Return the next line of standard input without its end; None where there is none."""
+    try:
+        line = "" if sys.stdin is None else sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode()
+    except (UnicodeDecodeError, OSError):
+        line = ""
+    return line.rstrip("\r\n") if line else None
 
 
 def read_input(file: Path, limit_bytes: int) -> bytes:
     """Return the content of ``file``, or of standard input for "-". Raises ConfigError."""
     try:
         if str(file) == STDIN:
-            data = sys.stdin.buffer.read(limit_bytes + 1)
+            if (context := click.get_current_context(silent=True)) is not None:
+                context.meta[_TAKEN] = True
+            data = b"" if sys.stdin is None else sys.stdin.buffer.read(limit_bytes + 1)
         else:
             with file.open("rb") as stream:
                 data = stream.read(limit_bytes + 1)
@@ -129,19 +137,30 @@ def ask_new_passphrase(file: Path | None) -> str:
 
 
 def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
-    """Ask at the terminal for what nobody may see. Raises KeystoreError where nobody is there to ask."""
-    try:
-        with warnings.catch_warnings():
-            if not sys.stdin.isatty():  # nothing that is read there is shown anywhere
-                warnings.simplefilter("ignore", getpass.GetPassWarning)
-            return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
-    except click.Abort:
-        if sys.stdin.isatty():
-            raise
+    """Ask at the terminal for what nobody may see; where standard input is no terminal, it is the next line there.
+
+    Standard input that is read for something else (``read_input``) is left to that: a terminal is asked all the
+    same. Raises KeystoreError where there is neither a terminal nor a line.
+    """
+    context = click.get_current_context(silent=True)
+    is_taken = context is not None and context.meta.get(_TAKEN, False)
+    if (sys.stdin is not None and sys.stdin.isatty()) or (is_taken and _has_terminal()):
+        return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
+    line = None if is_taken else _piped_line()
+    if line is None:
         raise KeystoreError(
-            "no terminal to ask for the passphrase: it can stand in a file of mode 0600 (keys/passphrase in a "
-            "home, --passphrase-file), and `init --unattended` draws one"
-        ) from None
+            "no terminal to ask for the passphrase, and no line on standard input: it can stand in a file of mode "
+            "0600 (keys/passphrase in a home, --passphrase-file), and `init --unattended` draws one"
+        )
+    return line
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
@@ -152,10 +171,13 @@ def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
     return load_key(path, ask_passphrase(passphrase_file, f"Passphrase of {path.name}"))
 
 
-def account_of_home(home: Home) -> SecretKey:
-    """Return the account key of the node in ``home``. Raises ConfigError or KeystoreError."""
+def account_of_home(home: Home, passphrase_file: Path | None = None) -> SecretKey:
+    """Return the account key of the node in ``home``, opened by a file of the person's or the home's own.
+
+    Raises ConfigError or KeystoreError.
+    """
     options = home.load_options()
     path = home.path(options.keys.account)
     if not path.exists():
         raise ConfigError(f"{path}: no account key; `dekube init` makes one")
-    return open_key(path, home.passphrase_file(options.keys))
+    return open_key(path, passphrase_file or home.passphrase_file(options.keys))

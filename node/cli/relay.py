@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from node.cli.options import AMOUNT, home_option
+from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, home_option
 from node.cli.output import json_option, show_amount, show_fields, show_rows, show_time
 from node.cli.session import Session, session_options
-from node.home import Home, create_home, load_genesis, load_key, read_passphrase
+from node.home import Home, create_home, load_genesis, load_key
 from node.keyring import random_key
 from rpc.client import Client, TransactionRefused
 from state.primitives.address import format_address
@@ -56,7 +56,7 @@ def run(home: Home, urls: tuple[str, ...]) -> None:
     """
     from node.relay import run_relay_home
 
-    run_relay_home(home, urls)
+    run_relay_home(home, urls, ask_unseen)
 
 
 @relay.command()
@@ -121,7 +121,7 @@ def _account(home: Home) -> SecretKey:
     from node.relay import RelayHomeOptions
 
     keys = load_table(home.config, RelayHomeOptions, made_by="dekube relay init").keys
-    return load_key(home.path(keys.account), read_passphrase(home.path(keys.passphrase_file)))
+    return load_key(home.path(keys.account), ask_passphrase(home.passphrase_file(keys)))
 
 
 @relay.command()

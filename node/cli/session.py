@@ -59,7 +59,7 @@ class Session:
         """Return the key that signs: ``name`` or --key, else the account of the home's node, else the only one."""
         name = name or self.key_name
         if name is None and self.home.config.exists():
-            return account_of_home(self.home)
+            return account_of_home(self.home, self.passphrase_file)
         place = self.keyring.only() if name is None else self.keyring.find(name)
         return open_key(place, self.passphrase_file)
 
@@ -105,7 +105,8 @@ def session_options(function: _Function) -> _Function:
         click.option(
             "--passphrase-file",
             type=click.Path(path_type=Path, allow_dash=True),
-            help='File (mode 0600) with the passphrase of the key, "-" for standard input; else it is asked for.',
+            help='File (mode 0600) with the passphrase of the key, "-" for a line of standard input; else it is '
+            "asked for, at the terminal or by a line of standard input that is none.",
         ),
         click.option(
             "--key",

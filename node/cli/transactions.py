@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import AMOUNT
+from node.cli.options import AMOUNT, ask_passphrase
 from node.cli.output import json_option, show_amount, show_time
 from node.cli.session import Session, session_options
 from node.cli.wallet import show_receipt
@@ -48,7 +48,11 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
     Who has stake already adds to it with the vote key that is registered; after `rotate-keys` that is the new one.
     An AMOUNT of 0 registers another vote key for what is staked already.
     """
-    key = session.key()
+    passphrase = ""
+    if possession is not None:
+        key = session.key()
+    else:
+        key, passphrase = _keys(session)
     with session.client() as client:
         staked = _account(client, key)["stake"] if amount else None
         if amount:
@@ -62,7 +66,7 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
                     "new one with an AMOUNT of 0, and to add stake give the possession of the registered one"
                 )
         else:
-            vote = _vote_key(session.home, registered)
+            vote = _vote_key(session.home, passphrase, registered)
             chain = client.chain().genesis_hash
             payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
         receipt = client.send(key, STAKE_KIND, payload)
@@ -90,11 +94,10 @@ def rotate_keys(session: Session, as_json: bool) -> None:
     that waits for its first seat already is registered once more.
     """
     from node.guards import begin_guard
-    from node.home import load_key, read_passphrase, rewrite_options, save_key
+    from node.home import load_key, rewrite_options, save_key
 
-    home, key = session.home, session.key()
+    home, (key, passphrase) = session.home, _keys(session)
     options = home.load_options()
-    passphrase = read_passphrase(home.path(options.keys.passphrase_file))
     with session.client() as client:
         chain = client.chain().genesis_hash
         committee = client.call("dekube_getCommittee")
@@ -153,15 +156,30 @@ def _check_left(staked: int, client: Client) -> None:
         raise TransactionRefused(f"{show_amount(staked)} would be staked: at least {show_amount(least)}, or none")
 
 
-def _vote_key(home: Home, registered: bytes | None) -> SecretKey:
+def _keys(session: Session) -> tuple[SecretKey, str]:
+    """Return the key that signs, and the passphrase of the home's keys: one that has to be asked for, once.
+
+    Raises ConfigError, KeystoreError.
+    """
+    from node.home import load_key
+
+    home = session.home
+    options = home.load_options().keys
+    file = (session.passphrase_file if session.key_name is None else None) or home.passphrase_file(options)
+    passphrase = ask_passphrase(file, f"Passphrase of the keys in {home.root}")
+    if session.key_name is not None:
+        return session.key(), passphrase
+    return load_key(home.path(options.account), passphrase), passphrase
+
+
+def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKey:
     """Return the home's vote key, of several the registered one: another would take its place with the stake.
 
     Raises ConfigError, KeystoreError.
     """
-    from node.home import load_key, read_passphrase
+    from node.home import load_key
 
     options = home.load_options().keys
-    passphrase = read_passphrase(home.path(options.passphrase_file))
     files = [file for file in (options.vote, options.vote_next) if file]
     if registered is None:
         return load_key(home.path(files[0]), passphrase)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 
 from node.cli import SystemRefused, main
@@ -262,14 +262,13 @@ def test_a_home_that_is_not_there_is_told_with_what_makes_it(
 def test_where_nobody_can_be_asked_for_a_passphrase_it_is_said(
     genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def abort(*_arguments: object, **_more: object) -> str:
-        raise click.Abort
-
-    monkeypatch.setattr(click, "prompt", abort)
-    status, said = dekube("init", "--home", tmp_path / "home", "--genesis", genesis)
-    assert status == 1
-    assert said.startswith("dekube: no terminal to ask for the passphrase: ")
-    assert not (tmp_path / "home").exists()
+    for stdin in (None, io.TextIOWrapper(io.BytesIO())):  # closed, or empty as that of a service
+        monkeypatch.setattr(sys, "stdin", stdin)
+        status, said = dekube("init", "--home", tmp_path / "home", "--genesis", genesis)
+        assert status == 1
+        assert said.startswith("dekube: no terminal to ask for the passphrase, and no line on standard input: ")
+        assert "--passphrase-file" in said and said.count("\n") == 1
+        assert not (tmp_path / "home").exists()
 
 
 def test_a_gateway_that_is_not_there_is_told_with_what_to_do(
