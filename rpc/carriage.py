@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rpc.parameters import parameters_of
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.schema import ADDRESS, NUMBER, Param, array, nullable, obj
 from rpc.table import Json, Method, Node
@@ -14,8 +15,6 @@ from tasks.parameters import TaskParameters
 
 __all__ = ["CARRIAGE_METHODS"]
 
-_PREFIX: Final = "tasks."
-
 
 def _standing(reader: Reader, who: bytes, now_ms: int, parameters: TaskParameters) -> CarriageStanding:
     return carriage_standing(reader, who, now_ms, parameters)
@@ -24,12 +23,7 @@ def _standing(reader: Reader, who: bytes, now_ms: int, parameters: TaskParameter
 async def get_carriage(node: Node, who: bytes) -> Json:
     """Answer ``dekube_getCarriage``."""
     head = node.head
-    numbers = {
-        name.removeprefix(_PREFIX): number
-        for name, number in node.description.parameters
-        if name.startswith(_PREFIX)
-    }
-    parameters = TaskParameters(**numbers)
+    parameters = parameters_of(node.description.parameters).tasks
     found: CarriageStanding = await node.query(head.height, _standing, who, head.time_ms, parameters)
     deposit = found.deposit
     return {

@@ -1,10 +1,11 @@
-"""Committees and epochs as the state has them, which the chain agrees on; who is jailed."""
+"""Committees and epochs as the state has them, which the chain agrees on."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from rpc.errors import RpcError
+from rpc.parameters import parameters_of
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.schema import NUMBER, Param, array, natural, nullable, obj
 from rpc.table import Json, Method, Node
@@ -12,13 +13,13 @@ from rpc.turns import Lane
 from state.primitives.committee import Committee
 from state.primitives.genesis import ChainParameters
 from state.transition.epochs import EpochInfo, Tally, epoch_of, first_height, load_epoch, load_tally
-from state.transition.jail import FOREVER, JailRecord
 from state.transition.staking import load_committee
 from state.view import Reader
 
-__all__ = ["EPOCH_METHODS", "JAIL_OUT", "jail_json"]
+__all__ = ["EPOCH_LIMIT", "EPOCH_METHODS"]
 
 EPOCH_LIMIT: Final = 2**32
+"""Epochs stay below."""
 
 
 class _Epoch(NamedTuple):
@@ -27,18 +28,6 @@ class _Epoch(NamedTuple):
     committee: Committee
     info: EpochInfo | None
     tally: Tally | None
-
-
-def _chain_of(node: Node) -> ChainParameters:
-    values = {name: number for name, number in node.description.parameters if name.startswith("chain.")}
-    return ChainParameters(**{name.removeprefix("chain."): number for name, number in values.items()})
-
-
-def jail_json(record: JailRecord | None) -> Json:
-    """Return what is held against an operator; ``until_epoch`` is null where that is for ever."""
-    if record is None:
-        return None
-    return {"until_epoch": None if record.until_epoch == FOREVER else record.until_epoch, "times": record.times}
 
 
 async def get_committee(node: Node, epoch: int | None) -> Json:
@@ -99,7 +88,7 @@ def _tallies(committee: Committee, tally: Tally) -> Json:
 
 
 async def _find(node: Node, epoch: int | None) -> tuple[int, ChainParameters, _Epoch]:
-    chain = _chain_of(node)
+    chain = parameters_of(node.description.parameters).chain
     number = epoch_of(node.head.height + 1, chain) if epoch is None else epoch
     found = await node.query(node.head.height, _epoch_of, number, chain)
     if found is None:
@@ -114,7 +103,6 @@ def _epoch_of(reader: Reader, epoch: int, chain: ChainParameters) -> _Epoch | No
     return _Epoch(committee, load_epoch(reader, epoch, chain), load_tally(reader, epoch))
 
 
-JAIL_OUT: Final[dict[str, Any]] = nullable(obj({"until_epoch": nullable(NUMBER), "times": NUMBER}))
 _SEAT: Final = {"seat": NUMBER, "address": ADDRESS_OUT, "vote_key": HASH_OUT, "vrf_key": HASH_OUT}
 _PLACE: Final = {"at": AT, "epoch": NUMBER, "first_height": NUMBER, "last_height": NUMBER}
 _EPOCH: Final = Param(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate
-from rpc.errors import HeightUnknown, Pruned, RpcError
+from rpc.errors import HeightUnknown, Pruned
+from rpc.heights import stamp
+from rpc.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.schema import (
     ADDRESS,
-    CURSOR,
-    LIMIT,
-    LIMIT_DEFAULT,
     LIMIT_MAX,
     NUMBER,
     SAFE_INTEGER_MAX,
@@ -62,11 +61,11 @@ async def get_slashes(node: Node, cursor: list[Any] | None, limit: int) -> Json:
         case ["slashes", int(of), bytes(last)] if 0 <= of <= height and len(last) == 20:
             height, after = of, last  # a height that is gone by now is answered as pruned
         case _:
-            raise RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
+            raise foreign_cursor()
     found = await node.query(height, _page, after, limit + 1)
     page = found[:limit]
     return {
-        "at": {"height": height, "hash": hexed(await node.hash_of(height))},
+        "at": await stamp(node, height),
         "items": [_slash(operator, record) for operator, record in page],
         "next": make_cursor(["slashes", height, page[-1][0]]) if len(found) > limit else None,
     }
@@ -242,11 +241,8 @@ EVIDENCE_METHODS: Final = (
         "dekube_getSlashes",
         "All that were ever slashed, in the order of their addresses",
         get_slashes,
-        obj({"at": AT, "items": array(_SLASH, maximum=LIMIT_MAX), "next": nullable(STRING)}),
-        (
-            Param("cursor", CURSOR, "`next` of the page before.", required=False),
-            Param("limit", LIMIT, "Items of a page.", required=False, default=LIMIT_DEFAULT),
-        ),
+        obj({"at": AT, "items": array(_SLASH, maximum=LIMIT_MAX), "next": NEXT_OUT}),
+        (CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="network",
         lane=Lane.VIEW,

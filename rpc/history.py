@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc import render
+from rpc.accounts import ACCOUNT_PARAM
 from rpc.blocks import LoadedBlock
 from rpc.changes import KINDS, Change, Holding, block_changes, names, rewarding, transaction_changes
-from rpc.errors import RpcError
 from rpc.light import kept_block
+from rpc.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
-from rpc.schema import ADDRESS, CURSOR, LIMIT, LIMIT_DEFAULT, STRING, Param, array, make_cursor, nullable, obj, ref
+from rpc.schema import array, make_cursor, nullable, obj, ref
 from rpc.table import Json, Method, Node
 from rpc.turns import Lane
 from state.primitives.receipts import Event
@@ -59,7 +60,7 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
         ):
             before = (height, index)
         case _:
-            raise RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
+            raise foreign_cursor()
     places = await node.history(who, before, limit + 1)
     items = []
     for height, index in places[:limit]:
@@ -135,14 +136,10 @@ HISTORY_METHODS: Final[tuple[Method, ...]] = (
             {
                 "at": AT,
                 "items": array(ref("HistoryEntry"), maximum=PAGE_MAX),
-                "next": nullable(STRING),
+                "next": NEXT_OUT,
             }
         ),
-        (
-            Param("address", ADDRESS, "The account."),
-            Param("cursor", CURSOR, "`next` of the page before.", required=False),
-            Param("limit", LIMIT, "Items of a page.", required=False, default=LIMIT_DEFAULT),
-        ),
+        (ACCOUNT_PARAM, CURSOR_PARAM, LIMIT_PARAM),
         cost=20,
         weigh=_weigh,
         group="accounts",

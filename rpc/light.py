@@ -9,6 +9,7 @@ from typing import Final
 
 from consensus.light import encode_merkle_proof
 from rpc.blocks import LoadedBlock
+from rpc.epochs import EPOCH_LIMIT
 from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.render import AT, BYTES_OUT, at, hexed
 from rpc.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
@@ -17,13 +18,19 @@ from rpc.turns import Lane
 from state.primitives.blocks import encode_header
 from state.primitives.merkle import merkle_proof
 
-__all__ = ["HEADERS_MAX", "LIGHT_METHODS", "certified_headers", "final_transaction", "kept_block"]
+__all__ = [
+    "HEADERS_MAX",
+    "LIGHT_METHODS",
+    "TRANSACTION_HASH",
+    "certified_headers",
+    "final_transaction",
+    "kept_block",
+]
 
 HEADERS_MAX: Final = 64
 """Headers that lead from what was asked for to a certificate, unless more are asked for."""
 HEADERS_PAGE_MAX: Final = 512
 RECORDS_PAGE_MAX: Final = 32
-EPOCH_LIMIT: Final = 2**32
 
 
 async def certified_headers(node: Node, height: int, limit: int = HEADERS_MAX) -> dict[str, Json]:
@@ -142,7 +149,7 @@ def _placed(loaded: LoadedBlock, index: int) -> dict[str, Json]:
     }
 
 
-_HASH: Final = Param("hash", HASH, "Hash of the transaction.")
+TRANSACTION_HASH: Final = Param("hash", HASH, "Hash of the transaction.")
 _PATH: Final = {"headers": array(BYTES_OUT, maximum=HEADERS_PAGE_MAX), "certificate": nullable(BYTES_OUT)}
 _PLACED: Final = {"height": NUMBER, "index": NUMBER, "raw": BYTES_OUT, "proof": BYTES_OUT}
 
@@ -199,7 +206,7 @@ LIGHT_METHODS: Final = (
         "The bytes of a final transaction with the proof that its block has it, and what makes the block final",
         get_transaction_proof,
         obj({"at": AT, "transaction": nullable(obj(_PLACED | _PATH))}),
-        (_HASH,),
+        (TRANSACTION_HASH,),
         cost=20,
         group="light clients",
         lane=Lane.BLOCK,
@@ -214,7 +221,7 @@ LIGHT_METHODS: Final = (
                 "receipt": nullable(obj(_PLACED | {"receipt": BYTES_OUT, "receipt_proof": BYTES_OUT} | _PATH)),
             }
         ),
-        (_HASH,),
+        (TRANSACTION_HASH,),
         cost=20,
         group="light clients",
         lane=Lane.BLOCK,

@@ -1,31 +1,21 @@
-"""The network as the node knows it: who told of itself, what the chain says of them, how the node is reached."""
+"""The network as the node knows it: peers, who told of itself, what the chain says of them, how it is reached."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.errors import RpcError
+from rpc import render
+from rpc.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, address, at
-from rpc.schema import (
-    CURSOR,
-    LIMIT,
-    LIMIT_DEFAULT,
-    NUMBER,
-    STRING,
-    Param,
-    array,
-    make_cursor,
-    nullable,
-    obj,
-)
+from rpc.schema import NUMBER, STRING, array, make_cursor, nullable, obj, ref
 from rpc.table import Json, Method, Node
 from rpc.turns import Lane
 from rpc.view import KnownNode
+from rpc.words import roles
 from state.primitives.address import ADDRESS_BYTES
 from state.transition.staking import load_stake
 from state.view import Reader
 from tasks.queries import find_node
-from tasks.registry import NodeRole
 
 __all__ = ["NETWORK_METHODS"]
 
@@ -34,13 +24,9 @@ def _registered(reader: Reader, addresses: list[bytes]) -> list[Json]:
     found = []
     for who in addresses:
         stake, record = load_stake(reader, who), find_node(reader, who)
-        roles = [] if record is None else _roles(record.profile.roles)
-        found.append({"stake": None if stake is None else str(stake.amount), "registered_roles": roles})
+        registered = [] if record is None else roles(record.profile.roles)
+        found.append({"stake": None if stake is None else str(stake.amount), "registered_roles": registered})
     return found
-
-
-def _roles(value: NodeRole) -> list[str]:
-    return [role.name.lower() for role in NodeRole if value & role and role.name]
 
 
 def _node(item: KnownNode) -> Json:
@@ -58,6 +44,11 @@ def _node(item: KnownNode) -> Json:
     }
 
 
+async def get_peers(node: Node) -> Json:
+    """Answer ``dekube_getPeers``."""
+    return {"at": at(node.head), "peers": [render.peer(peer) for peer in await node.peers()]}
+
+
 async def get_network(node: Node, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getNetwork``."""
     match cursor:
@@ -66,7 +57,7 @@ async def get_network(node: Node, cursor: list[Any] | None, limit: int) -> Json:
         case ["network", bytes(after)] if len(after) == ADDRESS_BYTES:
             pass
         case _:
-            raise RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
+            raise foreign_cursor()
     head = node.head
     found = await node.network(after, limit + 1)
     items = found.nodes[:limit]
@@ -109,16 +100,19 @@ _KNOWN: Final = obj(
 
 NETWORK_METHODS: Final = (
     Method(
+        "dekube_getPeers",
+        "Nodes that this node is connected to",
+        get_peers,
+        obj({"at": AT, "peers": array(ref("Peer"))}),
+        cost=5,
+        group="network",
+    ),
+    Method(
         "dekube_getNetwork",
         "All nodes that told of themselves: where they are reached, by which relays, what the chain says of them",
         get_network,
-        obj(
-            {"at": AT, "reachability": _REACHED, "known": NUMBER, "items": array(_KNOWN), "next": nullable(STRING)}
-        ),
-        (
-            Param("cursor", CURSOR, "`next` of the page before.", required=False),
-            Param("limit", LIMIT, "Items of a page.", required=False, default=LIMIT_DEFAULT),
-        ),
+        obj({"at": AT, "reachability": _REACHED, "known": NUMBER, "items": array(_KNOWN), "next": NEXT_OUT}),
+        (CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="network",
         lane=Lane.VIEW,

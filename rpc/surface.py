@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rpc.carriage import CARRIAGE_METHODS
-from rpc.ethereum.methods import METHODS as ETHEREUM_METHODS
-from rpc.ethereum.pool import POOL_METHODS
+from rpc import native
+from rpc.ethereum import methods as ethereum
 from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
-from rpc.ethereum.sessions import SESSION_METHODS as ETHEREUM_SESSION_METHODS
-from rpc.history import HISTORY_COMPONENTS
-from rpc.market import MARKET_COMPONENTS
-from rpc.methods import METHODS
 from rpc.openrpc import describe
-from rpc.render import COMPONENTS
-from rpc.subscriptions import NOTIFICATIONS, SESSION_METHODS
 from rpc.table import Json, Method, Node
 
-__all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent"]
+__all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent", "table_of"]
 
 _ERRORS: Final = (
     (-32700, "parse error", "parse_error"),
@@ -49,18 +42,18 @@ _DISCOVER: Final = Method(
     group="discovery",
 )
 
-SURFACE: Final[dict[str, Method]] = {
-    method.name: method
-    for method in (
-        *METHODS,
-        *CARRIAGE_METHODS,
-        *SESSION_METHODS,
-        *ETHEREUM_METHODS,
-        *POOL_METHODS,
-        *ETHEREUM_SESSION_METHODS,
-        _DISCOVER,
-    )
-}
+
+def table_of(methods: Iterable[Method]) -> dict[str, Method]:
+    """Return methods by name; two of one name are a bug."""
+    table: dict[str, Method] = {}
+    for method in methods:
+        if method.name in table:
+            raise AssertionError(f"two methods {method.name}")
+        table[method.name] = method
+    return table
+
+
+SURFACE: Final[dict[str, Method]] = table_of((*native.METHODS, *ethereum.METHODS, _DISCOVER))
 """Every method by its name: what is dispatched."""
 DOCUMENT: Final[dict[str, Any]] = describe(
     SURFACE,
@@ -68,7 +61,7 @@ DOCUMENT: Final[dict[str, Any]] = describe(
     description="Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which finalised block "
     "it holds. Errors carry a stable `data.reason`. The methods of Ethereum's clients have Ethereum's own "
     "conventions instead; the data of a revert is its bytes.",
-    schemas=COMPONENTS | HISTORY_COMPONENTS | MARKET_COMPONENTS | NOTIFICATIONS | ETHEREUM_COMPONENTS,
+    schemas=native.COMPONENTS | ETHEREUM_COMPONENTS,
     errors={
         str(code): {"code": code, "message": message, "data": {"reason": reason}}
         for code, message, reason in _ERRORS

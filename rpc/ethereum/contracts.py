@@ -8,9 +8,11 @@ from typing import Any, Final, NamedTuple
 
 from billing.escrow import BILLING_ADDRESS, earnings_of, escrow_totals
 from p2p.identity import account_and_signer
-from rpc.table import Json
+from rpc.parameters import Parameters, parameters_of
+from rpc.render import ADDRESS_OUT, AT, address, at
+from rpc.schema import STRING, array, obj
+from rpc.table import Json, Method, Node
 from state.primitives.abi import SELECTOR_BYTES, AbiValue, Function, Parameter, encode_values
-from state.primitives.genesis import ChainParameters
 from state.primitives.receipts import EventType
 from state.transition.jail import load_jail
 from state.transition.rules import Rule
@@ -19,13 +21,12 @@ from state.transition.staking import STAKING_ADDRESS, load_stake, unbondings_of
 from state.view import Reader
 from tasks.carriage import carriage_rules, deposit_of
 from tasks.case import LEDGER_ADDRESS
-from tasks.parameters import TaskParameters
 from tasks.queries import find_node, find_task, quote
 from tasks.registry import REGISTRY_ADDRESS, reputation_milli, require_node
 from tasks.spec import decode_spec
 from tasks.transitions import rules
 
-__all__ = ["CODE", "CONTRACTS", "VIEWS", "Parameters", "View", "abi_json", "rules_of", "view_of"]
+__all__ = ["CODE", "CONTRACTS", "CONTRACT_METHODS", "VIEWS", "View", "abi_json", "rules_of", "view_of"]
 
 CODE: Final = b"\xfe"
 """What a system contract answers for its code: not empty, and nothing that anybody would run (INVALID)."""
@@ -35,24 +36,6 @@ CONTRACTS: Final[Mapping[bytes, str]] = {
     BILLING_ADDRESS: "billing",
     STAKING_ADDRESS: "staking",
 }
-
-
-class Parameters(NamedTuple):
-    """The chain's parameters, from the numbers that its genesis names."""
-
-    chain: ChainParameters
-    tasks: TaskParameters
-
-
-@lru_cache(maxsize=4)
-def parameters_of(numbers: tuple[tuple[str, int], ...]) -> Parameters:
-    """Return the parameters of the chain whose description has these ``numbers``."""
-    groups: dict[str, dict[str, int]] = {"chain": {}, "tasks": {}}
-    for name, number in numbers:
-        prefix, _, field = name.partition(".")
-        if prefix in groups:
-            groups[prefix][field] = number
-    return Parameters(ChainParameters(**groups["chain"]), TaskParameters(**groups["tasks"]))
 
 
 @lru_cache(maxsize=4)
@@ -224,3 +207,29 @@ def _function(function: Function, mutability: str) -> Json:
 
 def _parameters(parameters: tuple[Parameter, ...]) -> Json:
     return [{"name": parameter.name, "type": parameter.type} for parameter in parameters]
+
+
+async def contracts(node: Node) -> Json:
+    """Answer ``dekube_getContracts``."""
+    numbers = node.description.parameters
+    return {
+        "at": at(node.head),
+        "contracts": [
+            {"name": name, "address": address(who), "abi": abi_json(who, numbers, node.events)}
+            for who, name in CONTRACTS.items()
+        ],
+    }
+
+
+_CONTRACT_OUT: Final = obj({"name": STRING, "address": ADDRESS_OUT, "abi": array({"type": "object"})})
+
+CONTRACT_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getContracts",
+        "The system contracts with their ABI: functions that write, views and events",
+        contracts,
+        obj({"at": AT, "contracts": array(_CONTRACT_OUT)}),
+        cost=5,
+        group="ethereum",
+    ),
+)

@@ -7,11 +7,12 @@ from typing import Final
 
 from rpc.blocks import waiting_transaction
 from rpc.ethereum import render
+from rpc.ethereum.line import method
 from rpc.ethereum.params import ACCOUNT
 from rpc.ethereum.render import QUANTITY_OUT
 from rpc.render import hexed
 from rpc.schema import STRING, Param, Schema, obj, ref
-from rpc.table import Json, Method, Node
+from rpc.table import Json, Node
 from rpc.turns import Lane
 from rpc.view import Waiting
 from state.primitives.transactions import Transaction
@@ -87,36 +88,32 @@ _BOTH: Final = ("pending", "queued")
 _TRANSACTIONS: Final = _by_nonce(ref("EthTransaction"))
 
 
-def _method(
-    name: str, summary: str, handle: Callable[..., Json], result: Schema, *params: Param, cost: int
-) -> Method:
-    lane = Lane.LISTING if cost > 1 else None
-    return Method(name, summary, handle, result, params, cost, has_min_height=False, group="ethereum", lane=lane)
-
-
 POOL_METHODS: Final = (
-    _method("txpool_status", "The mempool in numbers", status, obj(dict.fromkeys(_BOTH, QUANTITY_OUT)), cost=1),
-    _method(
+    method("txpool_status", "The mempool in numbers", status, obj(dict.fromkeys(_BOTH, QUANTITY_OUT)), cost=1),
+    method(
         "txpool_content",
         f"The mempool by sender and nonce: the {SHOWN_MAX} best, and {SHOWN_MAX} that wait for an earlier nonce",
         content,
         obj(dict.fromkeys(_BOTH, _by_nonce(_TRANSACTIONS))),
         cost=50,
+        lane=Lane.LISTING,
     ),
-    _method(
+    method(
         "txpool_contentFrom",
         "What waits from one sender",
         content_from,
         obj(dict.fromkeys(_BOTH, _TRANSACTIONS)),
         Param("address", ACCOUNT, "The sender."),
         cost=10,
+        lane=Lane.LISTING,
     ),
-    _method(
+    method(
         "txpool_inspect",
         "As txpool_content, a line for each",
         inspect,
         obj(dict.fromkeys(_BOTH, _by_nonce(_by_nonce(STRING)))),
         cost=50,
+        lane=Lane.LISTING,
     ),
 )
 """The methods of the namespace ``txpool``."""

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
-from rpc.surface import SURFACE
+import pytest
+
+import rpc
+from rpc.surface import SURFACE, table_of
+from rpc.table import Method
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "rpc.md"
 
@@ -21,6 +26,25 @@ def test_the_documented_methods_are_those_that_are_dispatched() -> None:
     found = re.search(r"<!-- methods -->\n(.*?)<!-- end -->", DOCUMENT.read_text(), re.DOTALL)
     assert found is not None
     assert found[1] == method_table(), "run: python -m tests.rpc.test_documented"
+
+
+def test_what_a_module_has_of_methods_is_dispatched() -> None:
+    root = Path(rpc.__path__[0])
+    found: dict[str, Method] = {}
+    for file in root.rglob("*.py"):
+        if re.search(r"^\w*METHODS: Final", file.read_text(), re.MULTILINE):
+            module = import_module(".".join(file.relative_to(root.parent).with_suffix("").parts))
+            for name, methods in vars(module).items():
+                if name.endswith("METHODS"):
+                    found |= {method.name: method for method in methods}
+    assert found.keys() == SURFACE.keys() - {"rpc.discover"}
+    assert all(SURFACE[name] is method for name, method in found.items())
+
+
+def test_two_methods_of_one_name_are_refused() -> None:
+    method = SURFACE["dekube_head"]
+    with pytest.raises(AssertionError):
+        table_of((method, SURFACE["dekube_status"], method))
 
 
 if __name__ == "__main__":  # writes the table anew

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from rpc.dispatch import DispatchOptions
 from rpc.errors import RpcError
-from rpc.ethereum.contracts import VIEWS, abi_json, parameters_of
+from rpc.ethereum.contracts import VIEWS, abi_json
 from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
 from rpc.ethereum.logs import LogFilter, bloom_of
 from rpc.events import EVENTS
 from rpc.gateway import GatewayOptions
+from rpc.parameters import parameters_of
 from rpc.surface import DOCUMENT, SURFACE
 from state.primitives.abi import AbiValue, Function, encode_values
 from state.primitives.hashing import keccak

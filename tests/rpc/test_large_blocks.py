@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from rpc import methods
 from rpc.blocks import LoadedBlock
-from rpc.ethereum import methods as ethereum
+from rpc.ethereum import transactions as ethereum
+from rpc.ethereum.fees import tips_at
 from rpc.link import Link
 from rpc.shelf import ITEMS_OF_TURN
 from rpc.table import Node as Asked
@@ -163,7 +164,7 @@ def test_tips_are_those_of_a_walk_through_the_block(paid: list[tuple[int, int]],
             at += 1
             used += ordered[at][1]
         expected.append(ordered[at][0])
-    assert ethereum._tips(cast(LoadedBlock, Paid(paid)), tuple(percentiles)) == expected
+    assert tips_at(cast(LoadedBlock, Paid(paid)), tuple(percentiles)) == expected
 
 
 def test_a_transaction_that_a_block_takes_between_two_questions_is_found(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from rpc.errors import RpcError, number_of
 from rpc.events import EVENTS
-from rpc.market import MARKET_METHODS
 from rpc.surface import DOCUMENT, SURFACE
 from rpc.table import bind
 from rpc.view import Description, Head
@@ -186,4 +185,3 @@ async def test_unknown_tasks_and_foreign_cursors_are_refused() -> None:
 def test_all_events_of_the_market_are_known() -> None:
     names = {kind.name for kind in EVENTS.values()}
     assert {"Staked", "NodeRegistered", "TaskCreated", "TaskPhase", "WindowPhase", "Locked", "Paid"} <= names
-    assert {method.name for method in MARKET_METHODS} <= SURFACE.keys()

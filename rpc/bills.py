@@ -1,0 +1,146 @@
+"""Methods over the money of the market: what a task would cost, its bill, what an account has earned."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
+from billing.prices import Role
+from rpc.accounts import PARTY_PARAM
+from rpc.heights import stamp
+from rpc.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, next_number, number_after, place_in
+from rpc.parameters import parameters_of
+from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, address, at
+from rpc.schema import NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
+from rpc.table import Json, Method, Node
+from rpc.tasks import TASK_ID
+from rpc.turns import Lane
+from rpc.words import word
+from state.view import Reader
+from tasks.queries import quote
+from tasks.spec import SPEC_LIMIT_BYTES, decode_spec
+
+__all__ = ["BILL_COMPONENTS", "BILL_METHODS"]
+
+
+def _line(line: Line) -> Json:
+    return {
+        "number": line.number,
+        "height": line.height,
+        "movement": word(line.movement),
+        "purpose": word(line.purpose),
+        "pool": word(line.pool),
+        "party": address(line.party) if any(line.party) else None,
+        "amount": str(line.amount),
+        "window": line.subject,
+    }
+
+
+async def get_bill(node: Node, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
+    """Answer ``dekube_getBill``; the totals are of the whole bill, whatever page is shown."""
+    subject = b"bill" + task
+    height, after = place_in(node, subject, cursor)
+    start = number_after(after)
+    totals, lines = await node.query(height, _bill, task, start, limit + 1)
+    return {
+        "at": await stamp(node, height),
+        "totals": {name: str(amount) for name, amount in totals._asdict().items()},
+        "items": [_line(line) for line in lines[:limit]],
+        "next": cursor_of(height, subject, next_number(start, limit, len(lines))),
+    }
+
+
+def _bill(reader: Reader, escrow_id: bytes, start: int, limit: int) -> Any:
+    return escrow_totals(reader, escrow_id), bill_lines(reader, escrow_id, start=start, limit=limit)
+
+
+async def get_earnings(node: Node, who: bytes) -> Json:
+    """Answer ``dekube_getEarnings``."""
+    height = node.head.height
+    earned = await node.query(height, earnings_of, who)
+    return {
+        "at": await stamp(node, height),
+        "earnings": {word(role): str(earned.get(role, 0)) for role in Role},
+        "total": str(sum(earned.values())),
+    }
+
+
+async def quote_task(node: Node, spec: bytes) -> Json:
+    """Answer ``dekube_quoteTask``."""
+    budget = quote(decode_spec(spec), parameters_of(node.description.parameters).tasks)
+    return {
+        "at": at(node.head),
+        "price": str(budget.price),
+        "verification": str(budget.verification),
+        "fee": str(budget.fee),
+        "total": str(budget.total),
+    }
+
+
+BILL_COMPONENTS: Final[dict[str, Schema]] = {
+    "BillLine": obj(
+        {
+            "number": NUMBER,
+            "height": NUMBER,
+            "movement": STRING,
+            "purpose": STRING,
+            "pool": STRING,
+            "party": nullable(ADDRESS_OUT),
+            "amount": AMOUNT_OUT,
+            "window": nullable(NUMBER),
+        }
+    ),
+}
+
+BILL_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_quoteTask",
+        "What creating a task would lock: its price, its checks (each has a least fee), the fee",
+        quote_task,
+        obj({"at": AT, "price": AMOUNT_OUT, "verification": AMOUNT_OUT, "fee": AMOUNT_OUT, "total": AMOUNT_OUT}),
+        (Param("spec", data(SPEC_LIMIT_BYTES), "The job specification, canonical CBOR."),),
+        cost=2,
+        group="billing",
+    ),
+    Method(
+        "dekube_getBill",
+        "The bill of a task line by line, and its sums",
+        get_bill,
+        obj(
+            {
+                "at": AT,
+                "totals": obj(
+                    {
+                        "deposited": AMOUNT_OUT,
+                        "locked": AMOUNT_OUT,
+                        "paid": AMOUNT_OUT,
+                        "refunded": AMOUNT_OUT,
+                        "burned": AMOUNT_OUT,
+                    }
+                ),
+                "items": array(ref("BillLine"), maximum=100),
+                "next": NEXT_OUT,
+            }
+        ),
+        (TASK_ID, CURSOR_PARAM, LIMIT_PARAM),
+        cost=10,
+        group="billing",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getEarnings",
+        "What an account was ever paid by the market, by role",
+        get_earnings,
+        obj(
+            {
+                "at": AT,
+                "earnings": obj({word(role): AMOUNT_OUT for role in Role}),
+                "total": AMOUNT_OUT,
+            }
+        ),
+        (PARTY_PARAM,),
+        cost=2,
+        group="billing",
+        lane=Lane.VIEW,
+    ),
+)

@@ -1,0 +1,83 @@
+"""Accounts: balance, nonce, code; nothing has storage."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.accounts import nonce_and_balance
+from rpc.ethereum import render
+from rpc.ethereum.contracts import CODE, CONTRACTS
+from rpc.ethereum.line import method
+from rpc.ethereum.params import ACCOUNT, BLOCK, SLOT, BlockParam
+from rpc.ethereum.places import AT_PARAM, height_of
+from rpc.ethereum.render import QUANTITY_OUT, quantity
+from rpc.render import BYTES_OUT, HASH_OUT, hexed
+from rpc.schema import Param, ParamType
+from rpc.table import Json, Method, Node
+from state.view.accounts import account_key
+
+__all__ = ["ACCOUNT_METHODS", "balance_now"]
+
+
+async def get_balance(node: Node, who: bytes, block: BlockParam) -> Json:
+    """Answer ``eth_getBalance``."""
+    height = node.head.height if block is None else await height_of(node, block)
+    [record] = await node.read(height, account_key(who))
+    return quantity(nonce_and_balance(record)[1])
+
+
+async def get_transaction_count(node: Node, who: bytes, block: tuple[BlockParam, bool]) -> Json:
+    """Answer ``eth_getTransactionCount``."""
+    place, is_pending = block
+    height = node.head.height if place is None else await height_of(node, place)
+    [record] = await node.read(height, account_key(who))
+    nonce, _ = nonce_and_balance(record)
+    return quantity(max(nonce, await node.pending_nonce(who)) if is_pending else nonce)
+
+
+async def get_code(node: Node, who: bytes, block: BlockParam) -> Json:
+    """Answer ``eth_getCode``."""
+    await height_of(node, block)
+    return hexed(CODE) if who in CONTRACTS else "0x"
+
+
+async def get_storage_at(node: Node, _who: bytes, _slot: int, block: BlockParam) -> Json:
+    """Answer ``eth_getStorageAt``: nothing here has slots."""
+    await height_of(node, block)
+    return render.ZERO_HASH
+
+
+async def balance_now(node: Node, who: bytes) -> int:
+    """Return the free balance of an account in the newest state."""
+    [record] = await node.read(node.head.height, account_key(who))
+    return nonce_and_balance(record)[1]
+
+
+def _nonce_block(value: Any) -> tuple[BlockParam, bool]:
+    return BLOCK.read(value), value == "pending"
+
+
+_NONCE_BLOCK: Final = ParamType(BLOCK.schema, _nonce_block)
+_WHO: Final = Param("address", ACCOUNT, "The account.")
+
+ACCOUNT_METHODS: Final[tuple[Method, ...]] = (
+    method("eth_getBalance", "The free balance of an account", get_balance, QUANTITY_OUT, _WHO, AT_PARAM),
+    method(
+        "eth_getTransactionCount",
+        "The next nonce of an account; with pending that after what waits in the mempool",
+        get_transaction_count,
+        QUANTITY_OUT,
+        _WHO,
+        Param("block", _NONCE_BLOCK, AT_PARAM.text, required=False, default=(None, False)),
+    ),
+    method("eth_getCode", "0xfe at system contracts, else nothing", get_code, BYTES_OUT, _WHO, AT_PARAM),
+    method(
+        "eth_getStorageAt",
+        "Zeros: nothing has slots",
+        get_storage_at,
+        HASH_OUT,
+        _WHO,
+        Param("slot", SLOT, "The slot: a quantity, or 32 bytes."),
+        AT_PARAM,
+    ),
+)

@@ -1,0 +1,125 @@
+"""Calls: views are answered from the state, what writes is tried; nothing is changed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.errors import RpcError
+from rpc.ethereum.accounts import balance_now
+from rpc.ethereum.contracts import view_of
+from rpc.ethereum.errors import Reverted, as_revert
+from rpc.ethereum.line import method
+from rpc.ethereum.params import CALL, BlockParam, CallParam
+from rpc.ethereum.places import AT_PARAM, height_of
+from rpc.ethereum.render import QUANTITY_OUT, quantity
+from rpc.parameters import parameters_of
+from rpc.render import BYTES_OUT, hexed
+from rpc.schema import Param
+from rpc.table import Json, Method, Node
+from rpc.turns import Lane
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.errors import DekubeError
+from state.primitives.receipts import Receipt, decode_receipt
+from state.primitives.transactions import CALL_KIND
+from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX
+from state.transition.errors import InsufficientFunds, SenderUnknown
+from state.transition.transfer import TRANSFER_GAS
+
+__all__ = ["CALL_METHODS"]
+
+PRICE_MAX: Final = 2**96 - 1
+"""A price of gas that nobody can pay: higher ones are the same."""
+_NO_CREATION: Final = "contract creation is not supported"
+
+
+async def call(node: Node, request: CallParam, block: BlockParam) -> Json:
+    """Answer ``eth_call``: views read the state of any block, what writes is tried on the newest one."""
+    height = await height_of(node, block)
+    to = request.to
+    if to is None:
+        raise RpcError("not_supported", _NO_CREATION)
+    if not to.startswith(SYSTEM_PREFIX):
+        return "0x"
+    view = view_of(to, request.data)
+    if view is None:
+        await _try(node, request, to)
+        return "0x"
+    if request.value:
+        raise Reverted(f"{view.function.name} takes no value")
+    try:
+        arguments = view.function.decode(request.data)
+    except DekubeError as error:
+        raise Reverted(f"{view.function.name}: {error}") from None
+    try:
+        parameters = parameters_of(node.description.parameters)
+        return hexed(await node.query(height, view.answer, parameters, arguments))
+    except RpcError:
+        raise
+    except DekubeError as error:
+        raise Reverted(error.code) from None
+
+
+async def estimate_gas(node: Node, request: CallParam, block: BlockParam) -> Json:
+    """Answer ``eth_estimateGas``: the weight of the kind, which is what passes and what is paid."""
+    await height_of(node, block)
+    to = request.to
+    if to is None:
+        raise RpcError("not_supported", _NO_CREATION)
+    if to.startswith(SYSTEM_PREFIX):
+        if view := view_of(to, request.data):
+            raise Reverted(f"{view.function.name} is a view: no transaction calls it, eth_call does")
+        return quantity((await _try(node, request, to)).gas_used)
+    if len(request.data) > NOTE_LIMIT_BYTES:
+        raise Reverted(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")
+    if request.sender is not None:
+        balance = await balance_now(node, request.sender)
+        needed = request.value + TRANSFER_GAS * request.price
+        if needed > balance:
+            raise InsufficientFunds(balance=balance, needed=needed)
+    return quantity(TRANSFER_GAS)
+
+
+async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
+    """Return the receipt of a dry run, whose gas is free where the call names no price. Raises Reverted."""
+    sender = request.sender or bytes(ADDRESS_BYTES)
+    price = min(request.price, PRICE_MAX)
+    try:
+        found = await node.simulate(sender, CALL_KIND, [to, request.value, request.data], price)
+    except RpcError as error:
+        if (
+            not any(sender) and error.reason == SenderUnknown.code
+        ):  # looked at last: it is a write, and a right one
+            raise RpcError(
+                "invalid_params", "invalid params: from: who writes must be named", param="from"
+            ) from None
+        raise as_revert(error) from None
+    receipt = decode_receipt(found)
+    if receipt.reason is not None:
+        raise Reverted(receipt.reason)
+    return receipt
+
+
+_CALL: Final = Param("call", CALL, "The call: from, to, value, input and fees.")
+
+CALL_METHODS: Final[tuple[Method, ...]] = (
+    method(
+        "eth_call",
+        "The answer of a view; a write is only tried",
+        call,
+        BYTES_OUT,
+        _CALL,
+        AT_PARAM,
+        cost=5,
+        lane=Lane.VIEW,
+    ),
+    method(
+        "eth_estimateGas",
+        "The gas that a transaction uses",
+        estimate_gas,
+        QUANTITY_OUT,
+        _CALL,
+        AT_PARAM,
+        cost=5,
+        lane=Lane.VIEW,
+    ),
+)

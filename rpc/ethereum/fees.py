@@ -1,0 +1,109 @@
+"""What gas costs: now, and in the blocks before."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any, Final
+
+from rpc.blocks import LoadedBlock
+from rpc.errors import HeightUnknown
+from rpc.ethereum import render
+from rpc.ethereum.line import method
+from rpc.ethereum.params import BLOCK, COUNT, PERCENTILES, BlockParam
+from rpc.ethereum.places import block_height, height_of, oldest_shown
+from rpc.ethereum.render import QUANTITY_OUT, quantity
+from rpc.schema import Param, array, obj
+from rpc.table import Json, Method, Node
+from rpc.turns import Lane
+
+__all__ = ["FEE_METHODS", "tips_at"]
+
+FEE_BLOCKS_MAX: Final = 100
+"""Blocks of one fee history; more are asked for in several questions."""
+RECEIPTS_OF_TURN: Final = 128
+"""A block with more is looked at in a turn of the loop of its own."""
+
+
+def _price(node: Node) -> int:
+    """Return a price that holds for two full blocks more (12.5 % each); what is not burned is the leader's."""
+    return node.head.base_fee_next * 9**2 // 8**2 + 1
+
+
+async def gas_price(node: Node) -> Json:
+    """Answer ``eth_gasPrice``."""
+    return quantity(_price(node))
+
+
+async def max_priority_fee(_node: Node) -> Json:
+    """Answer ``eth_maxPriorityFeePerGas``: blocks are not full, so nobody has to outbid others."""
+    return "0x0"
+
+
+async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: tuple[float, ...] | None) -> Json:
+    """Answer ``eth_feeHistory``."""
+    head, what = node.head, node.description
+    last = block_height(node, newest) if not isinstance(newest, bytes) else await height_of(node, newest)
+    if last > head.height:
+        raise HeightUnknown(height=last, newest_height=head.height)
+    first = max(last - min(count, FEE_BLOCKS_MAX) + 1, oldest_shown(head))
+    limit, initial = render.gas_limit_of(what), dict(what.parameters)["chain.base_fee_initial"]
+    fees: list[int] = []
+    ratios: list[float] = []
+    rewards: list[list[str]] = []
+    for height in range(first, last + 1):
+        loaded = await node.block(height) if height else None
+        base_fee = initial if loaded is None else loaded.block.header.base_fee
+        fees.append(base_fee)
+        ratios.append(0.0 if loaded is None else loaded.gas_used / limit)
+        rewards.append([quantity(tip) for tip in tips_at(loaded, percentiles or ())])
+        if loaded is not None and len(loaded.receipts) > RECEIPTS_OF_TURN:
+            await node.yield_turn()
+    after = await node.block(last + 1) if last < head.height else None
+    fees.append(head.base_fee_next if after is None else after.block.header.base_fee)
+    answer = {
+        "oldestBlock": quantity(first),
+        "baseFeePerGas": [quantity(fee) for fee in fees],
+        "gasUsedRatio": ratios,
+    }
+    return answer if percentiles is None else answer | {"reward": rewards}
+
+
+def tips_at(loaded: LoadedBlock | None, percentiles: tuple[float, ...]) -> list[int]:
+    """Return the tips at percentiles of the gas of a block."""
+    if loaded is None or not loaded.receipts or not percentiles:
+        return [0] * len(percentiles)
+    tips, used = loaded.tips
+    places = (bisect_left(used, used[-1] * percentile / 100) for percentile in percentiles)
+    return [tips[min(at, len(tips) - 1)] for at in places]
+
+
+def _weigh_fees(_node: Node, count: int, *_: Any) -> int:
+    return min(count, FEE_BLOCKS_MAX)
+
+
+_FEES_OUT: Final = obj(
+    {
+        "oldestBlock": QUANTITY_OUT,
+        "baseFeePerGas": array(QUANTITY_OUT, maximum=FEE_BLOCKS_MAX + 1),
+        "gasUsedRatio": array({"type": "number"}, maximum=FEE_BLOCKS_MAX),
+        "reward": array(array(QUANTITY_OUT)),
+    },
+    optional=("reward",),
+)
+
+FEE_METHODS: Final[tuple[Method, ...]] = (
+    method("eth_gasPrice", "A price for a unit of gas that the next blocks take", gas_price, QUANTITY_OUT),
+    method("eth_maxPriorityFeePerGas", "The usual tip", max_priority_fee, QUANTITY_OUT),
+    method(
+        "eth_feeHistory",
+        f"Base fees, fullness and tips of up to {FEE_BLOCKS_MAX} blocks",
+        fee_history,
+        _FEES_OUT,
+        Param("count", COUNT, "How many blocks."),
+        Param("newest", BLOCK, "The last of them."),
+        Param("percentiles", PERCENTILES, "Percentiles of the tips, by gas.", required=False),
+        cost=5,
+        weigh=_weigh_fees,
+        lane=Lane.VIEW,
+    ),
+)

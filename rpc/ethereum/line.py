@@ -1,0 +1,41 @@
+"""A line of the table as the methods of this namespace have it: no ``min_height``, one heading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rpc.schema import Param, Schema
+from rpc.table import Method, Posting
+from rpc.turns import Lane
+
+__all__ = ["method"]
+
+
+def method(
+    name: str,
+    summary: str,
+    handle: Any,
+    result: Schema,
+    *params: Param,
+    cost: int = 1,
+    caller: bool = False,
+    weigh: Callable[..., int] | None = None,
+    lane: Lane | None = None,
+    posting: Posting | None = None,
+) -> Method:
+    """Return the line; ``caller`` says whether ``handle`` gets the name of the caller's budget."""
+    return Method(
+        name,
+        summary,
+        handle,
+        result,
+        params,
+        cost,
+        has_min_height=False,
+        needs_caller=caller,
+        weigh=weigh,
+        group="ethereum",
+        lane=lane,
+        posting=posting,
+    )

@@ -1,0 +1,177 @@
+"""Transactions: handing one in, and finding one with its receipt."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.blocks import waiting_transaction
+from rpc.errors import RpcError
+from rpc.ethereum import render
+from rpc.ethereum.accounts import balance_now
+from rpc.ethereum.errors import NotFinalYet, as_revert
+from rpc.ethereum.line import method
+from rpc.ethereum.params import BlockParam
+from rpc.ethereum.places import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block
+from rpc.light import TRANSACTION_HASH, final_transaction
+from rpc.render import HASH_OUT, hexed
+from rpc.schema import Param, data, natural, nullable, ref
+from rpc.table import Json, Method, Node, Posting
+from rpc.turns import Lane
+from state.primitives.errors import DekubeError
+from state.primitives.transactions import (
+    CALL_KIND,
+    NATIVE_FORM,
+    TRANSACTION_LIMIT_BYTES,
+    decode_transaction,
+    recover_sender,
+)
+from state.transition.errors import GasLimitTooHigh, InsufficientFunds
+from state.view.accounts import SUPPLY_LIMIT
+
+__all__ = ["TRANSACTION_METHODS"]
+
+SYNC_WAIT_MS: Final = 20_000
+"""How long ``eth_sendRawTransactionSync`` waits where nothing else is asked for, and at most."""
+_NATIVE: Final = bytes((NATIVE_FORM,))
+
+
+async def send_raw_transaction(node: Node, raw: bytes) -> Json:
+    """Answer ``eth_sendRawTransaction``; the signature is checked before the node is asked."""
+    prepared = _prepare_raw(node, raw)
+    if prepared is None:
+        transaction = decode_transaction(raw)
+        balance = await balance_now(node, transaction.recover_sender())
+        raise InsufficientFunds(balance=balance, needed=transaction.payload[1])
+    sender, is_native = prepared
+    try:
+        return hexed(await node.submit(raw, sender))
+    except RpcError as error:
+        raise _refusal(is_native, error) from None
+
+
+def _prepare_raw(node: Node, raw: bytes) -> tuple[bytes, bool] | None:
+    """Return the sender and whether the form is the native one; None where nobody has what is to be moved.
+
+    Raises DecodeError, SignatureInvalid, GasLimitTooHigh and NodeUnavailable.
+    """
+    if raw[:1] == _NATIVE:
+        return recover_sender(raw), True
+    transaction = decode_transaction(raw)
+    gas_max = render.transaction_gas_max(node.description)
+    if transaction.kind == CALL_KIND and transaction.gas_limit > gas_max:
+        raise GasLimitTooHigh(gas_limit=transaction.gas_limit, limit=gas_max)
+    sender = transaction.recover_sender()
+    if transaction.kind == CALL_KIND and transaction.payload[1] >= SUPPLY_LIMIT:
+        return None
+    return sender, False
+
+
+def _refusal(is_native: bool, error: DekubeError) -> DekubeError:
+    """Return the error that the node's refusal stands for: calls revert."""
+    return as_revert(error) if isinstance(error, RpcError) and not is_native else error
+
+
+async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> Json:
+    """Answer ``eth_sendRawTransactionSync`` (EIP-7966): the receipt, in one question."""
+    sent = await send_raw_transaction(node, raw)
+    hash_ = bytes.fromhex(sent[2:])
+    if await node.wait_transaction(hash_, min(timeout_ms, SYNC_WAIT_MS)) is None:
+        raise NotFinalYet(sent)
+    return await get_receipt(node, hash_)
+
+
+async def get_transaction(node: Node, hash_: bytes) -> Json:
+    """Answer ``eth_getTransactionByHash``."""
+    found = await final_transaction(node, hash_)
+    if found is None:
+        waiting = await node.pool_get(hash_)
+        if waiting is not None:
+            return render.transaction(waiting_transaction(waiting), node.description, None)
+        found = await final_transaction(node, hash_)  # a block may have taken it in between
+        if found is None:
+            return None
+    loaded, index = found
+    return render.transaction(loaded.transaction(index), node.description, loaded, index)
+
+
+async def get_receipt(node: Node, hash_: bytes) -> Json:
+    """Answer ``eth_getTransactionReceipt``."""
+    found = await final_transaction(node, hash_)
+    return None if found is None else render.receipt(*found, node.description)
+
+
+async def get_transaction_at(node: Node, block: BlockParam, index: int) -> Json:
+    """Answer ``eth_getTransactionByBlock...AndIndex``."""
+    loaded = await find_block(node, block)
+    if loaded is None or index >= len(loaded.hashes):
+        return None
+    return render.transaction(loaded.transaction(index), node.description, loaded, index)
+
+
+_RAW: Final = Param("raw", data(TRANSACTION_LIMIT_BYTES), "The signed transaction.")
+TRANSACTION_OUT: Final = nullable(ref("EthTransaction"))
+
+TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
+    method(
+        "eth_sendRawTransaction",
+        "Hand in a signed transaction",
+        send_raw_transaction,
+        HASH_OUT,
+        _RAW,
+        cost=5,
+        posting=Posting(_prepare_raw, lambda _is_native, hash_: hexed(hash_), _refusal),
+    ),
+    method(
+        "eth_sendRawTransactionSync",
+        "Hand in a signed transaction and wait for its receipt (EIP-7966)",
+        send_raw_transaction_sync,
+        ref("EthReceipt"),
+        _RAW,
+        Param(
+            "timeout_ms",
+            natural(1, SYNC_WAIT_MS),
+            "Give up waiting after this time: error 4 with the hash as data.",
+            required=False,
+            default=SYNC_WAIT_MS,
+        ),
+        cost=10,
+    ),
+    method(
+        "eth_getTransactionByHash",
+        "A transaction of a block or of the mempool",
+        get_transaction,
+        TRANSACTION_OUT,
+        TRANSACTION_HASH,
+        cost=2,
+        lane=Lane.LOOKUP,
+    ),
+    method(
+        "eth_getTransactionReceipt",
+        "What execution left; null until it is final",
+        get_receipt,
+        nullable(ref("EthReceipt")),
+        TRANSACTION_HASH,
+        cost=2,
+        lane=Lane.LOOKUP,
+    ),
+    method(
+        "eth_getTransactionByBlockNumberAndIndex",
+        "A transaction by its place",
+        get_transaction_at,
+        TRANSACTION_OUT,
+        BLOCK_PARAM,
+        INDEX_PARAM,
+        cost=2,
+        lane=Lane.BLOCK,
+    ),
+    method(
+        "eth_getTransactionByBlockHashAndIndex",
+        "A transaction by its place",
+        get_transaction_at,
+        TRANSACTION_OUT,
+        HASH_PARAM,
+        INDEX_PARAM,
+        cost=2,
+        lane=Lane.BLOCK,
+    ),
+)
