@@ -1,7 +1,7 @@
 """Which connections carry a peer: another one for a lost one, a better one, lanes for bulk.
 
-The decisions are those of ``p2p.paths``; here they are carried out. A conversation moves to another connection
-without losing or doubling anything (``p2p.mux``), so moving costs a handshake and no more.
+The decisions are those of ``p2p.paths`` and ``p2p.bulk_plan``; here they are carried out. A conversation moves to
+another connection without losing or doubling anything (``p2p.mux``), so moving costs a handshake and no more.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import trio
 
+from p2p.bulk_plan import BulkPlanner
 from p2p.channel import Hello, Opening
 from p2p.dialling import Dialling
 from p2p.errors import HandshakeFailed
 from p2p.limits import NetworkLimits, RateLimiter
 from p2p.link import Link, LinkLost
-from p2p.paths import BulkPlanner, Path, PathTable
+from p2p.paths import Path, PathTable
 from p2p.peer import Peer
 from p2p.sockets import is_paced, local_address
 from p2p.stalls import is_held_up

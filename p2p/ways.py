@@ -1,7 +1,7 @@
 """Lanes asked of a peer that reaches us and that we do not reach: its ways by number, and what is wished of them.
 
 The peer alone knows where its ways lead. It tells a number and a length of each, and opens lanes to us, never to
-anybody else; we plan how many on which (``p2p.paths``), for we have the bulk.
+anybody else; we plan how many on which (``p2p.bulk_plan``), for we have the bulk.
 """
 
 from __future__ import annotations

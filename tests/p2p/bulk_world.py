@@ -14,10 +14,11 @@ from math import inf
 from random import Random
 from typing import Final
 
+from p2p.bulk_plan import BulkPlanner
 from p2p.frame import frames
 from p2p.lanes import BulkIn, BulkOut, WindowLimits
 from p2p.limits import ReceiveMemory
-from p2p.paths import BulkPlanner, Path, PathTable
+from p2p.paths import Path, PathTable
 from p2p.transport import Endpoint
 
 MBIT: Final = 125_000

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.paths import BulkPlanner, PathParameters, PathTable, hops_of
+from p2p.bulk_plan import BulkPlanner
+from p2p.paths import PathParameters, PathTable, hops_of
 from p2p.transport import Endpoint
 from tests.p2p.test_paths import DIRECT, MBIT, OTHER, RELAY, TWO, Line, World
 

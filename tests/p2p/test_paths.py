@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.paths import BulkPlanner, Path, PathBook, PathParameters, PathTable, hops_of
+from p2p.bulk_plan import BulkPlanner
+from p2p.paths import Path, PathBook, PathParameters, PathTable, hops_of
 from p2p.transport import Endpoint
 
 MBIT = 125_000

@@ -9,11 +9,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.bulk_plan import BulkPlanner
 from p2p.channel import Channel
 from p2p.errors import FrameInvalid
 from p2p.frame import Class, frame
 from p2p.mux import Mux
-from p2p.paths import BulkPlanner, PathTable
+from p2p.paths import PathTable
 from p2p.records import sign_record
 from p2p.transport import Endpoint
 from p2p.ways import (
