@@ -36,10 +36,10 @@ def live_in(home: Home) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            process = os.read(lock, PROCESS_LIMIT_BYTES).decode(errors="replace").strip()
+            process = os.read(lock, PROCESS_LIMIT_BYTES).decode(errors="replace").strip() or "not known yet"
             raise HomeInUse(
-                f"{home.root}: a process lives here already (number {process}): stop it first, or give this one a "
-                "--home of its own"
+                f"{home.root}: a process lives here already (number {process}): stop it first; a second node, "
+                "signer or relay takes a --home of its own"
             ) from None
         os.ftruncate(lock, 0)
         os.write(lock, b"%d\n" % os.getpid())

@@ -10,8 +10,9 @@ import click
 
 from node.cli.forks import accuse, settle
 from node.cli.options import ask_passphrase, home_option
-from node.cli.output import json_option, show, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_fields, show_rows
 from node.home import Home
+from node.tenancy import live_in
 from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreUnavailable
 
@@ -31,7 +32,8 @@ class TooFarBack(StoreError):
 def db() -> None:
     """The node's database: look into it, check it, keep less of it, mend it.
 
-    The node must be stopped: a database has one owner. None of these commands touches keys or the vote guard.
+    The node must be stopped (home_in_use names its process): a database has one owner. None of these commands
+    touches keys or the vote guard.
 
     \b
     Examples:
@@ -58,8 +60,8 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
     from state.store.inspection import inspect_database
 
     options, genesis = home.load_options(), home.load_genesis()
-    _check_present(home)
-    with _stopped(home):
+    with _alone(home), _stopped(home):
+        _check_present(home)
         found = inspect_database(home.chain)
     tip, bounds = found.tip, found.bounds
     blocks = _epoch_blocks(genesis)
@@ -81,7 +83,7 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
         "epoch_records": list(found.epochs) if found.epochs else None,
     }
     if height is not None:
-        with _opened(home) as store:
+        with _alone(home), _opened(home) as store:
             record = store.height(height) if store.base <= height <= store.tip.height else None
         fields |= {"at": height, "block_at": None if record is None else record.block_hash}
     snapshots: list[dict[str, Any]] = []
@@ -124,7 +126,7 @@ def verify(home: Home, quick: bool, as_json: bool) -> None:
     Reads all of the database. Exit status 1 and a line that names the record when something is not as it was
     written.
     """
-    with _opened(home) as store:
+    with _alone(home), _opened(home) as store:
         result = _verify(home, store, quick=quick)
     show_fields(result, as_json=as_json, title="All is as it was written")
 
@@ -141,13 +143,13 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
     touched: what the key has signed stays signed, and a validator votes again only above it. So a rollback is
     safe, but it cannot undo anything for others: these blocks are final.
     """
-    with _opened(home) as store:
+    with _alone(home), _opened(home) as store:
         first, oldest = store.tip.height, store.oldest_state
         target = first - blocks
         if target < oldest:
             raise TooFarBack(
                 f"height {max(0, target):,} is too far back: the state is kept down to {oldest:,}, so at most "
-                f"{first - oldest:,} blocks can be taken back"
+                f"{counted(first - oldest, 'block')} can be taken back"
             )
         if not yes and not as_json:
             click.confirm(f"Take back heights {target + 1:,} to {first:,}?", abort=True)
@@ -174,7 +176,7 @@ def prune(home: Home, profile: str | None, as_json: bool) -> None:
         epochs=options.store.epochs,
         epoch_blocks=_epoch_blocks(home.load_genesis()),
     )
-    with _opened(home, chosen) as store:
+    with _alone(home), _opened(home, chosen) as store:
         before = sum(store.sizes().values())
         with _bar("Pruning", "blocks") as progress:
             count = store.prune(progress)
@@ -199,6 +201,11 @@ def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -
     (data/chain.damaged-N) until you remove them. The state comes from a snapshot of peers where they have one,
     else the node gets the blocks at its next start.
     """
+    with _alone(home):
+        _repair(home, force=force, quick=quick, no_sync=no_sync, as_json=as_json)
+
+
+def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: bool) -> None:
     from node.sync.begin import RootExpired
     from node.sync.service import move_aside
 
@@ -237,9 +244,10 @@ def sync(home: Home, as_json: bool) -> None:
     """
     from node.sync.service import is_fresh
 
-    if not is_fresh(home.chain):
-        raise ConfigError(f"{home.chain}: a database is here already; see `dekube db inspect`")
-    tip = _sync_now(home)
+    with _alone(home):
+        if not is_fresh(home.chain):
+            raise ConfigError(f"{home.chain}: a database is here already; see `dekube db inspect`")
+        tip = _sync_now(home)
     fields = {"height": tip.height, "block": tip.block_hash} if tip else {"height": None, "block": None}
     show_fields(fields, as_json=as_json, title="Synced" if tip else "No peer offers a snapshot")
     if tip is None:
@@ -258,6 +266,14 @@ def _epoch_blocks(genesis: Any) -> int:
 def _check_present(home: Home) -> None:
     if not home.chain.is_dir() or not any(home.chain.iterdir()):
         raise ConfigError(f"{home.chain}: no database yet; `dekube node run` begins one")
+
+
+@contextmanager
+def _alone(home: Home) -> Iterator[None]:
+    """Be the one process in a node's home. Raises ConfigError where none lives, HomeInUse beside another one."""
+    home.load_options()  # else the folders of a home would be made wherever --home points to
+    with live_in(home):
+        yield
 
 
 @contextmanager
@@ -336,8 +352,7 @@ def _sync_now(home: Home) -> Tip | None:
     options, genesis = home.load_options(), home.load_genesis()
     runtime = make_runtime(genesis, protocol_version=options.developer.protocol_version)
     configure_logs(options.log)
-    file = home.path(options.keys.passphrase_file) if options.keys.passphrase_file else None
-    passphrase = ask_passphrase(file if file is not None and file.exists() else None)
+    passphrase = ask_passphrase(home.passphrase_file(options.keys))
     account = load_key(home.path(options.keys.account), passphrase)
     beginning_of(home, options, runtime, address=account.address)  # raises where nothing can be trusted
 

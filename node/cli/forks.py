@@ -14,11 +14,13 @@ from node.cli.options import home_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
 from node.home import Home
+from node.tenancy import live_in
 from state.primitives.errors import ConfigError
 from state.store.errors import StoreDamaged
 
 if TYPE_CHECKING:
     from consensus.votes import Certificate
+    from node.config import Checkpoint
     from state.primitives.committee import Committee
     from state.store import Store
 
@@ -48,12 +50,21 @@ def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
       dekube db settle 184201:0x5f...e1
       dekube db accuse 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
     """
-    from consensus.guard_log import blocks_alone
     from node.config import parse_checkpoint
+
+    chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
+    home.load_options()  # else the folders of a home would be made wherever --home points to
+    with live_in(home):
+        fields = _settle(home, chosen, again=again)
+    title = "On the chosen chain" if fields["on_chain"] else "Left the other chain"
+    show_fields(fields, as_json=as_json, title=title)
+
+
+def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
+    from consensus.guard_log import blocks_alone
     from node.sync.service import is_fresh, move_aside, sync_path
     from node.sync.wiring import snapshots_path
 
-    chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
     found = None
     if not is_fresh(home.chain):
         with _opened(home, home.chain) as store:
@@ -75,8 +86,7 @@ def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
         if again or not is_on:
             for journal in journals:
                 journal.replace(blocks_alone(journal.read()) if is_on else b"")
-    fields = {"on_chain": is_on, "found": found, "moved_to": None if moved is None else str(moved)}
-    show_fields(fields, as_json=as_json, title="On the chosen chain" if is_on else "Left the other chain")
+    return {"on_chain": is_on, "found": found, "moved_to": None if moved is None else str(moved)}
 
 
 @click.command()
@@ -105,7 +115,7 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
     paid = None if reporter is None else "0x" + parse_address(reporter).hex()
     found: list[Certificate] = []
     committee: Committee | None = None
-    with _opened(session.home, database or session.home.chain) as store:
+    with _database(session.home, database) as store:
         if not store.base < height <= store.tip.height:
             raise ConfigError(f"height {height}: this database has {store.base + 1} to {store.tip.height}")
         epoch = store.epoch_of(height)
@@ -140,6 +150,18 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
     if not named:
         click.echo("It convicts nobody: ask a gateway of the other chain, or bring another database.", err=True)
         raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _database(home: Home, place: Path | None) -> Iterator[Store]:
+    """Open a database that was moved aside, or that of the home, in which no other process may live then."""
+    if place is not None:
+        with _opened(home, place) as store:
+            yield store
+        return
+    home.load_options()
+    with live_in(home), _opened(home, home.chain) as store:
+        yield store
 
 
 @contextmanager

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks a
     from rich.text import Text
 
 __all__ = [
+    "counted",
     "json_option",
     "parse_amount",
     "show",
@@ -39,6 +40,11 @@ def json_option(function: _Function) -> _Function:
 def show(document: Any) -> None:
     """Print ``document`` as JSON, bytes as 0x-prefixed hex."""
     click.echo(json.dumps(document, indent=2, default=lambda value: "0x" + value.hex()))
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things as people write it: "1 block", "1,200 blocks"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def show_time(time_ms: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from node.sync.audit import audit_chain
 from node.sync.begin import RootExpired
 from node.sync.keeper import SnapshotKeeper
 from node.sync.wiring import open_chain, snapshots_path
+from node.tenancy import HomeInUse, live_in
 from state.primitives.codec import encode
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
@@ -118,6 +120,36 @@ def test_a_running_node_keeps_its_database(home: Home) -> None:
             table.write_bytes(b"")
         (home.chain / "CURRENT").unlink()
         assert isinstance(run(home, "repair", "--force", "--no-sync").exception, StoreLocked), "damaged or not"
+
+
+def test_what_lives_in_a_home_is_told_to_whoever_needs_it_alone(home: Home) -> None:
+    """Also without a database: a node that syncs the state has none yet."""
+    for is_there in (True, False):
+        if not is_there:
+            shutil.rmtree(home.chain)
+        before = sorted(home.root.rglob("*"))
+        with live_in(home):
+            for arguments in (
+                ("verify",), ("rollback", 1, "--yes"), ("prune",), ("repair",), ("repair", "--force", "--no-sync"),
+                ("settle", f"1:{'ab' * 32}"), ("inspect",), ("inspect", "--height", 1), ("sync",),
+            ):  # fmt: skip
+                error = run(home, *arguments).exception
+                assert isinstance(error, HomeInUse), (arguments, error)
+                assert f"(number {os.getpid()})" in str(error)
+            if is_there:
+                accused = run(home, "accuse", 1, "--rpc", "http://127.0.0.1:1").exception
+                assert isinstance(accused, HomeInUse)
+        assert [path for path in sorted(home.root.rglob("*")) if "run" not in path.parts] == [
+            path for path in before if "run" not in path.parts
+        ]  # fmt: skip
+
+
+def test_where_no_node_lives_no_home_is_begun(tmp_path: Path) -> None:
+    nowhere = Home(tmp_path / "nowhere")
+    for verb in ("inspect", "verify", "prune", "repair", "sync"):
+        assert isinstance(run(nowhere, verb).exception, ConfigError), verb
+    assert isinstance(run(nowhere, "settle", f"1:{'ab' * 32}").exception, ConfigError)
+    assert not nowhere.root.exists()
 
 
 def test_where_nothing_can_be_trusted_any_more_it_says_what_helps(home: Home) -> None:
