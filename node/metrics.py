@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
 from consensus.metrics import METRICS
+from node.hearing import Hearing
 from node.ports import cannot_listen
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ _T = TypeVar("_T")
 FAST_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ROUND_BUCKETS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 REQUEST_TIMEOUT_S: Final = 5
+SEAT_HEARD: Final = "seat_last_vote_view"
+"""Set at each vote of a seat, cleared when another epoch begins."""
 
 
 class NodeMetrics:
@@ -32,6 +35,7 @@ class NodeMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.hearing = Hearing()
         r = self.registry
         self._consensus: dict[str, Any] = {}
         self._node: Node | None = None
@@ -56,6 +60,8 @@ class NodeMetrics:
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
         self._labelled(name, labels).set(value)
+        if name == SEAT_HEARD:
+            self.hearing.note(labels["seat"])
 
     def observe(self, name: str, value: float) -> None:
         """Add to a histogram, in seconds."""
@@ -64,6 +70,8 @@ class NodeMetrics:
     def clear(self, name: str) -> None:
         """Forget every value of a metric with labels."""
         self._consensus[name].clear()
+        if name == SEAT_HEARD:
+            self.hearing.forget()
 
     def _labelled(self, name: str, labels: dict[str, str]) -> Any:
         metric = self._consensus[name]

@@ -498,7 +498,8 @@ class Node:
 
     async def status(self) -> Any:
         """Return how the node is doing, for its owner."""
-        head, sync = self.ledger.head(), self.view.sync()
+        head, sync, seat = self.ledger.head(), self.view.sync(), self.agreement.service.status()
+        behind_ms = max(0, time.time_ns() // 1_000_000 - head.time_ms)
         return {
             "address": format_address(self.account.address),
             "chain": self.genesis.name,
@@ -507,13 +508,18 @@ class Node:
             "block": head.hash.hex(),
             "state_root": head.state_root.hex(),
             "block_time_ms": head.time_ms,
-            "behind_ms": max(0, time.time_ns() // 1_000_000 - head.time_ms),
+            "behind_ms": behind_ms,
             "clock_off_ms": self.clock.off_ms,
             "syncing": bool(sync.syncing),
             "highest": sync.highest,
             "sync": outlook(self.agreement.sync_progress())._asdict(),
             "epoch": sync.epoch,
             "view": sync.view,
+            "votes": self.metrics.hearing.tell(
+                self.agreement.committee,
+                own=None if seat.is_listening else seat.seat,
+                still_s=behind_ms / 1000,
+            ),
             "peers": sync.peers,
             "mempool": len(self.ledger.mempool),
             "relays": len(self.relays.reservations),

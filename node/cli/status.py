@@ -7,13 +7,15 @@ from typing import Any
 import click
 
 from node.cli.options import home_option
-from node.cli.output import json_option, show, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_fields, show_rows
 from node.places import Home
 from rpc.client.control import ask_node
 
 __all__ = ["is_following", "status"]
 
 BEHIND_MS_MAX = 60_000
+SILENT_MAX = 8
+"""Seats that are named; `--json` has all."""
 REACHED = {
     "direct": "directly",
     "relays": "through relays",
@@ -61,9 +63,10 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "relays": f"reserved at {state['relays']}" if state["relays"] else "none",
         "reached": _reached(state.get("reachability")),
         **_gateway(state),
-        "mempool": f"{state['mempool']:,} transactions",
+        "mempool": counted(state["mempool"], "transaction"),
         "roles": state["roles"],
         **({} if seat is None else {"seat": _seat(seat)}),
+        **_silent(state.get("votes")),
         "version": state["version"],
     }
     show_fields(fields, as_json=False, title=f"Node {state['address']}")
@@ -100,7 +103,8 @@ def _gateway(state: dict[str, Any]) -> dict[str, str]:
     gateway = state.get("gateway")
     if gateway is None or state.get("draining") or not gateway["failures"]:
         return {}
-    return {"gateway": f"ended by itself {gateway['failures']} times in a row, is started again (see the log)"}
+    times = "" if gateway["failures"] == 1 else f" {gateway['failures']} times in a row"
+    return {"gateway": f"ended by itself{times}, is started again (see the log)"}
 
 
 def _reached(reachability: dict[str, Any] | None) -> str:
@@ -116,7 +120,25 @@ def _pace(sync: dict[str, Any]) -> str:
     hours, rest = divmod(sync["left_s"], 3_600)
     minutes, seconds = divmod(rest, 60)
     left = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return f", {sync['blocks_per_s']:,} blocks/s from {sync['peers']} peers, {left} left"
+    return f", {sync['blocks_per_s']:,} blocks/s from {counted(sync['peers'], 'peer')}, {left} left"
+
+
+def _votes(votes: dict[str, Any] | None) -> str:
+    """Return how much of the weight votes where no block comes."""
+    if votes is None:
+        return ""
+    heard = f"votes of {votes['heard_percent']} % of the weight came in the last {votes['window_s']} s"
+    if votes["enough"]:
+        return f", although {heard}, which is enough"
+    return f": {heard}, and a block needs more than two thirds of it"
+
+
+def _silent(votes: dict[str, Any] | None) -> dict[str, list[str]]:
+    """Return whose votes are waited for."""
+    if votes is None or votes["enough"]:
+        return {}
+    silent, more = votes["silent"][:SILENT_MAX], len(votes["silent"]) - SILENT_MAX
+    return {"silent": [*silent, f"and {more} more"] if more > 0 else silent}
 
 
 def _health(state: dict[str, Any]) -> str:
@@ -127,7 +149,8 @@ def _health(state: dict[str, Any]) -> str:
             "(its hash is the block below)"
         )
     if state_sync is not None:
-        pieces = f", {state_sync['pieces_done']:,} of {state_sync['pieces']:,} pieces" * bool(state_sync["pieces"])
+        pieces = f", {state_sync['pieces_done']:,} of {counted(state_sync['pieces'], 'piece')}"
+        pieces *= bool(state_sync["pieces"])
         return f"begins with the state of block {state_sync['target']:,}: {state_sync['stage']}{pieces}"
     if state["syncing"] and (oldest := state["sync"].get("oldest_height")):
         return (
@@ -135,7 +158,7 @@ def _health(state: dict[str, Any]) -> str:
             "--checkpoint HEIGHT:HASH, or name a peer that keeps all"
         )
     if state["syncing"]:
-        return f"catching up: {state['height']:,} of {state['highest']:,} blocks{_pace(state['sync'])}"
+        return f"catching up: {state['height']:,} of {counted(state['highest'], 'block')}{_pace(state['sync'])}"
     if state.get("draining"):
         return "drains: takes no new work (dekube node drain)"
     if off_ms := state.get("clock_off_ms"):
@@ -144,5 +167,5 @@ def _health(state: dict[str, Any]) -> str:
     if not state["peers"]:
         return "alone: no peer is connected (p2p.bootstrap, p2p.relays)"
     if not is_following(state):
-        return f"no new block for {state['behind_ms'] // 1000} s"
+        return f"no new block for {state['behind_ms'] // 1000} s{_votes(state.get('votes'))}"
     return "follows the chain"
