@@ -114,7 +114,8 @@ def _detail(window: Any) -> str:
             return f": {steps}, {proof['meter']['gpu_ms']} ms, segments {proof['segment_root'][:18]}..."
         case "sealing" | "jury_sealing":
             who = window["jurors"] if window["phase"] == "jury_sealing" else window["verifiers"]
-            return f": {len(who)} verifier{'s' * (len(who) != 1)} re-run segments {window['sampled']}"
+            does = "1 verifier re-runs" if len(who) == 1 else f"{len(who)} verifiers re-run"
+            return f": {does} segment{'s' * (len(window['sampled']) != 1)} {window['sampled']}"
         case _:
             return ""
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 import trio
 
-from node.cli.output import json_option, show, show_amount, show_rows
+from node.cli.output import counted, json_option, show, show_amount, show_rows
 from node.control import ask_node
 from node.home import Home
 from state.primitives.errors import ConfigError, DekubeError
@@ -89,7 +89,8 @@ def up(
         )  # fmt: skip
         guests = [make_faucet(root, plan, seed)] if has_faucet else []
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent, guests=guests)
-        click.echo(f"Starting {validators} validators, a relay and {workers} workers in {root} ...")
+        members = f"{counted(validators, 'validator')}, a relay and {counted(workers, 'worker')}"
+        click.echo(f"Starting {members} in {root} ...")
         status = trio.run(_Up(cluster).run, demonstrate and workers > 0, exit_when_settled)
     click.echo("The network has ended; nothing of it runs on.")
     raise click.exceptions.Exit(status)
@@ -253,7 +254,7 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
     if owner is not None:
         for path in (p for name in (*names, FAUCET) for p in (root / name, *(root / name).rglob("*"))):
             os.chown(path, owner, owner)
-    click.echo(f"Wrote {len(names)} homes and a faucet to {root}.")
+    click.echo(f"Wrote {counted(len(names), 'home')} and a faucet to {root}.")
 
 
 @testnet.command()

@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from node.cli.output import show_amount, show_rows
+from node.cli.output import counted, show_amount, show_rows
 from node.home import Home
 from node.posting import follow, make_digits_job, task_transactions
 from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded
@@ -50,8 +50,9 @@ def _demonstrate(home: Home, requester: SecretKey, say: Callable[[str], None]) -
         )
         schedule = job.spec.schedule
         say(
-            f"\nPosting a task: train a classifier of handwritten digits, {schedule.total_steps} exact steps in "
-            f"{job.spec.windows} windows; data set blob 0x{job.dataset_blob.hex()}"
+            "\nPosting a task: train a classifier of handwritten digits, "
+            f"{counted(schedule.total_steps, 'exact step')} in {counted(job.spec.windows, 'window')}; "
+            f"data set blob 0x{job.dataset_blob.hex()}"
         )
         made = client.create_task(requester, encode_spec(job.spec)).id
         task = hexed(made)
@@ -79,7 +80,7 @@ def _wait_machines(client: Client, say: Callable[[str], None]) -> None:
         if time.monotonic() > deadline:
             if compute and len(verify) > COMPUTE_MIN:
                 break  # a small network: fewer verifiers are drawn
-            raise TaskEnded(f"only {len(nodes)} machines registered in {MACHINES_TIMEOUT_S:.0f} s")
+            raise TaskEnded(f"only {counted(len(nodes), 'machine')} registered in {MACHINES_TIMEOUT_S:.0f} s")
         time.sleep(0.5)
     rows = [
         {

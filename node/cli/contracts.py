@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from node.cli.output import json_option, show
+from node.cli.output import counted, json_option, show
 from node.home import write_whole
 from rpc.ethereum.interfaces import KINDS, contract_files
 
@@ -34,4 +34,4 @@ def contracts(folder: Path, chain_id: int, as_json: bool, **wanted: bool) -> Non
     if as_json:
         show({"folder": str(folder), "files": list(files)})
     else:
-        click.echo(f"Wrote {len(files)} files to {folder}.")
+        click.echo(f"Wrote {counted(len(files), 'file')} to {folder}.")

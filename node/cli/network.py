@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
 
 __all__ = ["network"]
@@ -40,7 +40,7 @@ def network(session: Session, as_json: bool) -> None:
     fields = {"reached": reached["how"], "why": reached["why"]}
     fields |= {item["endpoint"]: item["verdict"] for item in reached["endpoints"]}
     show_fields(fields, as_json=False, title="The node that was asked")
-    show_rows([_row(item) for item in items], _COLUMNS, as_json=False, title=f"{len(items)} others")
+    show_rows([_row(item) for item in items], _COLUMNS, as_json=False, title=counted(len(items), "other"))
 
 
 def _row(item: dict[str, Any]) -> dict[str, Any]:

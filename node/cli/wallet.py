@@ -19,7 +19,7 @@ from node.cli.options import (
     open_key,
     read_input,
 )
-from node.cli.output import json_option, show, show_amount, show_fields, show_gwei, show_rows, show_time
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_gwei, show_rows, show_time
 from node.cli.patience import TellingClient
 from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
@@ -460,7 +460,7 @@ def call(
             return
         wanted = client.function(contract, function)
         if len(arguments) != len(wanted.inputs):
-            raise ConfigError(f"{wanted} takes {len(wanted.inputs)} arguments, not {len(arguments)}")
+            raise ConfigError(f"{wanted} takes {counted(len(wanted.inputs), 'argument')}, not {len(arguments)}")
         values = [parse_argument(*pair) for pair in zip(wanted.inputs, arguments, strict=True)]
         if wanted.is_view:
             if value:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from node.cli.options import AMOUNT
-from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
 from node.cli.tasks import ADDRESS
 from node.control import ask_node
@@ -106,7 +106,7 @@ def show_(session: Session, address: str | None, as_json: bool) -> None:
             "roles": node["roles"],
             "operator": node["operator"],
             "GPUs": _gpus(node),
-            "processor": f"{node['cores']} cores, {node['memory_mib']} MiB",
+            "processor": f"{counted(node['cores'], 'core')}, {node['memory_mib']} MiB",
             "speed": _speed(node),
             "slots": f"{node['busy_slots']} of {node['slots']} busy",
             "price": show_amount(int(node["price_per_gpu_s"])) + " a GPU-second",

@@ -46,7 +46,8 @@ class ContractFunction:
     def encode(self, arguments: Sequence[AbiValue]) -> bytes:
         """Return the call data. Raises ConfigError for other numbers or types of arguments."""
         if len(arguments) != len(self.inputs):
-            raise ConfigError(f"{self} takes {len(self.inputs)} arguments, not {len(arguments)}")
+            count = len(self.inputs)
+            raise ConfigError(f"{self} takes {count} argument{'s' * (count != 1)}, not {len(arguments)}")
         declared = ", ".join(f"{parameter.type} a{n}" for n, parameter in enumerate(self.inputs))
         try:
             return Function(f"{self.name}({declared})").selector + encode_values(self.inputs, arguments)

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from node.cli.output import json_option, show, show_rows
+from node.cli.output import counted, json_option, show, show_rows
 from testnet.cluster import hold_folder
 from testnet.wan.check import check
 from testnet.wan.lab import Lab, attach, changes_of, destroy, labs, load_plan, shipped
@@ -180,7 +180,8 @@ def network(topology: str, folder: Path, seed: int) -> None:
 
     with Lab(load_plan(topology)) as lab, hold_folder(folder.absolute()):
         members = lay_out_homes(lab, folder.absolute(), seed=seed)
-        click.echo(f"Starting {len(members.validators)} validators and {len(members.relays)} relays ...")
+        of_both = f"{counted(len(members.validators), 'validator')} and {counted(len(members.relays), 'relay')}"
+        click.echo(f"Starting {of_both} ...")
         with members.running() as processes, suppress(KeyboardInterrupt):
             while True:
                 time.sleep(LOOK_S)

@@ -34,7 +34,7 @@ def test_each_change_and_each_window_is_one_line_and_the_end_is_returned() -> No
     assert " by " not in said[1], "the end of a block acts for nobody"
     assert "waits for one" in said[2], "nobody took it at once"
     assert "steps 0-25" in said[3]
-    assert "0 verifiers re-run segments [3]" in said[4]
+    assert "0 verifiers re-run segment [3]" in said[4]
 
 
 def test_a_task_that_waits_for_its_requester_says_what_can_be_done() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.cli import main
-from node.cli.output import show_fields, show_rows
+from node.cli.output import counted, show_fields, show_rows
 from node.cli.terminal import printable, printable_lines
 from state.primitives.errors import DekubeError
 
@@ -44,3 +46,25 @@ def test_an_error_that_quotes_a_stranger_is_told_plainly(
         main()
     told = capsys.readouterr().err
     assert "[bold red]" in told and told.rstrip("\n").isprintable()
+
+
+def test_one_thing_is_one() -> None:
+    assert [counted(count, "block") for count in (0, 1, 2, 1_200)] == [
+        "0 blocks",
+        "1 block",
+        "2 blocks",
+        "1,200 blocks",
+    ]
+
+
+def test_no_message_of_the_command_line_counts_in_plurals_alone() -> None:
+    """A number of things that can be one is told by ``counted``; constants are known to be more."""
+    root = Path(__file__).parents[3]
+    things = (
+        "argument|block|core|file|home|machine|member|other|peer|piece|relay|sample|segment|step|task|transaction|"
+        "validator|view|window|worker"
+    )
+    plural = re.compile(rf"\{{(?![A-Z_]+\}})[^{{}}\"]+\}} (?:{things})s\b(?!/)")
+    for path in (*(root / "node/cli").glob("*.py"), *(root / "testnet").glob("*.py"), root / "node/posting.py"):
+        for line in path.read_text().splitlines():
+            assert not plural.search(line), f"{path.name}: {line.strip()}"
