@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from node.cli.blobs import download_folder, show_progress
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
 from node.cli.options import AMOUNT
-from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
 from node.posting import NEXT, follow, make_digits_job, put_digits_of
@@ -141,8 +142,8 @@ def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | Non
         return raw
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
-            f"{recipe.steps} steps in {recipe.windows} windows: each window must have a multiple of "
-            f"{SEGMENT_STEPS} steps"
+            f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: each window must have a "
+            f"multiple of {SEGMENT_STEPS} steps"
         )
     try:
         widths = tuple(int(width) for width in recipe.widths.split(","))
@@ -222,7 +223,8 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
 
     Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
     The data set goes to the blob store of the node in --home; with --rpc, or without a node there, to that of a
-    gateway that takes uploads, signed for by the key. Workers fetch it from there.
+    gateway that takes uploads, signed for by the key. Workers fetch it from there. Where the node that is asked
+    does not hold the data set of a job (--spec), that is said before anything is paid.
 
     \b
     Examples:
@@ -233,6 +235,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
     key = session.key()
     with session.client() as client:
         raw = _job(client, session, recipe, key)
+        _tell_of_data(client, decode_spec(raw).dataset.blob)
         _say(f"Locking {show_amount(client.quote_task(raw).total)} and waiting until the task is final ...")
         made = client.create_task(key, raw)
         answer = {
@@ -254,6 +257,16 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
     if as_json:
         show(answer)
     _expect_settled(made.id, str(answer["phase"]))
+
+
+def _tell_of_data(client: Client, blob: bytes) -> None:
+    """Say where the data set of a job is not known to be had, before anything is paid for it."""
+    if client.is_held(blob) is False:
+        _say(
+            f"Mind: the node that is asked does not hold the data set {hexed(blob)}, and nobody else is known to. "
+            "The worker will ask the whole network; where nobody has it, the task expires: its price comes back, "
+            "the fee of this transaction does not. `dekube blob put FILE` puts a data set there."
+        )
 
 
 def _say(line: str, *, err: bool = True) -> None:
@@ -363,7 +376,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "price": f"{show_amount(int(record['price_per_gpu_s']))} a GPU-second, at most "
             f"{show_amount(int(spec['price']['max_price_per_gpu_s']))}",
             "job": f"{spec['kind']} {spec['model']['name']} {'-'.join(map(str, spec['model']['widths']))} in "
-            f"{schedule['total_steps']} steps, batch {spec['batch']}, {spec['optimiser']['name']}, "
+            f"{counted(schedule['total_steps'], 'step')}, batch {spec['batch']}, {spec['optimiser']['name']}, "
             f"{spec['profile']}",
             "data set": spec["dataset"]["blob"],
             "windows": f"{record['final_windows']} of {record['windows']} final, "
@@ -448,13 +461,13 @@ def proof(session: Session, task_id: bytes, as_json: bool) -> None:
             {
                 "phase": f"{window['phase']} ({window['reason'].replace('_', ' ')})",
                 "worker": window["worker"],
-                "steps": f"{found['step_from']} to {found['step_to']} in {found['segments']} segments",
+                "steps": f"{found['step_from']} to {found['step_to']} in {counted(found['segments'], 'segment')}",
                 "state before": found["state_root_in"],
                 "state after": found["state_root_out"],
                 "root of segments": found["segment_root"],
                 "blob of segments": found["leaves_blob"],
                 "blob of the state": found["output_blob"],
-                "measured": f"{found['meter']['gpu_ms']} ms, {found['meter']['samples']} samples",
+                "measured": f"{found['meter']['gpu_ms']} ms, {counted(found['meter']['samples'], 'sample')}",
                 "re-run segments": window["sampled"],
             },
             as_json=False,
@@ -612,13 +625,54 @@ def demand(session: Session, task_id: bytes, amount: int, as_json: bool) -> None
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def resume(session: Session, task_id: bytes, as_json: bool) -> None:
-    """Look for another worker for a paused task; it goes on from its last final window."""
-    _act(session, task_id, lambda client, key: client.resume_task(key, task_id), as_json, only_in="paused")
+    """Look for another worker for a paused task; it goes on from its last final window.
+
+    A machine that has lost or left the task is not offered it again, also when it is back: where no other one is
+    registered, the task pauses again. That is said before the fee is paid.
+    """
+    _act(
+        session, task_id, lambda client, key: client.resume_task(key, task_id), as_json, only_in="paused",
+        tell=_tell_of_machines,
+    )  # fmt: skip
+
+
+def _tell_of_machines(client: Client, record: Task) -> None:
+    """Say where a paused task would pause again: what its checks cost is used up, or no machine will take it."""
+    if record.document["reason"] == "funds_low":
+        _say(
+            "Mind: it was paused because what is locked for its checks is used up: unless `dekube task top-up` "
+            "has added to that, it pauses again at once."
+        )
+    search_ms = int(client.call("dekube_genesis")["parameters"]["tasks.replace_ms"])
+    until_ms = client.head().time_ms + search_ms
+    machines = [node for node in client.items("dekube_getNodes") if "compute" in node["roles"]]
+    reasons = Counter(_why_not(node, record.document, until_ms) for node in machines)
+    if reasons[""]:
+        return
+    told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if reason)
+    _say(
+        f"Mind: of {counted(len(machines), 'machine')} for compute none will take this task"
+        f"{f' ({told})' if told else ''}: unless another one comes within {search_ms // 1000} s, it pauses again. "
+        "`dekube task cancel` ends it and pays what is proved."
+    )
+
+
+def _why_not(node: dict[str, Any], record: dict[str, Any], until_ms: int) -> str:
+    """Return why a machine is not offered a task before ``until_ms``; empty where it may be."""
+    if node["address"].lower() in {address.lower() for address in record["excluded"]}:
+        return "lost or left this task, which is for ever"
+    if node["status"] != "active":
+        return str(node["status"])
+    if int(node["price_per_gpu_s"]) > int(record["spec"]["price"]["max_price_per_gpu_s"]):
+        return "above its price limit"
+    if max(node["cool_down_until_ms"], node["match_from_ms"]) > until_ms:
+        return "in a longer pause after a fault"
+    return ""
 
 
 def _act(
     session: Session, task_id: bytes, act: Callable[[Client, SecretKey], Receipt], as_json: bool, *,
-    only_in: str | None = None, is_over: bool = False,
+    only_in: str | None = None, is_over: bool = False, tell: Callable[[Client, Task], None] | None = None,
 ) -> None:  # fmt: skip
     key = session.key()
     with session.client() as client:
@@ -632,6 +686,8 @@ def _act(
         if record.requester != key.address:
             owner = format_address(record.requester)
             raise ConfigError(f"the task is {owner}'s; sign with that account's key (--key, --home)")
+        if tell is not None:
+            tell(client, record)
         _say("Waiting until it is final ...")
         receipt = act(client, key)
         record = _record(client, task_id)

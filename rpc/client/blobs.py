@@ -23,7 +23,7 @@ from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id, manifest_of
 
-__all__ = ["BlobApi", "Progress", "blob_of_file", "download", "upload"]
+__all__ = ["BlobApi", "Progress", "blob_of_file", "download", "is_held", "upload"]
 
 Progress = Callable[[int, int], None]
 """Told the bytes that are done, and all."""
@@ -198,6 +198,20 @@ def _manifest(
             raise AnswerMalformed(f"what the gateways send is not the manifest of {hexed(blob)}")
 
 
+def is_held(core: Core, blob: bytes) -> Flow[bool | None]:
+    """Tell whether the node of a gateway holds all of a blob; None where none of them says.
+
+    Others may have it: nodes tell nobody what they hold, they answer those who have been given work on it.
+    """
+    try:
+        reply = yield from _ask(core, "GET", f"/{blob.hex()}/manifest", limit_bytes=MANIFEST_BYTES_MAX)
+    except GatewayUnreachable:
+        return None
+    except ClientError as error:
+        return False if error.reason == "blob_unavailable" else None
+    return True if reply.status == 200 else None
+
+
 def _absent() -> ClientError:
     return ClientError({"message": "the blob does not come", "data": {"reason": "blob_unavailable"}})
 
@@ -367,3 +381,4 @@ class BlobApi:
     """The methods about bulk data of both clients."""
 
     download = FlowMethod(download)
+    is_held = FlowMethod(is_held)

@@ -342,7 +342,8 @@ async def test_a_replacement_that_cannot_have_the_state_to_go_on_from_declines_w
             machine.stop()
         # A window that waits for its block is proved beside the leave: what goes is what was proved after both.
         async with trio.open_nursery() as leaving:
-            leaving.start_soon(first.wallet.send, GIVE_UP_TASK, [market.task, int(Reason.WORKER_LEFT)])
+            leave: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+            leaving.start_soon(first.wallet.send, GIVE_UP_TASK, leave)
             await world.mint_until(lambda: not leaving.child_tasks)
         for number in range(market.record.next_window):
             for machine in machines:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc.client import AnswerMalformed, ClientError, GatewayUnreachable
-from rpc.client.blobs import WAIT_S_MAX, blob_of_file, download, upload
+from rpc.client.blobs import WAIT_S_MAX, blob_of_file, download, is_held, upload
 from rpc.client.core import Fetch, Reply
 from rpc.grants import read_grant
 from state.primitives.errors import StoreError
@@ -134,6 +134,28 @@ def test_refusals_are_another_gateways_to_overrule_and_silence_is_tried_again(tm
     made = world(lambda fetch: busy.pop() if busy else serve(fetch))
     get(made, tmp_path / "c")
     assert made.pauses == [2.0, 2.0]
+
+
+def test_whether_a_node_holds_a_blob_is_known_or_not() -> None:
+    def held(*serving: Callable[[Fetch], Reply]) -> bool | None:
+        made = world(*serving)
+        answer: bool | None = made.run(is_held(made.core, BLOB))
+        return answer
+
+    def silent(_fetch: Fetch) -> Reply:
+        raise GatewayUnreachable("gone")
+
+    refused = json.dumps({"error": {"code": -1, "message": "no", "data": {"reason": "blob_unavailable"}}}).encode()
+    assert held(serve) is True
+    assert held(lambda _fetch: Reply(404, {}, refused)) is False
+    assert held(lambda _fetch: Reply(404, {}, refused), serve) is True, "one of them has it"
+    for nothing in (
+        silent,
+        lambda _fetch: ABSENT,
+        lambda _fetch: Reply(202, {}, b"{}"),
+        lambda _fetch: Reply(404, {}, b"<html>"),
+    ):
+        assert held(nothing) is None
 
 
 def test_a_blob_that_is_fetched_first_is_waited_for_and_one_that_never_comes_is_not(tmp_path: Path) -> None:

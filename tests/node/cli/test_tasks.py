@@ -1,0 +1,137 @@
+"""What a requester is told before a fee is paid that brings nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner, Result
+
+from node.cli import group
+from node.cli.session import Session
+from rpc.client import Client
+from rpc.client.shapes import Task
+from state.primitives.keys import SecretKey
+from tasks.spec import encode_spec
+from tests.tasks.world import spec
+
+KEY = SecretKey(b"k" * 32)
+TASK_ID = "0x" + "ab" * 32
+LOST, OTHER = "0x" + "aB" * 20, "0x" + "cd" * 20
+NOW_MS, REPLACE_MS = 1_000_000, 60_000
+
+
+class Requested:
+    """A client of a gateway that notes what is asked of it, in order."""
+
+    def __init__(self, held: bool | None = None, machines: tuple[dict[str, Any], ...] = (), **task: Any) -> None:
+        self.asked: list[str] = []
+        self.held = held
+        self.machines = machines
+        price = {"max_price_per_gpu_s": "100"}
+        self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": {"price": price}} | task
+
+    def __enter__(self) -> Requested:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def is_held(self, blob: bytes) -> bool | None:
+        assert blob == spec().dataset.blob
+        self.asked.append("is_held")
+        return self.held
+
+    def quote_task(self, _raw: bytes) -> Any:
+        return SimpleNamespace(total=10**18)
+
+    def create_task(self, _key: SecretKey, _raw: bytes) -> Any:
+        self.asked.append("create_task")
+        block = SimpleNamespace(height=7)
+        receipt = SimpleNamespace(transaction_hash="0x12", block=block)
+        return SimpleNamespace(id=bytes(32), receipt=receipt, locked=10**18)
+
+    def call(self, method: str) -> Any:
+        assert method == "dekube_genesis"
+        return {"parameters": {"tasks.replace_ms": str(REPLACE_MS)}}
+
+    def head(self) -> Any:
+        return SimpleNamespace(time_ms=NOW_MS)
+
+    def items(self, method: str) -> Any:
+        assert method == "dekube_getNodes"
+        return iter(self.machines)
+
+    def task(self, _task: bytes) -> Task:
+        return cast(
+            Task,
+            SimpleNamespace(
+                phase="paused", has_ended=False, requester=KEY.address, document=self.record,
+            ),
+        )  # fmt: skip
+
+    def resume_task(self, _key: SecretKey, _task: bytes) -> Any:
+        self.asked.append("resume_task")
+        return SimpleNamespace(transaction_hash="0x12", block=SimpleNamespace(height=7))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, client: Requested, *arguments: object) -> Result:
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
+    monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
+    done = CliRunner().invoke(group, ["task", *map(str, arguments)], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done
+
+
+@pytest.mark.parametrize(("held", "tells"), [(True, False), (False, True), (None, False)])
+def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_posted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool | None, tells: bool
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(spec()))
+    client = Requested(held)
+    done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--json")
+    assert client.asked == ["is_held", "create_task"], "told, and not refused"
+    assert ("does not hold the data set 0x" + spec().dataset.blob.hex() in done.stderr) == tells
+    assert "Mind" not in done.stdout
+
+
+def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
+    return {
+        "address": address, "roles": ["compute"], "status": "active", "price_per_gpu_s": "100",
+        "cool_down_until_ms": 0, "match_from_ms": 0,
+    } | fields  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machines", "told"),
+    [
+        ((machine(LOST), machine()), ""),
+        ((machine(cool_down_until_ms=NOW_MS + REPLACE_MS),), ""),
+        ((machine(LOST),), "of 1 machine for compute none will take this task (1 lost or left this task"),
+        ((), "of 0 machines"),
+        ((machine(roles=["verify"]),), "of 0 machines"),
+        ((machine(price_per_gpu_s="101"),), "1 above its price limit"),
+        ((machine(status="retiring"), machine(LOST)), "(1 lost or left this task, which is for ever, 1 retiring)"),
+        ((machine(match_from_ms=NOW_MS + REPLACE_MS + 1),), "1 in a longer pause after a fault"),
+    ],
+)
+def test_a_task_that_would_pause_again_is_told_before_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machines: tuple[dict[str, Any], ...], told: str
+) -> None:
+    client = Requested(machines=machines)
+    done = run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path)
+    assert client.asked == ["resume_task"], "told, and not refused"
+    assert ("Mind" in done.stderr) == bool(told)
+    assert told in done.stderr
+    assert not told or "within 60 s, it pauses again" in done.stderr
+    assert "top-up" not in done.stderr
+
+
+def test_a_task_whose_checks_cannot_be_paid_is_to_be_topped_up_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Requested(machines=(machine(),), reason="funds_low")
+    assert "`dekube task top-up`" in run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path).stderr
