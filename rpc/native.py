@@ -17,7 +17,6 @@ from rpc.evidence import EVIDENCE_METHODS
 from rpc.history import HISTORY_COMPONENTS, HISTORY_METHODS
 from rpc.light import LIGHT_METHODS
 from rpc.machines import MACHINE_COMPONENTS, MACHINE_METHODS
-from rpc.methods import TRANSACTION_METHODS
 from rpc.network import NETWORK_METHODS
 from rpc.proofs import PROOF_METHODS
 from rpc.render import COMPONENTS as CHAIN_COMPONENTS
@@ -25,6 +24,7 @@ from rpc.schema import Schema
 from rpc.subscriptions import NOTIFICATIONS, SESSION_METHODS
 from rpc.table import Method
 from rpc.tasks import TASK_COMPONENTS, TASK_METHODS
+from rpc.transactions import TRANSACTION_METHODS
 from rpc.validators import VALIDATOR_METHODS
 from rpc.windows import WINDOW_COMPONENTS, WINDOW_METHODS
 

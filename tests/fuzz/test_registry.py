@@ -62,7 +62,7 @@ EXEMPT = {
     "p2p.recordkeeping:RecordKeeper._exchange": "a list of peer records, which are targets",
     "rpc.link:Link._read_keys": OF_A_TARGET,
     "rpc.link:_decode_all": OF_A_TARGET,
-    "rpc.methods:estimate": OF_A_TARGET,
+    "rpc.transactions:estimate": OF_A_TARGET,
     "state.store.store:Store._read": "reads one entry of the database with its checksum",
     "state.store.views:StoredViews._read": "reads one entry of the database with its checksum",
     "state.store.undos:read_undo": OF_A_TARGET,
