@@ -15,7 +15,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc import methods
+from rpc import transactions
 from rpc.blocks import LoadedBlock
 from rpc.ethereum import transactions as ethereum
 from rpc.ethereum.fees import tips_at
@@ -190,7 +190,7 @@ def test_a_transaction_that_a_block_takes_between_two_questions_is_found(tmp_pat
             self.node.mint()
             return self.node.view.pool_get(hash_)
 
-    for number, ask in enumerate((methods.get_transaction, ethereum.get_transaction)):
+    for number, ask in enumerate((transactions.get_transaction, ethereum.get_transaction)):
         node = Node(tmp_path / str(number))
         raw = transfer(ALICE, 0, BOB.address, 1)
         add(node, raw)
