@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
@@ -17,11 +18,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from node.simulation.campaign import PLANS, RUNS, Campaign, Part, Piece
+from node.simulation.campaign import PLANS, RUNS, Campaign, OtherCampaign, Part, Piece, Share
 from node.simulation.compiled import compare, compile_tree
 
 __all__ = ["main"]
 
+SHARES_MAX: Final = 10_000
 _err = Console(stderr=True)
 
 
@@ -35,17 +37,34 @@ def main() -> None:
 @click.option("--jobs", default=lambda: len(os.sched_getaffinity(0)), show_default="all cores", type=int)
 @click.option("--seeds", type=int, help="So many seeds in the place of the plan's.")
 @click.option("--part", "only", multiple=True, type=click.Choice(sorted(RUNS)), help="These parts alone.")
+@click.option("--share", metavar="K/N", default="1/1", show_default=True, help="The K-th of N machines' shares.")
+@click.option(
+    "--take-in",
+    "others",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A directory with what another machine has played of it; add that first.",
+)
 @click.option(
     "--directory", type=click.Path(path_type=Path), help="State and report; build/simulation/PLAN if not given."
 )
-def run(plan: str, jobs: int, seeds: int | None, only: tuple[str, ...], directory: Path | None) -> None:
+def run(
+    plan: str, jobs: int, seeds: int | None, only: tuple[str, ...], share: str, others: tuple[Path, ...],
+    directory: Path | None,
+) -> None:  # fmt: skip
     """Play the campaign PLAN, or what an earlier call has left of it; exits with 1 after a violation."""
+    mine = _share(share)
     parts = tuple([part for part in PLANS[plan]() if not only or part.name in only])
     if seeds is not None:
         parts = tuple([Part("seeds", seeds, part.piece) if part.name == "seeds" else part for part in parts])
     campaign = Campaign(plan, parts, directory or Path("build") / "simulation" / plan)
     if campaign.set_aside is not None:
         _err.print(f"Other code or another plan: what was done with it is kept as {campaign.set_aside}.")
+    for other in others:
+        try:
+            _err.print(f"{other}: {campaign.take_in(other)} runs added.")
+        except (OtherCampaign, OSError) as error:
+            raise click.ClickException(str(error)) from error
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -65,14 +84,14 @@ def run(plan: str, jobs: int, seeds: int | None, only: tuple[str, ...], director
                 progress.console.print(_replay(piece.part, number, text), style="red", soft_wrap=True)
 
         try:
-            campaign.run(max(1, jobs), show)
+            campaign.run(max(1, jobs), show, mine)
         except KeyboardInterrupt:
             progress.console.print("Stopped; the same command goes on from here.")
     report = campaign.report()
     click.echo(f"{report['runs']} of {report['of']} runs, {report['violations']} violations: {campaign.directory}")
     for found in campaign.violations:
         click.echo(_replay(*found))
-    sys.exit(1 if campaign.violations else 0 if campaign.runs_done == campaign.runs_total else 130)
+    sys.exit(1 if campaign.violations else 0 if campaign.is_done(mine) else 130)
 
 
 @main.command()
@@ -91,6 +110,13 @@ def compile_(directory: Path, runs: int) -> None:
     root = Path(__file__).resolve().parents[2]
     compile_tree(root, directory)
     click.echo(f"{compare(root, directory, runs)} runs ended with the same trace: cd {directory}")
+
+
+def _share(text: str) -> Share:
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of) <= SHARES_MAX):
+        raise click.BadParameter(f"{text}: not K/N with K from 1 to N", param_hint="--share")
+    return Share(int(number), int(of))
 
 
 def _replay(part: str, number: int, text: str) -> str:

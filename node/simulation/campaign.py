@@ -234,6 +234,20 @@ def _code_digest() -> str:
     return hashed.hexdigest() + (" compiled" if is_compiled else "")
 
 
+class Share(NamedTuple):
+    """What one of many machines plays: every ``of``-th piece of a campaign, from the ``number``-th on."""
+
+    number: int
+    of: int
+
+
+ALL: Final = Share(1, 1)
+
+
+class OtherCampaign(Exception):
+    """What was played elsewhere is no part of this campaign."""
+
+
 class Campaign:
     """One plan in one directory: ``state.jsonl`` is what is done, ``report.json`` and ``.md`` what it came to."""
 
@@ -262,9 +276,7 @@ class Campaign:
         # A line that a crash has torn must not swallow the next one.
         self._path.write_text("".join([json.dumps(record) + "\n" for record in records]))
         for record in records[1:]:
-            self.wall_s += float(record.pop("wall_s"))
-            piece = _piece(record)
-            self.pieces[piece.part, piece.first] = piece
+            self._add(record)
 
     @property
     def runs_total(self) -> int:
@@ -281,16 +293,43 @@ class Campaign:
         """Every run that broke a promise: part, number, what it says."""
         return sorted((p.part, number, text) for p in self.pieces.values() for number, text in p.violations)
 
-    def _missing(self) -> Iterator[tuple[str, int, int]]:
-        for part in self.parts:
-            for first in range(0, part.runs, part.piece):
-                if (part.name, first) not in self.pieces:
-                    yield part.name, first, min(first + part.piece, part.runs)
+    def take_in(self, directory: Path) -> int:
+        """Add what another machine has played of this plan and code; return how many runs that are.
 
-    def run(self, jobs: int, on_piece: Callable[[Piece], None] = lambda _: None) -> None:
-        """Play what is missing on ``jobs`` processes; each piece that ends is on disk before the next is asked."""
+        Raises OtherCampaign where it is of another plan or of other code.
+        """
+        records = list(_readable((directory / self._path.name).read_text().splitlines()))
+        if not records or records[0] != self._head:
+            raise OtherCampaign(f"{directory} is of another plan, or of other code")
+        before = self.runs_done
+        with self._path.open("a") as state:
+            for record in records[1:]:
+                if (record["part"], record["first"]) not in self.pieces:
+                    state.write(json.dumps(record) + "\n")
+                    self._add(record)
+            state.flush()
+            os.fsync(state.fileno())
+        return self.runs_done - before
+
+    def _add(self, record: dict[str, Any]) -> None:
+        self.wall_s += float(record.pop("wall_s"))
+        piece = _piece(record)
+        self.pieces[piece.part, piece.first] = piece
+
+    def _missing(self, share: Share) -> Iterator[tuple[str, int, int]]:
+        pieces = ((part, first) for part in self.parts for first in range(0, part.runs, part.piece))
+        for number, (part, first) in enumerate(pieces):
+            if number % share.of == share.number - 1 and (part.name, first) not in self.pieces:
+                yield part.name, first, min(first + part.piece, part.runs)
+
+    def is_done(self, share: Share) -> bool:
+        """Whether nothing is missing of a share."""
+        return next(self._missing(share), None) is None
+
+    def run(self, jobs: int, on_piece: Callable[[Piece], None] = lambda _: None, share: Share = ALL) -> None:
+        """Play what is missing of a share on ``jobs`` processes; what ends is on disk before more is asked."""
         context = multiprocessing.get_context("spawn")
-        missing = self._missing()
+        missing = self._missing(share)
         last_s = time.monotonic()
         with (
             ProcessPoolExecutor(jobs, mp_context=context, initializer=_spare_collections) as pool,

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from node.simulation import campaign as campaigns
 from node.simulation.__main__ import main
-from node.simulation.campaign import PLANS, RUNS, Campaign, Part, Run, play
+from node.simulation.campaign import ALL, PLANS, RUNS, Campaign, OtherCampaign, Part, Run, Share, play
 
 PARTS = (Part("heal", 10, 4), Part("crash-points", 6, 3))
 
@@ -42,6 +42,38 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text()) == report
     assert "None." in (tmp_path / "report.md").read_text()
     assert Campaign("test", PARTS, tmp_path).runs_done == 16
+
+
+def test_machines_play_shares_that_add_up_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = [tmp_path / str(number) for number in (1, 2, 3)]
+    for number, directory in enumerate(directories, 1):
+        one = Campaign("test", PARTS, directory)
+        one.run(1, share=Share(number, 3))
+        assert one.is_done(Share(number, 3)) and not one.is_done(ALL)
+    pieces = [set(Campaign("test", PARTS, directory).pieces) for directory in directories]
+    assert [len(of_one) for of_one in pieces] == [2, 2, 1]
+    whole = Campaign("test", PARTS, directories[0])
+    own = whole.runs_done
+    assert [whole.take_in(directory) > 0 for directory in directories] == [False, True, True]
+    assert whole.take_in(directories[1]) == 0, "what is known is not counted twice"
+    assert own < whole.runs_done == 16
+    assert whole.is_done(ALL)
+    assert Campaign("test", PARTS, directories[0]).runs_done == 16, "it is on disk"
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "state.jsonl").write_text("")
+    with pytest.raises(OtherCampaign):
+        whole.take_in(tmp_path / "empty")
+    monkeypatch.setattr(campaigns, "_code_digest", lambda: "other code")
+    with pytest.raises(OtherCampaign):
+        Campaign("test", PARTS, tmp_path / "anew").take_in(directories[1])
+
+
+@pytest.mark.parametrize("share", ["0/2", "3/2", "1", "/2", "1/", "-1/2", "1/0", "a/b", "1/99999"])
+def test_a_share_that_is_none_is_refused(share: str, tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(main, ["run", "short", "--share", share, "--directory", str(tmp_path)])
+    assert outcome.exit_code == 2 and "not K/N" in outcome.output
+    assert not list(tmp_path.iterdir()), "and nothing was played"
 
 
 def test_other_code_or_another_plan_begins_anew_and_loses_nothing(
