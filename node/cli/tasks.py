@@ -487,6 +487,7 @@ def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> 
     With --json the progress goes to standard error and the outcome to standard output.
     """
     with session.client() as client:
+        _record(client, task_id)
         phase = _watch(client, task_id, as_json, timeout_s)
     if as_json:
         show({"task": hexed(task_id), "phase": phase})
@@ -503,6 +504,7 @@ def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> 
 def bill(session: Session, task_id: bytes, as_json: bool) -> None:
     """Show the bill line by line, and its sums: locked + paid + refunded + burned = deposited, exactly."""
     with session.client() as client:
+        _record(client, task_id)
         found = client.bill(task_id)
     if as_json:
         totals = found.totals.document

@@ -13,6 +13,7 @@ from node.cli import group
 from node.cli.session import Session
 from rpc.client import Client
 from rpc.client.shapes import Task
+from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tasks.spec import encode_spec
 from tests.tasks.world import spec
@@ -64,7 +65,9 @@ class Requested:
         assert method == "dekube_getNodes"
         return iter(self.machines)
 
-    def task(self, _task: bytes) -> Task:
+    def task(self, task: bytes) -> Task | None:
+        if task != bytes.fromhex(TASK_ID[2:]):
+            return None
         return cast(
             Task,
             SimpleNamespace(
@@ -135,3 +138,15 @@ def test_a_task_whose_checks_cannot_be_paid_is_to_be_topped_up_first(
 ) -> None:
     client = Requested(machines=(machine(),), reason="funds_low")
     assert "`dekube task top-up`" in run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path).stderr
+
+
+@pytest.mark.parametrize("verb", ["show", "proof", "bill", "watch", "result", "cancel", "resume"])
+def test_a_task_that_is_not_there_is_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, Requested()))
+    monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
+    other = "0x" + "cd" * 32
+    done = CliRunner().invoke(group, ["task", verb, other, "--home", str(tmp_path)], standalone_mode=False)
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == f"no task has the id {other}"
