@@ -165,7 +165,7 @@ def _health(state: dict[str, Any]) -> str:
         way = "ahead of" if off_ms > 0 else "behind"
         return f"the clock of this machine is {abs(off_ms) // 1000} s {way} the chain's: set it (timedatectl)"
     if not state["peers"]:
-        return "alone: no peer is connected (p2p.bootstrap, p2p.relays)"
+        return f"alone: no peer is connected (p2p.bootstrap, p2p.relays){_votes(state.get('votes'))}"
     if not is_following(state):
         return f"no new block for {state['behind_ms'] // 1000} s{_votes(state.get('votes'))}"
     return "follows the chain"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -659,7 +659,7 @@ def _tell_of_machines(client: Client, record: Task) -> None:
     )
 
 
-def _why_not(node: dict[str, Any], record: dict[str, Any], until_ms: int) -> str:
+def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) -> str:
     """Return why a machine is not offered a task before ``until_ms``; empty where it may be."""
     if node["address"].lower() in {address.lower() for address in record["excluded"]}:
         return "lost or left this task, which is for ever"

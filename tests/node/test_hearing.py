@@ -98,6 +98,7 @@ def test_the_status_says_that_too_little_weight_votes_and_who_is_silent() -> Non
         "no new block for 75 s: votes of 60.0 % of the weight came in the last 65 s, and a block needs more than "
         "two thirds of it"
     )
+    assert _health(state | {"votes": votes, "peers": 0}).endswith("a block needs more than two thirds of it")
     assert _silent(votes) == {"silent": NAMES[2:]}
     many = votes | {"silent": [str(number) for number in range(11)]}
     assert _silent(many)["silent"][-2:] == ["7", "and 3 more"]
