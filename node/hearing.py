@@ -17,29 +17,34 @@ STILL_S: Final = 60.0
 SETTLED_S: Final = 10.0
 """Votes of the last block still come so long after it, also of seats that are gone since."""
 HEARD_S_MAX: Final = 120.0
-"""A seat that is there repeats its votes, in a long outage every half minute or so."""
+"""A vote of an earlier view says for so long that its seat is there."""
 HEARD_S_MIN: Final = 40.0
 """After less nothing can be said: this node has only just been started."""
 
 
 class Hearing:
-    """When a vote of each seat came last, by the seat's address; of the seats of one epoch."""
+    """When a new vote of each seat came last, and of which view, by the seat's address; of the seats of one epoch.
+
+    In a view that does not end a living seat votes once; when it repeats that, nothing new has come.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._since_s = now_s()
-        self._heard_s: dict[str, float] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
 
-    def note(self, seat: str) -> None:
+    def note(self, seat: str, view: float) -> None:
         """Note a vote of a seat."""
-        self._heard_s[seat] = self._now_s()
+        self._heard[seat] = self._now_s(), view
 
     def forget(self) -> None:
         """Begin anew: another epoch has other seats."""
-        self._heard_s.clear()
+        self._heard.clear()
 
-    def tell(self, committee: Committee, *, own: int | None, still_s: float) -> dict[str, Any] | None:
-        """Return whose votes came while no block did, for people; None while blocks come.
+    def tell(
+        self, committee: Committee, *, own: int | None, view: int, still_s: float
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """Return who votes in ``view``, the present one, or did since the newest block; None while blocks come.
 
         ``own`` is the seat that this node votes with, ``still_s`` the age of the newest block.
         """
@@ -49,11 +54,13 @@ class Hearing:
             return None
         named = [format_address(seat.address) for seat in committee.seats]
         is_heard = [
-            number == own or self._heard_s.get(seat, -inf) >= now_s - window_s for number, seat in enumerate(named)
+            number == own or heard_s >= now_s - window_s or voted >= view
+            for number, seat in enumerate(named)
+            for heard_s, voted in (self._heard.get(seat, (-inf, -inf)),)
         ]
         heard = sum(weight for weight, there in zip(committee.weights, is_heard, strict=True) if there)
         return {
-            "window_s": int(window_s),
+            "view": view,
             "heard_percent": 1000 * heard // committee.weight / 10,
             "enough": heard >= committee.quorum,
             "silent": [seat for seat, there in zip(named, is_heard, strict=True) if not there],

@@ -61,7 +61,7 @@ class NodeMetrics:
         """Set a gauge."""
         self._labelled(name, labels).set(value)
         if name == SEAT_HEARD:
-            self.hearing.note(labels["seat"])
+            self.hearing.note(labels["seat"], value)
 
     def observe(self, name: str, value: float) -> None:
         """Add to a histogram, in seconds."""

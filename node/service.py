@@ -518,6 +518,7 @@ class Node:
             "votes": self.metrics.hearing.tell(
                 self.agreement.committee,
                 own=None if seat.is_listening else seat.seat,
+                view=seat.view,
                 still_s=behind_ms / 1000,
             ),
             "peers": sync.peers,

@@ -127,7 +127,7 @@ def _votes(votes: dict[str, Any] | None) -> str:
     """Return how much of the weight votes where no block comes."""
     if votes is None:
         return ""
-    heard = f"votes of {votes['heard_percent']} % of the weight came in the last {votes['window_s']} s"
+    heard = f"{votes['heard_percent']} % of the weight votes in view {votes['view']:,}"
     if votes["enough"]:
         return f", although {heard}, which is enough"
     return f": {heard}, and a block needs more than two thirds of it"
