@@ -41,9 +41,7 @@ class Hearing:
         """Begin anew: another epoch has other seats."""
         self._heard.clear()
 
-    def tell(
-        self, committee: Committee, *, own: int | None, view: int, still_s: float
-    ) -> dict[str, Any] | None:  # fmt: skip
+    def tell(self, committee: Committee, *, own: int | None, view: int, still_s: float) -> dict[str, Any] | None:
         """Return who votes in ``view``, the present one, or did since the newest block; None while blocks come.
 
         ``own`` is the seat that this node votes with, ``still_s`` the age of the newest block.

@@ -1,4 +1,4 @@
-"""What the benchmarks on emulated networks share: rates by iperf3 and by the product, gaps, medians."""
+"""What the benchmarks on emulated networks share: rates by iperf3 and by the product, gaps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from testnet.wan.emulator import WanUnavailable
 from testnet.wan.fleet import NODE_PORT, Agent, relay_of
@@ -171,8 +170,3 @@ def verdict(figures: dict[str, float]) -> dict[str, float]:
     if late > LATE_PERCENT_MAX:
         say(f"MARKED: {late:.2f} % of the packets came more than 2 ms late; this machine was too busy, repeat it")
     return figures
-
-
-def medians(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the median of each figure."""
-    return {name: float(statistics.median(run[name] for run in runs)) for name in runs[0]}
