@@ -40,6 +40,8 @@ LONG_CHUNK: Final = 50_000
 SAVE_EVERY_S: Final = 20.0
 MEMORY_MAX_BYTES: Final = 8 * 2**30
 """Address space of a process that reads: beyond it an input gets a MemoryError, and the machine lives on."""
+YOUNG_OBJECTS: Final = 20_000
+"""An input leaves few cycles; they are looked for seldom."""
 DEFAULT_INPUTS: Final = 100_000
 OTHERS: Final = tuple(sample for target in TARGETS.values() for sample in target.samples[:2])
 
@@ -55,6 +57,7 @@ class State:
 def _prepare() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # the product's own objects are no garbage, and looking through them is dear
+    gc.set_threshold(YOUNG_OBJECTS, 20, 100)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
@@ -223,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped either way, what was played is saved
     state = play(options.state, state, options.inputs, names, options.jobs)
     text = report(state)
+    options.state.parent.mkdir(parents=True, exist_ok=True)
     options.state.with_name("report.txt").write_text(text + "\n")
     print(text)
     return 1 if any(course.failures for course in state.courses.values()) else 0

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -69,6 +70,24 @@ def test_what_hangs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "HANGS_S", 0.2)
     course = run_chunk("endless", Target(endless, (b"a",), ()), "1", Course(), 2)
     assert [what for what, _ in course.failures] == ["Hangs()"]
+
+
+def test_what_others_took_of_the_processor_is_not_the_input_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = [True]
+
+    def stopped(_data: bytes) -> None:
+        if first.pop() if first else False:
+            sleep(0.3)
+
+    course = run_chunk("stopped", Target(stopped, (b"a",), ()), "1", Course(), 2)
+    assert course.slowest_s < 0.1
+
+
+def test_nothing_played_is_a_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "state.json"
+    assert campaign.main(["0", "--state", str(path), "--played", str(tmp_path / "none"), "--only", NAME]) == 0
+    assert f"{NAME} " in capsys.readouterr().out
+    assert path.with_name("report.txt").exists()
 
 
 def test_the_place_of_a_refusal_tells_two_refusals_apart() -> None:
