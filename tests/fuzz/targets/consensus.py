@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
 
 from consensus import signer as votesigner
 from consensus.guard import (
@@ -38,7 +40,23 @@ from tests.fuzz.targets.samples import (
     KEY,
 )
 
-OURS = VoteKey(KEY)
+KNOWN_MAX: Final = 4_096
+"""Signatures and proofs that are remembered: changed inputs mostly ask for the same ones."""
+
+
+class _Remembering(VoteKey):
+    """Does the curve's arithmetic once for each digest: what is fuzzed is who may ask for it."""
+
+    @lru_cache(KNOWN_MAX)  # noqa: B019 - there is one
+    def sign_vote(self, digest: bytes) -> bytes:
+        return super().sign_vote(digest)
+
+    @lru_cache(KNOWN_MAX)  # noqa: B019
+    def prove(self, alpha: bytes) -> bytes:
+        return super().prove(alpha)
+
+
+OURS = _Remembering(KEY)
 
 
 def guard() -> Guard:
