@@ -27,7 +27,7 @@ NUMBERS = (
     2**64 - 1, 2**64, 2**127, 2**128, 2**255, 2**256 - 1,
 )  # fmt: skip
 TEXTS = ("", "a", "\0", "0", "-1", "tcp:h:1", "é" * 40, "x" * 70_000, "\U0001f600", "0x", "1e9", "9" * 5000)
-LONE = "\ud800"
+LONE = chr(0xD800)
 """Half a surrogate pair, which JSON can spell and no encoder of UTF-8 takes."""
 STRINGS = (b"", bytes(20), bytes(32), bytes(33), bytes(64), b"\xff" * 32, b"\x80")
 SHAPES: tuple[Any, ...] = (None, [], [[]], [0] * 300, True, 1.5, {})
@@ -94,7 +94,8 @@ def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
                 return changed
             data = changed
     out = bytearray(data)
-    for _ in range((1, 1, 1, 2, 4)[int(draw() * 5)]):
+    count = (1, 1, 1, 2, 4)[int(draw() * 5)]
+    for _ in range(count):
         _change(random, out, others)
     return bytes(out)
 
@@ -111,17 +112,21 @@ def _change(random: Random, out: bytearray, others: Sequence[bytes]) -> None:
         case 2:
             del out[at:]
         case 3:
-            del out[at : at + 1 + int(draw() * 8)]
+            end = at + 1 + int(draw() * 8)
+            del out[at:end]
         case 4:
             out[at:at] = random.randbytes(1 + int(draw() * 8))
         case 5:
-            out[at:at] = out[at : at + 1 + int(draw() * 63)]
+            end = at + 1 + int(draw() * 63)
+            out[at:at] = out[at:end]
         case 6:
             other = others[int(draw() * len(others))]
-            out[at:] = other[int(draw() * (len(other) + 1)) :]
+            start = int(draw() * (len(other) + 1))
+            out[at:] = other[start:]
         case 7:
             head = LENGTHS[int(draw() * len(LENGTHS))]
-            out[at : at + (0, 1, len(head))[int(draw() * 3)]] = head
+            end = at + (0, 1, len(head))[int(draw() * 3)]
+            out[at:end] = head
         case _:
             length = (1, 2, 4, 8)[int(draw() * 4)]
             out[at : at + length] = (b"\0", b"\xff", b"\x7f")[int(draw() * 3)] * length
