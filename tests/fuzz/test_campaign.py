@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from time import sleep
 
 import pytest
 
+from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
 from tests.fuzz import campaign, marks, reading
 from tests.fuzz.campaign import State, load, report, save
@@ -70,6 +72,19 @@ def test_what_hangs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "HANGS_S", 0.2)
     course = run_chunk("endless", Target(endless, (b"a",), ()), "1", Course(), 2)
     assert [what for what, _ in course.failures] == ["Hangs()"]
+
+
+def test_another_process_has_the_same_samples() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "from tests.fuzz.test_campaign import samples; print(*samples(), sep='\\n')"],
+        cwd=campaign.ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert told.split("\n")[:-1] == samples()
+
+
+def samples() -> list[str]:
+    """A digest of each decoder's samples."""
+    return [f"{name} {hashlib.sha256(encode([*one.samples])).hexdigest()}" for name, one in TARGETS.items()]
 
 
 def test_what_others_took_of_the_processor_is_not_the_input_s(monkeypatch: pytest.MonkeyPatch) -> None:

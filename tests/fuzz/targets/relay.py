@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 from prometheus_client import CollectorRegistry
@@ -40,8 +41,9 @@ from relay.protocol import (
 from relay.protocol import decode_message as decode_relay_message
 from relay.protocol import encode_message as encode_relay_message
 from relay.receipts import StoredReceipt
-from relay.route import Route
+from relay.route import NONCE_BYTES, Route
 from relay.telemetry import HTTP_REQUEST_BYTES_MAX, HttpAnswerer
+from state.primitives.keys import SIGNATURE_BYTES
 from tests.fuzz.targets.base import Target, canonical
 from tests.fuzz.targets.samples import CARRIED
 from tests.fuzz.targets.wires import fresh_sessions
@@ -50,7 +52,12 @@ from tests.p2p.helpers import NOW_MS, identity
 TOKEN = b"\x07" * 32
 VOUCHER = Voucher.issue(identity(3), client=b"c" * 20, not_after_ms=NOW_MS)
 HOPS = (Endpoint("r.example", 3, b"r" * 20), Endpoint("::2", 4, b"q" * 20))
-ROUTE = Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS)
+ROUTE = replace(
+    Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS),
+    nonce=b"n" * NONCE_BYTES,
+    signature=b"s" * SIGNATURE_BYTES,
+)
+"""The same in each process; its decoder looks at no signature."""
 LINK_STATE = LinkState.sign(identity(3), {b"r" * 20: Link(20_000, 10**7), b"q" * 20: Link(1, 0)}, now_ms=NOW_MS)
 RELAYED = (
     Reserve(1, 60), Release(), Connect(2, b"t" * 20), Decline(TOKEN), Ping(5), Pong(5),
