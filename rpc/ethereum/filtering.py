@@ -7,7 +7,7 @@ from typing import Final
 from rpc.errors import RpcError
 from rpc.ethereum.filters import LiveFilter
 from rpc.ethereum.line import method
-from rpc.ethereum.logs import BLOCKS_MAX, add_logs, find_logs
+from rpc.ethereum.logs import BLOCKS_MAX, add_logs, find_first_logs, find_logs
 from rpc.ethereum.params import FILTER, QUANTITY, FilterParam
 from rpc.ethereum.places import block_height, find_block, genesis_at
 from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
@@ -44,6 +44,12 @@ def _weigh_logs(node: Node, wanted: FilterParam) -> int:
 def _weigh_filter(node: Node, identifier: int) -> int:
     live = node.filters.get(identifier)
     return 0 if live.of_pool else max(_end(node, live) - live.first, 0) // BLOCKS_OF_UNIT
+
+
+def _weigh_changes(node: Node, identifier: int) -> int:
+    live = node.filters.get(identifier)
+    first, last = _due(node, live)
+    return 0 if live.of_pool else max(last - first, 0) // BLOCKS_OF_UNIT
 
 
 async def get_logs(node: Node, wanted: FilterParam) -> Json:
@@ -91,19 +97,28 @@ async def get_filter_changes(node: Node, identifier: int) -> Json:
     if live.of_pool:
         live.next, hashes = await node.pool_news(live.next)
         return [hexed(item) for item in hashes]
-    first, last = live.next, _end(node, live)
+    first, last = _due(node, live)
     if last < first:
         return []
     live.next = last + 1  # at once: who polls twice at a time is told each thing once
+    seen = first - 1
     try:
-        if live.logs is not None:
-            return await find_logs(node, live.logs, first, last)
-        if last - first >= BLOCKS_MAX:
-            raise RpcError("limit_exceeded", f"limit exceeded: more than {BLOCKS_MAX} blocks", limit=BLOCKS_MAX)
-        return [hexed(await node.hash_of(height)) for height in range(first, last + 1)]
-    except BaseException:
-        live.next = min(live.next, first)
-        raise
+        if live.logs is None:
+            hashes = [hexed(await node.hash_of(height)) for height in range(first, last + 1)]
+            seen = last
+            return hashes
+        found, seen = await find_first_logs(node, live.logs, first, last)
+        return found
+    finally:  # what was not looked at is told at the next poll
+        live.next = min(live.next, seen + 1)
+
+
+def _due(node: Node, live: LiveFilter) -> tuple[int, int]:
+    """Return the first and the last block of the next poll: a client that is far behind comes up in several.
+
+    A refusal would be for ever, since what is new would only become more.
+    """
+    return live.next, min(_end(node, live), live.next + BLOCKS_MAX - 1)
 
 
 def _end(node: Node, live: LiveFilter) -> int:
@@ -153,6 +168,7 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         {"anyOf": [LOGS_OUT, array(HASH_OUT)]},
         _FILTER_ID,
         cost=10,
+        weigh=_weigh_changes,
         lane=Lane.LISTING,
     ),
     method(

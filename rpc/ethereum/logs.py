@@ -21,6 +21,7 @@ __all__ = [
     "add_logs",
     "block_bloom",
     "bloom_of",
+    "find_first_logs",
     "find_logs",
     "log_json",
     "logs_of",
@@ -138,10 +139,25 @@ def logs_in(loaded: LoadedBlock, wanted: LogFilter) -> list[Json]:
 async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> list[Json]:
     """Return the wanted logs of the blocks from ``first`` to ``last``, which are final.
 
-    Raises RpcError over BLOCKS_MAX blocks or LOGS_MAX logs, Pruned below what the node keeps.
+    Raises RpcError over BLOCKS_MAX blocks, and over LOGS_MAX logs of several, Pruned below what the node keeps.
     """
     if last - first >= BLOCKS_MAX:
         raise RpcError("limit_exceeded", f"limit exceeded: at most {BLOCKS_MAX} blocks at once", limit=BLOCKS_MAX)
+    found, _ = await find_first_logs(node, wanted, first, last)
+    if len(found) > LOGS_MAX and first < last:
+        raise RpcError(
+            "limit_exceeded",
+            f"limit exceeded: more than {LOGS_MAX} logs, ask for fewer blocks",
+            limit=LOGS_MAX,
+        )
+    return found
+
+
+async def find_first_logs(node: Node, wanted: LogFilter, first: int, last: int) -> tuple[list[Json], int]:
+    """Return the wanted logs of the blocks from ``first`` on, and the height of the last block that was looked at.
+
+    That is ``last``, or the block with which they are more than LOGS_MAX.
+    """
     masks = wanted.masks()
     found: list[Json] = []
     for height in range(max(first, 1), last + 1):  # the genesis has no block
@@ -152,18 +168,14 @@ async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> lis
             continue
         loaded = await node.block(height)
         if loaded is None:
-            break
+            return found, height - 1
         if bloom is None:
             node.blooms.put(height, block_bloom(loaded))
             await node.yield_turn()  # a block at hand was no wait, and its bloom may have taken long
         await add_logs(node, loaded, wanted, found)
         if len(found) > LOGS_MAX:
-            raise RpcError(
-                "limit_exceeded",
-                f"limit exceeded: more than {LOGS_MAX} logs, ask for fewer blocks",
-                limit=LOGS_MAX,
-            )
-    return found
+            return found, height
+    return found, last
 
 
 async def add_logs(node: Node, loaded: LoadedBlock, wanted: LogFilter, found: list[Json]) -> None:

@@ -36,7 +36,7 @@ from tests.rpc.test_websocket import Socket
 def test_whatever_reads_the_state_in_a_thread_waits_for_its_turn() -> None:
     for method in SURFACE.values():
         source = inspect.getsource(method.handle)
-        if any(name in source for name in ("node.query(", "find_logs(", "node.block(", "find_block(")):
+        if any(name in source for name in ("node.query(", "_logs(", "node.block(", "find_block(")):
             assert method.lane is not None, method.name
 
 
