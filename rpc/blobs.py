@@ -256,6 +256,8 @@ class BlobDoor:
             return
         for number in numbers:
             if number != numbers[0]:
+                if scope["state"]["is_gone"]():  # the node need not read the rest, and the place is another's
+                    raise ConnectionError
                 try:
                     piece = await self._piece(scope, name, number)
                 except DekubeError:

@@ -2,7 +2,7 @@
 
 uvicorn's protocols with four things added: a bound of connections for each address and in all, a deadline for the
 first request, ``drop``, which ends a connection even when its client does not read, and a short way for plain
-requests (``rpc.direct``). The application finds ``drop`` in the ``state`` of its scope.
+requests (``rpc.direct``). The application finds ``drop``, and of HTTP ``is_gone``, in the ``state`` of its scope.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             app_state: dict[str, Any],
             _loop: asyncio.AbstractEventLoop | None = None,
         ) -> None:
-            super().__init__(config, server_state, {**app_state, "drop": self.drop}, _loop)
+            state = {**app_state, "drop": self.drop, "is_gone": self.is_gone}
+            super().__init__(config, server_state, state, _loop)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -395,6 +396,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         def drop(self) -> None:
             """End the connection without waiting for the client."""
             self.transport.abort()
+
+        def is_gone(self) -> bool:
+            """Tell whether nobody reads an answer any more; what is sent then goes nowhere, and says nothing."""
+            return self.transport.is_closing()
 
     class WebSocket(BoundedWebSocket):
         _caller = ""

@@ -14,6 +14,9 @@ from typing import Any, Final
 import httpx
 import pytest
 import trio
+import uvloop
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 import rpc.blobs
 from node.blobs import GatewayBlobs
@@ -23,6 +26,7 @@ from p2p.service import Network, NetworkConfig
 from rpc.backend import Backend
 from rpc.blobs import BlobDoor, BlobOptions, read_range
 from rpc.client import AsyncClient, Client, ClientError, ClientOptions
+from rpc.doors import DoorOptions, Doors, make_protocols
 from rpc.errors import RpcError
 from rpc.gateway import GatewayOptions
 from rpc.grants import GRANT_BLOCKS_MAX, grant_digest, make_grant, read_grant
@@ -37,6 +41,7 @@ from state.primitives.manifests import (
 )
 from tests.p2p.helpers import NOW_MS, identity
 from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Gateway, Node, gateway
+from tests.rpc.test_heads import Echo
 
 UPLOADS: Final = UploadOptions(
     enabled=True, bytes_per_blob_max=8 * PIECE_BYTES, bytes_per_account_day_max=20 * PIECE_BYTES
@@ -338,13 +343,16 @@ async def test_the_node_answers_nonsense_with_a_code(tmp_path: Path, request_: t
 class Asked:
     """What the application is called with, and what it said."""
 
-    def __init__(self, method: str, path: str, *, reads: int = 10**9, writes: list[bytes] | None = None) -> None:
+    def __init__(
+        self, method: str, path: str, *, reads: int = 10**9, writes: list[bytes] | None = None,
+        leaves_after: int = 10**9,
+    ) -> None:  # fmt: skip
         self.dropped = False
         self.said: list[dict[str, Any]] = []
         self._reads, self._writes = reads, writes or []
         self.scope: dict[str, Any] = {
             "type": "http", "method": method, "path": path, "headers": [], "query_string": b"",
-            "state": {"drop": self._drop},
+            "state": {"drop": self._drop, "is_gone": lambda: len(self.said) >= leaves_after},
         }  # fmt: skip
 
     def _drop(self) -> None:
@@ -403,6 +411,52 @@ def test_who_does_not_read_or_write_is_dropped_and_holds_one_piece(monkeypatch: 
         assert not writer.said
 
     asyncio.run(main())
+
+
+def test_for_who_has_left_no_more_pieces_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        made, link = door(monkeypatch, requests_max=1)
+        for pieces in (1, 2):
+            link.pieces_out = 0
+            chunks = (pieces - 1) * PIECE_BYTES // rpc.blobs.CHUNK_BYTES + 2  # and the head
+            left = await Asked("GET", f"/blobs/{BLOB.hex()}", leaves_after=chunks).through(made)
+            assert link.pieces_out == pieces
+            assert not left.dropped
+        stays = await Asked("GET", f"/blobs/{BLOB.hex()}").through(made)
+        assert b"".join(part["body"] for part in stays.said[1:]) == CONTENT
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_kind", [True, False])
+def test_a_client_that_goes_away_is_seen_to_have_gone(is_kind: bool) -> None:
+    async def main() -> None:
+        seen = asyncio.Event()
+
+        async def application(scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            assert not scope["state"]["is_gone"]()
+            while not scope["state"]["is_gone"]():  # noqa: ASYNC110  the state has no event
+                await asyncio.sleep(0)
+            seen.set()
+
+        protocol = make_protocols(Doors(DoorOptions()), Echo())[0]
+        config = Config(application, log_config=None, lifespan="off")  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\nx")
+        if is_kind:
+            writer.close()
+        else:
+            writer.transport.abort()
+        async with asyncio.timeout(30):
+            await seen.wait()
+        server.close()
+
+    uvloop.run(main())
 
 
 def test_places_and_pace_are_bounded_for_each_caller_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from rpc.errors import NodeUnavailable, RpcError
 from rpc.ethereum import filtering, logs
-from rpc.ethereum.filters import Filters
 from rpc.ethereum.filtering import get_filter_changes, get_logs
+from rpc.ethereum.filters import Filters
 from rpc.ethereum.logs import LogFilter
 from rpc.ethereum.params import FILTER
 from rpc.limits import Cache
