@@ -166,12 +166,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             return
         if self.curr_msg_data_type == "text":
             try:
-                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+                data.decode()
             except UnicodeDecodeError:
                 self._fail(CloseCode.INVALID_DATA, "text that is not UTF-8")
                 return
-        else:
-            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        # As bytes, whatever it is: of text, one character beyond the usual ones makes four bytes of each.
+        self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
         self._queued_bytes += len(data)
         if not self.read_paused:
             self.read_paused = True

@@ -253,9 +253,7 @@ class Application:
         tasks: set[asyncio.Task[None]] = set()
         try:
             while (message := await receive())["type"] == "websocket.receive":
-                body = message.get("text")
-                if body is None:
-                    body = message.get("bytes") or b""  # web3.py sends its requests as binary frames
+                body = message["bytes"]  # text is too (rpc.sockets); web3.py sends its requests as binary frames
                 await under_way.acquire()  # who asks faster than is answered is not read
                 await session.wait_room()
                 task = asyncio.ensure_future(self._answer(session, body, caller, under_way))
@@ -269,9 +267,7 @@ class Application:
                 task.cancel()
             self.metrics.websockets.dec()
 
-    async def _answer(
-        self, session: Session, body: bytes | str, caller: Caller, under_way: asyncio.Semaphore
-    ) -> None:
+    async def _answer(self, session: Session, body: bytes, caller: Caller, under_way: asyncio.Semaphore) -> None:
         try:
             answer = await self.dispatcher.answer(body, caller)
             if answer is not None:

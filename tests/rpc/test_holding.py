@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ async def length(_node: object, number: int) -> str:
     return "x" * number
 
 
-def reasons(it: Dispatcher, *bodies: bytes | str) -> list[str]:
+def reasons(it: Dispatcher, *bodies: bytes) -> list[str]:
     async def main() -> list[str]:
         found = []
         for body in bodies:
@@ -93,7 +94,6 @@ def test_who_is_rationed_has_nothing_large_read() -> None:
     malformed = b"[" * 20_000
     it = dispatcher(length, rate_per_s=1, burst=3)
     assert reasons(it, malformed, malformed, malformed) == ["parse_error", "limit_exceeded", "limit_exceeded"]
-    assert reasons(dispatcher(length, rate_per_s=1, burst=3), *3 * [malformed.decode()])[2] == "limit_exceeded"
 
 
 def test_what_is_malformed_costs_like_a_question() -> None:
@@ -108,6 +108,20 @@ def test_more_values_than_a_batch_has_are_not_read() -> None:
     assert reasons(it, b"[" + b"{}," * VALUES_MAX + b"{}]") == ["invalid_request"]
     assert reasons(it, b"[" * (VALUES_MAX + 1)) == ["invalid_request"]
     assert reasons(it, b"[" * 20_000) == ["parse_error"]
+
+
+@pytest.mark.parametrize("sign", ["😀", "é", "\\ud83d\\ude00"])
+def test_a_body_is_counted_with_what_its_text_takes_when_it_is_read(sign: str) -> None:
+    ledger = Ledger(0, 8 * STEP_BYTES)
+    it = dispatcher(length, ledger, rate_per_s=0)
+
+    def body(kilobytes: int, sign: str) -> bytes:
+        text = "a" * (kilobytes * 1024) + sign
+        return f'[{{"jsonrpc":"2.0","id":1,"method":"do","params":[1],"x":"{text}"}}]'.encode()
+
+    assert reasons(it, body(300, ""), body(80, sign)) == ["ok", "ok"]
+    assert reasons(it, body(300, sign)) == ["limit_exceeded"]
+    assert ledger.bytes == 0
 
 
 def test_large_answers_cost_by_their_length() -> None:
