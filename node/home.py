@@ -103,7 +103,9 @@ def check_no_keys(home: Home) -> None:
     """Raise ConfigError where keys are already: before anybody is asked for a passphrase of new ones."""
     root = home.root
     if home.config.exists():
-        raise ConfigError(f"{root}: a node lives here already; nothing was changed")
+        from node.kinds import NODE, kind_of
+
+        raise ConfigError(f"{root}: a {kind_of(home.config) or NODE} lives here already; nothing was changed")
     if home.founder.exists():
         raise ConfigError(f"{root}: a founder's keys are here ({home.founder}); nothing was changed")
     if any((root / "keys").glob("*")):

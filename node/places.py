@@ -119,8 +119,10 @@ class Home:
     def load_options(self) -> NodeOptions:
         """Return the options. Raises ConfigError."""
         from node.config import load_options
+        from node.kinds import NODE, expected
 
-        return load_options(self.config)
+        with expected(self.config, NODE):
+            return load_options(self.config)
 
     def load_genesis(self) -> Genesis:
         """Return the genesis. Raises ConfigError."""

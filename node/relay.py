@@ -12,6 +12,7 @@ from typing import Final
 from node.carriage import GatewayLedger
 from node.config import KeyOptions, LogOptions, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase
+from node.kinds import RELAY, expected
 from node.logs import configure_logs
 from node.tenancy import live_in
 from p2p.identity import Identity, Role
@@ -23,7 +24,7 @@ from relay.metering import Tariff
 from state.primitives.address import format_address
 from state.primitives.genesis import genesis_hash
 
-__all__ = ["RECEIPTS", "RelayHomeOptions", "run_relay_home"]
+__all__ = ["RECEIPTS", "RelayHomeOptions", "load_relay_options", "run_relay_home"]
 
 RECEIPTS: Final = "data/receipts"
 """Where in its home a relay keeps the receipts of its payers."""
@@ -53,12 +54,18 @@ class RelayHomeOptions:
     log: LogOptions = field(default_factory=LogOptions)
 
 
+def load_relay_options(home: Home) -> RelayHomeOptions:
+    """Return the options of the relay that lives in ``home``. Raises ConfigError."""
+    with expected(home.config, RELAY):
+        return load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
+
+
 def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[], str]) -> None:
     """Run the relay that lives in ``home`` until it is told to stop. Raises ConfigError or KeystoreError.
 
     ``urls`` are gateways to ask in place of those of its options, if any.
     """
-    options = load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
+    options = load_relay_options(home)
     urls = urls or options.rpc
     for listen in filter(None, (options.listen, options.metrics)):
         parse_host_port(listen)

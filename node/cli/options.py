@@ -23,12 +23,15 @@ __all__ = [
     "DEFAULT_HOME",
     "FEE",
     "account_of_home",
+    "ask_home",
     "ask_line",
     "ask_new_passphrase",
     "ask_passphrase",
     "home_option",
     "open_key",
     "read_input",
+    "relay_home_option",
+    "signer_home_option",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -37,6 +40,8 @@ STDIN: Final = "-"
 TERMINAL: Final = "/dev/tty"
 _TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096
+ASK_S: Final = 10.0
+"""How long a node may take to answer its owner."""
 
 
 class _Amount(click.ParamType[int]):
@@ -70,15 +75,37 @@ class _Fee(click.ParamType[int]):
 FEE: Final = _Fee()
 
 
-def home_option(function: _Function) -> _Function:
-    """Add ``--home``; the function gets ``home`` as a Home."""
+def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
+    """Return what adds ``--home``; the function gets ``home`` as a Home."""
     return click.option(
         "--home",
         default=DEFAULT_HOME,
         show_default=True,
         callback=lambda _ctx, _param, value: Home(Path(os.path.expanduser(value)).absolute()),
-        help="Folder of the node.",
-    )(function)
+        help=f"Folder of the {kind}.",
+    )
+
+
+home_option: Final = _home_option_of("node")
+relay_home_option: Final = _home_option_of("relay")
+signer_home_option: Final = _home_option_of("signer")
+
+
+def ask_home(home: Home, verb: str, *, timeout_s: float = ASK_S, **fields: Any) -> Any:
+    """Ask the node that runs in ``home``; return its answer.
+
+    Raises ControlUnavailable when none answers, ConfigError where something else than a node lives there.
+    """
+    from rpc.client.control import ControlUnavailable, ask_node
+
+    try:
+        return ask_node(home.control, verb, timeout_s=timeout_s, **fields)
+    except ControlUnavailable:
+        if home.config.exists():
+            from node.kinds import NODE, check_kind
+
+            check_kind(home.config, NODE)
+        raise
 
 
 def ask_passphrase(file: Path | None, prompt: str = "Passphrase") -> str:
@@ -172,12 +199,14 @@ def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
 
 
 def account_of_home(home: Home, passphrase_file: Path | None = None) -> SecretKey:
-    """Return the account key of the node in ``home``, opened by a file of the person's or the home's own.
+    """Return the account key of what lives in ``home``, opened by a file of the person's or the home's own.
 
     Raises ConfigError or KeystoreError.
     """
-    options = home.load_options()
-    path = home.path(options.keys.account)
+    from node.kinds import keys_of
+
+    keys = keys_of(home)
+    path = home.path(keys.account)
     if not path.exists():
         raise ConfigError(f"{path}: no account key; `dekube init` makes one")
-    return open_key(path, passphrase_file or home.passphrase_file(options.keys))
+    return open_key(path, passphrase_file or home.passphrase_file(keys))

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, home_option
+from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_rows, show_time
-from node.cli.session import Session, session_options
+from node.cli.session import Session, send, session_options
 from node.home import Home, create_home, load_genesis, load_key
 from node.keyring import random_key
 from rpc.client import Client, TransactionRefused
@@ -30,7 +30,7 @@ def relay() -> None:
 
 
 @relay.command()
-@home_option
+@relay_home_option
 @click.option("--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network.")
 @json_option
 def init(home: Home, genesis: Path, as_json: bool) -> None:
@@ -46,7 +46,7 @@ def init(home: Home, genesis: Path, as_json: bool) -> None:
 
 
 @relay.command()
-@home_option
+@relay_home_option
 @click.option("--rpc", "urls", multiple=True, metavar="URL", help="Gateway to ask; default: those of config.toml.")
 def run(home: Home, urls: tuple[str, ...]) -> None:
     """Run the relay in --home until SIGTERM or Ctrl-C.
@@ -71,8 +71,10 @@ def deposit(session: Session, amount: int, as_json: bool) -> None:
     from node.cli.wallet import show_receipt
     from tasks.carriage import FUND_CARRIAGE
 
+    if not amount:
+        raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
     with session.client() as client:
-        receipt = client.send(session.key(), FUND_CARRIAGE, [amount])
+        receipt = send(client, session.key(), FUND_CARRIAGE, [amount])
     show_receipt(receipt, as_json)
 
 
@@ -89,8 +91,19 @@ def withdraw(session: Session, amount: int, as_json: bool) -> None:
     from tasks.carriage import WITHDRAW_CARRIAGE
 
     with session.client() as client:
-        receipt = client.send(session.key(), WITHDRAW_CARRIAGE, [amount])
+        key = session.key()
+        found = client.carriage(key.address)
+        if amount > found.deposit:
+            raise TransactionRefused(f"{show_amount(found.deposit)} are put down, no more can be taken back")
+        if amount == found.withdrawing == 0:
+            raise TransactionRefused("nothing is being taken back, so there is nothing to undo")
+        receipt = send(client, key, WITHDRAW_CARRIAGE, [amount])
+        release_ms = client.carriage(key.address).release_ms
     show_receipt(receipt, as_json)
+    if not as_json and release_ms:
+        click.echo(
+            f"\nIt is on the account again from {show_time(release_ms)} on, by itself (dekube relay account)."
+        )
 
 
 @relay.command()
@@ -117,15 +130,14 @@ def account(session: Session, account: str | None, as_json: bool) -> None:
 
 
 def _account(home: Home) -> SecretKey:
-    from node.config import load_table
-    from node.relay import RelayHomeOptions
+    from node.relay import load_relay_options
 
-    keys = load_table(home.config, RelayHomeOptions, made_by="dekube relay init").keys
+    keys = load_relay_options(home).keys
     return load_key(home.path(keys.account), ask_passphrase(home.passphrase_file(keys)))
 
 
 @relay.command()
-@home_option
+@relay_home_option
 @click.option("--rpc", "url", required=True, metavar="URL", help="Gateway to ask.")
 @click.option("--at", "where", required=True, metavar="HOST:PORT", help="Where clients reach this relay.")
 @click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: what the chain asks at least.")
@@ -161,13 +173,13 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
             raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
         click.echo("Waiting until it is final ...", err=True)
         kind = UPDATE_NODE if is_known else REGISTER_NODE
-        receipt = client.send(key, kind, node_payload(profile, amount))
+        receipt = send(client, key, kind, node_payload(profile, amount))
     shown = {"relay": format_address(key.address), "endpoint": str(endpoint)}
     show_fields({**shown, "transaction": receipt.document["transaction_hash"]}, as_json=as_json)
 
 
 @relay.command()
-@home_option
+@relay_home_option
 @click.option("--rpc", "url", default="", metavar="URL", help="Gateway to send to; without it, only look.")
 @click.option("--all", "is_all", is_flag=True, help="Send also what is worth less than its fee.")
 @json_option
@@ -187,7 +199,7 @@ def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
     store = ReceiptStore(home.path(RECEIPTS))
     rows: list[dict[str, Any]] = []
     client = Client(url) if url else None
-    key = _account(home)
+    key = _account(home) if client is not None else None
     fee = 0
     if client is not None and not is_all:
         fee = settlement_fee(client)
@@ -198,9 +210,9 @@ def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
             state = "expired"
         elif receipt.amount < fee:
             state = "worth less than its fee"
-        elif client is not None:
+        elif client is not None and key is not None:
             try:
-                client.send(key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
+                send(client, key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
                 state = "settled"
             except TransactionRefused as error:
                 state = str(error)

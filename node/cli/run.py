@@ -16,10 +16,10 @@ from typing import Any, Final
 import click
 
 from node.cli.guard import guard
-from node.cli.options import ask_unseen, home_option
+from node.cli.options import ask_home, ask_unseen, home_option
 from node.cli.output import json_option, show, show_fields, show_rows
 from node.config import NodeOptions, flat_options
-from node.control import ControlUnavailable, ask_node, short_path
+from node.control import ControlUnavailable, short_path
 from node.home import Home
 from state.primitives.errors import DekubeError
 
@@ -143,9 +143,7 @@ def _drain(home: Home, params: dict[str, bool], *, waits: bool) -> dict[str, Any
     asked = False
     while True:
         try:
-            state: dict[str, Any] = ask_node(
-                home.control, "admin", timeout_s=10, method="admin_drain", params=params
-            )
+            state: dict[str, Any] = ask_home(home, "admin", method="admin_drain", params=params)
         except ControlUnavailable:
             if not (asked and params["stop"]):
                 raise

@@ -15,13 +15,16 @@ from node.cli.options import DEFAULT_HOME, account_of_home, open_key
 from node.cli.patience import TellingClient
 from node.home import Home, read_keystore
 from node.keyring import Keyring
-from rpc.client import Client
+from node.kinds import gateways_of, keys_of
+from rpc.client import Client, TransactionRefused
+from rpc.client.shapes import Receipt
 from state.primitives.address import parse_address
+from state.primitives.codec import Value
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import keystore_address
 
-__all__ = ["Session", "session_options"]
+__all__ = ["Session", "send", "session_options"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,8 +44,8 @@ class Session:
         return Keyring(self.home.root / "wallet")
 
     def gateways(self) -> tuple[str, ...]:
-        """Return the gateways to ask: those of --rpc, else that of the node in the home. Raises ConfigError."""
-        return self.urls or (self._own_gateway(),)
+        """Return the gateways to ask: those of --rpc, else those of who lives in the home. Raises ConfigError."""
+        return self.urls or self._own_gateways()
 
     def client(self) -> Client:
         """Return a client of the gateways, which says what it waits for when that takes long."""
@@ -56,7 +59,7 @@ class Session:
         return self.home.control if not self.urls and self.home.control.exists() else None
 
     def key(self, name: str | None = None) -> SecretKey:
-        """Return the key that signs: ``name`` or --key, else the account of the home's node, else the only one."""
+        """Return the key that signs: ``name`` or --key, else that of who lives in the home, else the only one."""
         name = name or self.key_name
         if name is None and self.home.config.exists():
             return account_of_home(self.home, self.passphrase_file)
@@ -75,19 +78,28 @@ class Session:
             if name.startswith("0x"):
                 parse_address(name)
         if name is None and self.home.config.exists():
-            place = self.home.path(self.home.load_options().keys.account)
+            place = self.home.path(keys_of(self.home).account)
         else:
             place = self.keyring.only() if name is None else self.keyring.find(name)
         named = keystore_address(read_keystore(place))
         return named if named is not None else self.key(name).address
 
-    def _own_gateway(self) -> str:
+    def _own_gateways(self) -> tuple[str, ...]:
         if not self.home.config.exists():
             raise ConfigError(f"{self.home.root}: no node lives here; --rpc URL names a gateway to ask")
-        listen = self.home.load_options().rpc.listen
-        if not listen:
-            raise ConfigError(f"{self.home.root}: this node has no gateway (rpc.listen); name one with --rpc")
-        return "http://" + listen.replace("0.0.0.0", "127.0.0.1")  # noqa: S104  the other way round
+        return gateways_of(self.home)
+
+
+def send(client: Client, key: SecretKey, kind: int, payload: list[Value]) -> Receipt:
+    """Send a transaction and return its receipt when it is final, unless the newest state would refuse it.
+
+    A transaction that fails in a block costs its fee all the same. Raises TransactionRefused before it is signed.
+    """
+    outcome = client.estimate(key.address, kind, payload)
+    if not outcome.succeeded:
+        reason = outcome.reason or "unknown"
+        raise TransactionRefused(f"the chain would refuse it: {reason}; nothing was sent", reason=reason)
+    return client.send(key, kind, payload)
 
 
 def session_options(function: _Function) -> _Function:

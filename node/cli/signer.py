@@ -20,7 +20,7 @@ from node.cli.guard import (
     read_watermark,
     vote_key_option,
 )
-from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, home_option, open_key
+from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, open_key, signer_home_option
 from node.cli.output import json_option, show, show_fields
 from node.cli.tasks import ADDRESS
 from node.home import Home, check_no_keys, create_home, load_genesis
@@ -67,7 +67,7 @@ def signer() -> None:
 
 
 @signer.command()
-@home_option
+@signer_home_option
 @click.option("--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network.")
 @_vote_options
 @click.option("--listen", default="", metavar="HOST:PORT", help="Serve nodes on other machines, encrypted.")
@@ -117,7 +117,7 @@ def init(
 
 
 @signer.command(name="add-key")
-@home_option
+@signer_home_option
 @_vote_options
 @json_option
 def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_json: bool) -> None:
@@ -137,7 +137,7 @@ def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_
 
 
 @signer.command()
-@home_option
+@signer_home_option
 @vote_key_option
 @click.argument("account", type=ADDRESS)
 @json_option
@@ -157,7 +157,7 @@ def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None
 
 
 @signer.command()
-@home_option
+@signer_home_option
 @click.option(
     "--accept-empty-guard",
     is_flag=True,
@@ -175,7 +175,7 @@ def run(home: Home, accept_empty_guard: bool) -> None:
 
 
 @signer.command()
-@home_option
+@signer_home_option
 @json_option
 def status(home: Home, as_json: bool) -> None:
     """Show up to where the keys of the running signer in --home have voted, and whether a node uses them."""
@@ -201,7 +201,7 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
 
 
 @signer.command()
-@home_option
+@signer_home_option
 @vote_key_option
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
@@ -227,7 +227,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 
 
 @signer.command(name="import")
-@home_option
+@signer_home_option
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from node.cli.options import home_option
+from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_fields, show_rows
 from node.places import Home
-from rpc.client.control import ask_node
 
 __all__ = ["is_following", "status"]
 
@@ -41,12 +40,12 @@ def status(home: Home, check: bool, as_json: bool) -> None:
       dekube status
       dekube status --check --json
     """
-    state = ask_node(home.control, "status", timeout_s=10)
+    state = ask_home(home, "status")
     if as_json:
         show(state)
     else:
         is_validator = "validator" in state["roles"] and state.get("state_sync") is None
-        _show(state, ask_node(home.control, "admin", method="admin_getValidator") if is_validator else None)
+        _show(state, ask_home(home, "admin", method="admin_getValidator") if is_validator else None)
     if check and not is_following(state):
         raise click.exceptions.Exit(1)
 

@@ -15,18 +15,20 @@ from node.cli.blobs import download_folder, show_progress
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
 from node.cli.options import AMOUNT
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, send, session_options
 from node.cli.terminal import printable_lines
 from node.posting import NEXT, follow, make_digits_job, put_digits_of
 from rpc.client import Client, NoResult, TaskEnded, TransactionRefused
 from rpc.client.core import hexed
-from rpc.client.shapes import EscrowTotals, Receipt, Task
+from rpc.client.shapes import EscrowTotals, Task
 from state.primitives.address import format_address, parse_address
+from state.primitives.codec import Value
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SecretKey
 from tasks.lifecycle import Phase
 from tasks.spec import decode_spec, encode_spec
+from tasks.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
 
 __all__ = ["task"]
 
@@ -593,7 +595,7 @@ def cancel(session: Session, task_id: bytes, as_json: bool) -> None:
 
     A window under way is still finished and paid; a worker that has begun to prepare is paid for its time.
     """
-    _act(session, task_id, lambda client, key: client.cancel_task(key, task_id), as_json)
+    _act(session, task_id, CANCEL_TASK, [task_id], as_json)
 
 
 @task.command(name="top-up")
@@ -605,7 +607,7 @@ def top_up(session: Session, task_id: bytes, amount: int, as_json: bool) -> None
     """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
     if not amount:
         raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
-    _act(session, task_id, lambda client, key: client.top_up_task(key, task_id, amount), as_json)
+    _act(session, task_id, TOP_UP_TASK, [task_id, amount], as_json)
 
 
 @task.command()
@@ -619,7 +621,7 @@ def demand(session: Session, task_id: bytes, amount: int, as_json: bool) -> None
     AMOUNT (0.01 is 0.01 DKB) pays them if they can, and each then has a copy to download; it comes back, with the
     last window's price, if its worker does not serve it. What is too much comes back too.
     """
-    _act(session, task_id, lambda client, key: client.demand_result(key, task_id, amount), as_json, is_over=True)
+    _act(session, task_id, DEMAND_RESULT, [task_id, amount], as_json, is_over=True)
 
 
 @task.command()
@@ -632,10 +634,7 @@ def resume(session: Session, task_id: bytes, as_json: bool) -> None:
     A machine that has lost or left the task is not offered it again, also when it is back: where no other one is
     registered, the task pauses again. That is said before the fee is paid.
     """
-    _act(
-        session, task_id, lambda client, key: client.resume_task(key, task_id), as_json, only_in="paused",
-        tell=_tell_of_machines,
-    )  # fmt: skip
+    _act(session, task_id, RESUME_TASK, [task_id], as_json, only_in="paused", tell=_tell_of_machines)
 
 
 def _tell_of_machines(client: Client, record: Task) -> None:
@@ -673,7 +672,7 @@ def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) 
 
 
 def _act(
-    session: Session, task_id: bytes, act: Callable[[Client, SecretKey], Receipt], as_json: bool, *,
+    session: Session, task_id: bytes, kind: int, payload: list[Value], as_json: bool, *,
     only_in: str | None = None, is_over: bool = False, tell: Callable[[Client, Task], None] | None = None,
 ) -> None:  # fmt: skip
     key = session.key()
@@ -691,7 +690,7 @@ def _act(
         if tell is not None:
             tell(client, record)
         _say("Waiting until it is final ...")
-        receipt = act(client, key)
+        receipt = send(client, key, kind, payload)
         record = _record(client, task_id)
     answer = {
         "task": hexed(task_id),

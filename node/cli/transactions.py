@@ -11,7 +11,7 @@ import click
 
 from node.cli.options import AMOUNT, ask_passphrase
 from node.cli.output import json_option, show_amount, show_time
-from node.cli.session import Session, session_options
+from node.cli.session import Session, send, session_options
 from node.cli.wallet import show_receipt
 from node.home import Home
 from node.keyring import random_key
@@ -69,7 +69,7 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
             vote = _vote_key(session.home, passphrase, registered)
             chain = client.chain().genesis_hash
             payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
-        receipt = client.send(key, STAKE_KIND, payload)
+        receipt = send(client, key, STAKE_KIND, payload)
         chain_now = client.call("dekube_getCommittee")
     show_receipt(receipt, as_json)
     if not as_json and receipt.succeeded:
@@ -114,7 +114,7 @@ def rotate_keys(session: Session, as_json: bool) -> None:
             options = replace(options, keys=replace(options.keys, vote_next=file))
             rewrite_options(home, options)
         payload = stake_payload(0, following, genesis_hash=chain, address=key.address)
-        receipt = client.send(key, STAKE_KIND, payload)
+        receipt = send(client, key, STAKE_KIND, payload)
     show_receipt(receipt, as_json)
     if not as_json:
         click.echo(f"\nThe new key sits {_seated_from(committee)}: start the node again before that.")
@@ -136,7 +136,7 @@ def unstake(session: Session, amount: int, as_json: bool) -> None:
         if amount > held:
             raise TransactionRefused(f"{show_amount(held)} are staked, no more can be taken out")
         _check_left(held - amount, client)
-        receipt = client.send(key, UNSTAKE_KIND, [amount])
+        receipt = send(client, key, UNSTAKE_KIND, [amount])
         returning = _account(client, key)["unbonding"]
     show_receipt(receipt, as_json)
     if not as_json and returning:

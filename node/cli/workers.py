@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import AMOUNT
+from node.cli.options import AMOUNT, ask_home
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, send, session_options
 from node.cli.tasks import ADDRESS
-from node.control import ask_node
 from rpc.client import Client
 from rpc.client.shapes import Receipt
 from state.primitives.address import format_address
@@ -169,7 +168,7 @@ def duties(session: Session, address: str | None, as_json: bool) -> None:
 @json_option
 def jobs(session: Session, as_json: bool) -> None:
     """Show the jobs that the node in --home runs now."""
-    running = ask_node(session.home.control, "status", timeout_s=10)["jobs"]
+    running = ask_home(session.home, "status")["jobs"]
     rows = [
         {**job, "task": "0x" + job["task"], "done": f"{job['step']}/{job['total_steps']}"}
         for job in running
@@ -205,7 +204,7 @@ def register(session: Session, bond: int | None, as_json: bool) -> None:
         if amount < least:
             raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
         click.echo(f"Locking {show_amount(amount)} and waiting until it is final ...", err=True)
-        receipt = client.send(key, REGISTER_NODE, node_payload(_profile(session, key.address), amount))
+        receipt = send(client, key, REGISTER_NODE, node_payload(_profile(session, key.address), amount))
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -220,7 +219,7 @@ def update(session: Session, bond: int, as_json: bool) -> None:
         if _find(client, "0x" + key.address.hex()) is None:
             raise ConfigError("this machine is not registered; `dekube worker register` does it")
         click.echo("Waiting until it is final ...", err=True)
-        receipt = client.send(key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
+        receipt = send(client, key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -271,7 +270,7 @@ def retire(session: Session, as_json: bool) -> None:
         if node["status"] == "retiring":
             raise ConfigError("this machine is retiring already")
         click.echo("Waiting until it is final ...", err=True)
-        receipt = client.send(key, RETIRE_NODE, [])
+        receipt = send(client, key, RETIRE_NODE, [])
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -287,7 +286,7 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
 
 
 def _who(session: Session, address: str | None) -> str:
-    return address if address is not None else "0x" + session.key().address.hex()
+    return address if address is not None else "0x" + session.address().hex()
 
 
 def _shown(who: str) -> str:

@@ -10,6 +10,7 @@ from consensus.signer import KEYS_MAX
 from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
 from node.guards import begin_guard
 from node.home import Home, load_key, save_key, write_whole
+from node.kinds import SIGNER, expected
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.genesis import genesis_hash
@@ -48,7 +49,8 @@ class SignerHomeOptions:
 
 def load_signer_options(path: Path) -> SignerHomeOptions:
     """Return the options of a signer's home. Raises ConfigError."""
-    options = load_table(path, SignerHomeOptions, made_by="dekube signer init")
+    with expected(path, SIGNER):
+        options = load_table(path, SignerHomeOptions, made_by="dekube signer init")
     try:
         return check_signer_options(options)
     except ConfigError as error:

@@ -25,6 +25,7 @@ from node.config import parse_host_port
 from node.control import short_path
 from node.guards import is_retired, open_guard
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
+from node.kinds import SIGNER, check_kind
 from node.logs import configure_logs
 from node.signals import stop_when_told
 from node.signer.door import Door
@@ -44,10 +45,14 @@ CONNECTIONS_MAX: Final = 16
 
 
 async def ask_home(home: Home, request: Request) -> Answer:
-    """Ask the signer that runs in ``home``. Raises SignerUnavailable, or what a refusal stands for."""
+    """Ask the signer that runs in ``home``. Raises SignerUnavailable, or what a refusal stands for.
+
+    Raises ConfigError where something else lives.
+    """
     try:
         stream = await trio.open_unix_socket(short_path(signer_socket(home)))
     except OSError as error:
+        check_kind(home.config, SIGNER)
         raise SignerUnavailable(
             f"no signer runs in {home.root} ({error.strerror or error}); `dekube signer run` starts it"
         ) from None

@@ -11,11 +11,12 @@ from click.testing import CliRunner, Result
 
 from node.cli import group
 from node.cli.session import Session
-from rpc.client import Client
+from rpc.client import Client, TransactionRefused
 from rpc.client.shapes import Task
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tasks.spec import encode_spec
+from tasks.transitions import RESUME_TASK
 from tests.tasks.world import spec
 
 KEY = SecretKey(b"k" * 32)
@@ -29,6 +30,7 @@ class Requested:
 
     def __init__(self, held: bool | None = None, machines: tuple[dict[str, Any], ...] = (), **task: Any) -> None:
         self.asked: list[str] = []
+        self.refusal = ""
         self.held = held
         self.machines = machines
         price = {"max_price_per_gpu_s": "100"}
@@ -75,7 +77,11 @@ class Requested:
             ),
         )  # fmt: skip
 
-    def resume_task(self, _key: SecretKey, _task: bytes) -> Any:
+    def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
+        return SimpleNamespace(succeeded=not self.refusal, reason=self.refusal or None)
+
+    def send(self, _key: SecretKey, kind: int, payload: list[Any]) -> Any:
+        assert (kind, payload) == (RESUME_TASK, [bytes.fromhex(TASK_ID[2:])])
         self.asked.append("resume_task")
         return SimpleNamespace(transaction_hash="0x12", block=SimpleNamespace(height=7))
 
@@ -138,6 +144,18 @@ def test_a_task_whose_checks_cannot_be_paid_is_to_be_topped_up_first(
 ) -> None:
     client = Requested(machines=(machine(),), reason="funds_low")
     assert "`dekube task top-up`" in run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path).stderr
+
+
+def test_what_the_chain_would_refuse_is_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Requested(machines=(machine(),))
+    client.refusal = "wrong_phase"
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
+    monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
+    command = ["task", "resume", TASK_ID, "--home", str(tmp_path)]
+    done = CliRunner().invoke(group, command, standalone_mode=False)
+    assert isinstance(done.exception, TransactionRefused)
+    assert str(done.exception) == "the chain would refuse it: wrong_phase; nothing was sent"
+    assert client.asked == []
 
 
 @pytest.mark.parametrize("verb", ["show", "proof", "bill", "watch", "result", "cancel", "resume"])
