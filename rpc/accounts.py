@@ -35,10 +35,11 @@ async def get_nonce(node: Node, who: bytes) -> Json:
     """Answer ``dekube_getNonce``."""
     number = node.head.height
     [record] = await node.read(number, account_key(who))
+    nonce, _ = nonce_and_balance(record)
     return {
         "at": await stamp(node, number),
-        "nonce": nonce_and_balance(record)[0],
-        "pending_nonce": await node.pending_nonce(who),
+        "nonce": nonce,
+        "pending_nonce": max(nonce, await node.pending_nonce(who)),
     }
 
 

@@ -135,14 +135,15 @@ async def get_block(node: Node, block: int | bytes | None, transactions: bool) -
 
 async def get_blocks(node: Node, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getBlocks``."""
+    asked_at = node.head
     match cursor:
         case None:
-            top = node.head.height
-        case ["blocks", int(top)] if 0 <= top <= node.head.height:
+            top = asked_at.height
+        case ["blocks", int(top)] if 0 <= top <= asked_at.height:
             pass
         case _:
             raise foreign_cursor()
-    lowest = max(node.head.oldest_block, 1)
+    lowest = max(asked_at.oldest_block, 1)
     items = []
     for height in range(top, max(top - limit, lowest - 1), -1):
         loaded = await node.block(height)
@@ -151,7 +152,7 @@ async def get_blocks(node: Node, cursor: list[Any] | None, limit: int) -> Json:
         items.append(render.header(loaded))
     below = top - limit
     return {
-        "at": at(node.head),
+        "at": at(asked_at),
         "items": items,
         "next": make_cursor(["blocks", below]) if below >= lowest else None,
     }

@@ -10,6 +10,7 @@ from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.schema import NUMBER, Param, array, natural, nullable, obj
 from rpc.table import Json, Method, Node
 from rpc.turns import Lane
+from rpc.view import Head
 from state.primitives.committee import Committee
 from state.primitives.genesis import ChainParameters
 from state.transition.epochs import EpochInfo, Tally, epoch_of, first_height, load_epoch, load_tally
@@ -32,10 +33,10 @@ class _Epoch(NamedTuple):
 
 async def get_committee(node: Node, epoch: int | None) -> Json:
     """Answer ``dekube_getCommittee``."""
-    number, chain, found = await _find(node, epoch)
+    asked_at, number, chain, found = await _find(node, epoch)
     committee = found.committee
     return {
-        "at": at(node.head),
+        "at": at(asked_at),
         "epoch": number,
         "first_height": first_height(number, chain),
         "last_height": first_height(number + 1, chain) - 1,
@@ -58,10 +59,10 @@ async def get_committee(node: Node, epoch: int | None) -> Json:
 
 async def get_epoch(node: Node, epoch: int | None) -> Json:
     """Answer ``dekube_getEpoch``."""
-    number, chain, found = await _find(node, epoch)
+    asked_at, number, chain, found = await _find(node, epoch)
     committee, info, tally = found
     return {
-        "at": at(node.head),
+        "at": at(asked_at),
         "epoch": number,
         "first_height": first_height(number, chain),
         "last_height": first_height(number + 1, chain) - 1,
@@ -87,13 +88,13 @@ def _tallies(committee: Committee, tally: Tally) -> Json:
     ]  # fmt: skip
 
 
-async def _find(node: Node, epoch: int | None) -> tuple[int, ChainParameters, _Epoch]:
-    chain = parameters_of(node.description.parameters).chain
-    number = epoch_of(node.head.height + 1, chain) if epoch is None else epoch
-    found = await node.query(node.head.height, _epoch_of, number, chain)
+async def _find(node: Node, epoch: int | None) -> tuple[Head, int, ChainParameters, _Epoch]:
+    head, chain = node.head, parameters_of(node.description.parameters).chain
+    number = epoch_of(head.height + 1, chain) if epoch is None else epoch
+    found = await node.query(head.height, _epoch_of, number, chain)
     if found is None:
         raise RpcError("not_found", f"epoch {number} is not selected yet, or forgotten", epoch=number)
-    return number, chain, found
+    return head, number, chain, found
 
 
 def _epoch_of(reader: Reader, epoch: int, chain: ChainParameters) -> _Epoch | None:

@@ -10,7 +10,7 @@ from rpc.schema import HEIGHT, Param
 from rpc.table import Json, Node
 from rpc.view import Head
 
-__all__ = ["AT_HEIGHT", "no_state", "stamp", "state_height"]
+__all__ = ["AT_HEIGHT", "found_at", "no_state", "stamp", "state_height"]
 
 AT_HEIGHT: Final = Param("height", HEIGHT, "The state after this block; absent: the newest.", required=False)
 
@@ -38,3 +38,11 @@ async def stamp(node: Node, height: int) -> Json:
     if height == head.height:
         return at(head)
     return {"height": height, "hash": hexed(await node.hash_of(height))}
+
+
+def found_at(node: Node, asked_at: Head, found: Json) -> Json:
+    """Return the stamp of a search that began at ``asked_at``.
+
+    What was not found then may be in a block that came while the node was asked.
+    """
+    return at(asked_at if found is None else node.head)

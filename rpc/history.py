@@ -52,11 +52,12 @@ HISTORY_COMPONENTS: Final = {
 
 async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getAccountHistory``."""
+    asked_at = node.head
     match cursor:
         case None:
-            before = None
+            before = (asked_at.height + 1, 0)  # the node may have a block more by now
         case ["history", bytes(bound), int(height), int(index)] if (
-            bound == who and 0 <= height <= node.head.height and 0 <= index < INDEX_LIMIT
+            bound == who and 0 <= height <= asked_at.height and 0 <= index < INDEX_LIMIT
         ):
             before = (height, index)
         case _:
@@ -73,7 +74,7 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
         items.append(await entry(node, who, loaded, index))
     more = len(places) > limit
     return {
-        "at": at(node.head),
+        "at": at(asked_at),
         "items": items,
         "next": make_cursor(["history", who, *places[limit - 1]]) if more else None,
     }

@@ -60,14 +60,16 @@ async def _headers(
 
 async def get_epoch_record(node: Node, epoch: int) -> Json:
     """Answer ``dekube_getEpochRecord``."""
+    asked_at = node.head
     records = await node.epoch_records(epoch, 1)
-    return {"at": at(node.head), "record": hexed(records[0]) if records else None}
+    return {"at": at(asked_at), "record": hexed(records[0]) if records else None}
 
 
 async def get_epoch_records(node: Node, from_epoch: int, limit: int) -> Json:
     """Answer ``dekube_getEpochRecords``."""
+    asked_at = node.head
     return {
-        "at": at(node.head),
+        "at": at(asked_at),
         "records": [hexed(record) for record in await node.epoch_records(from_epoch, limit)],
     }
 
@@ -85,9 +87,10 @@ async def get_headers(node: Node, from_height: int, limit: int) -> Json:
 
 async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getTransactionProof``."""
+    asked_at = node.head
     found = await final_transaction(node, hash_)
     if found is None:
-        return {"at": at(node.head), "transaction": None}
+        return {"at": at(asked_at), "transaction": None}
     loaded, index = found
     return {
         "at": at(node.head),
@@ -97,9 +100,10 @@ async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
 
 async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getReceiptProof``: the root over the receipts of block h stands in the header of h + 1."""
+    asked_at = node.head
     found = await final_transaction(node, hash_)
     if found is None:
-        return {"at": at(node.head), "receipt": None}
+        return {"at": at(asked_at), "receipt": None}
     loaded, index = found
     above = await certified_headers(node, loaded.height + 1, HEADERS_MAX)
     leaves = loaded.receipt_leaves

@@ -7,6 +7,7 @@ from typing import Any, Final
 from rpc import render
 from rpc.blocks import waiting_transaction
 from rpc.errors import RpcError
+from rpc.heights import found_at
 from rpc.light import TRANSACTION_HASH, final_transaction
 from rpc.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.render import AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, at, hexed
@@ -39,14 +40,15 @@ ARRIVALS_LIMIT: Final = 2**63
 
 async def get_transaction(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getTransaction``."""
+    asked_at = node.head
     found = await _final_transaction(node, hash_)
     if found is None:
         waiting = await node.pool_get(hash_)
         if waiting is not None:
-            found = render.transaction(waiting_transaction(waiting), node.kinds, None)
-        else:
-            found = await _final_transaction(node, hash_)  # a block may have taken it in between
-    return {"at": at(node.head), "transaction": found}
+            shown = render.transaction(waiting_transaction(waiting), node.kinds, None)
+            return {"at": at(asked_at), "transaction": shown}
+        found = await _final_transaction(node, hash_)  # a block may have taken it in between
+    return {"at": found_at(node, asked_at, found), "transaction": found}
 
 
 async def _final_transaction(node: Node, hash_: bytes) -> Json:
@@ -64,16 +66,20 @@ async def _final_receipt(node: Node, hash_: bytes) -> Json:
 
 async def get_receipt(node: Node, hash_: bytes) -> Json:
     """Answer ``dekube_getReceipt``."""
+    asked_at = node.head
     receipt = await _final_receipt(node, hash_)
-    return {"at": at(node.head), "receipt": receipt}
+    return {"at": found_at(node, asked_at, receipt), "receipt": receipt}
 
 
 async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
     """Answer ``dekube_waitForReceipt``."""
     is_final = await node.wait_transaction(hash_, timeout_ms) is not None
     receipt = await _final_receipt(node, hash_) if is_final else None
+    asked_at = node.head
     pending = receipt is None and await node.pool_get(hash_) is not None
-    return {"at": at(node.head), "receipt": receipt, "pending": pending}
+    if receipt is None and not pending:
+        receipt = await _final_receipt(node, hash_)  # a block may have taken it in the last moment
+    return {"at": found_at(node, asked_at, receipt), "receipt": receipt, "pending": pending}
 
 
 async def send_transaction(node: Node, raw: bytes) -> Json:
