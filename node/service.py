@@ -251,7 +251,8 @@ class Node:
                 is_synced=self.agreement.is_synced,
             )
             self.duties.is_draining = lambda: self.drain.is_on
-            search = self.duties.search = BlobSearch(self.network, store, Random())
+            search = BlobSearch(self.network, store, Random())
+            self.duties.search_with(search)
             self.view = LiveNode(self)
             blobs = GatewayBlobs(
                 self.network, store, self.options.uploads, self.home.uploads, self.account.address

@@ -51,7 +51,7 @@ EXEMPT = {
     "node.cli.options:read_input": "bytes of a file up to a bound, for a decoder that is a target",
     "node.evidence:EvidenceService._load": OF_A_TARGET,
     "node.promises:Promises.sealed": OF_A_TARGET,
-    "node.duties:Duties._read": "reads a blob whose hash was checked when it came",
+    "node.inputs:Inputs._read": "reads a blob whose hash was checked when it came",
     "p2p.blobs:BlobStore._load": OF_A_TARGET,
     "p2p.erasure:_sum": "arithmetic on pieces that were checked against their roots",
     "p2p.blobs:BlobStore.read_piece": "reads a piece of a blob whose hash it checks",

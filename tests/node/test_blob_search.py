@@ -25,8 +25,9 @@ from node.blob_search import (
     is_due,
 )
 from node.config import NodeOptions
-from node.duties import Duties, Supply
+from node.duties import Duties
 from node.home import Home
+from node.inputs import Supply
 from p2p.errors import BlobUnavailable
 from p2p.frame import Class
 from p2p.gossip import Verdict
@@ -127,8 +128,11 @@ async def test_a_worker_gets_a_data_set_that_no_peer_of_its_has(tmp_path: Path) 
             world.ledger, world.wallet(ASKER), asker.network, NodeOptions(roles=("compute",)), home=home,
             secret=b"s" * 32, is_synced=lambda: True,
         )  # fmt: skip
-        duties.search = asker.search
-        assert await duties._dataset(load_spec(world.store, task), Supply(duties._peers()), task) == BLOB
+        duties.search_with(asker.search)
+        assert (
+            await duties._inputs.dataset(load_spec(world.store, task), Supply(duties._inputs.peers()), task)
+            == BLOB
+        )
 
 
 async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 import node.duties
+import node.inputs
 from node.blobs import RANGES_MAX, GatewayBlobs, missing_ranges
 from node.uploads import UploadOptions
 from p2p.errors import BlobUnavailable
@@ -44,6 +45,7 @@ async def test_results_and_data_sets_come_from_the_network_by_the_task_that_name
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.inputs, "FETCH_PAUSE_S", 0.1)
     world = World(tmp_path)
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     server = Machine(world, 3, "verify")

@@ -13,6 +13,7 @@ import trio
 
 import node.duties
 import node.gateway
+import node.inputs
 from node.children import Child
 from node.config import LogOptions, RegistryOptions, RpcOptions
 from node.drain import Drain, Load
@@ -43,6 +44,7 @@ async def test_a_worker_finishes_its_task_takes_no_other_and_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.inputs, "FETCH_PAUSE_S", 0.1)
     world = World(tmp_path)
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)

@@ -13,9 +13,14 @@ import structlog.testing
 import trio
 
 import node.duties
+import node.inputs
+import node.worker
 from billing.escrow import Movement, Purpose, escrow_totals
 from node.config import RegistryOptions
-from node.duties import Duties, InputUnavailable, Supply
+from node.duties import Duties
+from node.inputs import InputUnavailable, Supply
+from node.wanted import work_while
+from node.worker import Worker
 from p2p.limits import NetworkLimits
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError, RecordDamaged
@@ -46,6 +51,7 @@ REQUESTER = 9
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.inputs, "FETCH_PAUSE_S", 0.1)
     made = World(tmp_path)
     yield made
     made.store.close()
@@ -54,7 +60,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing comes, nobody waits long for it; what comes may seem not to on a loaded machine."""
-    monkeypatch.setattr(node.duties, "FETCH_QUIET_S", 0.5)
+    monkeypatch.setattr(node.inputs, "FETCH_QUIET_S", 0.5)
 
 
 class Market:
@@ -99,23 +105,23 @@ def names_under(directory: Path) -> set[str]:
     return {name for _, directories, files in os.walk(directory) for name in (*directories, *files)}
 
 
-class Liar(Duties):
-    """A worker that claims another result than its job had, in leaves that fit together."""
+class Lying(Worker):
+    """Claims another result than its job had, in leaves that fit together."""
 
     async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
         last = replace(result.segments[-1], state_root_after=b"?" * 32)
         await super()._submit_window(task, spec, replace(result, segments=(*result.segments[:-1], last)))
 
 
-class Halted(Duties):
-    """A worker whose disk turns out damaged as it tries a job."""
+class Halting(Worker):
+    """Has a disk that turns out damaged as it tries a job."""
 
     async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         raise RecordDamaged("the record of a window")
 
 
-class Withholder(Duties):
-    """A worker that keeps the result to itself."""
+class Withholding(Worker):
+    """Keeps the result to itself."""
 
     def _store_state(self, result: WindowResult, number: int) -> bytes:
         name = super()._store_state(result, number)
@@ -124,11 +130,27 @@ class Withholder(Duties):
         return name
 
 
-class Swindler(Duties):
-    """A worker that delivers the state before its work as the one after it."""
+class Swindling(Worker):
+    """Delivers the state before its work as the one after it."""
 
     def _store_state(self, result: WindowResult, number: int) -> bytes:
         return super()._store_state(result, number % len(result.segments))
+
+
+class Liar(Duties):
+    worker_type = Lying
+
+
+class Halted(Duties):
+    worker_type = Halting
+
+
+class Withholder(Duties):
+    worker_type = Withholding
+
+
+class Swindler(Duties):
+    worker_type = Swindling
 
 
 async def test_a_task_is_run_checked_and_paid_though_both_sides_restart_in_its_middle(world: World) -> None:
@@ -220,6 +242,7 @@ async def test_a_result_is_delivered_on_demand_or_its_worker_pays(
     tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.inputs, "FETCH_PAUSE_S", 0.1)
     monkeypatch.setitem(PARAMETERS, "tasks.bond_release_ms", 10**9)
     world = World(tmp_path)
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
@@ -264,14 +287,14 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
         sources = [holder.wallet.address]
         until = trio.current_time() + 1.0
         with pytest.raises(InputUnavailable):
-            await asker.duties._obtain(name, Supply(sources, until), len(content))
+            await asker.duties._inputs.obtain(name, Supply(sources, until), len(content))
         # What came is kept, and each piece is a reason to wait for the next.
-        await asker.duties._obtain(name, Supply(sources), len(content))
+        await asker.duties._inputs.obtain(name, Supply(sources), len(content))
         assert asker.network.blobs.read(name) == content
         # It is here, so nobody asks for the time.
-        await asker.duties._obtain(name, Supply(sources, until), len(content))
+        await asker.duties._inputs.obtain(name, Supply(sources, until), len(content))
         with pytest.raises(InputUnavailable, match="limit"):
-            await asker.duties._obtain(name, Supply(sources), len(content) - 1)
+            await asker.duties._inputs.obtain(name, Supply(sources), len(content) - 1)
         # A check with all its time waits for its states; one with little left keeps half of it for the rest.
         job, time = make_spec(10, 10, 10), seal_time(make_spec(10, 10, 10), 2, asker.duties._parameters)
         duty = CheckDuty(b"t" * 32, 0, Action.SEAL, (0, 1), 0, b"", False, 1)
@@ -279,7 +302,7 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
             (time.fetch_ms + time.run_ms, time.fetch_ms + time.run_ms // 2), (1_000, 500), (-1_000, 0),
         ):  # fmt: skip
             due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
-            assert asker.duties._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
+            assert asker.duties._checker._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
         nursery.cancel_scope.cancel()
 
 
@@ -320,7 +343,7 @@ async def test_damage_that_is_met_while_work_is_wanted_is_told(world: World) -> 
 
         assert worker.duties is not None
         with trio.fail_after(30), pytest.raises(RecordDamaged):
-            await worker.duties._while(is_wanted, trio.sleep_forever)
+            await work_while(worker.duties._ledger, is_wanted, trio.sleep_forever)
         nursery.cancel_scope.cancel()
 
 
@@ -407,7 +430,7 @@ async def test_a_job_that_would_be_late_is_not_begun(world: World, monkeypatch: 
     market = Market(world, worker, verifier)
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(10, 5, 10))
-        monkeypatch.setattr(node.duties, "PACE_MARGIN", 1e9)  # as on a machine so much slower
+        monkeypatch.setattr(node.worker, "PACE_MARGIN", 1e9)  # as on a machine so much slower
         await nursery.start(worker.run)
         await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
         nursery.cancel_scope.cancel()
@@ -421,7 +444,7 @@ async def test_a_job_that_this_machine_has_no_room_for_is_declined(
     market = Market(world, worker, verifier)
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(10, 5, 10))
-        monkeypatch.setattr(node.duties, "available_memory_bytes", lambda: 1 << 20)
+        monkeypatch.setattr(node.worker, "available_memory_bytes", lambda: 1 << 20)
         await nursery.start(worker.run)
         await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
         nursery.cancel_scope.cancel()
@@ -575,11 +598,14 @@ async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world:
     begun: list[tuple[bytes, bool]] = []
     """By whom the task was taken up, and whether from a state of another."""
 
-    class Noting(Duties):
-        async def _inputs(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
-            dataset, start = await super()._inputs(task, spec, duty)
+    class NotingWorker(Worker):
+        async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
+            dataset, start = await super()._supply(task, spec, duty)
             begun.append((self._wallet.address, start is not None))
             return dataset, start
+
+    class Noting(Duties):
+        worker_type = NotingWorker
 
     machines = [Machine(world, number, "compute", duties=Noting) for number in (1, 2)]
     machines.append(Machine(world, 3, "verify"))
