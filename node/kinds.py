@@ -41,8 +41,9 @@ _COMMANDS: Final = {
 def kind_of(config: Path) -> str:
     """Return what has the options in ``config``: "node", "relay" or "signer"; empty where that cannot be told."""
     try:
-        with config.open("rb") as stream:
-            names = set(tomllib.loads(stream.read(CONFIG_LIMIT_BYTES).decode()))
+        if config.stat().st_size > CONFIG_LIMIT_BYTES:
+            return ""
+        names = set(tomllib.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return ""
     known = {kind: len(names & {f.name for f in dataclasses.fields(_options(kind))}) for kind in _OPTIONS}

@@ -35,6 +35,7 @@ from node.founders import check_founder, founder_from_json, founder_to_json
 from node.home import load_genesis, read_keystore, read_passphrase
 from node.kept import decode_kept, encode_kept
 from node.keyring import key_of_mnemonic, parse_secret
+from node.kinds import kind_of
 from node.light import Endpoint as LightEndpoint
 from node.light import LightFile, load_light_file, save_light_file
 from node.promises import decode_published
@@ -231,6 +232,11 @@ def targets() -> Iterator[tuple[str, Target]]:
         of_file("relay.toml", lambda path: load_table(path, RelayHomeOptions)),
         (dump_options(RelayHomeOptions()).encode(),),
         ("node.config:load_table",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield "kind of a home", Target(
+        of_file("home.toml", kind_of),
+        (toml, dump_options(RelayHomeOptions()).encode(), b'roles = []\nlisten = ""\n'),
+        ("node.kinds:kind_of",), (), cost=4, memory=400,
     )  # fmt: skip
     job_text = json.dumps(spec_to_json(JOB)).encode()
     yield "job file", Target(
