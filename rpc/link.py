@@ -182,6 +182,8 @@ class Link:
         self._listeners: list[Callable[[Head], None]] = []
         self.blooms: Cache[int, int] = Cache(options.bloom_entries_max)
         self.filters = Filters(time.monotonic, options.filters_per_caller_max)
+        self.era = 0
+        """How often the blocks that were told turned out not to be the node's: of another chain, or set back."""
         self.serving: tuple[str, int] = ("", 0)
         """Where the gateway listens; told to the node at each connection."""
 
@@ -239,6 +241,7 @@ class Link:
         await self.request("serving", *self.serving)
 
     def _forget(self) -> None:
+        self.era += 1
         self._last = None
         self._values.clear()
         self._shelf.clear()
@@ -247,6 +250,7 @@ class Link:
         self._hashes.clear()
         self._leaders.clear()
         self.blooms.clear()
+        self.filters.clear()
 
     def _session_lost(self, session: _Session) -> None:
         if session is self._session:

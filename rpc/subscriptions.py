@@ -273,6 +273,7 @@ class Hub:
         self._place: int | None = None
         """Where the mempool was when those who listen to it were told last."""
         self._of_caller: Counter[str] = Counter()
+        self._era = link.era
         self._news = asyncio.Event()
         link.on_head(lambda _head: self._news.set())
 
@@ -323,9 +324,9 @@ class Hub:
                 _log.warning("news are late", error=str(error))  # the next head tries again
 
     async def _advance(self) -> None:
-        if self.link.head.height < self._told:  # a node that was set back, or of another chain, begun anew
-            self._told = self.link.head.height
-            for subscription in list(self._live):
+        if self.link.head.height < self._told or self._era != self.link.era:  # it was set back, or another chain's
+            self._told, self._era = self.link.head.height, self.link.era
+            for subscription in [*self._live, *self._late]:
                 subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
         while self._told < self.link.head.height:
             newest = self.link.head.height

@@ -90,6 +90,12 @@ class Filters:
         self._forget(found)
         return True
 
+    def clear(self) -> None:
+        """Forget all of them: the blocks that they told of are no more, and their clients make others."""
+        self._live.clear()
+        self._of_caller.clear()
+        self._weight = 0
+
     def _expire(self) -> None:
         until = self._clock() - LIFETIME_S
         while self._live:

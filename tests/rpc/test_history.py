@@ -255,6 +255,8 @@ async def test_a_gateway_forgets_the_blocks_that_its_node_took_back(tmp_path: Pa
                 assert None not in await shown(it, name)
             await mint(it, node, 2)
             assert await it.call("eth_getTransactionCount", hexed(ALICE.address), "0x2") == "0x2"
+            live = await it.call("eth_newBlockFilter")
+            assert await it.call("eth_getFilterChanges", live) == []
             await first.aclose()
             node.store.rollback(1)
             node.store.close()
@@ -271,6 +273,10 @@ async def test_a_gateway_forgets_the_blocks_that_its_node_took_back(tmp_path: Pa
                 assert None not in await shown(it, kept)
                 assert await it.call("eth_getTransactionCount", hexed(ALICE.address), "0x2") == "0x1"
                 assert await it.call("eth_getBlockByHash", before["hash"], False) is None
+                gone_filter = await it.error("eth_getFilterChanges", live)
+                assert gone_filter["message"] == "filter not found", (
+                    "else it would pass over what replaced its blocks"
+                )
             other.store.close()
 
 

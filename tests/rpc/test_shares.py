@@ -175,6 +175,7 @@ class Source:
         self.height = height
         self.asked: dict[int, asyncio.Future[None]] = {}
         self.holds = False
+        self.era = 0
 
     @property
     def head(self) -> Head:
@@ -286,6 +287,32 @@ def test_a_replay_lets_others_have_their_turn_and_ends_where_blocks_are_gone() -
             await settle()
         assert closed == [4009] and not other.is_closed
         assert hub.weight_of("somebody") == 0
+
+    asyncio.run(main())
+
+
+def test_who_listens_is_told_when_the_node_goes_on_from_other_blocks_than_were_told() -> None:
+    async def main() -> None:
+        link = Source(9)
+        hub = Hub(cast(Link, link))
+        running = asyncio.ensure_future(hub.run())
+        closed: list[int] = []
+        old, late, new = session(hub, closed), session(hub, closed), session(hub, [])
+        old.start(cast(Filter, Heights()), None)
+        link.holds = True
+        late.start(cast(Filter, Heights()), 4)
+        await settle()
+        link.holds = False
+        link.era += 1
+        link.move(12)
+        await settle()
+        assert closed == [4009, 4009]
+        assert heights(old) == heights(late) == []
+        new.start(cast(Filter, Heights()), None)
+        link.move(13)
+        await settle()
+        assert heights(new) == [13]
+        running.cancel()
 
     asyncio.run(main())
 
