@@ -39,6 +39,8 @@ HEALTH_PATHS: Final = ("/healthz", "/health", "/livez")
 """The loop turns. Answered without FastAPI and for nothing: who floods must not make it look dead."""
 REST_UNITS: Final = 5
 """What any other request costs beside its method, if it has one: its way is that much longer."""
+HOST_KEPT_BYTES_MAX: Final = 512
+"""Longer than any name with its port; what a stranger writes there may have 64 KiB, and each is kept."""
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -329,8 +331,12 @@ def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes,
 _HEAD: Final = b"content-type: application/json\r\naccess-control-allow-origin: *\r\n"
 
 
-@lru_cache(maxsize=1024)
 def _name_of(host: bytes) -> str:
+    return _kept_name_of(host) if len(host) <= HOST_KEPT_BYTES_MAX else ""  # which is nobody's name
+
+
+@lru_cache(maxsize=1024)
+def _kept_name_of(host: bytes) -> str:
     name, _, port = host.decode("latin-1").lower().rpartition(":")
     return name if name and port.isdigit() else host.decode("latin-1").lower()
 

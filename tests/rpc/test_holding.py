@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpc import web
 from rpc.dispatch import VALUES_MAX, Caller, Dispatcher, DispatchOptions
 from rpc.holding import FREE_BYTES, STEP_BYTES, Held, Ledger
 from rpc.limits import DEBT_BURSTS, Budgets
@@ -163,3 +164,11 @@ def test_a_large_body_is_held_while_it_is_answered() -> None:
     ]
     assert seen == [0, 2 * STEP_BYTES]
     assert ledger.bytes == 0
+
+
+def test_names_of_hosts_are_kept_only_if_they_may_be_ours() -> None:
+    web._kept_name_of.cache_clear()
+    for number in range(4):
+        assert web._name_of(b"x" * 60_000 + b"%d:80" % number) == ""
+    assert web._kept_name_of.cache_info().currsize == 0
+    assert [web._name_of(name) for name in (b"LocalHost:80", b"[::1]:80", b"a")] == ["localhost", "[::1]", "a"]
