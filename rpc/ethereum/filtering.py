@@ -95,8 +95,8 @@ async def get_filter_changes(node: Node, identifier: int) -> Json:
     """Answer ``eth_getFilterChanges``."""
     live = node.filters.get(identifier)
     if live.of_pool:
-        live.next, hashes = await node.pool_news(live.next)
-        return [hexed(item) for item in hashes]
+        live.next, news = await node.pool_news(live.next)
+        return [hexed(item) for item in news]
     first, last = _due(node, live)
     if last < first:
         return []

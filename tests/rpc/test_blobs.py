@@ -442,7 +442,7 @@ def test_a_client_that_goes_away_is_seen_to_have_gone(is_kind: bool) -> None:
             seen.set()
 
         protocol = make_protocols(Doors(DoorOptions()), Echo())[0]
-        config = Config(application, log_config=None, lifespan="off")  # type: ignore[arg-type]
+        config = Config(application, log_config=None, lifespan="off")
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

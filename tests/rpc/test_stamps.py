@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from rpc import accounts, history, light, transactions
+from rpc import accounts, history, light, render, transactions
 from rpc.accounts import get_nonce
 from rpc.history import get_history
 from rpc.light import get_receipt_proof, get_transaction_proof
@@ -26,8 +26,8 @@ def head(height: int) -> Any:
 class Node:
     """A node in which block 8 comes while it answers the question number ``comes_at``; a transaction is in it."""
 
-    kinds: Final = {}
-    events: Final = {}
+    kinds: Final[dict[int, str]] = {}
+    events: Final[dict[Any, Any]] = {}
 
     def __init__(self, comes_at: int, *, pool: bool) -> None:
         self.head = head(7)
@@ -78,7 +78,7 @@ def _shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "_final_transaction", final)
     monkeypatch.setattr(transactions, "_final_receipt", final)
     monkeypatch.setattr(transactions, "waiting_transaction", lambda _waiting: None)
-    monkeypatch.setattr(transactions.render, "transaction", lambda *_: "waits")
+    monkeypatch.setattr(render, "transaction", lambda *_: "waits")
     monkeypatch.setattr(light, "final_transaction", final)
     monkeypatch.setattr(history, "kept_block", block)
     monkeypatch.setattr(history, "_of_transaction", entry)
