@@ -6,11 +6,11 @@ from bisect import bisect_left
 from typing import Any, Final
 
 from rpc.blocks import LoadedBlock
-from rpc.errors import HeightUnknown
+from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.ethereum import render
 from rpc.ethereum.line import method
 from rpc.ethereum.params import BLOCK, COUNT, PERCENTILES, BlockParam
-from rpc.ethereum.places import block_height, height_of, oldest_shown
+from rpc.ethereum.places import block_height, oldest_shown
 from rpc.ethereum.render import QUANTITY_OUT, quantity
 from rpc.schema import Param, array, obj
 from rpc.table import Json, Method, Node
@@ -42,10 +42,14 @@ async def max_priority_fee(_node: Node) -> Json:
 async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: tuple[float, ...] | None) -> Json:
     """Answer ``eth_feeHistory``."""
     head, what = node.head, node.description
-    last = block_height(node, newest) if not isinstance(newest, bytes) else await height_of(node, newest)
+    last = await node.height_of(newest) if isinstance(newest, bytes) else block_height(node, newest)
+    if last is None:
+        raise RpcError("not_found", "header not found")
     if last > head.height:
         raise HeightUnknown(height=last, newest_height=head.height)
-    first = max(last - min(count, FEE_BLOCKS_MAX) + 1, oldest_shown(head))
+    if last < (oldest := oldest_shown(head)):
+        raise Pruned(height=last, oldest_height=oldest)
+    first = max(last - min(count, FEE_BLOCKS_MAX) + 1, oldest)
     limit, initial = render.gas_limit_of(what), dict(what.parameters)["chain.base_fee_initial"]
     fees: list[int] = []
     ratios: list[float] = []
