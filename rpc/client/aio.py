@@ -15,6 +15,7 @@ import httpx
 from rpc.client.api import Api
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
+    ANSWER_BYTES_PER_S_MIN,
     ClientOptions,
     Core,
     Dial,
@@ -126,17 +127,23 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
         place = urlsplit(fetch.url).netloc
         data = bytearray()
         try:
-            async with self._http.stream(
-                fetch.method, fetch.url, content=fetch.body, headers=list(fetch.headers), timeout=fetch.timeout_s
-            ) as response:
-                async for part in response.aiter_bytes():
-                    data += part
-                    if len(data) > fetch.limit_bytes:
-                        raise GatewayUnreachable(f"{place}: an answer without end")
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                return Reply(response.status_code, headers, bytes(data))
+            # As a whole, head and all: a gateway must not keep a client with a byte now and then.
+            with anyio.fail_after(fetch.timeout_s) as scope:
+                async with self._http.stream(
+                    fetch.method, fetch.url, content=fetch.body, headers=list(fetch.headers),
+                    timeout=fetch.timeout_s,
+                ) as response:  # fmt: skip
+                    async for part in response.aiter_bytes():
+                        data += part
+                        scope.deadline += len(part) / ANSWER_BYTES_PER_S_MIN
+                        if len(data) > fetch.limit_bytes:
+                            raise GatewayUnreachable(f"{place}: an answer without end")
+                    headers = {name.lower(): value for name, value in response.headers.items()}
+                    return Reply(response.status_code, headers, bytes(data))
         except httpx.HTTPError as error:
             raise GatewayUnreachable(f"{place}: {str(error) or type(error).__name__}") from None
+        except TimeoutError:
+            raise GatewayUnreachable(f"{place}: too slow an answer") from None
 
 
 class _Socket:

@@ -19,6 +19,7 @@ from rpc.client.shapes import Block, Header, News, Receipt, read_shape
 from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = [
+    "ANSWER_BYTES_PER_S_MIN",
     "ANSWER_LIMIT_BYTES",
     "Call",
     "ClientOptions",
@@ -47,6 +48,8 @@ _T = TypeVar("_T")
 _E = TypeVar("_E")
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
+ANSWER_BYTES_PER_S_MIN: Final = 16 * 1024
+"""An answer has the time of its call, and for each so many bytes that came a second more."""
 DEFAULT_PORT: Final = 8545
 ELSEWHERE: Final = frozenset(("node_unavailable", "height_not_reached"))
 """Reasons that another gateway, or the same a moment later, need not give."""
@@ -75,7 +78,8 @@ class ClientOptions:
     """How patient a client is."""
 
     timeout_s: float = 70.0
-    """For one answer; above the minute that a gateway waits for a receipt at most."""
+    """For one answer; above the minute that a gateway waits for a receipt at most. A long one has more:
+    ``ANSWER_BYTES_PER_S_MIN``."""
     rounds: int = 3
     """How often each gateway is tried before a call fails. A single one that is not there is not tried again."""
     pause_s: float = 0.25
@@ -352,6 +356,8 @@ class Core:
             following = page.get("next")
             if not isinstance(following, str):
                 return
+            if following == cursor:
+                raise AnswerMalformed(f"{method}: a page that follows itself")
             cursor = following
 
     # Subscriptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
 import time
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from rpc.client.api import Api
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
+    ANSWER_BYTES_PER_S_MIN,
     ClientOptions,
     Core,
     Dial,
@@ -141,7 +143,10 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(str(parts.hostname), parts.port, timeout=fetch.timeout_s)
+            self._connection.response_class = _Response
             self._connected_to = place
+        elif self._connection.sock is not None:
+            self._connection.sock.settimeout(fetch.timeout_s)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         self._connection.request(fetch.method, target, fetch.body or None, dict(fetch.headers))
         response = self._connection.getresponse()
@@ -160,6 +165,48 @@ def _origin(url: str) -> str:
 
 def _place(url: str) -> str:
     return urlsplit(url).netloc
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that has to come in time as a whole: a gateway must not keep a client with a byte now and then."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(_Paced(sock), *args, **options)  # type: ignore[arg-type]  # all that it takes is a file
+
+
+class _Paced:
+    """A socket, as far as an answer is read from it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_PacedReader(self._sock), READ_BYTES)
+
+
+class _PacedReader(io.RawIOBase):
+    """Reads from a socket within its timeout, longer by a second for each ``ANSWER_BYTES_PER_S_MIN`` that came."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._until = time.monotonic() + (sock.gettimeout() or 0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("too slow an answer")
+        self._sock.settimeout(left_s)
+        size = self._raw.readinto(buffer)
+        self._until += (size or 0) / ANSWER_BYTES_PER_S_MIN
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Socket:

@@ -25,7 +25,7 @@ class Conversation:
         self._protocol = ClientProtocol(parse_uri(url), max_size=MESSAGE_LIMIT_BYTES)
         self._protocol.send_request(self._protocol.connect())
         self._messages: deque[bytes] = deque()
-        self._parts: list[bytes] = []
+        self._parts = bytearray()  # parts without content cost nothing
 
     @property
     def is_open(self) -> bool:
@@ -61,13 +61,13 @@ class Conversation:
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
-            self._parts = []
+            self._parts = bytearray()
         elif frame.opcode is not Opcode.CONT:
             return
-        self._parts.append(bytes(frame.data))
+        self._parts += frame.data
         if frame.fin:
-            self._messages.append(b"".join(self._parts))
-            self._parts = []
+            self._messages.append(bytes(self._parts))
+            self._parts = bytearray()
 
     def next_message(self) -> bytes | None:
         """Return the next whole message, None where none has come yet."""
