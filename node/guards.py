@@ -8,13 +8,14 @@ from typing import Final
 import structlog
 
 from consensus.guard import Guard, GuardMissing, GuardOutdated
-from consensus.guard_log import VoteDirectory
+from consensus.guard_log import GUARD_FILE, VoteDirectory
 from node.home import sync_folder, write_whole
 from state.primitives.errors import DekubeError
 
 __all__ = [
     "GuardRetired",
     "begin_guard",
+    "check_record",
     "is_retired",
     "open_guard",
     "record_is_empty",
@@ -73,20 +74,11 @@ def open_guard(
     """
     directory = VoteDirectory(folder)
     try:
-        if is_retired(folder) and not may_be_retired:
-            raise GuardRetired(
-                f"{folder}: the watermark of this vote key was exported, so that it votes elsewhere: voting here "
-                "too would get it slashed. Where it has moved: take `validator` out of roles in config.toml and "
-                "remove the key. Where it was a mistake, and no machine has imported the file: import it here "
-                "again (dekube node guard import); else export it there first"
-            )
+        if not may_be_retired:
+            _check_not_retired(folder)
         if not directory.has_guard():
             if not accepts_empty:
-                raise GuardMissing(
-                    f"{folder}: there is no record of this key's votes; voting without it could get the key "
-                    "slashed. Import its watermark (dekube node guard import, dekube signer import), take a new "
-                    "vote key, or, if this key has certainly never voted, start once with --accept-empty-guard"
-                )
+                raise _record_is_missing(folder)
             directory.create_guard(Guard(chain_hash, vote_key, epoch=tip[0], view=tip[1]))
             _log.warning("the guard begins with an empty record, on the operator's word", vote_key=vote_key)
         guard = directory.load_guard(chain_hash, vote_key)
@@ -100,6 +92,31 @@ def open_guard(
         directory.close()
         raise
     return directory
+
+
+def check_record(folder: Path, *, accepts_empty: bool) -> None:
+    """Raise GuardMissing or GuardRetired where ``open_guard`` would: before a node takes long to sync."""
+    _check_not_retired(folder)
+    if not accepts_empty and not (folder / GUARD_FILE).exists():
+        raise _record_is_missing(folder)
+
+
+def _check_not_retired(folder: Path) -> None:
+    if is_retired(folder):
+        raise GuardRetired(
+            f"{folder}: the watermark of this vote key was exported, so that it votes elsewhere: voting here "
+            "too would get it slashed. Where it has moved: take `validator` out of roles in config.toml and "
+            "remove the key. Where it was a mistake, and no machine has imported the file: import it here "
+            "again (dekube node guard import); else export it there first"
+        )
+
+
+def _record_is_missing(folder: Path) -> GuardMissing:
+    return GuardMissing(
+        f"{folder}: there is no record of this key's votes; voting without it could get the key "
+        "slashed. Import its watermark (dekube node guard import, dekube signer import), take a new "
+        "vote key, or, if this key has certainly never voted, start once with --accept-empty-guard"
+    )
 
 
 def record_is_empty(where: str) -> GuardOutdated:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -154,12 +156,23 @@ def rewrite_options(home: Home, options: NodeOptions) -> None:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write or replace a file durably: after a crash it holds the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
+    with _removed_if_cut_off(temporary), temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def _removed_if_cut_off(path: Path) -> Iterator[None]:
+    """Remove a new file that cannot be written whole, and name it in the error: a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync_folder(path: Path) -> None:
@@ -172,13 +185,13 @@ def sync_folder(path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner may read, durably. Raises ConfigError when it exists."""
+    """Write a new file that only its owner may read, durably and whole. Raises ConfigError when it exists."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ConfigError(f"{path}: exists already; nothing was changed") from None
-    with os.fdopen(handle, "w") as file:
+    with _removed_if_cut_off(path), os.fdopen(handle, "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -34,6 +34,7 @@ from node.drain import Drain, Load
 from node.duties import Duties
 from node.evidence import EvidenceService
 from node.gateway import Gateway, keep_gateway
+from node.guards import check_record
 from node.home import Home, load_key, node_secret, read_passphrase
 from node.kept import KeptTransactions
 from node.ledger import NodeLedger
@@ -594,6 +595,8 @@ def _live(
         votes = [load_key(home.path(file), passphrase) for file in files]
         if any(vote.address == account.address for vote in votes):
             raise ConfigError("keys: a vote key must not be the account's key")
+        for vote in votes:
+            check_record(home.guard_of(vote.vote_key), accepts_empty=accepts_empty_guard)
     node = Node(home, options, genesis, account, votes, accepts_empty_guard=accepts_empty_guard)
 
     async def main() -> None:

@@ -20,7 +20,7 @@ from node.founders import (
     founder_to_json,
     make_founder,
 )
-from node.home import Home, check_no_keys, create_founder, load_genesis
+from node.home import Home, check_no_keys, create_founder, load_genesis, write_whole
 from node.keyring import random_key
 from node.runtime import make_runtime
 from state.primitives.address import format_address, parse_address
@@ -213,11 +213,9 @@ def _read_founder(path: Path) -> Founder:
 
 
 def _write_new(path: Path, text: str) -> None:
-    try:
-        with path.open("x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: exists already; nothing was changed") from None
+    if path.exists():
+        raise ConfigError(f"{path}: exists already; nothing was changed")
+    write_whole(path, text)
 
 
 def _pair(text: str, form: str) -> tuple[str, str]:

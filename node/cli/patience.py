@@ -6,6 +6,7 @@ for up to a minute, and a person who sees nothing of that takes the command for 
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -21,6 +22,7 @@ from node.cli.terminal import printable
 from rpc.client import Client, GatewayUnreachable
 from rpc.client.control import short_path
 from rpc.client.core import Fetch, Flow, Post
+from state.primitives.hashing import keccak
 
 __all__ = ["NOTICE_S", "GatewayNotUp", "TellingClient", "Watch", "watched"]
 
@@ -32,6 +34,7 @@ LOOK_BYTES: Final = 4096
 """So much of a request or an answer is looked at: the method stands first, and a refusal is short."""
 _METHOD: Final = re.compile(rb'"method":"([a-zA-Z_.]{1,64})"')
 RECEIPT: Final = "dekube_waitForReceipt"
+HAND_IN: Final = "dekube_sendTransaction"
 
 
 class GatewayNotUp(GatewayUnreachable):
@@ -51,6 +54,14 @@ class TellingClient(Client):
         with Watch() as watch:
             try:
                 return super().perform(watched(flow, watch))
+            except KeyboardInterrupt:
+                if hash_ := _hash_of(watch.handed_in):
+                    click.echo(
+                        f"\nThe transaction {hash_} was handed in and may still become final: "
+                        f"`dekube wallet tx {hash_}` shows it.",
+                        err=True,
+                    )
+                raise
             except GatewayUnreachable as error:
                 if self._control is None or "refused" not in str(error) or not _listens(self._control):
                     raise
@@ -79,6 +90,8 @@ class Watch:
         self._ended = threading.Event()
         self._what, self._since = "", 0.0
         self._told = ""
+        self.handed_in = b""
+        """The request with a transaction of which no receipt has come, and no refusal."""
 
     def __enter__(self) -> Watch:
         threading.Thread(target=self._run, name="patience", daemon=True).start()
@@ -120,6 +133,8 @@ def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
             return result
         if isinstance(effect, Post | Fetch):
             watch.wait_for(told or _waiting_for(effect))
+            if _method(effect) == HAND_IN:
+                watch.handed_in = effect.body or b""
         answer = error = None
         try:
             answer = yield effect
@@ -128,15 +143,41 @@ def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
         if isinstance(effect, Post | Fetch):
             told = _still(effect, answer)
             watch.wait_for(told)
+            if _is_over(_method(effect), answer):
+                watch.handed_in = b""
+
+
+def _is_over(method: str, answer: Any) -> bool:
+    """Tell whether an answer ends the uncertainty about a transaction: a receipt, or a refusal."""
+    if not isinstance(answer, bytes):
+        return False
+    if method == HAND_IN:
+        return b'"error"' in answer[:LOOK_BYTES]
+    return method == RECEIPT and b'"receipt":{' in answer[:LOOK_BYTES]
+
+
+def _hash_of(request: bytes) -> str:
+    """Return the hash of the transaction that a request hands in; empty where it hands in none."""
+    try:
+        raw = json.loads(request)["params"]["raw"]
+        return "0x" + keccak(bytes.fromhex(raw.removeprefix("0x"))).hex()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _method(request: Post | Fetch) -> str:
+    """Return the method that a request calls; empty for one that calls none."""
+    body = getattr(request, "body", None)
+    found = _METHOD.search(body[:LOOK_BYTES]) if isinstance(body, bytes) else None
+    return "" if found is None else found[1].decode()
 
 
 def _waiting_for(request: Post | Fetch) -> str:
     """Return what a request waits for, in words."""
     place = urlsplit(request.url).netloc
-    found = _METHOD.search(request.body[:LOOK_BYTES]) if request.body else None
-    if found is None:
+    method = _method(request)
+    if not method:
         return f"{place} has not answered yet"
-    method = found[1].decode()
     if method == RECEIPT:
         return "the transaction was taken and waits for a block (`dekube status` says whether blocks come)"
     return f"{place} has not answered {method} yet; its node may be starting, catching up or busy"

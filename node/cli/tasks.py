@@ -276,7 +276,12 @@ def _say(line: str, *, err: bool = True) -> None:
 
 
 def _watch(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
-    phase = follow(client, task_id, partial(_say, err=as_json), timeout_s=timeout_s)
+    try:
+        phase = follow(client, task_id, partial(_say, err=as_json), timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        told = hexed(task_id)
+        _say(f"\nThe task goes on: `dekube task watch {told}` follows it, `dekube task cancel` ends it early.")
+        raise
     if not as_json:
         _show_sums(client.bill(task_id).totals)
         click.echo(f"The task has ended: {phase}.")

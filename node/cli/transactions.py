@@ -99,6 +99,8 @@ def rotate_keys(session: Session, as_json: bool) -> None:
     home, (key, passphrase) = session.home, _keys(session)
     options = home.load_options()
     with session.client() as client:
+        if _account(client, key)["stake"] is None:
+            raise TransactionRefused("nothing is staked, so there is no key to replace (dekube tx stake)")
         chain = client.chain().genesis_hash
         committee = client.call("dekube_getCommittee")
         following = load_key(home.path(options.keys.vote_next), passphrase) if options.keys.vote_next else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from consensus.guard import GuardMissing
 from node.config import NodeOptions
 from node.guards import open_guard
-from node.home import Home, create_home, load_key, read_passphrase, write_private
+from node.home import Home, create_home, load_key, read_passphrase, write_private, write_whole
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import Genesis, GenesisValidator, genesis_hash
 from state.primitives.keys import SecretKey
@@ -69,3 +70,21 @@ def test_the_guard_of_a_vote_key_begins_with_its_home_and_is_never_begun_anew(tm
         path.unlink()
     with pytest.raises(GuardMissing, match="no record"):
         open_it()
+
+
+@pytest.mark.parametrize("write", [write_private, write_whole])
+def test_a_full_disk_is_told_with_the_file_and_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")  # as write and fsync do, without a name
+
+    file = tmp_path / "keys" / "x.json"
+    file.parent.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as refused:
+        patch.setattr("node.home.os.fsync", full)
+        write(file, "text")
+    assert str(refused.value.filename).startswith(str(file))
+    assert list(file.parent.iterdir()) == [], "what is there would be taken for an account"
+    write(file, "text")
+    assert file.read_text() == "text"

@@ -13,8 +13,9 @@ from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
 from node.cli import EXIT_LOOK_FIRST, exit_status, group
 from node.cli.guard import WatermarkLower, read_watermark
-from node.guards import GuardRetired, begin_guard, open_guard
+from node.guards import GuardRetired, begin_guard, check_record, open_guard
 from node.home import Home, rewrite_options, save_key
+from node.service import run_node
 from node.tenancy import HomeInUse, live_in
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
@@ -166,6 +167,24 @@ def test_who_has_exported_does_not_start_again_until_a_watermark_is_imported(tmp
     _json(home, "import", later)
     assert not _json(home, "show")["retired"]
     _start(home, member, plan)
+
+
+def test_a_start_without_the_record_is_refused_before_anything_else(tmp_path: Path) -> None:
+    plan = _plan(1)
+    home, member = _home(tmp_path / "home", plan, "validator-0")
+    _voted(home, member, plan, range(1, 6))
+    check_record(home.guard, accepts_empty=False)
+    _json(home, "export", tmp_path / "mark.json")
+    for accepts in (False, True):
+        with pytest.raises(GuardRetired):
+            check_record(home.guard, accepts_empty=accepts)
+    shutil.rmtree(home.guard)
+    check_record(home.guard, accepts_empty=True)
+    began: list[object] = []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(GuardMissing):
+        patch.setattr("node.service.Node", lambda *_, **__: began.append("a node"))
+        run_node(home, lambda: "", accepts_empty_guard=False)
+    assert began == []
 
 
 def test_an_export_that_cannot_be_written_leaves_the_validator_as_it_was(tmp_path: Path) -> None:

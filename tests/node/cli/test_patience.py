@@ -5,16 +5,19 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node.cli import main
-from node.cli.patience import NOTICE_S, Watch, watched
+from node.cli.patience import NOTICE_S, TellingClient, Watch, watched
 from node.config import NodeOptions, RpcOptions
 from node.home import create_home
 from node.keyring import random_key
-from rpc.client import GatewayUnreachable
+from rpc.client import Client, ClientError, GatewayUnreachable
 from rpc.client.core import ClientOptions, Core, Pause, Post, Steps
+from state.primitives.hashing import keccak
+from state.primitives.transactions import sign_transaction
 from tests.node.cli.test_mistakes import plan_genesis
 
 UNAVAILABLE = (
@@ -118,3 +121,46 @@ def test_a_node_whose_gateway_is_not_up_yet_is_told_from_one_that_does_not_run(
     assert said.endswith("[gateway_unreachable]\n")
     assert ("its gateway does not listen yet" in said) is runs
     assert ("dekube node run" in said) is not runs
+
+
+@pytest.mark.parametrize(
+    ("answers", "tells"),
+    [
+        ([], True),  # perhaps it came through
+        ([b'{"id":0,"result":{"hash":"0x12"}}'], True),
+        ([b'{"id":0,"result":{"hash":"0x12"}}', b'{"id":0,"result":{"receipt":null,"pending":true}}'], True),
+        ([b'{"id":0,"error":{"code":-32000,"message":"no","data":{"reason":"insufficient_funds"}}}'], False),
+    ],
+)
+def test_who_is_interrupted_is_told_of_the_transaction_that_was_handed_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: list[bytes], tells: bool
+) -> None:
+    def perform(self: Client, flow: Any) -> None:
+        next(flow)
+        for answer in answers:
+            flow.send(answer)
+        raise KeyboardInterrupt
+
+    raw = sign_transaction(
+        random_key(), chain_id=1, nonce=0, kind=1, payload=[], gas_limit=1, max_fee_per_gas=1,
+        max_priority_fee_per_gas=1,
+    )  # fmt: skip
+    monkeypatch.setattr(Client, "perform", perform)
+    client = TellingClient("h:1")
+    with pytest.raises((KeyboardInterrupt, ClientError)) as ended:
+        client.wait(raw)
+    told = f"0x{keccak(raw).hex()} was handed in and may still become final" in capsys.readouterr().err
+    assert (told, ended.type is KeyboardInterrupt) == (tells, tells)
+
+
+def test_who_is_interrupted_while_nothing_is_handed_in_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def perform(self: Client, flow: Any) -> None:
+        next(flow)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "perform", perform)
+    with pytest.raises(KeyboardInterrupt):
+        TellingClient("h:1").chain()
+    assert capsys.readouterr().err == ""

@@ -113,6 +113,14 @@ async def test_a_stake_that_the_chain_would_refuse_costs_no_fee_and_what_is_with
         assert load_stake(chain.store, ALICE.address) is None or staked_of(chain)[0] == 0
 
 
+async def test_keys_of_who_has_no_stake_are_not_replaced(tmp_path: Path) -> None:
+    async with validator(tmp_path) as (_, home, tx):
+        before = home.config.read_text(), sorted(home.root.glob("keys/*"))
+        done = await tx("rotate-keys")
+        assert str(done.exception) == "nothing is staked, so there is no key to replace (dekube tx stake)"
+        assert (home.config.read_text(), sorted(home.root.glob("keys/*"))) == before
+
+
 async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None:
     async with validator(tmp_path) as (chain, home, run):
 
