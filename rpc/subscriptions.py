@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -31,7 +33,16 @@ from rpc.view import Head
 from state.primitives.errors import DekubeError
 from tasks.case import LEDGER_ADDRESS
 
-__all__ = ["CATCH_UP_MAX", "SESSION_METHODS", "SLOW_READER", "Hub", "PoolNews", "Session", "SessionOptions"]
+__all__ = [
+    "CATCH_UP_MAX",
+    "SESSION_METHODS",
+    "SLOW_READER",
+    "Hub",
+    "PoolNews",
+    "Session",
+    "SessionOptions",
+    "answering",
+]
 
 _log = structlog.get_logger(__name__)
 
@@ -92,9 +103,9 @@ class PoolNews:
 
 
 class Subscription:
-    """One subscription: from ``height`` on, what ``select`` finds in each block."""
+    """One subscription: from ``height`` on, what ``select`` finds in each block; told once it is ``answered``."""
 
-    __slots__ = ("height", "identifier", "select", "session", "weight")
+    __slots__ = ("answered", "height", "identifier", "select", "session", "weight")
 
     def __init__(self, identifier: str, session: Session, select: Filter, height: int, weight: int) -> None:
         self.identifier = identifier
@@ -102,6 +113,27 @@ class Subscription:
         self.select = select
         self.height = height
         self.weight = weight
+        self.answered = asyncio.Event()
+
+
+_begun: ContextVar[list[Subscription] | None] = ContextVar("_begun", default=None)
+"""What the message that is being answered has begun."""
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Tell nothing of the subscriptions that begin within until the end, when what names them is said.
+
+    Of a batch that may be long after: a client would drop news of what it does not know.
+    """
+    begun: list[Subscription] = []
+    token = _begun.set(begun)
+    try:
+        yield
+    finally:
+        _begun.reset(token)
+        for subscription in begun:
+            subscription.answered.set()
 
 
 class Session:
@@ -242,6 +274,10 @@ class Session:
         self._next_identifier += 1
         subscription = Subscription(identifier, self, select, start, weight)
         self.subscriptions[identifier] = subscription
+        if (begun := _begun.get()) is None:
+            subscription.answered.set()
+        else:
+            begun.append(subscription)
         self._hub.add(subscription)
         return subscription
 
@@ -349,7 +385,8 @@ class Hub:
                     await asyncio.sleep(0)
                 if subscription.height > loaded.height or subscription not in self._live:
                     continue  # of later blocks, or gone
-                if subscription.session.is_full:  # of this very block, perhaps: the writer had no turn yet
+                if subscription.session.is_full or not subscription.answered.is_set():
+                    # Full of this very block, perhaps: the writer had no turn yet.
                     self._live.discard(subscription)
                     self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
                 else:
@@ -376,13 +413,15 @@ class Hub:
             results = [b'"0x%s"' % item.hex().encode() for item in hashes[-POOL_NEWS_MAX:]]
             for subscription in list(self._of_pool) if results else ():
                 await asyncio.sleep(0)
-                if subscription in self._of_pool and not subscription.session.is_full:
+                is_heard = subscription.answered.is_set() and not subscription.session.is_full
+                if subscription in self._of_pool and is_heard:
                     envelope, identifier = subscription.select.envelope, subscription.identifier
                     subscription.session.tell([_notification(envelope, identifier, item) for item in results])
             await asyncio.sleep(POOL_POLL_S)
 
     async def _catch_up(self, subscription: Subscription) -> None:
         try:
+            await subscription.answered.wait()
             while subscription.height <= self._told:
                 loaded = await self.link.block(subscription.height)
                 if loaded is None:  # the node has gone back behind what was told

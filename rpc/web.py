@@ -22,7 +22,7 @@ from rpc.errors import RpcError
 from rpc.holding import Held, Ledger
 from rpc.limits import caller_key
 from rpc.link import Link
-from rpc.subscriptions import Hub, Session, SessionOptions
+from rpc.subscriptions import Hub, Session, SessionOptions, answering
 from rpc.surface import SURFACE, absent
 
 if TYPE_CHECKING:
@@ -271,9 +271,10 @@ class Application:
 
     async def _answer(self, session: Session, body: bytes, caller: Caller, under_way: asyncio.Semaphore) -> None:
         try:
-            answer = await self.dispatcher.answer(body, caller)
-            if answer is not None:
-                await session.answer(answer)
+            with answering():
+                answer = await self.dispatcher.answer(body, caller)
+                if answer is not None:
+                    await session.answer(answer)
         finally:
             under_way.release()
 

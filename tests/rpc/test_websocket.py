@@ -17,8 +17,9 @@ from rpc.dispatch import DispatchOptions
 from rpc.gateway import GatewayOptions
 from rpc.subscriptions import NOTIFICATIONS, SLOW_READER, SessionOptions
 from rpc.surface import DOCUMENT
+from state.primitives.hashing import keccak
 from state.transition.staking import STAKE_KIND, STAKED, STAKING_ADDRESS, stake_payload
-from tests.rpc.harness import BOB, COIN, Gateway, Node, gateway, hexed, served, transfer
+from tests.rpc.harness import ALICE, BOB, COIN, Gateway, Node, gateway, hexed, served, transfer
 from tests.rpc.validate import validate
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
@@ -68,6 +69,44 @@ class Socket:
 
     async def close(self) -> None:
         await trio.to_thread.run_sync(self.connection.close)
+
+
+async def test_nothing_is_told_of_a_subscription_before_the_answer_that_names_it(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    node.mint(3)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        socket_ = await Socket.open(it)
+        raw = transfer(BOB, 0, ALICE.address, 1)
+        waiting = {"hash": hexed(keccak(raw)), "timeout_ms": 30_000}
+        calls = [
+            ("eth_subscribe", ["newHeads"]),
+            ("dekube_subscribe", {"kind": "heads", "from_height": 2}),
+            ("eth_subscribe", ["newPendingTransactions"]),
+            ("dekube_waitForReceipt", waiting),
+        ]
+        batch = [
+            {"jsonrpc": "2.0", "id": number, "method": name, "params": params}
+            for number, (name, params) in enumerate(calls)
+        ]
+        await socket_.send(json.dumps(batch))
+        other = await Socket.open(it)
+        await other.call("eth_subscribe", "newHeads")
+        node.mint(2)
+        for _ in range(2):  # told of blocks while the batch waits
+            await other.receive()
+        await it.call("dekube_sendTransaction", hexed(raw))
+        node.mint(1)
+        answers = await socket_.receive()
+        assert isinstance(answers, list), "the answer comes first"
+        heads, replay = answers[0]["result"], answers[1]["result"]["subscription"]
+        told: dict[str, list[int]] = {heads: [], replay: []}
+        while len(told[heads]) < 3 or len(told[replay]) < 5:
+            params = (await socket_.receive())["params"]
+            if params["subscription"] == heads:
+                told[heads].append(int(params["result"]["number"], 16))
+            elif params["subscription"] == replay:
+                told[replay].append(params["result"]["header"]["height"])
+        assert told == {heads: [4, 5, 6], replay: [2, 3, 4, 5, 6]}
 
 
 async def test_heads_events_and_tasks_in_order_without_gaps(tmp_path: Path) -> None:
