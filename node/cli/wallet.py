@@ -609,7 +609,7 @@ def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterat
 
 def _since(client: Client, who: bytes, height: int) -> list[HistoryEntry]:
     found = []
-    for item in client.history(who):  # newest first
+    for item in islice(client.history(who), HISTORY_MAX):  # newest first
         if item.block.height <= height:
             break
         found.append(item)
