@@ -40,6 +40,7 @@ STDIN: Final = "-"
 TERMINAL: Final = "/dev/tty"
 _TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096
+_NOT_UTF8: Final = "what was given is not UTF-8: the terminal or file has another encoding"
 ASK_S: Final = 10.0
 """How long a node may take to answer its owner."""
 
@@ -131,10 +132,12 @@ def ask_line(file: Path | None, prompt: str) -> str:
 
 
 def _piped_line() -> str | None:
-    """Return the next line of standard input without its end; None where there is none."""
+    """Return the next line of standard input without its end; None where there is none. Raises KeystoreError."""
     try:
         line = "" if sys.stdin is None else sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode()
-    except (UnicodeDecodeError, OSError):
+    except UnicodeDecodeError:
+        raise KeystoreError(_NOT_UTF8) from None
+    except OSError:
         line = ""
     return line.rstrip("\r\n") if line else None
 
@@ -172,7 +175,10 @@ def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
     context = click.get_current_context(silent=True)
     is_taken = context is not None and context.meta.get(_TAKEN, False)
     if (sys.stdin is not None and sys.stdin.isatty()) or (is_taken and _has_terminal()):
-        return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
+        try:
+            return str(click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True))
+        except UnicodeDecodeError:  # its text has what was typed
+            raise KeystoreError(_NOT_UTF8) from None
     line = None if is_taken else _piped_line()
     if line is None:
         raise KeystoreError(

@@ -92,6 +92,33 @@ def test_a_pipe_is_read_also_where_there_is_a_terminal_unless_it_is_something_el
         os.close(terminal)
 
 
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_a_secret_in_another_encoding_is_refused_in_a_line_that_does_not_repeat_it(
+    tmp_path: Path, is_typed: bool
+) -> None:
+    home = make_home(tmp_path)
+    secret = PASSPHRASE.encode("latin-1") + b"\n"
+    keyboard, terminal = pty.openpty()
+    try:
+        if is_typed:
+            threading.Thread(
+                target=lambda: (os.read(keyboard, 1), os.write(keyboard, secret)), daemon=True
+            ).start()
+        done = subprocess.run(
+            [*PROGRAM, "wallet", "sign", "m", "--home", str(home.root), "--json"],
+            stdin=terminal if is_typed else None, input=None if is_typed else secret, capture_output=True,
+            timeout=60, check=False, start_new_session=True,
+            preexec_fn=(lambda: _take(terminal)) if is_typed else None,
+        )  # fmt: skip
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert (done.returncode, done.stdout) == (1, b"")
+    last = done.stderr.splitlines()[-1]
+    assert b"not UTF-8" in last and b"[keystore_error]" in last
+    assert b"Traceback" not in done.stderr and b"corr" not in done.stderr
+
+
 def test_a_file_that_is_named_opens_the_key_of_a_home(tmp_path: Path) -> None:
     home = make_home(tmp_path)
     file = tmp_path / "mine"
