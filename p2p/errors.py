@@ -7,6 +7,7 @@ from state.primitives.errors import DekubeError, ProtocolError
 __all__ = [
     "BlobUnavailable",
     "CertificateInvalid",
+    "CertificateOutOfTime",
     "ConnectionUnused",
     "FrameInvalid",
     "HandshakeFailed",
@@ -18,6 +19,7 @@ __all__ = [
     "ReceiveMemoryExceeded",
     "RecordDamaged",
     "RecordInvalid",
+    "RecordOutOfTime",
     "RequestFailed",
     "RequestRefused",
     "RequestTimeout",
@@ -41,6 +43,10 @@ class CertificateInvalid(HandshakeFailed):
     """A node certificate of another chain, out of its time, with a bad signature or for another static key."""
 
     code = "certificate_invalid"
+
+
+class CertificateOutOfTime(CertificateInvalid):
+    """A node certificate that has ended, or lasts for too long; by another clock, or a moment ago, it was good."""
 
 
 class WrongPeer(HandshakeFailed):
@@ -77,6 +83,10 @@ class RecordInvalid(ProtocolError):
     """A signed peer record that is malformed, expired, too large or badly signed."""
 
     code = "peer_record_invalid"
+
+
+class RecordOutOfTime(RecordInvalid):
+    """A peer record that has ended, or lasts for too long; a moment ago, or by another clock, it was good."""
 
 
 class PieceForged(ProtocolError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Final
 
-from p2p.errors import CertificateInvalid
+from p2p.errors import CertificateInvalid, CertificateOutOfTime
 from p2p.noise import KEY_BYTES, StaticKey
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
@@ -151,7 +151,7 @@ class NodeCertificate:
         if self.genesis_hash != genesis_hash:
             raise CertificateInvalid("of another chain")
         if not now_ms < self.not_after_ms <= now_ms + CERTIFICATE_LIFE_MS_MAX + CLOCK_SKEW_MS_MAX:
-            raise CertificateInvalid(f"expired or too long-lived: not after {self.not_after_ms}, now {now_ms}")
+            raise CertificateOutOfTime(f"expired or too long-lived: not after {self.not_after_ms}, now {now_ms}")
         try:
             return recover_address(self.signing_digest(), self.signature)
         except SignatureInvalid:

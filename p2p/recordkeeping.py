@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from p2p.addrbook import AddressBook
-from p2p.errors import PeerUnreachable, RecordInvalid, RequestFailed, RequestRefused
+from p2p.errors import PeerUnreachable, RecordInvalid, RecordOutOfTime, RequestFailed, RequestRefused
 from p2p.gossip import Verdict
 from p2p.identity import Identity, NodeCertificate
 from p2p.limits import NetworkLimits, RateLimiter
@@ -115,6 +115,9 @@ class RecordKeeper:
             return Verdict.LATER
         try:
             record = self.verify(payload)
+        except RecordOutOfTime:
+            # Its author chose the end: whoever passed it on found it good a moment ago, or by another clock.
+            return Verdict.IGNORE
         except RecordInvalid:
             return Verdict.REJECT
         author = record.address
@@ -159,7 +162,8 @@ class RecordKeeper:
             raise RequestRefused("asked too often")
         own = [] if self.own is None else [self.own]
         records = own + self.book.sample(self._random, self._limits.exchange_records_max - len(own))
-        return encode([record.data for record in records])
+        now_ms = self._now_ms()
+        return encode([record.data for record in records if record.expiry_ms > now_ms])
 
     async def run(self, peers: Callable[[], Collection[Peer]], changed: Callable[[], trio.Event]) -> None:
         """Ask peers for others, sign our own record again in time, keep the book on disk; until cancelled."""
@@ -199,7 +203,11 @@ class RecordKeeper:
             for item in items:
                 if not isinstance(item, bytes):
                     raise DecodeError("not a record")
-                if self._note(self.verify(item), peer.address):
+                try:
+                    record = self.verify(item)
+                except RecordOutOfTime:
+                    continue  # the peer's book is looked through once in a while, by its own clock
+                if self._note(record, peer.address):
                     self._publish(item)  # what is news to us may be to others
         except (RequestFailed, PeerUnreachable):
             return

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from p2p.errors import CertificateInvalid, RecordInvalid
+from p2p.errors import CertificateInvalid, CertificateOutOfTime, RecordInvalid, RecordOutOfTime
 from p2p.identity import Identity, NodeCertificate, Role
 from p2p.transport import Endpoint
 from state.primitives.codec import Value, decode, encode
@@ -84,7 +84,7 @@ def _ranked(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
 
 
 def verify_record(data: bytes, *, genesis_hash: bytes, now_ms: int) -> PeerRecord:
-    """Return the record of these bytes. Raises RecordInvalid."""
+    """Return the record of these bytes. Raises RecordInvalid; RecordOutOfTime for what is a matter of clocks."""
     try:
         match decode(data, limit_bytes=RECORD_BYTES_MAX):
             case [list(inner), int(sequence), int(expiry_ms), list(texts), bytes(signature)] if (
@@ -98,11 +98,13 @@ def verify_record(data: bytes, *, genesis_hash: bytes, now_ms: int) -> PeerRecor
         if len(endpoints) != len(texts):
             raise RecordInvalid("an endpoint that is not text")
         if not now_ms < expiry_ms <= now_ms + RECORD_LIFE_MS + _CLOCK_SKEW_MS_MAX:
-            raise RecordInvalid("expired, or valid for too long")
+            raise RecordOutOfTime("expired, or valid for too long")
         address = certificate.verify(genesis_hash=genesis_hash, now_ms=now_ms)
         signed = encode([inner, sequence, expiry_ms, texts])
         if recover_address(digest(_KIND, signed), signature) != certificate.signer:
             raise RecordInvalid("signed by another key than the certificate names")
+    except CertificateOutOfTime as error:
+        raise RecordOutOfTime(str(error)) from None
     except (DecodeError, SignatureInvalid, CertificateInvalid) as error:
         raise RecordInvalid(str(error)) from None
     return PeerRecord(address, certificate, sequence, expiry_ms, endpoints, data)

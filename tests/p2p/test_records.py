@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -216,7 +217,12 @@ def test_anchors_are_kept_over_a_restart_and_are_few() -> None:
     assert again.untried(Random(1), exclude=names[3:]) is None
 
 
-def keeper(number: int, now_ms: Callable[[], int], told: list[bytes]) -> RecordKeeper:
+def keeper(
+    number: int,
+    now_ms: Callable[[], int],
+    told: list[bytes],
+    blame: Callable[[bytes], None] = lambda address: None,
+) -> RecordKeeper:
     return RecordKeeper(
         AddressBook(key=bytes([number]) * 32, genesis_hash=GENESIS),
         path=None,
@@ -225,7 +231,7 @@ def keeper(number: int, now_ms: Callable[[], int], told: list[bytes]) -> RecordK
         random=Random(number),
         now_ms=now_ms,
         publish=told.append,
-        blame=lambda address: None,
+        blame=blame,
         on_news=lambda: None,
         is_kept=lambda address: False,
         on_revoked=lambda address: None,
@@ -259,6 +265,63 @@ async def test_a_flood_of_junk_hides_no_record_of_a_node_that_we_know(autojump_c
     await trio.sleep(1)
     later = sign_record(identity(91), (RELAYED,), now_ms=NOW_MS)
     assert await me.validate(honest, later.data) is Verdict.ACCEPT
+
+
+async def test_a_record_that_ends_on_its_way_is_not_held_against_who_passed_it_on() -> None:
+    """Whoever signs a record says when it ends, and could else have honest nodes ban each other."""
+    told: list[bytes] = []
+    author, clock = keeper(2, lambda: NOW_MS, told), [NOW_MS]
+    me = keeper(1, lambda: clock[0], [])
+    author.advertise("listen", (HOME,))
+    author.sign()
+    honest = account(3).address
+    for now_ms in (
+        NOW_MS + RECORD_LIFE_MS,  # by the time it comes, or by this clock, it has ended
+        NOW_MS - 2 * 3_600_000,  # by this clock it lasts too long
+        NOW_MS + 40 * 24 * 3_600_000,  # nor is the certificate in it valid
+    ):
+        clock[0] = now_ms
+        assert await me.validate(honest, told[-1]) is Verdict.IGNORE
+    clock[0] = NOW_MS
+    assert await me.validate(honest, told[-1][:-1] + bytes([told[-1][-1] ^ 1])) is Verdict.REJECT
+    assert await me.validate(honest, told[-1]) is Verdict.ACCEPT
+
+
+class Giver:
+    """A peer that is asked for records."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.address = account(3).address
+        self.requests = self
+        self.answer = encode(list(records))
+
+    async def ask(self, _method: str, _body: bytes, *, timeout_s: float, limit_bytes: int) -> bytes:
+        return self.answer
+
+
+async def test_a_peer_that_gives_a_record_which_has_just_ended_is_not_blamed_and_the_others_count(
+    autojump_clock: object,
+) -> None:
+    ended = sign_record(identity(4), (HOME,), now_ms=NOW_MS - RECORD_LIFE_MS)
+    good = sign_record(identity(5), (HOME,), now_ms=NOW_MS)
+    blamed: list[bytes] = []
+    for records, is_fault in (([ended.data, good.data], False), ([good.data[:-1]], True)):
+        me = keeper(1, lambda: NOW_MS, [], blame=blamed.append)
+        peers: Any = [Giver(records)]
+        with trio.move_on_after(1):
+            await me.run(peers.copy, trio.Event)
+        assert (account(5).address in me.book) is not is_fault
+        assert bool(blamed) is is_fault
+
+
+async def test_records_that_have_ended_are_given_to_nobody() -> None:
+    clock = [NOW_MS]
+    me = keeper(1, lambda: clock[0], [])
+    record = sign_record(identity(4), (HOME,), now_ms=NOW_MS)
+    assert await me.validate(account(3).address, record.data) is Verdict.ACCEPT
+    assert await me.serve(account(3).address, b"") != encode([])
+    clock[0] += RECORD_LIFE_MS
+    assert await me.serve(account(3).address, b"") == encode([])
 
 
 async def test_nobody_floods_others_with_records_of_its_own(autojump_clock: object) -> None:
