@@ -39,6 +39,13 @@ NOT_HEALED: Final = frozenset(
     }
 )
 """Codes of errors that end a service with EXIT_LOOK_FIRST: the next start would find the same."""
+WHAT_HELPS: Final = {
+    "store_incompatible": "install the release that wrote it, or begin anew: `dekube db repair` moves it aside, "
+    "and the state comes from peers",
+    "store_other_chain": "genesis.json is another network's than this home was made for: put the right one there, "
+    "or make a home of its own for the other network (dekube init --home DIR)",
+}
+"""What to do about errors of layers that know no commands, by code."""
 _FUNDS: Final = re.compile(r"\b(balance|cost|overshot) ([0-9]{1,40})\b")
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -175,6 +182,10 @@ def _text(error: DekubeError) -> str:
     """Return the text of an error; amounts, which gateways tell in the smallest unit, in DKB."""
     if error.code == "gateway_unreachable" and str(error).endswith("refused"):
         return f"{error}; no gateway listens there: start the node (dekube node run), or name another with --rpc"
+    if error.code == "gateway_unreachable" and str(error).endswith("HTTP status 404"):
+        return f"{error}; what answers there is no gateway, or not at this path (rpc.listen in its config.toml)"
+    if error.code in WHAT_HELPS:
+        return f"{error}; {WHAT_HELPS[error.code]}"
     if error.code != "insufficient_funds":
         return str(error)
     return _FUNDS.sub(lambda found: f"{found[1]} {show_amount(int(found[2]))}", str(error))

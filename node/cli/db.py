@@ -10,7 +10,7 @@ import click
 
 from node.cli.forks import accuse, settle
 from node.cli.options import ask_passphrase, home_option
-from node.cli.output import counted, json_option, show, show_fields, show_rows
+from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
 from node.home import Home
 from node.tenancy import live_in
 from state.primitives.errors import ConfigError, StoreError
@@ -103,7 +103,7 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
             "damage": list(found.damage),
         })  # fmt: skip
     else:
-        show_fields(fields, as_json=False, title="Database")
+        show_fields(in_words(fields), as_json=False, title="Database")
         rows = [{"table": name, "bytes": f"{size:,}"} for name, size in found.sizes.items()]
         show_rows(rows, ("table", "bytes"), as_json=False, title="\nTables")
         listed = [{**row, "bytes": f"{row['bytes']:,}"} for row in snapshots]

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
-from node.cli.output import json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_rows
 from node.home import load_genesis
 from node.light import (
     Endpoint,
@@ -203,9 +203,10 @@ def open_light(home: Path, urls: Sequence[str]) -> Iterator[LightNode]:
     saved = load_light_file(home)
     if urls:
         saved = with_endpoints(saved, urls)
+    console = Console(stderr=True)
     with Progress(
         TextColumn("epochs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
+        console=console, transient=True, disable=not console.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task("epochs", total=None, start=True)
         node = LightNode(
@@ -295,7 +296,7 @@ def account(address: bytes, height: int | None, urls: tuple[str, ...], home: Pat
         "age_ms": age_ms,
         "endpoint": found.source,
     }
-    show_fields(fields, as_json=as_json, title="Account (proven)")
+    show_fields(fields if as_json else in_words(fields), as_json=as_json, title="Account (proven)")
     if height is None:
         _warn_if_old(age_ms)
 
@@ -309,7 +310,8 @@ def tx(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
     """Show the final transaction HASH, proven to be in its block."""
     with open_light(home, urls) as node:
         place = node.transaction(hash_)
-    show_fields(_transaction_fields(place), as_json=as_json, title="Transaction (proven)")
+    fields = _transaction_fields(place)
+    show_fields(fields if as_json else in_words(fields), as_json=as_json, title="Transaction (proven)")
 
 
 @light.command()
@@ -355,7 +357,7 @@ def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> Non
         found, source = node.header(height)
     fields = {"hash": found.block_hash, **found.header._asdict(), "endpoint": source}
     fields["base_fee"] = str(found.header.base_fee)
-    show_fields(fields, as_json=as_json, title="Header (proven)")
+    show_fields(fields if as_json else in_words(fields), as_json=as_json, title="Header (proven)")
 
 
 @light.command()
@@ -481,7 +483,7 @@ def _show_status(saved: LightFile, *, as_json: bool, node: LightNode | None = No
     if saved.fork is not None:
         del fields["fork"]["certificates"]
         fields |= {f"fork, {name}": value for name, value in fields.pop("fork").items()}
-    show_fields(fields, as_json=False, title="Light client")
+    show_fields(in_words(fields), as_json=False, title="Light client")
     show_rows(rows, ("url", "proven_height", "banned", "note"), as_json=False, title="Endpoints")
     if newest is not None:
         _warn_if_old(_age_ms(newest.header))

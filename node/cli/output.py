@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks a
 
 __all__ = [
     "counted",
+    "in_words",
     "json_option",
     "parse_amount",
     "show",
@@ -25,6 +26,7 @@ __all__ = [
     "show_fields",
     "show_gwei",
     "show_rows",
+    "show_span",
     "show_time",
 ]
 
@@ -50,6 +52,29 @@ def counted(count: int, what: str) -> str:
 def show_time(time_ms: int) -> str:
     """Return an agreed time as people write it."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_ms // 1000))
+
+
+def show_span(span_ms: int) -> str:
+    """Return how long something takes or is ago as people write it, in its two largest units."""
+    seconds = span_ms // 1000
+    if seconds < 60:
+        return f"{span_ms / 1000:.1f} s"
+    if seconds < 3_600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    if seconds < 86_400:
+        return f"{seconds // 3_600} h {seconds % 3_600 // 60} min"
+    return f"{counted(seconds // 86_400, 'day')} {seconds % 86_400 // 3_600} h"
+
+
+def in_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return ``fields`` with times and spans in milliseconds as people write them, named without the unit."""
+    shown: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name.endswith("_ms") and isinstance(value, int):
+            shown[name.removesuffix("_ms")] = show_time(value) if name == "time_ms" else show_span(value)
+        else:
+            shown[name] = value
+    return shown
 
 
 def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json: bool, title: str = "") -> None:
@@ -128,6 +153,8 @@ def _plain(value: Any) -> Text:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, bytes):
         return "0x" + value.hex()
     if isinstance(value, list | tuple):

@@ -148,12 +148,13 @@ def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None
     Example:
       dekube signer possession 0xACCOUNT --vote-key 0x... --json > possession.json
     """
+    address = parse_address(account)
     key = _key_of(home, vote_key)
     _, public, signature, vrf_key, vrf_proof = stake_payload(
-        0, key, genesis_hash=genesis_hash(home.load_genesis()), address=parse_address(account)
+        0, key, genesis_hash=genesis_hash(home.load_genesis()), address=address
     )
     fields = {"vote_key": public, "possession": signature, "vrf_key": vrf_key, "vrf_possession": vrf_proof}
-    show_fields(fields, as_json=as_json, title=f"Possession, for {account}")
+    show_fields(fields, as_json=as_json, title=f"Possession, for {format_address(address)}")
 
 
 @signer.command()

@@ -25,7 +25,7 @@ from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
 from node.home import save_key, write_private
 from node.keyring import MNEMONIC_WORDS, Keyring, key_of_mnemonic, new_mnemonic, parse_secret, random_key
-from rpc.client import Client, ClientError
+from rpc.client import Client, ClientError, GatewayUnreachable
 from rpc.client.contracts import functions_of, parse_argument, shown
 from rpc.client.core import hexed
 from rpc.client.shapes import HistoryEntry, Receipt
@@ -417,7 +417,11 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
     """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS."""
     who = session.address(name, known=False)
     with TellingClient(*(session.urls or (url,))) as client:
-        hash_ = client.faucet(url, who)
+        try:
+            hash_ = client.faucet(url, who)
+        except GatewayUnreachable as error:
+            where = "`dekube testnet list` shows where a test network's is"
+            raise GatewayUnreachable(f"{error}; no faucet answers there: {where}") from None
     show_fields({"address": format_address(who), "transaction": hash_}, as_json=as_json)
     if not as_json:
         click.echo("\nThe coins are there when that transaction is in a block (dekube wallet balance).")

@@ -15,11 +15,12 @@ from node.cli.run import _written
 from node.config import NodeOptions, dump_options, flat_options, load_options
 from node.home import create_home, load_key
 from node.keyring import random_key
-from rpc.client import ClientError
+from rpc.client import ClientError, GatewayUnreachable
 from rpc.client.control import ControlUnavailable, ask_node
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError, KeystoreError
+from state.primitives.errors import ConfigError, DekubeError, KeystoreError
 from state.primitives.genesis import Genesis, genesis_to_json
+from state.store.errors import StoreIncompatible, StoreOfAnotherChain
 from testnet.plan import Placement, make_plan, member_names
 
 PEER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"
@@ -110,6 +111,33 @@ def test_missing_coins_are_told_in_coins(
     status, said = dekube("tx", "stake", "1")
     assert status == 1
     assert "balance 0 DKB, cost 1.5 DKB, overshot 0.000000000000000001 DKB" in said.replace("tx cost", "cost")
+
+
+@pytest.mark.parametrize(
+    ("error", "helps"),
+    [
+        (StoreIncompatible("format 3"), "format 3; install the release that wrote it"),
+        (StoreOfAnotherChain("chain 12"), "chain 12; genesis.json is another network's"),
+        (GatewayUnreachable("h:1: HTTP status 404"), "h:1: HTTP status 404; what answers there is no gateway"),
+    ],
+)
+def test_what_lower_layers_refuse_is_told_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, dekube: Callable[..., tuple[int, str]], error: DekubeError, helps: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("node.cli.group.main", fail)
+    status, said = dekube("status")
+    assert (status, helps in said) == (1, True)
+    assert said.endswith(f" [{error.code}]\n")
+
+
+def test_a_faucet_that_is_not_there_is_told_as_one(dekube: Callable[..., tuple[int, str]]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        status, said = dekube("wallet", "faucet", PEER, "--from", f"http://127.0.0.1:{free.getsockname()[1]}")
+    assert (status, "no faucet answers there" in said, "gateway listens" in said) == (1, True, False)
 
 
 @pytest.mark.parametrize("option", ["--bootstrap", "--relay"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.cli import main
-from node.cli.output import counted, show_fields, show_rows
+from node.cli.output import counted, in_words, show_fields, show_rows, show_span
 from node.cli.terminal import printable, printable_lines
 from state.primitives.errors import DekubeError
 
@@ -46,6 +47,29 @@ def test_an_error_that_quotes_a_stranger_is_told_plainly(
         main()
     told = capsys.readouterr().err
     assert "[bold red]" in told and told.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "shown"),
+    [
+        (0, "0.0 s"), (721, "0.7 s"), (59_999, "60.0 s"), (60_000, "1 min 0 s"), (3_725_000, "1 h 2 min"),
+        (86_400_000, "1 day 0 h"), (806_400_000, "9 days 8 h"),
+    ],
+)  # fmt: skip
+def test_spans_are_shown_in_the_units_of_people(span_ms: int, shown: str) -> None:
+    assert show_span(span_ms) == shown
+
+
+def test_people_read_yes_and_times_and_machines_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"expired": False, "proved": True, "age_ms": 61_000, "time_ms": 1_800_000_000_000, "release_ms": None}
+    show_fields(in_words(fields), as_json=False)
+    shown = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
+    assert [[word.strip() for word in line] for line in shown] == [
+        ["expired", "no"], ["proved", "yes"], ["age", "1 min 1 s"], ["time", "2027-01-15 08:00 UTC"],
+        ["release_ms", "-"],
+    ]  # fmt: skip
+    show_fields(fields, as_json=True)
+    assert json.loads(capsys.readouterr().out) == fields
 
 
 def test_one_thing_is_one() -> None:
