@@ -202,7 +202,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                     self._take_known(known[1], data[end:])
                     return
             self._begun, self._head = 0, None
+            idle_since = self._idle_since
             super().data_received(data)
+            if not self._begun and self._is_between:
+                self._idle_since = idle_since  # empty lines are no request: who sends them has asked for nothing
             if begins and self._begun == 1 and self._is_between and self._head is not None:
                 self._keep_head(data, self._head)
             if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):

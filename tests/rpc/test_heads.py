@@ -219,3 +219,50 @@ def test_wherever_a_stream_is_cut_the_parser_sees_what_it_has_begun(monkeypatch:
         assert found == [await transcript(cold, [stream[:at], stream[at:]]) for at in range(1, len(stream))]
 
     asyncio.run(main())
+
+
+def test_empty_lines_do_not_keep_an_idle_connection() -> None:
+    class Loop:
+        """A clock that is moved by hand."""
+
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            self._loop = loop
+            self.now_s = 0.0
+            self.due: list[tuple[float, Any]] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._loop, name)
+
+        def time(self) -> float:
+            return self.now_s
+
+        def call_later(self, delay_s: float, call: Any) -> Any:
+            self.due.append((self.now_s + delay_s, call))
+            return asyncio.Handle(call, (), self._loop)
+
+        def move(self, now_s: float) -> None:
+            while self.due and (first := min(self.due, key=lambda item: item[0]))[0] <= now_s:
+                self.due.remove(first)
+                self.now_s = first[0]
+                first[1]()
+            self.now_s = now_s
+
+    async def main() -> None:
+        for lines, ends_s in (([], 5), ([b"\r\n"], 5), ([b"\r\n", b"\r\n\r\n"], 5), ([post(BODY)], 9)):
+            loop = Loop(asyncio.get_running_loop())
+            pipe = Pipe()
+            config = Config(asgi, log_config=None, lifespan="off", timeout_keep_alive=5)
+            http: Any = make()(config, ServerState(), {}, loop)  # type: ignore[call-arg]
+            http.connection_made(pipe)
+            loop.due.clear()  # the deadline of the first request, which comes at once
+            for at, piece in enumerate([post(BODY), *lines]):
+                loop.move(4.0 if at else 0.0)
+                http.data_received(piece)
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+            loop.move(ends_s - 0.1)
+            assert not pipe.ended
+            loop.move(ends_s + 0.1)
+            assert pipe.ended, lines
+
+    asyncio.run(main())
