@@ -325,6 +325,9 @@ class _Link(asyncio.Protocol):
         self.parked: list[OnwardConnection] = []
         self.parking = 0
         self.carries = Bucket(CARRIES_PER_S, CARRIES_BURST, int(self.used_at * 1000))
+        limits = daemon.limits
+        self._messages = Bucket(limits.messages_per_s, limits.messages_burst, int(self.used_at * 1000))
+        """What the other relay may say: anybody can name one, and it may be anything."""
         self._daemon = daemon
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
@@ -376,6 +379,10 @@ class _Link(asyncio.Protocol):
                 if not self.opened.done():
                     self.opened.set_result(None)
             for message in self._channel.receive(data):
+                if self._is_closed:
+                    return
+                if not self._messages.take(int(self._heard_at * 1000)):
+                    raise RelayProtocolError("more messages than a relay has to say")
                 self._take(message)
         except (HandshakeFailed, RelayProtocolError) as error:
             self.close(str(error))
@@ -399,10 +406,12 @@ class _Link(asyncio.Protocol):
                 return  # terms and offers to a client that this one is not
 
     def send(self, message: Message) -> None:
-        """Send a message; to a link that has ended, nothing."""
+        """Send a message; to a link that has ended, nothing. A relay that does not read loses its link."""
         if self.is_open:
             assert self._channel is not None and self._transport is not None
             self._transport.write(self._channel.seal(message))
+            if self._transport.get_write_buffer_size() > self._daemon.limits.control_backlog_bytes_max:
+                self.close("does not read")
 
     def ping(self, now: float) -> None:
         """Measure the round trip, or give up a relay that is silent."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.identity import Identity
+from p2p.handshake import Handshake
+from p2p.identity import Identity, Purpose
 from p2p.transport import Endpoint
 from relay.errors import Refusal
 from relay.limits import HostTable, HostUse, RelayLimits
 from relay.link_places import LinkUse, Room, room_for_link
 from relay.onward import OnwardConnection, OnwardLinks
+from relay.protocol import PREAMBLE_BYTES, ControlChannel, Extend, Ping
 from tests.relay.daemon_process import identity_of
 
 LIMITS = replace(RelayLimits(), trusted_networks=(), relays_max=12, relays_per_asker_max=3)
@@ -140,5 +146,81 @@ def test_routes_that_name_own_relays_leave_the_links_to_others() -> None:
             links.close()
             server.close()
             await asyncio.sleep(0)
+
+    asyncio.run(play())
+
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter, ControlChannel], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def linked(script: Script) -> AsyncIterator[tuple[Daemon, OnwardLinks, Endpoint]]:
+    """Links with one to a relay that a stranger named, which shakes hands and then does what it likes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(PREAMBLE_BYTES)
+        handshake = Handshake(
+            identity_of("relay 2"), Purpose.RELAY_CONTROL, is_initiator=False, now_ms=time.time_ns() // 1_000_000
+        )
+        while handshake.session is None:
+            writer.write(handshake.receive(await reader.read(4096)))
+        with contextlib.suppress(OSError):
+            await script(reader, writer, ControlChannel(handshake.session))
+        writer.close()
+
+    daemon = Daemon(LIMITS)
+    links = OnwardLinks(daemon)
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server = await asyncio.start_server(serve, sock=sock, limit=1024)
+    endpoint = Endpoint("127.0.0.1", sock.getsockname()[1], identity_of("relay 2").address)
+    try:
+        async with asyncio.timeout(60):
+            links.carry(1, endpoint, b"", host(1))
+            while endpoint not in links.known and not daemon.failed:  # noqa: ASYNC110 - the doing of sockets
+                await asyncio.sleep(0.01)
+            yield daemon, links, endpoint
+    finally:
+        links.close()
+        server.close()
+        await asyncio.sleep(0)
+
+
+def test_a_relay_that_somebody_named_keeps_no_loop_busy_with_its_words() -> None:
+    said = 0
+
+    async def flood(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: ControlChannel) -> None:
+        nonlocal said
+        for said in range(20_000):
+            if writer.is_closing():
+                return
+            writer.write(channel.seal(Ping(said)))
+            await writer.drain()
+        await asyncio.sleep(60)
+
+    async def play() -> None:
+        async with linked(flood) as (daemon, links, endpoint):
+            while said < 19_999 and not daemon.failed:  # noqa: ASYNC110 - the doing of sockets
+                await asyncio.sleep(0.01)
+            assert daemon.failed == [(1, Refusal.NEXT_UNREACHABLE)] and endpoint not in links.known
+
+    asyncio.run(play())
+
+
+def test_a_relay_that_does_not_read_fills_no_memory() -> None:
+    async def stand_still(_r: asyncio.StreamReader, _w: asyncio.StreamWriter, _c: ControlChannel) -> None:
+        await asyncio.sleep(60)
+
+    async def play() -> None:
+        async with linked(stand_still) as (daemon, links, endpoint):
+            link = links._links[endpoint]
+            for number in range(20_000):
+                link.send(Extend(number, bytes(1_024), b""))
+                if not link.is_open:
+                    break
+                await asyncio.sleep(0)
+            assert not link.is_open and endpoint not in links.known
+            await asyncio.sleep(0)
+            assert daemon.failed == [(1, Refusal.NEXT_UNREACHABLE)]
 
     asyncio.run(play())
