@@ -22,6 +22,8 @@ COLUMNS_MAX: Final = 4096
 SHIFT_MAX: Final = 8
 LEAF_BYTES: Final = 64 * 1024
 """Rows are hashed together up to so many bytes: millions of tiny rows must not cost millions of leaves."""
+ITEMS: Final = 10
+"""The data set and its nine fields: no stranger's bytes make more objects than that."""
 _VERSION: Final = 1
 DIGITS_TEST_ROWS: Final = 360
 
@@ -50,7 +52,7 @@ class Dataset:
     def decode(cls, data: bytes) -> Dataset:
         """Read a dataset blob. Raises DatasetInvalid on anything but one."""
         try:
-            value = decode(data, limit_bytes=DATASET_BYTES_MAX)
+            value = decode(data, limit_bytes=DATASET_BYTES_MAX, limit_items=ITEMS)
         except DecodeError as error:
             raise DatasetInvalid(str(error)) from None
         match value:

@@ -23,6 +23,9 @@ STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
 _FLOAT32: Final = "f4"
 _STEP: Final = "step"
+_ITEMS: Final = 4
+"""The state itself, its version, its step, its tensors: no stranger's bytes make more objects than a state has."""
+_TENSOR_ITEMS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,13 @@ class TrainingState:
     @classmethod
     def decode(cls, data: bytes, plan: TrainingPlan) -> TrainingState:
         """Read a state of ``plan``'s model. Raises StateInvalid; the numbers are checked where they are loaded."""
+        shapes = plan.tensors()
         try:
-            value = decode(data, limit_bytes=plan.state_limit_bytes)
+            value = decode(
+                data, limit_bytes=plan.state_limit_bytes, limit_items=_ITEMS + _TENSOR_ITEMS * len(shapes)
+            )
         except DecodeError as error:
             raise StateInvalid(str(error)) from None
-        shapes = plan.tensors()
         match value:
             case [1, int(step), list(items)] if 0 <= step < STEP_MAX and len(items) == len(shapes):
                 pass

@@ -21,12 +21,19 @@ from tasks.engine.order import DataOrder, initial_weights
 from tasks.engine.plan import TrainingPlan
 from tasks.engine.state import TrainingState
 
-__all__ = ["Evaluation", "SegmentResult", "Trainer", "initial_state"]
+__all__ = ["Evaluation", "SegmentResult", "Trainer", "evaluation_rows_max", "initial_state"]
 
 PARAMETER_LIMIT: Final = 2.0**40
 """With LAYERS_MAX layers of WIDTH_MAX units no sum exceeds 2**450, inside what ``exact`` carries exactly."""
 MOMENT_LIMIT: Final = 2.0**126
 _EVALUATION_BATCH: Final = 512
+EVALUATION_UNITS: Final = 1 << 36
+"""Work of an evaluation at most, about half a minute of a slow core: a data set may have millions of rows for
+testing, of which no step says anything, and they hold up the last window."""
+EVALUATION_INPUT_UNITS: Final = 128
+"""Units of work, about a multiplication and addition each, for each feature of a row; one for each parameter."""
+EVALUATION_OUTPUT_UNITS: Final = 4096
+"""For each output of a layer and row."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,18 @@ class SegmentResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Right answers among the ``samples`` of the test split."""
+    """Right answers among the first ``samples`` rows of the test split: all, or ``evaluation_rows_max``."""
 
     right: int
     samples: int
+
+
+def evaluation_rows_max(plan: TrainingPlan) -> int:
+    """Return how many rows an evaluation of ``plan``'s model looks at, at most."""
+    units = (
+        plan.parameters + EVALUATION_INPUT_UNITS * plan.widths[0] + EVALUATION_OUTPUT_UNITS * sum(plan.widths[1:])
+    )
+    return max(_EVALUATION_BATCH, EVALUATION_UNITS // units)
 
 
 def initial_state(plan: TrainingPlan) -> TrainingState:
@@ -150,8 +165,11 @@ class Trainer:
         return TrainingState(self.step, tensors)
 
     def evaluate(self) -> Evaluation:
-        """Count the right answers on the test split; of equal scores the lowest class answers."""
-        right, rows = 0, len(self._rows)
+        """Count the right answers on the test split, as far as ``evaluation_rows_max`` allows.
+
+        Of equal scores the lowest class answers.
+        """
+        right, rows = 0, min(len(self._rows), self._train_rows + evaluation_rows_max(self._plan))
         layers = tuple(Layer(weight.parameter, bias.parameter) for weight, bias in self._slots)
         for start in range(self._train_rows, rows, _EVALUATION_BATCH):
             stop = min(start + _EVALUATION_BATCH, rows)

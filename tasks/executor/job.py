@@ -25,6 +25,8 @@ __all__ = [
 FRAME_HEADER_BYTES: Final = 4
 SMALL_FRAME_BYTES: Final = 4096
 """Limit of every frame of the process but a segment, which also carries a state."""
+FRAME_ITEMS_MAX: Final = 32
+"""Values of a frame of the process, at all depths."""
 TEXT_MAX: Final = 400
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
@@ -226,7 +228,7 @@ def child_frame_limit(plan: TrainingPlan) -> int:
 
 def decode_child_frame(body: bytes, plan: TrainingPlan) -> ChildFrame:
     """Read what a process sent. Raises DecodeError."""
-    match decode(body, limit_bytes=child_frame_limit(plan)):
+    match decode(body, limit_bytes=child_frame_limit(plan), limit_items=FRAME_ITEMS_MAX):
         case [1, str(device), list(isolation)] if (
             len(device) <= 64 and len(isolation) <= 16 and all(type(i) is str and len(i) <= 32 for i in isolation)
             and isolation == sorted(set(isolation))

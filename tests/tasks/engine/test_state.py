@@ -85,6 +85,17 @@ def test_a_state_beyond_its_size_is_refused_before_it_is_parsed() -> None:
         TrainingState.decode(bytes(RELU.state_limit_bytes + 1), RELU)
 
 
+def test_bytes_that_would_make_masses_of_objects_are_refused_before_they_make_them() -> None:
+    """A blob is a stranger's. An item takes a byte there and 64 in memory: a GiB for the largest state's size."""
+    plan = TrainingPlan((4096, 256), "relu", 1, bytes(32), 1)
+    for items in (range(5_000), [[]] * 500_000):
+        filler = encode([b"x" * 8 * len(items), *items])
+        with pytest.raises(StateInvalid, match="more than 22 items"):
+            TrainingState.decode(filler, plan)
+        with pytest.raises(DatasetInvalid, match="more than 10 items"):
+            Dataset.decode(filler)
+
+
 def test_a_dataset_comes_back_as_it_was() -> None:
     assert Dataset.decode(BLOB) == DATA
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tasks.engine.training
 from tasks.datasets import Dataset, make_dataset
 from tasks.engine.arrays import NumpyArrays
 from tasks.engine.errors import DatasetInvalid, Diverged, StateInvalid, UnsupportedJob
@@ -14,7 +15,7 @@ from tasks.engine.mlp import Layer, gradients
 from tasks.engine.order import DataOrder
 from tasks.engine.plan import TrainingPlan
 from tasks.engine.state import TrainingState
-from tasks.engine.training import SegmentResult, Trainer, initial_state
+from tasks.engine.training import SegmentResult, Trainer, evaluation_rows_max, initial_state
 from tests.tasks.engine.helpers import RELU, SEED, SILU, made_up_dataset
 
 ARRAYS = NumpyArrays()
@@ -64,6 +65,28 @@ def test_it_learns_the_digits() -> None:
     found = trainer.evaluate()
     assert found.samples == 360
     assert found.right / found.samples > 0.93
+
+
+def test_an_evaluation_ends_however_many_rows_a_data_set_has_for_testing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's may have 2**22 of them, of which its job says nothing, and the last window waits for it."""
+    data = made_up_dataset(rows=2_000, train_rows=70)
+    trainer = Trainer(RELU, data, ARRAYS, initial_state(RELU))
+    whole = trainer.evaluate()
+    assert whole.samples == 1_930
+    monkeypatch.setattr(tasks.engine.training, "EVALUATION_UNITS", 1)
+    part = trainer.evaluate()
+    assert (part.samples, evaluation_rows_max(RELU)) == (512, 512)
+    assert 0 < part.right <= whole.right
+
+
+def test_what_an_evaluation_looks_at_follows_from_the_size_of_the_model() -> None:
+    narrow, usual, wide, costly = (
+        evaluation_rows_max(TrainingPlan(widths, "silu", 1, SEED, 1))
+        for widths in ((1, 2), (64, 256, 128, 10), (15, 4096, 4000, 2), (1, 4096, 1, 4096, 1, 4096, 1, 4096, 2))
+    )
+    assert narrow > 1 << 22  # whatever there is
+    assert 40_000 < usual < narrow
+    assert 1_000 < costly < wide < 1_500  # measured: 1.3 s and 1.9 s of a core
 
 
 @pytest.mark.parametrize("plan", [RELU, SILU], ids=["relu", "silu"])
