@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from math import inf
 from typing import Final
 
@@ -12,6 +13,7 @@ from p2p.errors import ConnectionUnused, HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.sockets import LOW_WATER_BYTES_MAX, LowWater, TcpInfo, pace, tcp_info, tune
 from p2p.transport import Doubt, Endpoint
+from p2p.vigil import Pings
 from p2p.ways import PeerWay
 from p2p.yielding import Yielding
 
@@ -21,6 +23,7 @@ _READ_BYTES: Final = 256 * 1024
 _MUCH_BYTES: Final = 4 * LOW_WATER_BYTES_MAX
 _HANDSHAKE_READ_BYTES: Final = 4_096
 _BYE_S: Final = 0.2
+_PING_BYTES: Final = 8
 
 
 async def shake_hands(stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"") -> Session:
@@ -84,6 +87,7 @@ class Link:
         self._counted = 0, 0
         self._paced: int | None = None
         self._yielding = Yielding()
+        self._pings = Pings()
         self._low_water = LowWater(self._socket)
         self._read_bytes = 0
         """What the last read has brought."""
@@ -148,6 +152,17 @@ class Link:
         except LinkLost:
             raise ConnectionUnused("closed before it said what for") from None
         return Hello.decode(plaintext)
+
+    def new_ping(self, now: float) -> bytes:
+        """Return the token of a ping that leaves on this connection now."""
+        token = secrets.token_bytes(_PING_BYTES)
+        self._pings.ask(token, now)
+        return token
+
+    def take_pong(self, token: bytes, now: float) -> None:
+        """Take the answer to a ping: ``rtt_s`` is what follows from it."""
+        self._pings.answered(token, now)
+        self.rtt_s = self._pings.rtt_s
 
     def retire(self) -> None:
         """End it: who reads or writes on it gets LinkLost."""

@@ -28,7 +28,7 @@ from p2p.places import Service
 from p2p.requests import Requests, Served
 from p2p.stalls import is_silent
 from p2p.transport import Doubt
-from p2p.vigil import Act, Vigil, ping_token, rtt_after
+from p2p.vigil import Act, Vigil
 from p2p.ways import PeerWay
 from state.primitives.errors import ProtocolError
 
@@ -406,7 +406,8 @@ class Peer:
 
     def _ping(self, now: float) -> None:
         self._vigil.asked(now)
-        self.mux.ping(ping_token(now))
+        if self.control is not None:
+            self.mux.ping(self.control.new_ping(now))
         self._wake.set()
 
     async def _read(self) -> None:
@@ -437,7 +438,8 @@ class Peer:
                         gossip(address, message.body)
                         took_s += time.thread_time() - started
                     elif Mux.is_pong(message):
-                        self.rtt_s = link.rtt_s = rtt_after(link.rtt_s, message.body, trio.current_time())
+                        link.take_pong(message.body, trio.current_time())
+                        self.rtt_s = link.rtt_s
                     elif Mux.is_bye(message):
                         self.close("peer_left")
                     else:

@@ -21,7 +21,6 @@ from p2p.mux import Message, Mux
 from p2p.requests import KIND_RESPONSE
 from p2p.stalls import Patience, StallWatch
 from p2p.transport import Doubt
-from p2p.vigil import ping_token, rtt_after
 from state.primitives.errors import ProtocolError
 
 __all__ = ["MessageHandler", "PeerLanes"]
@@ -266,7 +265,7 @@ class PeerLanes(Mapping[Link, Lane]):
                 return
             if now - pinged_at > (limits.idle_timeout_s if link.rtt_s is not None else limits.probe_s):
                 pinged_at = now
-                lane.channel.say(Word.PING, ping_token(now))
+                lane.channel.say(Word.PING, link.new_ping(now))
                 self.wake()
             if now - rekeyed_at > limits.rekey_interval_s:
                 rekeyed_at = now
@@ -305,7 +304,7 @@ class PeerLanes(Mapping[Link, Lane]):
                 if lane.received_bytes != received_bytes:
                     received_bytes, link.used_at = lane.received_bytes, trio.current_time()
                 for token in pongs:
-                    link.rtt_s = rtt_after(link.rtt_s, token, trio.current_time())
+                    link.take_pong(token, trio.current_time())
                     self._failed_at = -math.inf  # the peer has taken it; before, it may refuse it yet
                 for message in messages:
                     if peer.is_over:  # while the last one was dealt with

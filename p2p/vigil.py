@@ -12,10 +12,10 @@ from typing import Final
 
 from p2p.limits import NetworkLimits
 
-__all__ = ["Act", "Vigil", "ping_token", "rtt_after"]
+__all__ = ["Act", "Pings", "Vigil"]
 
-_TOKEN_BYTES: Final = 8
-_US_PER_S: Final = 1_000_000
+PINGS_MAX: Final = 8
+"""Of one connection, without an answer."""
 
 
 class Act(Enum):
@@ -112,17 +112,33 @@ class Vigil:
         return acts
 
 
-def ping_token(now: float) -> bytes:
-    """Return the token of a ping that leaves now; the peer gives it back as it is."""
-    return int(now * _US_PER_S).to_bytes(_TOKEN_BYTES, "big")
+class Pings:
+    """The round trip of one connection, by pings that nobody can answer who has not heard them.
 
-
-def rtt_after(before_s: float | None, token: bytes, now: float) -> float | None:
-    """Return the round trip after a pong; one that comes from the future tells nothing.
-
-    A shorter one counts at once, a longer one by and by: what is added to a way comes of load, here or there.
+    A peer that could make the token up would be as near as it likes, and the nearest have places of their own.
     """
-    rtt_s = now - int.from_bytes(token, "big") / _US_PER_S
-    if not 0 <= rtt_s < math.inf:
-        return before_s
-    return rtt_s if before_s is None or rtt_s < before_s else 0.75 * before_s + 0.25 * rtt_s
+
+    __slots__ = ("_asked", "rtt_s")
+
+    def __init__(self) -> None:
+        self._asked: dict[bytes, float] = {}
+        self.rtt_s: float | None = None
+
+    def ask(self, token: bytes, now: float) -> None:
+        """Note a ping that leaves now; of too many without an answer the oldest is given up."""
+        self._asked[token] = now
+        if len(self._asked) > PINGS_MAX:
+            del self._asked[next(iter(self._asked))]
+
+    def answered(self, token: bytes, now: float) -> None:
+        """Take a pong; one that answers no ping, or one that has been answered, tells nothing.
+
+        A shorter round trip counts at once, a longer one by and by: what is added to a way comes of load, here or
+        there.
+        """
+        sent_at = self._asked.pop(token, None)
+        if sent_at is None:
+            return
+        rtt_s = now - sent_at
+        before_s = self.rtt_s
+        self.rtt_s = rtt_s if before_s is None or rtt_s < before_s else 0.75 * before_s + 0.25 * rtt_s

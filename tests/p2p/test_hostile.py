@@ -258,6 +258,22 @@ async def test_a_peer_cannot_make_a_node_dial_without_end(roads: Roads, autojump
         assert alice.counters["dials"] - before <= 16 * 7
 
 
+async def test_a_peer_that_answers_what_it_was_not_asked_is_no_nearer(
+    roads: Roads, autojump_clock: object
+) -> None:
+    """The nearest have places of their own among those that come in."""
+    alice = member(0, roads)
+    async with running(alice):
+        stream, channel = await connect(alice, identity(2), Hello(Opening.NEW))
+        await until(lambda: alice.is_connected(identity(2).address))
+        for _ in range(20):
+            channel.say(Word.PONG, int(trio.current_time() * 1e6).to_bytes(8, "big"))
+            await stream.send_all(channel.seal())
+            await trio.sleep(0.1)
+        info = alice.peer(identity(2).address)
+        assert info is not None and info.rtt_ms is None
+
+
 # -- punching ----------------------------------------------------------------------------------------------------
 
 
