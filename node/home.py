@@ -60,7 +60,19 @@ def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, ConfigError) as error:
+        if not is_draft and _is_draft(path):
+            raise ConfigError(
+                f"{path}: the draft of a genesis, without founders yet: `dekube genesis seal` makes a genesis of "
+                "it and their files, `dekube genesis show --draft` shows it"
+            ) from None
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _is_draft(path: Path) -> bool:
+    try:
+        return not load_genesis(path, is_draft=True).validators
+    except ConfigError:
+        return False
 
 
 def create_home(

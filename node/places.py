@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from state.primitives.errors import ConfigError
+
 if TYPE_CHECKING:
     from node.config import KeyOptions, NodeOptions
     from state.primitives.genesis import Genesis
@@ -121,6 +123,11 @@ class Home:
         from node.config import load_options
         from node.kinds import NODE, expected
 
+        if self.founder.exists() and not self.config.exists():
+            raise ConfigError(
+                f"{self.root}: a founder's keys wait here for their genesis: `dekube genesis seal` makes it, "
+                f"`dekube init --home {self.root} --genesis FILE --role validator` goes on with it"
+            )
         with expected(self.config, NODE):
             return load_options(self.config)
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 import trio
 
+from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_amount, show_rows
 from node.control import ask_node
 from node.home import Home
@@ -42,7 +43,7 @@ _folder = click.option(
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def testnet() -> None:
     """A network of this machine: validators, a relay, GPU workers, one real task."""
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
 from rpc.client.blobs import Progress
@@ -57,7 +58,7 @@ class _Name(click.ParamType[bytes]):
 NAME: Final = _Name()
 
 
-@click.group()
+@click.group(cls=Commands)
 def blob() -> None:
     """Put a data set where workers find it, and get bulk data of the network.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.forks import accuse, settle
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
@@ -28,7 +29,7 @@ class TooFarBack(StoreError):
     code = "pruned"
 
 
-@click.group()
+@click.group(cls=Commands)
 def db() -> None:
     """The node's database: look into it, check it, keep less of it, mend it.
 

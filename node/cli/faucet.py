@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.options import AMOUNT
 from node.cli.session import Session, session_options
 from node.config import LogOptions, parse_host_port
@@ -14,7 +15,7 @@ from node.logs import configure_logs
 __all__ = ["faucet"]
 
 
-@click.group()
+@click.group(cls=Commands)
 def faucet() -> None:
     """Give coins of a test network to whoever asks."""
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_new_passphrase, home_option, read_input
 from node.cli.output import json_option, parse_amount, show, show_amount, show_fields, show_rows
 from node.founders import (
@@ -32,7 +33,7 @@ __all__ = ["genesis"]
 _COLUMNS: Final = ("founder", "stake", "share", "coins")
 
 
-@click.group()
+@click.group(cls=Commands)
 def genesis() -> None:
     """Found a chain of one's own, alone or with others.
 

@@ -13,6 +13,7 @@ import click
 from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
+from node.cli.commands import Commands
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
@@ -54,7 +55,7 @@ vote_key_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def guard() -> None:
     """The vote guard: what this validator's key has signed.
 

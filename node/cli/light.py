@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
+from node.cli.commands import Commands
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_rows
 from node.home import load_genesis
 from node.light import (
@@ -106,7 +107,7 @@ def _rpc_option(function: _Function) -> _Function:
     )(function)
 
 
-@click.group()
+@click.group(cls=Commands)
 def light() -> None:
     """A light client: check what gateways say, with the signatures of the validators.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_rows, show_time
 from node.cli.session import Session, send, session_options
@@ -24,7 +25,7 @@ from state.primitives.keys import SecretKey
 __all__ = ["relay"]
 
 
-@click.group()
+@click.group(cls=Commands)
 def relay() -> None:
     """Run a relay: it carries encrypted circuits between addresses and knows nothing of their content."""
 
@@ -43,6 +44,11 @@ def init(home: Home, genesis: Path, as_json: bool) -> None:
         options=RelayHomeOptions(),
     )  # fmt: skip
     show_fields({"home": str(home.root), "address": format_address(account.address)}, as_json=as_json)
+    if not as_json:
+        click.echo(
+            f"\nBack up {home.root / 'keys'}: nobody can restore it.\nThen: dekube relay run --home {home.root}\n"
+            "Nodes find it in the chain's registry: dekube relay register, once its account can pay bond and fee."
+        )
 
 
 @relay.command()

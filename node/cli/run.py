@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.guard import guard
 from node.cli.options import ask_home, ask_unseen, home_option
 from node.cli.output import json_option, show, show_fields, show_rows
@@ -36,7 +37,7 @@ class NodeStillRuns(DekubeError):
     code = "node_still_runs"
 
 
-@click.group()
+@click.group(cls=Commands)
 def node() -> None:
     """Run a node, or check what it keeps."""
 

@@ -11,6 +11,7 @@ import click
 import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
+from node.cli.commands import Commands
 from node.cli.guard import (
     check_new,
     choose_key,
@@ -23,6 +24,7 @@ from node.cli.guard import (
 from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, open_key, signer_home_option
 from node.cli.output import json_option, show, show_fields
 from node.cli.tasks import ADDRESS
+from node.config import parse_host_port
 from node.home import Home, check_no_keys, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
@@ -48,7 +50,7 @@ def _vote_options(function: _Function) -> _Function:
     )(function)
 
 
-@click.group()
+@click.group(cls=Commands)
 def signer() -> None:
     """Keep a validator's vote key in a process of its own, or on a machine of its own.
 
@@ -92,7 +94,7 @@ def init(
 
     An existing key gets no record: import its watermark before the first run.
     """
-    from node.signer.home import SignerHomeOptions, check_signer_options
+    from node.signer.home import SignerHomeOptions, check_signer_options, signer_socket
 
     options = check_signer_options(SignerHomeOptions(listen=listen, clients=clients))
     document = load_genesis(genesis)
@@ -113,7 +115,16 @@ def init(
     if not as_json:
         click.echo(f"\nBack up {home.root / 'keys'}, but never {home.guard}.")
         if keystore is not None:
-            click.echo("Before the first run: dekube signer import WATERMARK")
+            click.echo(f"Before the first run: dekube signer import WATERMARK --home {home.root}")
+        click.echo(f"Then: dekube signer run --home {home.root}, and in the config.toml of its node:\n")
+        where = f"{fields['address']}@tcp:{_reached_at(listen)}" if listen else f"unix:{signer_socket(home)}"
+        click.echo(f'[signer]\nendpoint = "{where}"\nvote_key = "{fields["vote_key"]}"')
+
+
+def _reached_at(listen: str) -> str:
+    """Return where a node on another machine reaches what listens at ``listen``, as far as that is known here."""
+    host, port = parse_host_port(listen)
+    return f"HOST:{port}" if host in ("", "0.0.0.0", "::") else listen  # noqa: S104  compared, not listened at
 
 
 @signer.command(name="add-key")

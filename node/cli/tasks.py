@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 
 from node.cli.blobs import download_folder, show_progress
+from node.cli.commands import Commands
 from node.cli.jobs import FORMATS, encode_state, read_spec, spec_to_json, write_file
 from node.cli.options import AMOUNT
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
@@ -69,7 +70,7 @@ TASK: Final = _TaskId()
 ADDRESS: Final = _Address()
 
 
-@click.group()
+@click.group(cls=Commands)
 def task() -> None:
     """Post a task, follow it, fetch its result and its bill.
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_passphrase
 from node.cli.output import json_option, show_amount, show_time
 from node.cli.session import Session, send, session_options
@@ -28,7 +29,7 @@ SEATED_AFTER_EPOCHS: Final = 3
 """Committees are chosen from stakes and keys as the end of an epoch froze them, and sit two epochs later."""
 
 
-@click.group()
+@click.group(cls=Commands)
 def tx() -> None:
     """Stake, withdraw the stake, rotate a validator's keys. Payments: `dekube wallet`."""
 

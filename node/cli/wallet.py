@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.options import (
     AMOUNT,
     FEE,
@@ -44,7 +45,7 @@ MESSAGE_LIMIT_BYTES: Final = 1024 * 1024
 _file_type: Final = click.Path(path_type=Path, allow_dash=True)
 
 
-@click.group()
+@click.group(cls=Commands)
 def wallet() -> None:
     """Keep accounts, send, call contracts, sign, and follow what happens.
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_home
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, send, session_options
@@ -24,7 +25,7 @@ ROLES: Final = [role.name.lower() for role in NodeRole if role.name]
 _COLUMNS: Final = ("machine", "status", "roles", "GPU", "speed", "slots", "price", "bond", "record")
 
 
-@click.group()
+@click.group(cls=Commands)
 def worker() -> None:
     """Register this machine, list the machines of the market.
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_rows
 from testnet.cluster import hold_folder
 from testnet.wan.check import check
@@ -26,6 +27,7 @@ _PASSED: Final = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 
 
 @click.group(
+    cls=Commands,
     name="wan",
     epilog="TOPOLOGY is a file (its form: docs/network.md) or the name of one that is shipped (`topologies`).",
 )

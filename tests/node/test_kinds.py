@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from node.cli import group
 from node.cli.session import Session
 from node.config import KeyOptions, NodeOptions, RpcOptions, dump_options
-from node.home import Home, check_no_keys, create_home, load_key
+from node.home import Home, check_no_keys, create_founder, create_home, load_key
 from node.keyring import random_key
 from node.kinds import gateways_of, keys_of, kind_of
 from node.relay import RelayHomeOptions, load_relay_options
@@ -100,6 +100,14 @@ def test_an_account_in_a_broken_home_is_not_taken_from_elsewhere(tmp_path: Path)
         keys_of(home)
     with pytest.raises(ConfigError, match=r"unknown option p2p\.nothing"):
         gateways_of(home)
+
+
+def test_a_founders_home_says_what_it_waits_for(tmp_path: Path) -> None:
+    home = create_founder(
+        tmp_path / "home", account=random_key(), vote=random_key(), founder="{}", passphrase="p", scrypt_n=2
+    )
+    with pytest.raises(ConfigError, match=r"a founder's keys wait here for their genesis: `dekube genesis seal`"):
+        home.load_options()
 
 
 @pytest.mark.parametrize("command", ["status", "node drain", "worker jobs", "node config", "db inspect"])

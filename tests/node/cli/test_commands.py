@@ -60,6 +60,13 @@ def test_each_command_has_a_help_that_says_what_it_does_and_how_to_get_json(path
                 assert parameter.help, f"{path}: {parameter.name}"
 
 
+@pytest.mark.parametrize("path", [path for path in COMMANDS if isinstance(COMMANDS[path], click.Group)])
+def test_a_list_of_commands_says_whole_sentences(path: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(group, [*path, "--help"]).output
+    listed = told[told.index("Commands:") :]
+    assert "..." not in listed
+
+
 def test_the_verbs_are_those_of_the_documents() -> None:
     verbs = {name: {path[1] for path in COMMANDS if path[0:1] == (name,) and len(path) == 2} for name in
              ("task", "worker", "node", "db")}  # fmt: skip

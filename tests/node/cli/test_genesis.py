@@ -95,3 +95,11 @@ def test_no_file_and_no_key_is_overwritten(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="exists already"):
         run("genesis seal draft.json h/founder.json --out draft.json")
     assert run("genesis show draft.json --draft")["founders"] == []
+
+
+@pytest.mark.parametrize("command", ["genesis show draft.json", "init --home h --genesis draft.json --unattended"])
+def test_a_draft_that_is_taken_for_a_genesis_is_told_as_one(run: Callable[..., Any], command: str) -> None:
+    draft(run)
+    with pytest.raises(ConfigError, match=r"draft\.json: the draft of a genesis, without founders yet"):
+        run(command)
+    assert not Path("h").exists()

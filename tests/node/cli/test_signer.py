@@ -15,8 +15,9 @@ from consensus.signer import SignerUnavailable
 from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.cli.transactions import read_possession
-from node.home import Home, save_key
-from node.signer.home import load_signer_options
+from node.config import NodeOptions, read_table
+from node.home import Home, load_key, save_key
+from node.signer.home import load_signer_options, vote_keys_of
 from node.tenancy import HomeInUse
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
@@ -93,6 +94,30 @@ def test_a_signer_for_other_machines_names_its_nodes(tmp_path: Path) -> None:
     assert load_signer_options(home.config).clients == ("0x" + "ab" * 20,)
     done = run(home.root, "init", "--genesis", tmp_path / "genesis.json", "--unattended")
     assert isinstance(done.exception, ConfigError), "keys are never overwritten"
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("", "unix:{home}/run/signer.sock"),
+        ("10.0.0.2:7", "{address}@tcp:10.0.0.2:7"),
+        (":7", "{address}@tcp:HOST:7"),
+    ],
+)
+def test_a_new_signer_says_what_its_node_needs(tmp_path: Path, listen: str, endpoint: str) -> None:
+    (tmp_path / "genesis.json").write_text(genesis_to_json(GENESIS))
+    more = ("--listen", listen, "--client", "0x" + "ab" * 20) if listen else ()
+    home = tmp_path / "signer"
+    told = run(
+        home, "init", "--genesis", tmp_path / "genesis.json", "--unattended", *more, json_wanted=False
+    ).output
+    account = load_key(home / "keys/account.json", (home / "keys/passphrase").read_text().strip())
+    [vote] = vote_keys_of(Home(home), (home / "keys/passphrase").read_text().strip())
+    where = endpoint.format(home=home, address=format_address(account.address))
+    assert f'[signer]\nendpoint = "{where}"\nvote_key = "0x{vote.vote_key.hex()}"\n' in told
+    assert f"dekube signer run --home {home}" in told
+    if listen != ":7":
+        read_table(told[told.index("[signer]") :], NodeOptions)
 
 
 def test_a_running_signer_shows_itself_and_votes_no_more_once_exported(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""A group of commands whose list says the whole first sentence of each: click ends long ones in dots."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["Commands"]
+
+SENTENCE_MAX = 500
+
+
+class Commands(click.Group):
+    """Lists its commands with what each does, on as many lines as that takes."""
+
+    group_class = type
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(SENTENCE_MAX))
+            for name, command in found
+            if command is not None and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
