@@ -19,7 +19,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_rows
 from node.control import ask_node
 from node.home import Home
 from state.primitives.errors import ConfigError, DekubeError
-from testnet.cluster import Cluster, ask, hold_folder, lay_out, wait_released, write_home
+from testnet.cluster import Cluster, ask, check_new_ports, hold_folder, lay_out, wait_released, write_home
 from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
 from testnet.plan import Placement, derive_key, make_plan, member_names
 from testnet.wan.cli import wan
@@ -83,6 +83,7 @@ def up(
     """
     root = folder.absolute()
     with hold_folder(root):
+        check_new_ports(root, validators=validators, workers=workers, base_port=base_port)
         plan = lay_out(
             root, validators=validators, workers=workers, seed=seed, base_port=base_port,
             parameters=_numbers(parameters), founders=founders,

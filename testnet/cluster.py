@@ -31,7 +31,16 @@ from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
 
-__all__ = ["Cluster", "MemberStatus", "Program", "TestnetError", "ask", "hold_folder", "lay_out"]
+__all__ = [
+    "Cluster",
+    "MemberStatus",
+    "Program",
+    "TestnetError",
+    "ask",
+    "check_new_ports",
+    "hold_folder",
+    "lay_out",
+]
 
 PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
@@ -151,9 +160,11 @@ def lay_out(
     document: dict[str, Any] = {**wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}}
     if file.exists():
         known = _load_plan(file)
-        if any(known.get(name) != value for name, value in wanted.items()):
+        if other := {name: known.get(name) for name, value in wanted.items() if known.get(name) != value}:
+            told = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
             raise TestnetError(
-                f"{root}: another test network lives here ({known}); name another folder or remove it"
+                f"{root}: another test network lives here, of {told}: say so too, name another --dir, or remove the "
+                "folder"
             )
         document = known
     plan = make_plan(
@@ -219,6 +230,38 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
         root, genesis=plan.genesis, options=member.options, account=member.account, vote=member.vote,
         passphrase=plan.passphrase, scrypt_n=SCRYPT_N_TESTNET,
     )  # fmt: skip
+
+
+def check_new_ports(root: Path, *, validators: int, workers: int, base_port: int) -> None:
+    """Raise TestnetError where a port of a network that is not laid out yet is taken.
+
+    Its plan, once it is written, holds on to its ports.
+    """
+    if (root / PLAN_FILE).exists():
+        return
+    places = _loopback(member_names(validators, workers), base_port).values()
+    deadline = time.monotonic() + PORTS_PATIENCE_S
+    while True:
+        try:
+            for place in places:
+                for port in (place.p2p_port, place.rpc_port, place.metrics_port):
+                    _probe(place.bind, port)
+            return
+        except TestnetError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def _probe(bind: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, port))
+        except OSError as error:
+            raise TestnetError(
+                f"port {port} of {bind} cannot be used ({error.strerror}); choose --base-port"
+            ) from None
 
 
 def _loopback(names: list[str], base_port: int) -> dict[str, Placement]:
@@ -381,16 +424,8 @@ class Cluster:
 
     def _probe_ports(self) -> None:
         for running in self._running.values():
-            bind = running.program.bind
             for port in running.program.ports:
-                with socket.socket() as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    try:
-                        probe.bind((bind, port))
-                    except OSError as error:
-                        raise TestnetError(
-                            f"port {port} of {bind} cannot be used ({error.strerror}); choose --base-port"
-                        ) from None
+                _probe(running.program.bind, port)
 
     def _is_ready(self, running: _Running) -> bool:
         try:

@@ -38,6 +38,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 MAX_PRICE_DEFAULT: Final = "0.0002"
 GPU_MS_PER_STEP_DEFAULT: Final = 500
 SEGMENT_STEPS: Final = 25
+DIGITS_ENDS: Final = (64, 10)
+"""Features and classes of the built-in data set: a job of other widths is refused by its worker, after the fee."""
 STEPS_DEFAULT: Final = 600
 WINDOWS_DEFAULT: Final = 3
 WATCH_TIMEOUT_S: Final = 24 * 3600.0
@@ -152,6 +154,9 @@ def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | Non
         widths = tuple(int(width) for width in recipe.widths.split(","))
     except ValueError:
         raise click.BadParameter(f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10") from None
+    if (widths[0], widths[-1]) != DIGITS_ENDS:
+        begin, end = DIGITS_ENDS
+        raise click.BadParameter(f"{recipe.widths!r}: of this data set they begin with {begin} and end with {end}")
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     job = make_digits_job(
         client,

@@ -102,6 +102,8 @@ def test_an_address_with_a_wrong_checksum_is_refused() -> None:
     [
         (("task", "create", "--steps", 100, "--windows", 3), "multiple of 25"),
         (("task", "quote", "--widths", "64,x,10"), "numbers with commas"),
+        (("task", "quote", "--widths", "1,2"), "they begin with 64 and end with 10"),
+        (("task", "create", "--widths", "64,9"), "they begin with 64 and end with 10"),
         (("task", "list", "--mine", "--phase", "running"), "at most"),
         (("task", "list", "--all", "--cursor", "x"), "leave --cursor out"),
         (("task", "result", TASK_ID, "--out", "model.pickle"), ".npz"),

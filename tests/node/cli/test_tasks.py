@@ -11,10 +11,12 @@ from click.testing import CliRunner, Result
 
 from node.cli import group
 from node.cli.session import Session
+from node.cli.tasks import DIGITS_ENDS
 from rpc.client import Client, TransactionRefused
 from rpc.client.shapes import Task
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
+from tasks.datasets import make_dataset
 from tasks.spec import encode_spec
 from tasks.transitions import RESUME_TASK
 from tests.tasks.world import spec
@@ -168,3 +170,8 @@ def test_a_task_that_is_not_there_is_said_to_be_none(
     done = CliRunner().invoke(group, ["task", verb, other, "--home", str(tmp_path)], standalone_mode=False)
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception) == f"no task has the id {other}"
+
+
+def test_the_widths_that_are_asked_for_are_those_of_the_data_set() -> None:
+    digits = make_dataset("digits")
+    assert (digits.columns, digits.classes) == DIGITS_ENDS
