@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from p2p.errors import ReceiveMemoryExceeded
 
@@ -13,11 +13,13 @@ __all__ = [
     "Account",
     "Charge",
     "HalfOpen",
+    "Holding",
     "LoopShare",
     "NetworkLimits",
     "Place",
     "RateLimiter",
     "ReceiveMemory",
+    "who_holds_too_much",
 ]
 
 MIB: Final = 1024 * 1024
@@ -96,6 +98,8 @@ class NetworkLimits:
     """Memory that messages on their way in from one peer may hold."""
     receive_bytes_max: int = 1024 * MIB
     """The same of all peers."""
+    send_bytes_max: int = 1024 * MIB
+    """What may wait to leave, or to be acknowledged, of all peers together."""
     short_records_s: float = 1.0
     """After a message of class consensus, records stay short where bulk shares its connection."""
     settled_s: float = 5.0
@@ -275,6 +279,41 @@ class Account:
             self._memory.used_bytes -= self.held_bytes
             self.held_bytes = 0
             self._memory.closed(self)
+
+
+class Holding(NamedTuple):
+    """What waits to leave to one peer."""
+
+    size_bytes: int
+    """All of it."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Of it what may wait for others too, and is held once then: (which object, bytes)."""
+
+
+_Holder = TypeVar("_Holder")
+
+
+def who_holds_too_much(holdings: Mapping[_Holder, Holding], limit_bytes: int) -> list[_Holder]:
+    """Return who has to go until the rest is within the limit, those first for whom most waits.
+
+    Whoever asks for much and reads little, or acknowledges nothing, has it all kept here.
+    """
+    if sum(holding.size_bytes for holding in holdings.values()) <= limit_bytes:
+        return []
+    waits_for = Counter(block for holding in holdings.values() for block in dict.fromkeys(holding.blocks))
+    own = {
+        holder: holding.size_bytes - sum(block[1] for block in holding.blocks if waits_for[block] > 1)
+        for holder, holding in holdings.items()
+    }
+    shared = sum(size for (_, size), count in waits_for.items() if count > 1)
+    excess = sum(own.values()) + shared - limit_bytes
+    found: list[_Holder] = []
+    for holder in sorted(own, key=lambda holder: -own[holder]):
+        if excess <= 0:
+            break
+        found.append(holder)
+        excess -= own[holder]
+    return found
 
 
 class Charge:

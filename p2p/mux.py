@@ -22,7 +22,7 @@ from p2p.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MAX, WORD_KIND_MIN, Channel
 from p2p.errors import FrameInvalid, QueueOverflow, RecordDamaged
 from p2p.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
 from p2p.lanes import DONE_NUMBERS_MAX, LANE_NAME_BYTES, BulkIn, BulkOut, Message, WindowLimits
-from p2p.limits import Account, Charge, ReceiveMemory
+from p2p.limits import Account, Charge, Holding, ReceiveMemory
 from p2p.ways import PeerWay, decode_ways, decode_wishes, encode_ways, encode_wishes
 
 __all__ = [
@@ -225,6 +225,13 @@ class Mux:
     def queued_bytes(self, cls: Class) -> int:
         """Return how much of a class waits to leave."""
         return self.bulk_out.waiting_bytes if cls is Class.BULK else self._queued_bytes[cls]
+
+    def holding(self) -> Holding:
+        """Return what is kept here of what the peer is to hear, until it has said that it has."""
+        bulk = self.bulk_out
+        size_bytes = sum(self._queued_bytes) + self._retained_bytes + bulk.waiting_bytes + bulk.outstanding_bytes
+        large = [entry.body for entry in self._queues[Class.BLOCK] if isinstance(entry, _Large) and not entry.sent]
+        return Holding(size_bytes, tuple([(id(body.obj), len(body)) for body in large]))
 
     def undelivered(self) -> Iterator[tuple[Class, int, bytes]]:
         """Yield the node's messages of consensus, block parts and bulk that may not have arrived.
@@ -606,6 +613,9 @@ class Mux:
                 or self._reassembly_bytes + total > self.limits.reassembly_bytes_max
             ):
                 raise FrameInvalid("too much begun and not finished")
+            if cls is Class.CONSENSUS and any(begun is cls for begun, _ in self._partials):
+                # It leaves in order; and what is never refused for want of memory must be little.
+                raise FrameInvalid("two messages of consensus at once")
             charge = Charge(self._account, total, is_exempt=cls is Class.CONSENSUS)
             partial = self._partials[key] = _Partial(kind, total, total, charge)
             self._reassembly_bytes += total

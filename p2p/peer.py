@@ -19,7 +19,7 @@ from p2p.channel import GENERATION_MAX, Hello, Opening, conversation_of
 from p2p.errors import PeerUnreachable, RecordDamaged
 from p2p.frame import Class
 from p2p.handshake import Session
-from p2p.limits import LoopShare, NetworkLimits, ReceiveMemory
+from p2p.limits import Holding, LoopShare, NetworkLimits, ReceiveMemory
 from p2p.link import Link, LinkLost
 from p2p.mux import Message, Mux
 from p2p.peer_lanes import MessageHandler, PeerLanes
@@ -221,6 +221,11 @@ class Peer:
     def undelivered(self) -> list[tuple[Class, int, bytes]]:
         """Return the node's own messages that have not arrived for certain, once it has ended."""
         return [message for message in self.mux.undelivered() if message[1] < RESERVED_KIND_MIN]
+
+    def holding(self) -> Holding:
+        """Return what is kept of what it is to hear."""
+        holding = self.mux.holding()
+        return holding._replace(size_bytes=holding.size_bytes + self.requests.waiting_bytes)
 
     def ask_for_lanes(self, wishes: Mapping[int, int]) -> None:
         """Ask the peer to open lanes by its ways, for it reaches us and we perhaps not it."""

@@ -17,7 +17,7 @@ from p2p.channel import Hello, Opening
 from p2p.crowds import crowd_of
 from p2p.frame import Class
 from p2p.gossip_service import GossipService
-from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.limits import NetworkLimits, ReceiveMemory, who_holds_too_much
 from p2p.link import Link, LinkLost
 from p2p.outbox import Outbox
 from p2p.peer import Peer, PeerOwner
@@ -80,6 +80,12 @@ class Peering:
         peer = self._roster.peers.get(address)
         if peer is not None and self._doorkeeper.is_revoked(peer):
             peer.close("certificate_revoked")
+
+    def bound_memory(self) -> None:
+        """Let those go for whom most waits to be read, where all that waits is too much."""
+        holdings = {peer: peer.holding() for peer in self._roster.peers.values() if peer.closed_for is None}
+        for peer in who_holds_too_much(holdings, self._limits.send_bytes_max):
+            peer.close("send_memory")
 
     async def _let_in(self, link: Link) -> bool:
         admission = self._doorkeeper.admit(link, trio.current_time())

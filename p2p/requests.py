@@ -85,6 +85,8 @@ class Requests:
         self._asked: dict[int, _Asked] = {}
         self._next_id = 0
         self._serving = 0
+        self.waiting_bytes = 0
+        """Of answers for which there is no room yet."""
         self._ended_for: str | None = None
 
     # -- what we ask -----------------------------------------------------------------------------------------
@@ -159,7 +161,11 @@ class Requests:
                     self._refuse(number, "answer_too_large")
                 else:
                     head = number.to_bytes(_ID_BYTES, "big")
-                    await self._say_when_room(cls, KIND_RESPONSE, head + answer)
+                    self.waiting_bytes += len(answer)
+                    try:
+                        await self._say_when_room(cls, KIND_RESPONSE, head + answer)
+                    finally:
+                        self.waiting_bytes -= len(answer)
         except DekubeError as error:
             self._refuse(number, error.code)
         except trio.TooSlowError:

@@ -474,6 +474,7 @@ class Network:
         while True:
             now = trio.current_time()
             self._gossip.beat(now)
+            self._peering.bound_memory()
             self._roster.bans.expire()
             self._outbox.expire(now)
             await trio.sleep(self.config.gossip.heartbeat_s)

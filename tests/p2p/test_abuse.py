@@ -15,7 +15,7 @@ from p2p.crowds import site_of
 from p2p.errors import FrameInvalid
 from p2p.frame import Class, frame, header
 from p2p.gossip import PAYLOADS_MAX, Gossip, Send, Verdict
-from p2p.limits import NetworkLimits
+from p2p.limits import NetworkLimits, ReceiveMemory
 from p2p.mux import Mux
 from p2p.peer import KIND_GOSSIP
 from p2p.record import seal
@@ -117,6 +117,28 @@ def test_a_message_in_tiny_fragments_takes_no_more_memory_than_its_bytes() -> No
         assert partial is None or isinstance(partial.body, bytearray)
     [message] = messages
     assert message.body == b"ab" * (size // 2)
+
+
+def test_what_is_never_refused_for_want_of_memory_is_one_message_of_each_peer() -> None:
+    """128 messages of consensus, begun and left unfinished, were 32 MiB of each peer, whatever the limits say."""
+    memory = ReceiveMemory(1024)  # less than any of it
+    near, far = sessions()
+    sender, receiver = Channel(near), Mux(Channel(far), account=memory.open(1024, lambda: None))
+    size = receiver.limits.classes[Class.CONSENSUS].message_bytes_max
+
+    def piece(stream: int, at: int, body: bytes) -> bytes:
+        left = size - at - len(body)
+        return sender.seal(header(Class.CONSENSUS, 1, stream, 4 + len(body)) + left.to_bytes(4, "big") + body)
+
+    body = bytes(16 * 1024)
+    for at in range(0, size - len(body), len(body)):
+        assert receiver.receive(piece(1, at, body)) == []
+    assert size - len(body) <= memory.used_bytes <= size
+    [message] = receiver.receive(piece(1, size - len(body), body))  # whole, however little memory there is
+    assert len(message.body) == size and not memory.used_bytes
+    receiver.receive(piece(2, 0, body))
+    with pytest.raises(FrameInvalid):
+        receiver.receive(piece(3, 0, body))
 
 
 async def test_a_peer_whose_messages_cost_much_is_read_no_faster_than_its_share(

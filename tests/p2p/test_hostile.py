@@ -13,7 +13,7 @@ from p2p.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
 from p2p.frame import Class, frame, header
 from p2p.gossip import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
 from p2p.lanes import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, WindowLimits
-from p2p.limits import NetworkLimits, ReceiveMemory
+from p2p.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
 from p2p.mux import Mux, MuxLimits
 from p2p.punch import PUNCHED, Observed, PunchOptions
 from p2p.record import RecordReader
@@ -416,6 +416,41 @@ async def test_whoever_must_go_because_others_fill_the_memory_is_not_banned(
             await trio.aclose_forcefully(crowd)
         assert alice.counters["closed_receive_memory"] >= 8
         assert not alice.counters["bans"]
+
+
+async def test_who_asks_for_much_and_takes_nothing_is_let_go_before_it_fills_the_memory(
+    roads: Roads, autojump_clock: object
+) -> None:
+    alice = member(0, roads, send_bytes_max=4 * MIB)
+
+    async def serve(peer: bytes, body: bytes) -> bytes:
+        return bytes(MIB // 2)
+
+    alice.on_request("much", serve)
+    async with running(alice):
+        stream, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+        _, _ = await connect(alice, identity(2), Hello(Opening.NEW))
+        await until(lambda: alice.is_connected(B) and alice.is_connected(C))
+        for number in range(4):
+            await stream.send_all(channel.seal(frame(Class.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""]))))
+        await trio.sleep(2)
+        assert alice.is_connected(B)  # that much may wait
+        for number in range(4, 12):
+            await stream.send_all(channel.seal(frame(Class.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""]))))
+        await until(lambda: not alice.is_connected(B))
+        assert alice.counters["closed_send_memory"] == 1
+        assert alice.is_connected(C) and not alice.counters["bans"]
+
+
+def test_what_waits_for_many_is_held_once_and_who_holds_most_goes_first() -> None:
+    block = 7, 9 * MIB
+    slow = {number: Holding(9 * MIB + number, (block,)) for number in range(200)}
+    assert who_holds_too_much(slow, 10 * MIB) == []
+    assert who_holds_too_much({**slow, "greedy": Holding(2 * MIB)}, 10 * MIB) == ["greedy"]
+    own = {number: Holding(MIB * number, ((number, MIB),)) for number in range(5)}
+    assert who_holds_too_much(own, 10 * MIB) == []
+    assert who_holds_too_much(own, 10 * MIB - 1) == [4]
+    assert who_holds_too_much(own, 2 * MIB) == [4, 3, 2]
 
 
 async def test_bulk_for_a_peer_that_takes_no_lanes_goes_the_one_way_there_is(
