@@ -62,6 +62,8 @@ class ReachOptions:
     networks_min: int = 2
     """So many networks must say the same."""
     ask_every_s: float = 900.0
+    said_s: float = 3_600.0
+    """How long a network's word counts: it may be gone, and the port closed since."""
     ask_again_s: float = 5.0
     """Between looks for somebody who may be asked, while the verdict is open."""
     timeout_s: float = 5.0
@@ -117,10 +119,17 @@ class Votes:
 
     networks_min: int
     said: dict[str, bool] = field(default_factory=dict)
+    said_at: dict[str, float] = field(default_factory=dict)
 
-    def add(self, network: str, is_reached: bool) -> None:
+    def add(self, network: str, is_reached: bool, now: float = 0.0) -> None:
         """Take in an answer."""
-        self.said[network] = is_reached
+        self.said[network], self.said_at[network] = is_reached, now
+
+    def forget(self, before: float) -> None:
+        """Let no word count that was said before then."""
+        for network in [network for network, at in self.said_at.items() if at < before]:
+            del self.said_at[network]
+            self.said.pop(network, None)
 
     @property
     def verdict(self) -> Verdict:
@@ -223,6 +232,7 @@ class Reach:
         self._acceptance = acceptance
         while True:
             ports = dict.fromkeys((*(endpoint.port for endpoint in network.direct), *network.open_ports))
+            self._forget_old(trio.current_time() - options.said_s)
             self._asked_at = {key: at for key, at in self._asked_at.items() if key[0] in ports}
             for port in ports:
                 await self._ask_about(port)
@@ -232,6 +242,14 @@ class Reach:
                 await self._moved.wait()
                 self._moved = trio.Event()
                 await trio.sleep(options.ask_again_s)  # they must be reached first, over other connections
+
+    def _forget_old(self, before: float) -> None:
+        """Forget what was said long ago: whoever says it now is asked, and peers of many networks come and go."""
+        for endpoint, votes in list(self._votes.items()):
+            votes.forget(before)
+            if not votes.said and endpoint not in self._own.direct:
+                del self._votes[endpoint]
+        self._asked_at = {key: asked for key, asked in self._asked_at.items() if asked[0] >= before}
 
     def roamed(self, _gone: frozenset[str]) -> None:
         """Forget where others saw this node: its address has changed. They are asked again as they come back."""
@@ -281,14 +299,14 @@ class Reach:
 
     def _heard(self, port: int, group: str, answer: Answer, *, is_seen: bool) -> None:
         """Count an answer for each endpoint that it speaks of; ``is_seen``: a connection came from there."""
-        network = self._own
+        network, now = self._own, trio.current_time()
         for endpoint in network.direct:
             if endpoint.port != port:
                 continue
             own = _plain(endpoint.host)
             # Of a name, which may lead elsewhere than from where we are seen, only a yes says something.
             if own == answer.host or (own is None and answer.is_reached):
-                self._votes_of(endpoint).add(group, answer.is_reached)
+                self._votes_of(endpoint).add(group, answer.is_reached, now)
         is_place = network.connector.vicinity.may_dial(answer.host)
         if port not in network.open_ports or not is_place or (answer.is_reached and not is_seen):
             return
@@ -296,7 +314,7 @@ class Reach:
         for endpoint, votes in self._votes.items():
             if endpoint != found and endpoint.port == port and endpoint not in network.direct:
                 votes.said.pop(group, None)  # a network has one voice: it sees us elsewhere now
-        self._votes_of(found).add(group, answer.is_reached)
+        self._votes_of(found).add(group, answer.is_reached, now)
         learnt = {e: votes for e, votes in self._votes.items() if e not in network.direct}
         for endpoint in [e for e, votes in learnt.items() if not votes.said]:
             del learnt[endpoint], self._votes[endpoint]

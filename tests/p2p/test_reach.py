@@ -127,6 +127,27 @@ async def test_no_from_two_networks_closes_it_and_relayed_peers_are_not_asked(au
     assert b"r" not in fake.asked
 
 
+async def test_a_port_that_was_closed_since_those_who_reached_it_left_is_found_closed(
+    autojump_clock: object,
+) -> None:
+    first = {b"a": ("192.0.2.1", YES), b"b": ("203.0.113.1", YES)}
+    then = {bytes([n]): (f"198.{n}.100.1", NO) for n in range(1, 40)}
+    reach, fake = reach_of({**first, **then})
+    everybody = fake.peers()
+    async with trio.open_nursery() as nursery:
+        fake._peers = everybody[:2]
+        nursery.start_soon(reach.run, fake)
+        await trio.sleep(1)
+        assert reach.verdict(OWN) is Verdict.PUBLIC
+        for at in range(2, len(everybody), 2):  # others, and others again, for ten hours
+            fake._peers = everybody[at : at + 2]
+            await trio.sleep(2_000)
+        assert reach.verdict(OWN) is Verdict.CLOSED
+        assert fake.advertised[-1] == ()
+        assert len(reach._votes[OWN].said) <= 8 and len(reach._asked_at) <= 8
+        nursery.cancel_scope.cancel()
+
+
 async def test_refusals_say_nothing(autojump_clock: object) -> None:
     reach, fake = reach_of({b"a": ("192.0.2.1", RequestRefused("busy")), b"b": ("203.0.113.1", NO)})
     await played(reach, fake, 100)
