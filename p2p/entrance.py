@@ -32,6 +32,7 @@ class Entrance:
         )
         self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
         self._rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
+        self._relay_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
         self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
 
     def arrived_at(self, host: str) -> float:
@@ -58,7 +59,10 @@ class Entrance:
 
     def circuit(self, remote: str, now: float) -> Place | None:
         """Return a place for what an acceptor has brought, or None: turn it away."""
-        return self.half_open.enter(remote) if self._circuit_rate.allows(None, now) else None
+        # All that one relay brings are one block: what it makes up is not to keep out what others bring.
+        if not (self._relay_rate.allows(remote, now) and self._circuit_rate.allows(None, now)):
+            return None
+        return self.half_open.enter(remote)
 
     def is_crowded(self, site: str | None) -> bool:
         """Tell whether a site has more connections than one may have, where it counts for one."""

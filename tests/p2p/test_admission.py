@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2p.accepting import Places, places_of
 from p2p.admission import Claim, replaces
+from p2p.entrance import Entrance
 from p2p.limits import NetworkLimits
 from p2p.outreach import SeatDraw
 from p2p.transport import Endpoint
@@ -92,3 +93,14 @@ def test_what_the_owner_advertises_goes_before_what_the_sockets_tell() -> None:
     named = (Endpoint("node.example", 9),)
     assert places_of(bound, named) == Places(named)
     assert places_of((), ()) == Places()
+
+
+def test_a_relay_that_brings_without_end_leaves_the_others_their_part() -> None:
+    entrance = Entrance(LIMITS)
+    flood = [entrance.circuit("relay:aa", 0.0) for _ in range(10_000)]
+    assert sum(place is not None for place in flood) == LIMITS.accepts_per_block_burst
+    assert entrance.circuit("relay:bb", 0.0) is not None
+    for second in range(1, 20):
+        flood = [entrance.circuit("relay:aa", float(second)) for _ in range(10_000)]
+        assert sum(place is not None for place in flood) == LIMITS.accepts_per_block_per_s
+        assert all(entrance.circuit("relay:bb", float(second)) is not None for _ in range(50))
