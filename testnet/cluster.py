@@ -163,8 +163,8 @@ def lay_out(
         if other := {name: known.get(name) for name, value in wanted.items() if known.get(name) != value}:
             told = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
             raise TestnetError(
-                f"{root}: another test network lives here, of {told}: say so too, name another --dir, or remove the "
-                "folder"
+                f"{root}: another test network lives here, of {told}: say so too, name another --dir, or remove "
+                "the folder"
             )
         document = known
     plan = make_plan(
