@@ -16,17 +16,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
-from rpc.direct import BODY_DEADLINE_S, DirectRequest, Port
+from rpc.direct import BODY_DEADLINE_S, SEND_DEADLINE_S, DirectRequest, Port
 from rpc.dispatch import Caller
 from rpc.holding import Held, Ledger
 from rpc.limits import Proxies, caller_key
 from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
 
-__all__ = ["DoorOptions", "Doors", "make_protocols"]
+__all__ = ["DoorOptions", "Doors", "Unread", "make_protocols"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
 LINGER_S: Final = 1.0
 """Time in which whoever sends a body that is refused may read why."""
+LOOK_S: Final = 5.0
+"""How often it is looked whether what is unsent is read."""
+LOOKS_OF_TURN: Final = 512
+READ_BYTES_PER_S_MIN: Final = 16 * 1024
+"""What is unsent has SEND_DEADLINE_S, and for each so many bytes a second more."""
 TRAILERS_MAX: Final = 64
 PIPELINE_MAX: Final = 1_024
 """Requests of one connection that wait for the answers before theirs."""
@@ -56,6 +61,38 @@ class DoorOptions:
     """Networks of proxies that are believed about who asks through them; see ``rpc.limits.Proxies``."""
 
 
+class Unread:
+    """Finds the connection whose client does not read.
+
+    A transport that is closed waits until what was written is taken: without an end, where nobody reads it.
+    """
+
+    __slots__ = ("_is_closing", "_size", "_transport", "_until")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._is_closing = False
+        self._size = 0
+        self._until: float | None = None
+        """When it is thrown out."""
+
+    def resumed(self) -> None:
+        """Note that the client has taken what there was."""
+        if not self._is_closing:
+            self._until = None
+
+    def look(self, now: float) -> None:
+        """Throw the client out if its time is over; what is taken bit by bit has more, unless it is the last."""
+        size, is_closing = self._transport.get_write_buffer_size(), self._transport.is_closing()
+        if not size and not is_closing:
+            self._until = None
+        elif self._until is None or is_closing != self._is_closing or (size < self._size and not is_closing):
+            self._until = now + SEND_DEADLINE_S + size / READ_BYTES_PER_S_MIN
+        elif now >= self._until:
+            self._transport.abort()
+        self._size, self._is_closing = size, is_closing
+
+
 class Doors:
     """Counts connections by address. Raises ConfigError."""
 
@@ -66,6 +103,18 @@ class Doors:
         self.open = 0
         self.refused = 0
         self._by_caller: dict[str, int] = {}
+        self.unread: set[Unread] = set()
+        """Of every connection."""
+
+    async def watch(self) -> None:
+        """Throw out those who do not read, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for number, one in enumerate(tuple(self.unread)):
+                if number % LOOKS_OF_TURN == LOOKS_OF_TURN - 1:
+                    await asyncio.sleep(0)
+                one.look(loop.time())
 
     def enter(self, caller: str, *, is_proxy: bool = False) -> bool:
         """Count a connection in, or return False."""
@@ -142,6 +191,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         """For what the client does not read."""
         _idle_since: float | None = None
         """None while the client waits for an answer."""
+        _unread: Unread | None = None
         _idle_timer: asyncio.TimerHandle | None = None
         burst = 0
         _direct: DirectRequest | None = None
@@ -173,6 +223,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 return
             self._caller = caller
             self._asker = Caller(caller)
+            self._unread = Unread(transport)
+            doors.unread.add(self._unread)
             self._waiting, self._unsent = Held(doors.ledger, caller), Held(doors.ledger, caller)
             self._deadline = self.loop.call_later(doors.options.first_request_s, transport.abort)
 
@@ -363,6 +415,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def handle_websocket_upgrade(self) -> None:
             self._caller = None  # the WebSocket protocol counts the connection out
+            doors.unread.discard(self._unread)  # and looks after it
             super().handle_websocket_upgrade()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -372,6 +425,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._caller is not None:
                 doors.leave(self._caller)
                 self._caller = None
+                doors.unread.discard(self._unread)
             for request in (self.cycle, self._answering, *(waiting for waiting, _ in self.pipeline)):
                 if request is None or request.response_complete:
                     continue
@@ -394,6 +448,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         def resume_writing(self) -> None:
             if self._asker is not None:
                 self._unsent.keep(0)
+            if self._unread is not None:
+                self._unread.resumed()
             super().resume_writing()
 
         def drop(self) -> None:
@@ -406,6 +462,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
     class WebSocket(BoundedWebSocket):
         _caller = ""
+        _unread: Unread
         _opening: asyncio.TimerHandle
         """When a request that opens nothing, as one that is no GET, ends the connection."""
 
@@ -422,11 +479,17 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self._caller = caller_key(_host_of(transport))
             self.hold_for(doors.ledger, self._caller)
             self._opening = self.loop.call_later(doors.options.first_request_s, transport.abort)  # type: ignore[attr-defined]
+            self._unread = Unread(transport)  # type: ignore[arg-type]
+            doors.unread.add(self._unread)
             super().connection_made(transport)
 
         def start_keepalive(self) -> None:
             self._opening.cancel()  # it is open; from here on pings find out who is gone
             super().start_keepalive()
+
+        def resume_writing(self) -> None:
+            self._unread.resumed()
+            super().resume_writing()
 
         def charge(self, units: int) -> float:
             return port.charge(self._caller, units)
@@ -448,6 +511,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._opening.cancel()
+            doors.unread.discard(self._unread)
             doors.leave(self._caller)
             super().connection_lost(exc)
 

@@ -418,16 +418,15 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
     async with AsyncClient(*options.gateways) as client:
         book = GrantBook(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
-        http, _ = make_protocols(
-            Doors(DoorOptions(connections_max=1_024, connections_per_address_max=32)), _NoShortWay()
-        )
+        doors = Doors(DoorOptions(connections_max=1_024, connections_per_address_max=32))
+        http, _ = make_protocols(doors, _NoShortWay())
         server = uvicorn.Server(
             uvicorn.Config(
                 Application(faucet), http=http, ws="none", lifespan="off", log_config=None, access_log=False,
                 proxy_headers=False, server_header=False, timeout_keep_alive=5, timeout_graceful_shutdown=3,
             )
         )  # fmt: skip
-        watch = asyncio.ensure_future(faucet.watch_balance())
+        watching = [asyncio.ensure_future(part) for part in (faucet.watch_balance(), doors.watch())]
         port = listener.getsockname()[1]
         _log.info("faucet listens", host=options.host, port=port, chain=faucet.chain.name, pid=os.getpid())
         if options.ready_file is not None:
@@ -436,6 +435,7 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
         try:
             await server.serve([listener])
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            for watch in watching:
+                watch.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             book.close()

@@ -157,7 +157,7 @@ async def serve(options: GatewayOptions) -> None:
             timeout_graceful_shutdown=3,
         )
     )
-    background = [asyncio.ensure_future(link.run()), asyncio.ensure_future(hub.run())]
+    background = [asyncio.ensure_future(part) for part in (link.run(), hub.run(), doors.watch())]
     for task in background:
         task.add_done_callback(_end_on_failure)
     tune_collector()

@@ -1,0 +1,144 @@
+"""Who does not read holds no connection for ever, closed or not; who reads slowly has the time that it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import uvloop
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+from websockets.asyncio.client import connect
+
+from rpc.direct import SEND_DEADLINE_S
+from rpc.doors import LOOK_S, READ_BYTES_PER_S_MIN, DoorOptions, Doors, Unread, make_protocols
+from tests.rpc.test_heads import Echo
+
+LARGE = 16 * 1024 * 1024
+
+
+class Transport:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.closing = self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def looks(transport: Transport, *, reads: int = 0, resumes: bool = False, count: int = 100) -> float | None:
+    """Return when who takes ``reads`` bytes between two looks is thrown out."""
+    unread = Unread(cast(Any, transport))
+    for number in range(count):
+        unread.look(number * LOOK_S)
+        if transport.aborted:
+            return number * LOOK_S
+        transport.size = max(0, transport.size - reads)
+        if resumes:
+            unread.resumed()
+    return None
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_who_reads_nothing_is_thrown_out(closing: bool) -> None:
+    transport = Transport(5)
+    transport.closing = closing
+    assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    transport = Transport(100 * READ_BYTES_PER_S_MIN)
+    transport.closing = closing
+    assert looks(transport) == pytest.approx(SEND_DEADLINE_S + 100, abs=LOOK_S)
+
+
+def test_who_reads_slowly_is_not_while_there_is_more_to_say() -> None:
+    assert looks(Transport(10_000), reads=1, count=1_000) is None
+    assert looks(Transport(10_000), resumes=True) is None
+    assert looks(Transport(0)) is None
+    transport = Transport(10_000)
+    transport.closing = True
+    assert looks(transport, reads=1, resumes=True) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+
+
+async def application(scope: Any, _receive: Any, send: Any) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "bytes": bytes(LARGE)})
+        await send({"type": "websocket.close"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+    await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  what is waited for has no event
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_socket", [False, True])
+def test_a_closed_connection_that_is_not_read_is_given_back(is_socket: bool) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        doors = Doors(DoorOptions())
+        http, websocket = make_protocols(doors, Echo())
+        config: Any = Config(application, http=http, ws=websocket, log_config=None, lifespan="off")
+        config.load()
+        protocol: Any = http
+        server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        client = socket.create_connection((host, port))
+        lines = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n" if is_socket else ""
+        key = "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n" if is_socket else "connection: close\r\n"
+        client.sendall(f"GET / HTTP/1.1\r\nhost: localhost\r\n{lines}{key}\r\n".encode())
+        async with asyncio.timeout(30):
+            await until(lambda: any(one._transport.get_write_buffer_size() for one in doors.unread))
+            [unread] = doors.unread
+            unread._transport.close()  # as it does when the answer is given, or no pong comes
+            assert unread._transport.is_closing()
+            unread.look(0.0)
+            unread.look(SEND_DEADLINE_S)
+            assert doors.open == 1, "it has time"
+            unread.look(SEND_DEADLINE_S + LARGE / READ_BYTES_PER_S_MIN)
+            await until(lambda: not doors.open)
+        assert not doors.unread
+        client.close()
+        server.close()
+
+    uvloop.run(main())
+
+
+def test_connections_that_end_are_looked_at_no_more() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        doors = Doors(DoorOptions(connections_max=1))
+        http, websocket = make_protocols(doors, Echo())
+
+        async def welcome(_scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+        config: Any = Config(welcome, http=http, ws=websocket, log_config=None, lifespan="off")
+        config.load()
+        protocol: Any = http
+        server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with asyncio.timeout(30):
+            async with connect(f"ws://{host}:{port}/"):
+                assert len(doors.unread) == doors.open == 1
+                reader, writer = await asyncio.open_connection(host, port)  # one too many
+                assert await reader.read() == b""
+                writer.close()
+                assert len(doors.unread) == 1
+            await until(lambda: not doors.open)
+        assert not doors.unread
+        server.close()
+
+    uvloop.run(main())
