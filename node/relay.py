@@ -14,6 +14,7 @@ from node.config import KeyOptions, LogOptions, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase
 from node.kinds import RELAY, expected
 from node.logs import configure_logs
+from node.ports import check_listen
 from node.tenancy import live_in
 from p2p.identity import Identity, Role
 from relay.credit import CreditOptions
@@ -67,8 +68,9 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
     """
     options = load_relay_options(home)
     urls = urls or options.rpc
-    for listen in filter(None, (options.listen, options.metrics)):
-        parse_host_port(listen)
+    listens = {name: where for name in ("listen", "metrics") if (where := getattr(options, name))}
+    for where in listens.values():
+        parse_host_port(where)
     configure_logs(options.log)
     chain = genesis_hash(home.load_genesis())
     file = home.passphrase_file(options.keys)
@@ -87,6 +89,8 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
         home.ready.write_text(json.dumps(ready) + "\n")
 
     with live_in(home):
+        for name, where in listens.items():
+            check_listen(name, where)
         try:
             relay = RelayOptions(
                 listen=options.listen, metrics_listen=options.metrics, limits=options.limits,

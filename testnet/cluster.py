@@ -401,7 +401,8 @@ class Cluster:
     async def _watch(self, running: _Running, child: Child) -> None:
         running.last_exit = await child.wait()
         if running.child is child and running.wanted and not self._down.is_set():
-            self._report(f"{running.program.name} ended unexpectedly with status {running.last_exit}")
+            how = f"unexpectedly with status {running.last_exit}" if running.last_exit else "by itself, in order"
+            self._report(f"{running.program.name} ended {how}")
 
     async def _stop_all(self) -> None:
         with trio.CancelScope(shield=True):
@@ -449,7 +450,7 @@ class Cluster:
         elif running.child is None:
             state = "absent"
         elif running.wanted:
-            state = "failed"
+            state = "failed" if code else "ended"  # by itself, and in order: drained, say
         else:
             state = "killed" if code == -signal.SIGKILL else "stopped"
         return MemberStatus(

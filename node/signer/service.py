@@ -27,13 +27,14 @@ from node.guards import is_retired, open_guard
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import SIGNER, check_kind
 from node.logs import configure_logs
+from node.ports import cannot_listen
 from node.signals import stop_when_told
 from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
 from node.tenancy import live_in
 from p2p.identity import Identity
 from state.primitives.address import format_address, parse_address
-from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.errors import DekubeError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import VoteKey
 
@@ -82,7 +83,7 @@ async def serve_signer(
         except OSError as error:
             local.close()
             path.unlink(missing_ok=True)
-            raise ConfigError(f"cannot listen on {options.listen}: {error}") from None
+            raise cannot_listen("listen", options.listen, error) from None
     door = Door(
         partial(server.serve, is_local=False),
         make_identity,

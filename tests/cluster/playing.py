@@ -392,7 +392,7 @@ class _Play:
         for row in ask(self.net.root, "list"):
             name = row["name"]
             is_known = name in self._struck or name in self._may_end or self._is_outdated(name)
-            assert row["state"] != "failed" or is_known, f"{row['name']} has ended by itself"
+            assert row["state"] not in ("failed", "ended") or is_known, f"{row['name']} has ended by itself"
 
 
 def check_left(root: Path, manifest: Manifest) -> None:

@@ -197,9 +197,27 @@ def test_a_signer_whose_port_is_taken_says_so_and_may_be_started_again(
         )  # fmt: skip
         status, said = dekube("signer", "run", "--home", home)
     assert status == 1
-    assert f"dekube: cannot listen on {listen}: " in said
+    assert f"dekube: listen: cannot listen on {listen}: Address already in use; another program has that" in said
     assert said.endswith("[config_error]\n")
     assert not (home / "run/signer.sock").exists()
+
+
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+def test_a_relay_whose_port_is_taken_says_so_and_may_be_started_again(
+    option: str, genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "r"
+    dekube("relay", "init", "--home", home, "--genesis", genesis)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+        ports[option] = f"127.0.0.1:{taken.getsockname()[1]}"
+        (home / "config.toml").write_text("".join(f'{name} = "{where}"\n' for name, where in ports.items()))
+        status, said = dekube("relay", "run", "--home", home)
+    assert status == 1
+    assert f"dekube: {option}: cannot listen on {ports[option]}: Address already in use; another program" in said
+    assert not (home / "run/ready.json").exists()
 
 
 def test_a_node_whose_port_is_taken_does_not_start_and_says_which(
