@@ -3,12 +3,15 @@
 A record falls into one of a fixed number of buckets by a keyed hash of where it can be reached (the /16 of an IPv4
 address, the /32 of an IPv6 one, a host name, a relay) and of who told us, so one source can crowd a few buckets
 only. In a full bucket the least useful gives way: never a node that we have spoken with for one that we have not.
+
+Where it can be reached a record merely says. Once a node was met it stands in a bucket of the place where it was:
+else one host could be met under names all over the world, and all buckets be full of it for ever.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
@@ -24,8 +27,10 @@ __all__ = ["ANCHORS_MAX", "BUCKETS", "BUCKET_ENTRIES_MAX", "AddressBook", "group
 
 BUCKETS: Final = 64
 BUCKET_ENTRIES_MAX: Final = 32
-_BUCKETS_OF_SOURCE: Final = 8
-"""How many buckets one source can reach with the endpoints of one group."""
+_BUCKETS_OF_GROUP: Final = 8
+"""How many buckets the endpoints of one group can reach, whoever tells of them."""
+_KEPT_MAX: Final = 512
+"""Of the file's entries, those that may stand beside full buckets."""
 _FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _FAILURES_MAX: Final = 8
 ANCHORS_MAX: Final = 2
@@ -37,6 +42,7 @@ _ANCHOR: Final = 2
 class _Entry:
     record: PeerRecord
     bucket: int
+    source: bytes
     is_tried: bool = False
     is_anchor: bool = False
     """Connected when the book was written last: dialled first after a restart."""
@@ -46,10 +52,16 @@ class _Entry:
 
 
 class AddressBook:
-    """Verified records by address. ``key`` is this node's secret; no two nodes sort alike."""
+    """Verified records by address. ``key`` is this node's secret; no two nodes sort alike.
 
-    def __init__(self, *, key: bytes, genesis_hash: bytes) -> None:
+    One that ``is_kept`` (the committee) has a place in any case, and gives way to nobody.
+    """
+
+    def __init__(
+        self, *, key: bytes, genesis_hash: bytes, is_kept: Callable[[bytes], bool] = lambda _address: False
+    ) -> None:
         self._key = key
+        self._is_kept = is_kept
         self._genesis_hash = genesis_hash
         self._entries: dict[bytes, _Entry] = {}
         self._sizes = [0] * BUCKETS
@@ -82,19 +94,33 @@ class AddressBook:
         if not record.endpoints:
             return False
         bucket = self._bucket(record.endpoints[0], source)
-        if self._sizes[bucket] >= BUCKET_ENTRIES_MAX and not self._evict(bucket):
+        if not self._has_room(bucket) and not self._is_kept(record.address):
             return False
-        entry = self._entries[record.address] = _Entry(record, bucket)
+        entry = self._entries[record.address] = _Entry(record, bucket, source)
         self._sizes[bucket] += 1
         self._touch(entry)
         return True
 
-    def succeeded(self, address: bytes) -> None:
-        """Note that a connection to the address was made."""
+    def succeeded(self, address: bytes, endpoint: Endpoint | None = None) -> None:
+        """Note that a connection to the address was made, at this of its endpoints.
+
+        Where its place there is taken by others that were met it is forgotten: enough is known of that network.
+        """
         entry = self._entries.get(address)
-        if entry is not None:
-            entry.is_tried, entry.failures = True, 0
-            self._touch(entry)
+        if entry is None:
+            return
+        entry.is_tried, entry.failures = True, 0
+        self._touch(entry)
+        if endpoint is None or endpoint.is_punched:
+            return  # nobody names such a place
+        bucket = self._bucket(endpoint, entry.source)
+        if bucket != entry.bucket:
+            if not self._has_room(bucket) and not self._is_kept(address):
+                self.remove(address)
+                return
+            self._sizes[entry.bucket] -= 1
+            self._sizes[bucket] += 1
+            entry.bucket = bucket
 
     def failed(self, address: bytes) -> None:
         """Note that none could be made."""
@@ -169,7 +195,7 @@ class AddressBook:
     def load(self, data: bytes, *, now_ms: int) -> None:
         """Add what was kept and still holds. Raises DecodeError when the bytes are not a book at all."""
         items = decode(data, limit_bytes=_FILE_BYTES_MAX)
-        if not isinstance(items, list) or len(items) > BUCKETS * BUCKET_ENTRIES_MAX:
+        if not isinstance(items, list) or len(items) > BUCKETS * BUCKET_ENTRIES_MAX + _KEPT_MAX:
             raise DecodeError("not an address book")
         for item in items:
             match item:
@@ -178,7 +204,8 @@ class AddressBook:
                         found = verify_record(record, genesis_hash=self._genesis_hash, now_ms=now_ms)
                     except RecordInvalid:
                         continue  # expired meanwhile
-                    if self.add(found, source=b"") and rank:
+                    # Spread as what many have told: who told of it is not kept, and was this node before.
+                    if self.add(found, source=found.address) and rank:
                         self.succeeded(found.address)
                         self._entries[found.address].is_anchor = (
                             rank == _ANCHOR and len(self.anchors) < ANCHORS_MAX
@@ -192,18 +219,21 @@ class AddressBook:
 
     def _bucket(self, endpoint: Endpoint, source: bytes) -> int:
         group = group_of(endpoint)
-        slot = self._hash(group + b"\0" + source) % _BUCKETS_OF_SOURCE
+        slot = self._hash(group + b"\0" + source) % _BUCKETS_OF_GROUP
         return self._hash(group + b"\1" + bytes((slot,))) % BUCKETS
 
     def _hash(self, data: bytes) -> int:
         return int.from_bytes(blake2b(data, digest_size=8, key=self._key, person=b"address book").digest(), "big")
 
-    def _evict(self, bucket: int) -> bool:
-        entries = [(a, e) for a, e in self._entries.items() if e.bucket == bucket]
-        address, worst = min(entries, key=lambda item: (item[1].is_tried, -item[1].failures, item[1].changed))
-        if worst.is_tried and not worst.failures:
+    def _has_room(self, bucket: int) -> bool:
+        """Tell whether a bucket has a place, made by the least useful of its entries if need be."""
+        if self._sizes[bucket] < BUCKET_ENTRIES_MAX:
+            return True
+        entries = [(a, e) for a, e in self._entries.items() if e.bucket == bucket and not self._is_kept(a)]
+        worst = min(entries, key=lambda item: (item[1].is_tried, -item[1].failures, item[1].changed), default=None)
+        if worst is None or (worst[1].is_tried and not worst[1].failures):
             return False
-        self.remove(address)
+        self.remove(worst[0])
         return True
 
 

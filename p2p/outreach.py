@@ -150,7 +150,7 @@ class Outreach:
                 self._dialling_now -= 1
             if link is not None:
                 way.found = link.session.address
-                self._book.succeeded(link.session.address)
+                self._book.succeeded(link.session.address, link.endpoint)
                 began = trio.current_time()
                 if await self._live(link):
                     is_settled = trio.current_time() - began >= self._limits.settled_s
@@ -241,5 +241,5 @@ class Outreach:
         if link is None:
             self._book.failed(address)
         else:
-            self._book.succeeded(address)
+            self._book.succeeded(address, link.endpoint)
             await link.aclose()

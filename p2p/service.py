@@ -110,7 +110,10 @@ class Network:
         self._served: dict[str, Served] = {}
         counters, random = self.counters, random or Random(secrets.randbits(64))
 
-        self._book = book = AddressBook(key=secrets.token_bytes(32), genesis_hash=identity.genesis_hash)
+        self._book = book = AddressBook(
+            key=secrets.token_bytes(32), genesis_hash=identity.genesis_hash,
+            is_kept=lambda address: address in self._roster.persistent,
+        )  # fmt: skip
         self._outbox = Outbox(limits)
         self._roster = roster = Roster(identity.address, limits=limits, counters=counters, log=log)
         self._peers = roster.peers

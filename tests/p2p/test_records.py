@@ -161,6 +161,54 @@ def test_one_corner_of_the_network_cannot_fill_the_book_or_drive_out_known_peers
     assert all(record.address in addresses for record in known)
 
 
+def test_a_host_that_is_met_under_many_names_does_not_fill_the_book() -> None:
+    """Anybody can sign records as any number of nodes, each with a foreign place before its own."""
+    addresses, random = book(), Random(1)
+    here = Endpoint("203.0.113.7", 1)
+    for number in range(1, 3_000):
+        elsewhere = Endpoint(".".join(str(random.randrange(1, 255)) for _ in range(4)), 1)
+        record = replace(fake(number, elsewhere), endpoints=(elsewhere, here))
+        if addresses.add(record, source=random.randbytes(20)):
+            addresses.succeeded(record.address, here)
+    assert sum(addresses.has_met(record.address) for record in addresses.records()) <= 8 * BUCKET_ENTRIES_MAX
+    honest = [fake(10_000 + n, Endpoint(f"{n % 250 + 1}.{n // 250 + 1}.0.1", 1)) for n in range(1_000)]
+    for record in honest:
+        addresses.add(record, source=random.randbytes(20))
+        addresses.succeeded(record.address, record.endpoints[0])
+    assert sum(addresses.has_met(record.address) for record in honest) > 750
+
+
+def test_those_of_one_relay_keep_their_places_over_a_restart() -> None:
+    addresses = book()
+    for number in range(60):
+        record = sign_record(identity(number), (RELAYED,), now_ms=NOW_MS)
+        assert addresses.add(record, source=account(number + 100).address) or len(addresses) > BUCKET_ENTRIES_MAX
+        addresses.succeeded(record.address, RELAYED)
+    again = book(1)
+    again.load(addresses.encode(), now_ms=NOW_MS)
+    assert len(again) > BUCKET_ENTRIES_MAX and len(again) >= len(addresses) - 8
+
+
+def test_the_committee_has_its_places_however_full_the_book_is() -> None:
+    seats = [fake(9_000 + n, Endpoint(f"198.51.100.{n}", 1)) for n in range(100)]
+    kept = {record.address for record in seats}
+    addresses = AddressBook(key=bytes(32), genesis_hash=GENESIS, is_kept=kept.__contains__)
+    random = Random(1)
+    for number in range(1, 3_500):
+        host = ".".join(str(random.randrange(1, 255)) for _ in range(4))
+        addresses.add(fake(number, Endpoint(host, 1)), source=random.randbytes(20))
+        addresses.succeeded(number.to_bytes(20, "big"))
+    for record in seats:
+        assert addresses.add(record, source=b"")
+        addresses.succeeded(record.address, record.endpoints[0])
+        addresses.failed(record.address)
+    for number in range(10_000, 11_000):
+        host = ".".join(str(random.randrange(1, 255)) for _ in range(4))
+        addresses.add(fake(number, Endpoint(host, 1)), source=random.randbytes(20))
+    assert all(record.address in addresses for record in seats)
+    assert len(addresses) <= BUCKETS * BUCKET_ENTRIES_MAX + len(seats)
+
+
 def test_peers_that_never_answer_are_forgotten_and_asked_last() -> None:
     addresses = book()
     for number in (1, 2):
