@@ -32,10 +32,12 @@ SCORE_AGE_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
 SCORE_LIMIT_BYTES: Final = 4096
 SCORE_MAX: Final = 2**48
 PROBE_TIMEOUT_S: Final = 60
-CGROUP_LIMITS: Final = tuple(
-    Path("/sys/fs/cgroup") / limit for limit in ("memory.max", "memory/memory.limit_in_bytes")
+CGROUPS: Final = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""A container's memory, in the second and the first version of control groups."""
+"""Where a container's memory is told, in the second and the first version of control groups: its limit, what is
+used, and what of that is files that give way."""
 REFERENCE_WIDTHS: Final = (64, 256, 128, 10)
 
 
@@ -149,12 +151,23 @@ def _gpus() -> tuple[Gpu, ...]:
 
 
 def available_memory_bytes() -> int:
-    """Return how much memory programs could still take here, at most what a container around them may."""
+    """Return how much memory programs could still take here, at most what a container around them has left."""
     available = _memory_kib("MemAvailable") << 10
-    for limit in CGROUP_LIMITS:
+    for directory, limit, usage, files in CGROUPS:
         with suppress(OSError, ValueError):  # another version, or no limit ("max")
-            available = min(available, int(limit.read_text()))
+            left = int((directory / limit).read_text())
+            with suppress(OSError, ValueError):
+                left -= max(0, int((directory / usage).read_text()) - _statistic(directory / "memory.stat", files))
+            available = min(available, max(0, left))
     return available
+
+
+def _statistic(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        found, _, value = line.partition(" ")
+        if found == name:
+            return int(value)
+    return 0
 
 
 def _memory_mib() -> int:

@@ -89,11 +89,18 @@ def test_a_score_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch
 
 def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = tmp_path / "limit_in_bytes", tmp_path / "max"
-    monkeypatch.setattr(node.machine, "CGROUP_LIMITS", (new, old))
+    versions = ((tmp_path, new.name, "current", "files"), (tmp_path, old.name, "usage_in_bytes", "all_files"))
+    monkeypatch.setattr(node.machine, "CGROUPS", versions)
     new.write_text("max\n")
     assert available_memory_bytes() > 1 << 20
     old.write_text(f"{1 << 20}\n")
     assert available_memory_bytes() == 1 << 20
+    # What runs in it already is not to be had, but for the files that are only remembered.
+    (tmp_path / "usage_in_bytes").write_text(f"{700 << 10}\n")
+    (tmp_path / "memory.stat").write_text(f"files 1\nall_files {300 << 10}\nlast 2\n")
+    assert available_memory_bytes() == (1 << 20) - (400 << 10)
+    (tmp_path / "usage_in_bytes").write_text(f"{2 << 20}\n")
+    assert available_memory_bytes() == 0
 
 
 def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.primitives.codec import encode
+from state.primitives.codec import Value, encode
 from state.primitives.merkle import merkle_root
 from tasks.datasets import Dataset, make_dataset
 from tasks.engine.errors import DatasetInvalid, StateInvalid
@@ -88,7 +88,8 @@ def test_a_state_beyond_its_size_is_refused_before_it_is_parsed() -> None:
 def test_bytes_that_would_make_masses_of_objects_are_refused_before_they_make_them() -> None:
     """A blob is a stranger's. An item takes a byte there and 64 in memory: a GiB for the largest state's size."""
     plan = TrainingPlan((4096, 256), "relu", 1, bytes(32), 1)
-    for items in (range(5_000), [[]] * 500_000):
+    masses: list[list[Value]] = [[0] * 5_000, [[]] * 500_000]
+    for items in masses:
         filler = encode([b"x" * 8 * len(items), *items])
         with pytest.raises(StateInvalid, match="more than 22 items"):
             TrainingState.decode(filler, plan)
