@@ -15,7 +15,7 @@ from node.promises import Promises, VerdictKey
 from node.wallet import Wallet
 from node.wanted import work_while
 from state.primitives.codec import encode
-from state.primitives.errors import ProtocolError
+from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import digest
 from tasks.datasets import DATASET_BYTES_MAX
 from tasks.executor.results import Verdict
@@ -64,9 +64,17 @@ class Checker:
         self._checks = trio.CapacityLimiter(CHECKS_AT_ONCE_MAX)
 
     async def seal(self, duty: CheckDuty) -> None:
-        """Check a window and put the seal of the verdict on chain."""
-        findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
-        await trio.to_thread.run_sync(self._promises.seal, _verdict_key(duty), findings)
+        """Check a window and put the seal of the verdict on chain.
+
+        Once it may have left, no other will do: what is found again may differ, for a blob comes or goes, and the
+        chain may have the first seal all the same.
+        """
+        key = _verdict_key(duty)
+        try:
+            findings = self._promises.sealed(key, duty.height)
+        except (OSError, DecodeError):
+            findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
+            await trio.to_thread.run_sync(self._promises.seal, key, duty.height, findings)
         seal = verdict_seal(duty.task, duty.window, self._wallet.address, findings, self._nonce(duty))
         await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
         _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
@@ -86,7 +94,7 @@ class Checker:
 
     async def reveal(self, duty: CheckDuty) -> None:
         """Say what was sealed."""
-        findings = self._promises.sealed(_verdict_key(duty))
+        findings = self._promises.sealed(_verdict_key(duty), duty.height)
         await self._wallet.send(
             REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), self._nonce(duty)]
         )

@@ -38,7 +38,16 @@ from tasks.parameters import TaskParameters
 from tasks.queries import Action, verification_duties, work_duties
 from tasks.records import by_duty_key, by_verifier_key, load_task
 from tasks.registry import NodeProfile, NodeStatus, load_node
-from tasks.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
+from tasks.transitions import (
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    RETIRE_NODE,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    SUBMIT_WINDOW,
+    UPDATE_NODE,
+    node_payload,
+)
 
 __all__ = ["Duties"]
 
@@ -48,6 +57,8 @@ RETRY_S: Final = 5.0
 """Pause before a duty that failed is tried again."""
 COUNT_MAX: Final = 1_000
 """Tasks and verdicts are counted up to here."""
+OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
+"""Transactions that the account can always pay for, whatever it adds to its bond."""
 MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
 """Refusals that say that the chain needs nothing of us any more."""
 
@@ -229,7 +240,9 @@ class Duties:
         seen_ms = self._ledger.head().time_ms - node.seen_ms
         # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
         lacks = bond - node.bond if node.bond < self._parameters.node_bond_min else 0
-        more = lacks if balance_of(self._ledger.store, self.address) > lacks else 0
+        # What is owed to tasks has to be said in time, or it costs another fine: that much stays.
+        spare = balance_of(self._ledger.store, self.address) - self._wallet.cost_of(UPDATE_NODE, *OWED)
+        more = lacks if spare > lacks else 0
         if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
             _log.info("registration renewed", more_bond=more)

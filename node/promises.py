@@ -1,14 +1,15 @@
 """What a worker or verifier must still know after a restart: the windows it published, the verdicts it sealed.
 
 A file each, written before the chain hears of it, gone when the chain needs nothing of it any more. The blobs of a
-published window are pinned as long as somebody may ask for them. Blocking; the files are small.
+published window are pinned as long as somebody may ask for them, the data set of a task as long as it is this
+worker's or windows of it are open. Blocking; the files are small.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +21,15 @@ from state.view import Reader
 from tasks.errors import TaskUnknown, WindowUnknown
 from tasks.lifecycle import ENDED, WindowPhase
 from tasks.proofs import Finding, findings_from_value, findings_to_value
-from tasks.records import TaskRecord, WindowRecord, by_verifier_key, load_task, load_window
+from tasks.records import (
+    TaskRecord,
+    WindowRecord,
+    by_duty_key,
+    by_verifier_key,
+    load_spec,
+    load_task,
+    load_window,
+)
 
 __all__ = ["Promises", "Published", "VerdictKey", "decode_published", "needed_blobs", "write_durably"]
 
@@ -92,6 +101,8 @@ class Promises:
         self._root, self._blobs, self._worker = root, blobs, worker
         self._published: dict[tuple[bytes, int], Published] = {}
         self._verdicts: set[VerdictKey] = set()
+        self._datasets: dict[bytes, bytes] = {}
+        """The pinned data sets of tasks."""
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in root.iterdir():
             self._take_up(path)
@@ -115,14 +126,29 @@ class Promises:
         """Return what is known of a window that this node published."""
         return self._published.get((task, window))
 
-    def seal(self, key: VerdictKey, findings: tuple[Finding, ...]) -> None:
-        """Keep the findings that a seal will hide."""
-        write_durably(self._verdict_path(key), encode(findings_to_value(findings)))
+    def keep_dataset(self, task: bytes, blob: bytes) -> None:
+        """Pin the data set of a task of this worker: after its requester, others may have it from nobody else."""
+        self._datasets[task] = blob
+        self._blobs.pin(blob)
+
+    def blobs_of(self, tasks: Collection[bytes]) -> frozenset[bytes]:
+        """Return what is pinned for these tasks."""
+        windows = (published.blobs for (task, _), published in list(self._published.items()) if task in tasks)
+        datasets = (blob for task, blob in list(self._datasets.items()) if task in tasks)
+        return frozenset(datasets).union(*windows)
+
+    def seal(self, key: VerdictKey, height: int, findings: tuple[Finding, ...]) -> None:
+        """Keep the findings that a seal will hide; ``height`` tells a draw from others of the same window."""
+        write_durably(self._verdict_path(key), encode([height, findings_to_value(findings)]))
         self._verdicts.add(key)
 
-    def sealed(self, key: VerdictKey) -> tuple[Finding, ...]:
-        """Return the findings that were sealed. Raises OSError, DecodeError."""
-        return findings_from_value(decode(self._verdict_path(key).read_bytes(), limit_bytes=PROMISE_LIMIT_BYTES))
+    def sealed(self, key: VerdictKey, height: int) -> tuple[Finding, ...]:
+        """Return the findings that were sealed in the draw of ``height``. Raises OSError, DecodeError."""
+        match decode(self._verdict_path(key).read_bytes(), limit_bytes=PROMISE_LIMIT_BYTES):
+            case [int(of), list(findings)] if of == height:
+                return findings_from_value(findings)
+            case _:
+                raise DecodeError("not the verdict of this draw")
 
     def tidy(self, state: Reader) -> None:
         """Let go of what the chain, whose newest final state is ``state``, needs no more."""
@@ -142,13 +168,27 @@ class Promises:
                 self._window_path(task, number).unlink(missing_ok=True)
             for name in published.blobs - kept:
                 self._blobs.unpin(name)
+        self._tidy_datasets(state)
+
+    def _tidy_datasets(self, state: Reader) -> None:
+        for task in {task for task, _ in self._published} - self._datasets.keys():
+            if self._has_duty(state, task):  # the window is of an earlier run of the node
+                self.keep_dataset(task, load_spec(state, task).dataset.blob)
+        for task, blob in list(self._datasets.items()):
+            if not self._has_duty(state, task):
+                del self._datasets[task]
+                self._unpin([blob])
+
+    def _has_duty(self, state: Reader, task: bytes) -> bool:
+        return state.get(by_duty_key(self._worker, task)) is not None
 
     def _is_owed(self, state: Reader, key: VerdictKey) -> bool:
         return state.get(by_verifier_key(self._worker, key.task, key.window)) is not None
 
     def _unpin(self, names: Iterable[bytes]) -> None:
-        """Let blobs be evicted that belong to no window which is known."""
-        for name in set(names).difference(*(published.blobs for published in self._published.values())):
+        """Let blobs be evicted that belong to no window which is known, and are the data set of no task."""
+        windows = (published.blobs for published in list(self._published.values()))
+        for name in set(names).difference(list(self._datasets.values()), *windows):
             self._blobs.unpin(name)
 
     def _take_up(self, path: Path) -> None:

@@ -111,6 +111,10 @@ class Wallet:
         self._ledger = ledger
         self._lock = trio.Lock()
 
+    def cost_of(self, *kinds: int) -> int:
+        """Return what an account must have for transactions of these kinds, at their fee caps of this moment."""
+        return raised_fees(self._ledger.base_fee(), None)[0] * sum(self._ledger.gas_of(kind) for kind in kinds)
+
     async def send(self, kind: int, payload: list[Value]) -> Receipt:
         """Sign, submit and wait until final.
 

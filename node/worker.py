@@ -17,9 +17,11 @@ from node.promises import Promises, Published
 from node.wallet import Wallet
 from node.wanted import DAMAGE, Abandoned, work_while
 from p2p.blobs import BlobStore
+from p2p.errors import BlobUnavailable
 from state.primitives.codec import encode
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
+from state.view.accounts import balance_of
 from tasks.executor.errors import JobFailed
 from tasks.executor.needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
@@ -98,7 +100,7 @@ class Worker:
 
     async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
-        lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec)
+        lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
             raise JobUnfit(lack)
@@ -111,9 +113,12 @@ class Worker:
         process_max = ProcessOptions().memory_mib << 20
         asked = needs_of(spec, open_windows_max=windows)
         taken = Needs(0, 0, 0, 0)
-        for other in {duty.task for duty in work_duties(state, self._wallet.address, self._parameters)} - {task}:
+        others = {duty.task for duty in work_duties(state, self._wallet.address, self._parameters)} - {task}
+        for other in others:
             taken += needs_of(load_spec(state, other), open_windows_max=windows)
-        budget, free = self._blobs.budget_bytes, shutil.disk_usage(self._data_dir).free - DISK_SPARE_BYTES
+        # Of tasks that ask for no more work, windows may wait for their verdicts and results for their requesters.
+        budget = self._blobs.budget_bytes - self._blobs.kept_bytes(self._promises.blobs_of({task, *others}))
+        free = shutil.disk_usage(self._data_dir).free - DISK_SPARE_BYTES
         memory = available_memory_bytes()
         for name, needed, there in (
             ("memory of a job", asked.process, process_max),
@@ -124,6 +129,18 @@ class Worker:
             if needed > there:
                 return f"{name}: {needed} bytes needed, {there} there"
         return ""
+
+    def _lack_of_funds(self, spec: JobSpec, duty: WorkDuty) -> str:
+        """Return what the account lacks for the bond and for saying what the job will have it say.
+
+        Who cannot pay for a transaction when it is due is late, and fined for it.
+        """
+        windows = min(spec.windows, self._parameters.open_windows_max + 1)
+        needed = duty.bond + self._wallet.cost_of(
+            ACCEPT_TASK, START_TASK, GIVE_UP_TASK, *windows * (SUBMIT_WINDOW, OPEN_WINDOW)
+        )
+        there = balance_of(self._ledger.store, self._wallet.address)
+        return f"funds: {needed} needed, {there} there" if needed > there else ""
 
     async def _begin(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Bind this machine to the job once its beginning was tried: until then giving up is nobody's fault."""
@@ -164,6 +181,7 @@ class Worker:
 
     async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
         """Return the data set, and the state to start from where neither journal nor job has it."""
+        self._promises.keep_dataset(task, spec.dataset.blob)
         dataset = await self._inputs.dataset(spec, Supply(self._inputs.peers()), task)
         start: bytes | None = None
         if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
@@ -229,6 +247,7 @@ class Worker:
             probes = tuple(segment.probe_root for segment in result.segments)
             published = Published(probes, tuple(names[:-1]), leaves_blob, names[-1])
             await trio.to_thread.run_sync(self._promises.publish, task, result.window, published)
+            self._check_kept(published)
         except BaseException:
             self._promises.abandon(names)
             raise
@@ -254,6 +273,12 @@ class Worker:
         name = self._blobs.add(result.load_state(number))
         self._blobs.pin(name)
         return name
+
+    def _check_kept(self, published: Published) -> None:
+        """Raise BlobUnavailable where a blob gave way to another one before it was pinned: it is stored again."""
+        for name in published.blobs:
+            if not self._blobs.is_complete(name):
+                raise BlobUnavailable(f"blob {name.hex()} was evicted before its window was published")
 
     async def open(self, duty: WorkDuty) -> None:
         """Open the segments that were drawn of a window. Raises InputUnavailable: it was not published here."""

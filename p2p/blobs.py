@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -131,6 +131,15 @@ class BlobStore:
         with self._lock:
             self._pinned.discard(name)
 
+    def kept_bytes(self, besides: Collection[bytes] = ()) -> int:
+        """Return the content that gives way to nothing, pinned or in use, without what is in ``besides``."""
+        with self._lock:
+            return sum(
+                blob.manifest.size_bytes
+                for name, blob in self._blobs.items()
+                if (blob.users or name in self._pinned) and name not in besides
+            )
+
     def add(self, content: bytes) -> bytes:
         """Store ``content`` and return its name. Raises BlobUnavailable when it exceeds the budget."""
         pieces = [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
@@ -194,7 +203,14 @@ class BlobStore:
                 blob.have.add(index)
                 is_last = len(blob.have) == len(blob.manifest.hashes) and not blob.is_complete
             if is_last:
-                self._settle(name, blob)
+                try:
+                    self._settle(name, blob)
+                except (
+                    OSError
+                ):  # a full disk: the piece is asked for again, for nothing else would settle the blob
+                    with self._lock:
+                        blob.have.discard(index)
+                    raise
             return blob.is_complete
         except OSError as error:
             raise StoreError(f"blobs: {error}") from None

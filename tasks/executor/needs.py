@@ -23,7 +23,8 @@ DATASET_COPIES: Final = 3
 
 
 class Needs(NamedTuple):
-    """Bytes of memory (the job's process; the node beside it) and of disk (the journal; blobs of open windows)."""
+    """Bytes of memory (the job's process; the node beside it) and of disk (the journal; blobs: the data set, and
+    the states of open windows)."""
 
     process: int
     node: int
@@ -47,5 +48,5 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
         + DATASET_COPIES * dataset,
         node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * dataset,
         journal=window + 2 * plan.state_limit_bytes,
-        blobs=(open_windows_max + 1) * window,
+        blobs=(open_windows_max + 1) * window + dataset,
     )

@@ -19,11 +19,14 @@ from billing.escrow import Movement, Purpose, escrow_totals
 from node.config import RegistryOptions
 from node.duties import Duties
 from node.inputs import InputUnavailable, Supply
+from node.promises import Published
+from node.wallet import TransactionLost
 from node.wanted import work_while
 from node.worker import Worker
 from p2p.limits import NetworkLimits
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError, RecordDamaged
+from state.primitives.genesis import read_parameters
 from state.primitives.manifests import PIECE_BYTES
 from state.primitives.receipts import Receipt
 from state.store.cache import Cache
@@ -31,15 +34,16 @@ from state.store.records import STATE
 from state.transition.transfer import TRANSFER_KIND
 from tasks import queries
 from tasks.executor.errors import JobFailed
+from tasks.executor.needs import needs_of
 from tasks.executor.results import WindowResult
 from tasks.lifecycle import Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
-from tasks.proofs import Code
+from tasks.proofs import Code, Finding
 from tasks.queries import Action, CheckDuty, WorkDuty
 from tasks.records import TaskRecord, WindowRecord, load_spec_bytes, load_task, load_window
 from tasks.registry import load_node
 from tasks.spec import Dataset, JobSpec, encode_spec
-from tasks.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, task_id_of
+from tasks.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, SEAL_VERDICT, task_id_of
 from tasks.verification import seal_time
 from tests.node.world import COIN, PARAMETERS, Machine, World
 from tests.p2p.helpers import account
@@ -101,6 +105,12 @@ class Market:
         return [line.purpose for line in mine]
 
 
+def work_duty(world: World, machine: Machine) -> WorkDuty:
+    parameters = read_parameters(TaskParameters, "tasks", world.runtime.genesis)
+    [duty] = queries.work_duties(world.store, machine.wallet.address, parameters)
+    return duty
+
+
 def names_under(directory: Path) -> set[str]:
     return {name for _, directories, files in os.walk(directory) for name in (*directories, *files)}
 
@@ -123,9 +133,19 @@ class Halting(Worker):
 class Withholding(Worker):
     """Keeps the result to itself."""
 
+    def _check_kept(self, published: Published) -> None:
+        self._blobs.remove(published.output)
+
+
+class Evicting(Worker):
+    """Has a store in which its first result gives way to something else before it is pinned."""
+
+    is_full = True
+
     def _store_state(self, result: WindowResult, number: int) -> bytes:
         name = super()._store_state(result, number)
-        if number == len(result.segments):
+        if self.is_full and number == len(result.segments):
+            self.is_full = False
             self._blobs.remove(name)
         return name
 
@@ -147,6 +167,10 @@ class Halted(Duties):
 
 class Withholder(Duties):
     worker_type = Withholding
+
+
+class Evictor(Duties):
+    worker_type = Evicting
 
 
 class Swindler(Duties):
@@ -234,6 +258,54 @@ async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: Wor
     for machine in checkers:
         known = load_node(world.store, machine.wallet.address)
         assert known is not None and known.bad == 0
+
+
+async def test_a_window_is_proved_when_its_blobs_are_there(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute", duties=Evictor), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None
+    assert [f.code for seat in window.verifiers for f in seat.findings or ()] == [Code.COMPUTED]
+
+
+async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was found anew could not be revealed under the first seal, and its verifier would be fined."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    send, seals = verifier.wallet.send, list[list[Value]]()
+
+    async def lose(kind: int, payload: list[Value]) -> Receipt:
+        if kind != SEAL_VERDICT:
+            return await send(kind, payload)
+        seals.append(payload)
+        if len(seals) == 1:
+            raise TransactionLost("for now")
+        return await send(kind, seals[0])  # which was not lost after all
+
+    monkeypatch.setattr(verifier.wallet, "send", lose)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: len(seals) == 1)
+        assert verifier.duties is not None
+
+        async def nothing_there(duty: CheckDuty) -> tuple[Finding, ...]:
+            return tuple(Finding(segment, Code.UNAVAILABLE, bytes(32), bytes(32)) for segment in duty.segments)
+
+        monkeypatch.setattr(verifier.duties._checker, "_find", nothing_there)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED)
+        nursery.cancel_scope.cancel()
+    assert seals == [seals[0]] * len(seals)
+    assert Purpose.VERIFIER_FEE in market.paid(verifier)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -437,17 +509,30 @@ async def test_a_job_that_would_be_late_is_not_begun(world: World, monkeypatch: 
     assert (market.record.reason, market.record.started_ms) == (Reason.JOB_UNFIT, 0)
 
 
+@pytest.mark.parametrize("lack", ["memory", "room for blobs", "funds"])
 async def test_a_job_that_this_machine_has_no_room_for_is_declined(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, lack: str
 ) -> None:
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(10, 5, 10))
-        monkeypatch.setattr(node.worker, "available_memory_bytes", lambda: 1 << 20)
-        await nursery.start(worker.run)
-        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        blobs = worker.network.blobs
+        assert blobs is not None
+        match lack:
+            case "memory":
+                monkeypatch.setattr(node.worker, "available_memory_bytes", lambda: 1 << 20)
+            case "room for blobs":  # results of tasks that have ended wait there for their requesters
+                blobs._budget_bytes = needs_of(make_spec(10, 5, 10), open_windows_max=3).blobs + 10_000
+                blobs.pin(blobs.add(bytes(10_000)))
+            case _:  # for the bond, and not for what is to be said once the job runs
+                monkeypatch.setattr(node.worker, "balance_of", lambda *_: work_duty(world, worker).bond + 1)
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(worker.run)
+            await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+            await world.mint_until(lambda: any(line.get("code") == "job_unfit" for line in logs))
         nursery.cancel_scope.cancel()
+    assert [line["error"].startswith(lack) for line in logs if line.get("code") == "job_unfit"] == [True]
     assert market.record.reason == Reason.WORKER_DECLINED
     assert Purpose.WORKER_BOND not in {line.purpose for line in queries.bill(world.store, market.task).lines}
 
@@ -589,6 +674,9 @@ async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
         machine.options = replace(machine.options, registry=RegistryOptions(stake=3 * least))
         assert await bond_after_running() == least
         machine._duties = Fined
+        with monkeypatch.context() as poor:  # what it lacks and one unit: nothing to say in time what it owes
+            poor.setattr(node.duties, "balance_of", lambda *_: 2 * least + 1)
+            assert await bond_after_running() == least
         assert await bond_after_running() == 3 * least
         assert await bond_after_running() == 3 * least
         nursery.cancel_scope.cancel()

@@ -17,7 +17,19 @@ from state.view import EMPTY, Overlay
 from tasks.lifecycle import ENDED, Phase, WindowPhase
 from tasks.proofs import Code, Finding
 from tasks.queries import task_windows
-from tasks.records import TaskRecord, WindowRecord, by_verifier_key, load_window, save_task, save_window
+from tasks.records import (
+    TaskRecord,
+    WindowRecord,
+    by_duty_key,
+    by_verifier_key,
+    load_spec,
+    load_task,
+    load_window,
+    save_spec,
+    save_task,
+    save_window,
+)
+from tasks.spec import encode_spec
 from tests.tasks.world import World, spec
 
 ME, OTHER = bytes([1]) * 20, bytes([2]) * 20
@@ -116,20 +128,56 @@ def test_pins_outlive_a_restart_and_end_with_their_windows(tmp_path: Path) -> No
     assert list((tmp_path / "promises").iterdir()) == []
 
 
+def test_a_data_set_is_kept_as_long_as_its_task_asks_anything_of_its_worker(tmp_path: Path) -> None:
+    """Its requester may be gone: then nobody but the worker has it for those who check its windows."""
+    state = Overlay(EMPTY)
+    store = BlobStore(tmp_path / "blobs", budget_bytes=300)
+    promises = Promises(tmp_path / "promises", store, ME)
+    task = WORLD.create(spec())
+    blob = store.add(b"d" * 100)
+    job = load_spec(WORLD.state, task)
+    save_spec(state, task, encode_spec(job._replace(dataset=job.dataset._replace(blob=blob))))
+    save_task(state, load_task(WORLD.state, task)._replace(worker=ME, phase=Phase.RUNNING, next_window=0))
+    state.put(by_duty_key(ME, task), b"\x01")
+
+    fillings = count()
+
+    def is_kept() -> bool:
+        for _ in range(20):
+            store.add(bytes([next(fillings)]) * 60)
+        return store.is_complete(blob)
+
+    promises.keep_dataset(task, blob)
+    promises.tidy(state)
+    assert is_kept() and promises.blobs_of({task}) == {blob} and promises.blobs_of({TASK.id}) == frozenset()
+    promises.publish(task, 0, published_of(b"b", b"l", b"a", store=store))
+    # The node starts again while a window waits for its verdicts.
+    store = BlobStore(tmp_path / "blobs", budget_bytes=300)
+    promises = Promises(tmp_path / "promises", store, ME)
+    promises.tidy(state)
+    assert is_kept() and blob in promises.blobs_of({task})
+    assert store.kept_bytes() == 103 and store.kept_bytes(promises.blobs_of({task})) == 0
+    state.delete(by_duty_key(ME, task))
+    promises.tidy(state)
+    assert not is_kept() and promises.blobs_of({task}) == promises.published(task, 0).blobs  # type: ignore[union-attr]
+
+
 def test_verdicts_that_are_never_revealed_do_not_stay(tmp_path: Path) -> None:
     state = Overlay(EMPTY)
     store = BlobStore(tmp_path / "blobs", budget_bytes=600)
     key, over = VerdictKey(b"t" * 32, 4, True), VerdictKey(b"u" * 32, 0, False)
     promises = Promises(tmp_path / "promises", store, ME)
-    promises.seal(key, FINDINGS)
-    promises.seal(over, FINDINGS)
+    promises.seal(key, 7, FINDINGS)
+    promises.seal(over, 7, FINDINGS)
     (tmp_path / "promises" / "torn.new").write_bytes(b"half")
     state.put(by_verifier_key(ME, key.task, key.window), b"\x01")
     promises = Promises(tmp_path / "promises", store, ME)
     promises.tidy(state)
-    assert promises.sealed(key) == FINDINGS
+    assert promises.sealed(key, 7) == FINDINGS
+    with pytest.raises(DecodeError):
+        promises.sealed(key, 8)  # another draw of the window: its verdict is another
     with pytest.raises(OSError):
-        promises.sealed(over)
+        promises.sealed(over, 7)
     state.delete(by_verifier_key(ME, key.task, key.window))
     promises.tidy(state)
     assert list((tmp_path / "promises").iterdir()) == []

@@ -57,6 +57,13 @@ async def test_a_transaction_is_final_when_send_returns(world: World, autojump_c
     assert (receipt.status, balance_of(world.store, TO), len(passed_on)) == (1, COIN, 1)
 
 
+def test_the_cost_of_what_is_to_be_said_is_known_before(world: World) -> None:
+    fee, tip = raised_fees(world.ledger.base_fee(), None)
+    gas = world.ledger.gas_of(ACCEPT_TASK) + 2 * world.ledger.gas_of(TRANSFER_KIND)
+    assert world.wallet(0).cost_of(ACCEPT_TASK, TRANSFER_KIND, TRANSFER_KIND) == fee * gas > tip * gas > 0
+    assert world.wallet(0).cost_of() == 0
+
+
 async def test_sends_at_once_take_different_nonces_in_order(world: World, autojump_clock: object) -> None:
     wallet = world.wallet(0)
     receipts: list[Receipt] = []

@@ -10,11 +10,12 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+import p2p.blobs
 from p2p.blobs import PIECE_BYTES, BlobStore, Manifest, PieceInvalid
 from p2p.errors import BlobUnavailable, PeerUnreachable, RequestRefused, RequestTimeout
 from p2p.limits import NetworkLimits
 from p2p.transfer import METHOD_MANIFEST, METHOD_PIECE, BlobTransfer
-from state.primitives.errors import DecodeError, DekubeError
+from state.primitives.errors import DecodeError, DekubeError, StoreError
 
 CONTENT = Random(5).randbytes(5 * PIECE_BYTES + 3)
 MIB = 1024 * 1024
@@ -66,6 +67,31 @@ def test_only_verified_pieces_are_written_and_a_restart_resumes(tmp_path: Path) 
         assert piece is not None
         resumed.write_piece(name, index, piece)
     assert resumed.read(name) == CONTENT
+
+
+def test_a_disk_that_is_full_at_the_last_moment_leaves_a_piece_to_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no piece missing and not complete, nothing would ever complete it before a restart."""
+    source, target = store(tmp_path / "source"), store(tmp_path / "target")
+    name = source.add(CONTENT)
+    manifest = source.manifest(name)
+    assert manifest is not None
+    target.begin(manifest.encode(), name=name)
+    pieces = [source.read_piece(name, index) or b"" for index in range(6)]
+    for index in range(5):
+        target.write_piece(name, index, pieces[index])
+    with monkeypatch.context() as full:
+
+        def refuse(_path: Path, _data: bytes) -> None:
+            raise OSError("no space left on device")
+
+        full.setattr(p2p.blobs, "_write", refuse)
+        with pytest.raises(StoreError):
+            target.write_piece(name, 5, pieces[5])
+    assert target.missing(name) == [5]
+    assert target.write_piece(name, 5, pieces[5])
+    assert target.read(name) == CONTENT
 
 
 def test_damage_on_disk_is_noticed_not_served(tmp_path: Path) -> None:
