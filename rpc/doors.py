@@ -268,8 +268,15 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                     self.transport.abort()
                 elif self._deadline is None:
                     self._deadline = self.loop.call_later(doors.options.first_request_s, self.transport.abort)
-            elif self._deadline is None and (found := self._direct) is not None and found.awaits_body:
+            elif self._deadline is None and self._awaits_body():
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+
+        def _awaits_body(self) -> bool:
+            """Tell whether the rest of a body is to come that nothing else has a deadline for."""
+            if self._direct is not None:
+                return self._direct.awaits_body
+            # Of a request that was answered before its end; what comes of it has ended the wait for the next one.
+            return not self._is_between and self.cycle is not None and self.cycle.response_complete
 
         def _take_known(self, head: bytes, body: bytes) -> None:
             """Answer a plain request whose head was parsed before."""
@@ -373,12 +380,12 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def on_message_complete(self) -> None:
             self._is_between = True
-            if self._direct is None:
-                super().on_message_complete()
-                return
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
+            if self._direct is None:
+                super().on_message_complete()
+                return
             direct, self._direct = self._direct, None
             direct.on_end()
 
@@ -389,8 +396,11 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self.flow.read_paused:
                 self.flow.resume_reading()
             if self.pipeline:
-                self._answering, application = self.pipeline.pop()
-                self._start_asgi_task(self._answering, application)
+                request, application = self.pipeline.pop()
+                self._answering = request
+                if self._deadline is None and type(self._answering) is DirectRequest and self._answering.more_body:
+                    self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+                self._start_asgi_task(request, application)
                 return
             if self._waiting.told:
                 self._waiting.keep(0)

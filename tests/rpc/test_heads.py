@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rpc import doors
+from rpc.direct import BODY_DEADLINE_S
 from rpc.dispatch import Caller, Late, start
 from rpc.errors import RpcError
 from rpc.holding import Ledger
@@ -221,48 +222,76 @@ def test_wherever_a_stream_is_cut_the_parser_sees_what_it_has_begun(monkeypatch:
     asyncio.run(main())
 
 
-def test_empty_lines_do_not_keep_an_idle_connection() -> None:
-    class Loop:
-        """A clock that is moved by hand."""
+class Loop:
+    """A loop whose clock is moved by hand."""
 
-        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-            self._loop = loop
-            self.now_s = 0.0
-            self.due: list[tuple[float, Any]] = []
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.now_s = 0.0
+        self._due: list[tuple[float, Any, asyncio.Handle]] = []
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._loop, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
 
-        def time(self) -> float:
-            return self.now_s
+    def time(self) -> float:
+        return self.now_s
 
-        def call_later(self, delay_s: float, call: Any) -> Any:
-            self.due.append((self.now_s + delay_s, call))
-            return asyncio.Handle(call, (), self._loop)
+    def call_later(self, delay_s: float, call: Any) -> asyncio.Handle:
+        handle = asyncio.Handle(call, (), self._loop)
+        self._due.append((self.now_s + delay_s, call, handle))
+        return handle
 
-        def move(self, now_s: float) -> None:
-            while self.due and (first := min(self.due, key=lambda item: item[0]))[0] <= now_s:
-                self.due.remove(first)
-                self.now_s = first[0]
-                first[1]()
-            self.now_s = now_s
+    def move(self, now_s: float) -> None:
+        while self._due and (first := min(self._due, key=lambda item: item[0]))[0] <= now_s:
+            self._due.remove(first)
+            self.now_s, call, handle = first
+            if not handle.cancelled():
+                call()
+        self.now_s = now_s
+
+
+async def answers_at_once(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+    await send({"type": "http.response.body", "body": b"x"})
+
+
+IDLE_S = 5
+LONG = b"GET /docs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ends_s"),
+    [
+        ([post(BODY)], IDLE_S),
+        ([post(BODY), b"\r\n"], IDLE_S),
+        ([post(BODY), b"\r\n", b"\r\n\r\n"], IDLE_S),
+        ([post(BODY), post(BODY)], 4 + IDLE_S),
+        ([GET], IDLE_S),
+        ([LONG], IDLE_S),
+        ([LONG, b"y"], 4 + BODY_DEADLINE_S),  # of a body that nobody waits for
+        ([LONG, b"y", b"y"], 4 + BODY_DEADLINE_S),
+        ([LONG, b"y" * 100, GET], 4 + IDLE_S),
+        ([post(BODY) + post(BODY)[:-3]], BODY_DEADLINE_S),  # a body behind another request is not whole
+        ([GET + post(BODY)[:-3]], BODY_DEADLINE_S),
+        ([GET + post(BODY)[:-3], post(BODY)[-3:]], 4 + IDLE_S),
+    ],
+)
+def test_no_bytes_but_requests_keep_an_idle_connection(pieces: list[bytes], ends_s: float) -> None:
+    """The first piece comes at once, the others after four seconds."""
 
     async def main() -> None:
-        for lines, ends_s in (([], 5), ([b"\r\n"], 5), ([b"\r\n", b"\r\n\r\n"], 5), ([post(BODY)], 9)):
-            loop = Loop(asyncio.get_running_loop())
-            pipe = Pipe()
-            config = Config(asgi, log_config=None, lifespan="off", timeout_keep_alive=5)
-            http: Any = make()(config, ServerState(), {}, loop)  # type: ignore[call-arg]
-            http.connection_made(pipe)
-            loop.due.clear()  # the deadline of the first request, which comes at once
-            for at, piece in enumerate([post(BODY), *lines]):
-                loop.move(4.0 if at else 0.0)
-                http.data_received(piece)
-                for _ in range(TURNS):
-                    await asyncio.sleep(0)
-            loop.move(ends_s - 0.1)
-            assert not pipe.ended
-            loop.move(ends_s + 0.1)
-            assert pipe.ended, lines
+        loop, pipe = Loop(), Pipe()
+        config = Config(answers_at_once, log_config=None, lifespan="off", timeout_keep_alive=IDLE_S)
+        http: Any = make()(config, ServerState(), {}, loop)  # type: ignore[call-arg]
+        http.connection_made(pipe)
+        for at, piece in enumerate(pieces):
+            loop.move(4.0 if at else 0.0)
+            http.data_received(piece)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        loop.move(ends_s - 0.1)
+        assert not pipe.ended
+        loop.move(ends_s + 0.1)
+        assert pipe.ended
 
     asyncio.run(main())
