@@ -58,6 +58,11 @@ LOOK_S: Final = 1.0
 """How often circuits are looked at: counted, and watched for silence."""
 PROBES_MAX: Final = 8
 """Relays whose round trip is measured before some are chosen."""
+RELAYS_MAX: Final = 512
+"""Places of relays that are known beside those of the configuration; of more the one that was named longest ago is
+forgotten."""
+PLACES_MAX: Final = 4
+"""Of those, places of one relay."""
 TALLIES_MAX: Final = 1_024
 """Relays with a count, beyond which none is counted and paid for fan-out alone."""
 
@@ -107,6 +112,9 @@ class RelayClient:
         self._make_identity = make_identity
         self._relays = tuple(dict.fromkeys(relays))
         self._configured = frozenset(self._relays)
+        self._named_at: dict[Endpoint, int] = {}
+        """Of those that are offered, with which offer last."""
+        self._offers = 0
         self._is_needed = True
         self._options = options or RelayClientOptions()
         self._data = DataConnections(connect, self._options, self._bring_in)
@@ -144,14 +152,31 @@ class RelayClient:
     def offer(self, relays: Iterable[Endpoint]) -> None:
         """Say which relays there are beside those of the configuration, for example by the chain's registry."""
         known = dict.fromkeys(self._relays)
+        self._offers += 1
         for endpoint in relays:
             _check_relay(endpoint)
             known[endpoint] = None
-        if len(known) > len(self._relays):
+            self._named_at[endpoint] = self._offers
+        self._forget_relays(known)
+        if tuple(known) != self._relays:
             self._relays = tuple(known)
             self._rechoose.set()
             for endpoint in self._reservations:
                 self._announce(endpoint, self._places_of(endpoint))
+
+    def _forget_relays(self, known: dict[Endpoint, None]) -> None:
+        """Forget the places of relays that have moved: over the months they say many, and some say any number."""
+        loose = [e for e in known if e not in self._configured and e not in self._reservations]
+        places = Counter(e.relay for e in known if e not in self._configured)
+        left = sum(places.values())
+        for endpoint in sorted(loose, key=lambda e: self._named_at.get(e, 0)):
+            if left > RELAYS_MAX or places[endpoint.relay] > PLACES_MAX:
+                del known[endpoint]
+                places[endpoint.relay] -= 1
+                left -= 1
+        for kept in (self._named_at, self._missed):
+            for endpoint in [endpoint for endpoint in kept if endpoint not in known]:
+                del kept[endpoint]
 
     def need(self, is_needed: bool) -> None:
         """Say whether reservations are needed; where not, only those at the configuration's relays are kept."""

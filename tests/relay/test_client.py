@@ -13,7 +13,7 @@ import trio
 from p2p.handshake import Handshake
 from p2p.identity import Purpose, Role
 from p2p.transport import Endpoint
-from relay.client import RelayClient, RelayClientOptions
+from relay.client import PLACES_MAX, RELAYS_MAX, RelayClient, RelayClientOptions
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.judge import Fault
 from relay.protocol import (
@@ -333,3 +333,17 @@ async def test_relays_to_wait_at_are_of_as_many_networks_as_there_are() -> None:
         client._blame(far, Fault.LOST)
     assert client._wanted([*crowd, far]) == crowd[:3], "one that is left only where there is no other"
     assert client._wanted([far, crowd[0]]) == [crowd[0], far]
+
+
+def test_relays_that_move_without_end_are_known_at_their_last_places() -> None:
+    client = RelayClient(lambda: identity_of("alice"), (Endpoint("r", 1, RELAY),))
+    for number in range(3_000):  # the registry as it is told with each block
+        client.offer(
+            [Endpoint("203.0.113.1", number + 1, BOB), Endpoint("198.51.100.1", 7, account_of("b").address)]
+        )
+    assert [e.port for e in client._relays if e.relay == BOB] == [2_997, 2_998, 2_999, 3_000]
+    assert len(client._relays) == PLACES_MAX + 2 and len(client._named_at) <= PLACES_MAX + 1
+    for number in range(2 * RELAYS_MAX):
+        client.offer([Endpoint("203.0.113.1", 1, number.to_bytes(20, "big"))])
+    assert len(client._relays) == RELAYS_MAX + 1
+    assert client._relays[0] == Endpoint("r", 1, RELAY) and client._relays[-1].relay == number.to_bytes(20, "big")
