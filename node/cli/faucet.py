@@ -11,6 +11,7 @@ from node.cli.options import AMOUNT
 from node.cli.session import Session, session_options
 from node.config import LogOptions, parse_host_port
 from node.logs import configure_logs
+from node.ports import check_listen
 
 __all__ = ["faucet"]
 
@@ -58,6 +59,7 @@ def run(
     from rpc.faucet import FaucetOptions, serve
 
     host, port = parse_host_port(listen)
+    check_listen("--listen", listen)
     options = FaucetOptions(
         gateways=session.gateways(),
         book=book or session.home.root / "faucet.db",

@@ -220,6 +220,18 @@ def test_a_relay_whose_port_is_taken_says_so_and_may_be_started_again(
     assert not (home / "run/ready.json").exists()
 
 
+def test_a_faucet_whose_port_is_taken_asks_for_no_passphrase(
+    tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, said = dekube("faucet", "run", "--home", tmp_path, "--rpc", "http://h:1", "--listen", listen)
+    assert status == 1
+    assert f"dekube: --listen: cannot listen on {listen}: Address already in use; another program" in said
+
+
 def test_a_node_whose_port_is_taken_does_not_start_and_says_which(
     genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
 ) -> None:
