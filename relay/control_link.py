@@ -14,6 +14,7 @@ import trio
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.limits import LoopShare
 from p2p.link import shake_hands
 from p2p.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.transport import Endpoint
@@ -75,6 +76,10 @@ class RelayClientOptions:
     """How long after the last circuit through it a relay counts as in use."""
     choose_s: float = 30
     """How often the choice of relays is thought over."""
+    loop_share_percent: int = 75
+    """Most of the event loop's time that what one relay says may take, ..."""
+    loop_debt_s: float = 0.1
+    """... and how far it may be ahead of its share before it is read more slowly (``p2p.limits.LoopShare``)."""
     price_per_gib_max: int = 10**18
     """Relays that ask for more are not dialled through, and are not signed for. By default one token."""
 
@@ -256,7 +261,10 @@ class Link:
     async def _read(self) -> None:
         assert self._stream is not None
         data = b""  # what came right behind the handshake is in the channel already
+        options = self._options
+        share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
         while True:
+            started = time.thread_time()
             try:
                 messages = self.channel.receive(data)
             except RelayProtocolError as error:
@@ -264,6 +272,9 @@ class Link:
                 return
             for message in messages:
                 self._take(message)
+            ahead_s = share.wait_s(time.thread_time() - started, trio.current_time())
+            if ahead_s > 0:
+                await trio.sleep(ahead_s)
             try:
                 data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
             except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -18,6 +18,7 @@ import trio
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake
 from p2p.identity import Identity, Purpose
+from p2p.limits import LoopShare
 from p2p.link import shake_hands
 from p2p.sockets import CONNECT_ERRORS, LowWater, Opener, tune
 from p2p.transport import Endpoint
@@ -56,6 +57,9 @@ class FanoutOptions:
     """How long a connection that only published is kept after its last piece."""
     backoff_s_min: float = 0.25
     backoff_s_max: float = 15
+    loop_share_percent: int = 75
+    loop_debt_s: float = 0.1
+    """What one relay brings may take no more of the event loop's time, as what a peer sends."""
     relays_max: int = 16
     """Connected to at once."""
 
@@ -200,8 +204,8 @@ class _Line:
         self._stream: trio.SocketStream | None = None
         self._scope = trio.CancelScope()
         self._lock = trio.Lock()
-        self._accepted: tuple[bytes, ...] = ()
-        self._told: tuple[bytes, ...] | None = None
+        self._accepted: dict[bytes, None] = {}
+        self._told: dict[bytes, None] | None = None
         self._news = trio.Event()
         self._groups: dict[frozenset[bytes], int] = {}
         self._next_group = 0
@@ -214,7 +218,7 @@ class _Line:
 
     def accept(self, publishers: tuple[bytes, ...]) -> None:
         """Say from whom pieces are taken; the relay hears of it soon."""
-        self._accepted = publishers
+        self._accepted = dict.fromkeys(publishers)
         self._news.set()
 
     async def run(self, receive: Callable[[bytes, bytes, bytes], None], is_wanted: Callable[[], bool]) -> None:
@@ -301,7 +305,10 @@ class _Line:
         assert self._stream is not None
         data = b""
         low_water = LowWater(self._stream.socket, limit=PIECE_BYTES_MAX)
+        options = self._options
+        share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
         while True:
+            started = time.thread_time()
             try:
                 messages = self.channel.receive(data)
             except RelayProtocolError as error:
@@ -309,14 +316,17 @@ class _Line:
                 return
             for message, piece in messages:
                 match message:
-                    case Handed(publisher):
+                    case Handed(publisher) if publisher in self._accepted:
                         receive(self.relay, publisher, piece)
-                    case Pong():
+                    case Handed() | Pong():  # a piece of somebody whom it was not asked for, or not any more
                         pass
                     case _:
                         self._fail(RelayProtocolError("a client's message from a relay"))
                         return
             low_water.expect(self.channel.lacking)
+            ahead_s = share.wait_s(time.thread_time() - started, trio.current_time())
+            if ahead_s > 0:
+                await trio.sleep(ahead_s)
             try:
                 data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -332,7 +342,7 @@ class _Line:
             self._news = trio.Event()
             if self._told != self._accepted:
                 self._told = self._accepted
-                await self._write(Accept(self._accepted))
+                await self._write(Accept(tuple(self._accepted)))
             await self._news.wait()
 
     async def _ping(self, is_wanted: Callable[[], bool]) -> None:

@@ -17,6 +17,7 @@ from relay.client import PLACES_MAX, RELAYS_MAX, RelayClient, RelayClientOptions
 from relay.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.judge import Fault
 from relay.protocol import (
+    Connect,
     ControlChannel,
     Incoming,
     Message,
@@ -347,3 +348,27 @@ def test_relays_that_move_without_end_are_known_at_their_last_places() -> None:
         client.offer([Endpoint("203.0.113.1", 1, number.to_bytes(20, "big"))])
     assert len(client._relays) == RELAYS_MAX + 1
     assert client._relays[0] == Endpoint("r", 1, RELAY) and client._relays[-1].relay == number.to_bytes(20, "big")
+
+
+@pytest.mark.parametrize(("percent", "is_heard_in_time"), [(100, True), (1, False)])
+async def test_a_relay_that_talks_without_end_is_read_no_faster_than_its_share(
+    percent: int, is_heard_in_time: bool
+) -> None:
+    async def talk(relay: FakeRelay) -> None:
+        request = await relay.hear()
+        assert isinstance(request, Connect)
+        for number in range(0, 20_000, 1_000):
+            await relay.stream.send_all(
+                b"".join(relay.channel.seal(Pong(n)) for n in range(number, number + 1_000))
+            )
+        await relay.say(Refused(request.request, Refusal.NO_RESERVATION, 0))
+        await trio.sleep_forever()
+
+    # At one part in a hundred what took 10 ms of the loop costs the relay a second.
+    answer_s = 60 if is_heard_in_time else 1
+    options = RelayClientOptions(answer_s_max=answer_s, loop_share_percent=percent, loop_debt_s=0)
+    alice = Node("alice", options=options)
+    relay = FakeRelay(talk)
+    async with serving(relay, alice):
+        with pytest.raises(RelayRefused if is_heard_in_time else RelayUnreachable):
+            await alice.client.dial(relay.endpoint, BOB)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from random import Random
 from typing import NamedTuple, cast
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.identity import Purpose
+from p2p.transport import Endpoint
 from relay.errors import RelayProtocolError, RelayUnreachable
 from relay.fanout import (
     FANOUT_PREAMBLE,
@@ -329,6 +331,33 @@ async def test_what_a_subscriber_does_not_take_any_more_does_not_come(shared_rel
         carol.heard.clear()
         await heard_after(alice, shared_relay, carol, members)
         assert all(publisher != alice.address for _, publisher, _ in bob.heard)
+
+
+async def test_pieces_of_those_whom_nobody_asked_for_are_not_looked_at() -> None:
+    """A relay could else have a node check as many as its line carries, each under another name."""
+    identity, heard = identity_of("relay"), list[tuple[bytes, bytes, bytes]]()
+
+    async def hand_out(stream: trio.SocketStream) -> None:
+        assert await stream.receive_some(len(FANOUT_PREAMBLE)) == FANOUT_PREAMBLE
+        now_ms = time.time_ns() // 1_000_000
+        handshake = Handshake(identity, Purpose.RELAY_FANOUT, is_initiator=False, now_ms=now_ms)
+        while handshake.session is None:
+            await stream.send_all(handshake.receive(bytes(await stream.receive_some())))
+        channel = FanoutChannel(handshake.session)
+        for publisher in (MALLORY, ALICE, CAROL, BOB):
+            await stream.send_all(channel.seal(Handed(publisher, 5)) + b"piece")
+        await trio.sleep_forever()
+
+    client = FanoutClient(lambda: identity_of("dave"))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(partial(trio.serve_tcp, hand_out, 0, host="127.0.0.1"))
+            endpoint = Endpoint("127.0.0.1", listener.socket.getsockname()[1], identity.address)
+            client.subscribe([endpoint], [ALICE, BOB])
+            nursery.start_soon(client.run, lambda *piece: heard.append(piece))
+            await wait_until(lambda: any(publisher == BOB for _, publisher, _ in heard))
+            nursery.cancel_scope.cancel()
+    assert [publisher for _, publisher, _ in heard] == [ALICE, BOB]
 
 
 async def test_a_client_goes_on_after_its_relay_was_killed(start_relay: Callable[..., DaemonProcess]) -> None:
