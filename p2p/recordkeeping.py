@@ -87,8 +87,11 @@ class RecordKeeper:
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
         """Note where we can be reached by way of ``source``; whether that is new."""
-        is_new = self._endpoints.get(source) != endpoints
-        self._endpoints[source] = endpoints
+        is_new = self._endpoints.get(source, ()) != endpoints
+        if endpoints:
+            self._endpoints[source] = endpoints
+        else:
+            self._endpoints.pop(source, None)  # a relay of long ago, say: there are ever more of those
         return is_new
 
     def sign(self) -> None:

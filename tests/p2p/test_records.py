@@ -400,6 +400,18 @@ async def test_old_words_of_a_node_take_nothing_of_the_ration_of_its_next_one(au
     assert await me.validate(account(10).address, told[30]) is Verdict.ACCEPT
 
 
+def test_ways_that_are_no_more_are_forgotten() -> None:
+    me = keeper(1, lambda: NOW_MS, [])
+    for number in range(1, 1_000):
+        source = f"relay {number}"
+        assert me.advertise(source, (Endpoint("192.0.2.1", number, account(9).address),))
+        assert me.advertise(source, ()) and not me.advertise(source, ())
+    assert me.advertise("listen", (HOME,)) and not me.advertise("listen", (HOME,))
+    me.sign()
+    assert me.own is not None and me.own.endpoints == (HOME,)
+    assert len(me._endpoints) == 1
+
+
 async def test_what_is_told_within_one_millisecond_or_by_an_earlier_clock_is_still_news() -> None:
     told: list[bytes] = []
     one, other = keeper(1, lambda: NOW_MS, told), keeper(2, lambda: NOW_MS, [])
