@@ -26,7 +26,7 @@ from node.ports import cannot_listen
 from p2p.transport import Endpoint
 from rpc.errors import RpcError
 from rpc.openrpc import describe
-from rpc.render import ADDRESS_OUT, HASH_OUT, hexed
+from rpc.render import ADDRESS_OUT, AMOUNT_OUT, HASH_OUT, hexed
 from rpc.schema import (
     ADDRESS,
     BOOLEAN,
@@ -43,8 +43,11 @@ from rpc.schema import (
     text,
 )
 from rpc.table import Json, Method, bind
+from rpc.validators import JAIL_OUT, jail_json
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError, ProtocolError
+from state.transition.jail import load_jail
+from state.transition.staking import load_stake
 
 if TYPE_CHECKING:
     from node.service import Node
@@ -140,8 +143,14 @@ async def _snapshot(node: Node) -> Json:
 
 async def _validator(node: Node) -> Json:
     status, seats = node.agreement.service.status(), node.agreement.committee.seats
+    own, state = node.account.address, node.ledger.store
+    jail, stake = load_jail(state, own), load_stake(state, own)
+    if jail is not None and jail.until_epoch <= status.epoch:
+        jail = None  # it has sat out what it had to
     return {
-        "address": format_address(node.account.address),
+        "address": format_address(own),
+        "stake": str(0 if stake is None else stake.amount),
+        "jail": jail_json(jail),
         "vote_keys": [hexed(vote.vote_key) for vote in node.votes],
         "signer": node.options.signer.endpoint or None,
         "epoch": status.epoch,
@@ -260,7 +269,8 @@ TABLE: Final[Mapping[str, Method]] = {
             "admin_getValidator", "The node's vote keys and its seat", _validator,
             obj(
                 {
-                    "address": ADDRESS_OUT, "vote_keys": array(HASH_OUT), "signer": nullable(STRING),
+                    "address": ADDRESS_OUT, "stake": AMOUNT_OUT, "jail": JAIL_OUT,
+                    "vote_keys": array(HASH_OUT), "signer": nullable(STRING),
                     "epoch": NUMBER, "view": NUMBER, "height": NUMBER, "last_height_of_epoch": NUMBER,
                     "seat": nullable(NUMBER), "seat_key": nullable(HASH_OUT), "seats": NUMBER, "leader": NUMBER,
                     "listens_before_voting": _BOOLEAN, "listens_s_max": NUMBER,

@@ -90,11 +90,19 @@ def _trouble(state: dict[str, Any], trouble: dict[str, Any]) -> dict[str, str]:
 def _seat(validator: dict[str, Any]) -> str:
     """Return whether a validator sits: what its owner looks for first."""
     if validator["seat"] is None:
-        return f"none of {validator['seats']} in epoch {validator['epoch']} (dekube validators)"
+        return f"none of {validator['seats']} in epoch {validator['epoch']}{_why(validator)} (dekube validators)"
     listens = ", does not vote yet" * validator["listens_before_voting"]
     if left_s := validator.get("listens_s_max"):
         listens = f", listens whether its key votes elsewhere: votes in {left_s} s at the latest"
     return f"{validator['seat']} of {validator['seats']} in epoch {validator['epoch']}{listens}"
+
+
+def _why(validator: dict[str, Any]) -> str:
+    """Return what keeps a validator from a seat, where that is known: else it is new, or was not drawn."""
+    if (jail := validator["jail"]) is not None:
+        until = jail["until_epoch"]
+        return ", for it is out for ever" if until is None else f", for it is jailed until epoch {until}"
+    return "" if int(validator["stake"]) else ", for it has no stake"
 
 
 def _gateway(state: dict[str, Any]) -> dict[str, str]:
