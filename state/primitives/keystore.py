@@ -112,7 +112,7 @@ def _derive(kdf: str, parameters: dict[str, Any], passphrase: str) -> bytes:
         raise KeystoreError("keystore: unsupported key derivation parameters")
     if kdf == "scrypt":
         n, r, p = (_natural(parameters[name]) for name in ("n", "r", "p"))
-        if 128 * n * r > SCRYPT_MEMORY_MAX or p > SCRYPT_P_MAX or n & (n - 1):
+        if 128 * r * (n + p) > SCRYPT_MEMORY_MAX or p > SCRYPT_P_MAX or n & (n - 1):
             raise KeystoreError("keystore: the key derivation asks for more than this program grants")
         return hashlib.scrypt(
             secret, salt=salt, n=n, r=r, p=p, maxmem=SCRYPT_MEMORY_MAX + 128 * r * (p + 32), dklen=32

@@ -45,6 +45,13 @@ def test_a_file_cannot_ask_for_unbounded_work(n: Any) -> None:
         decrypt_keystore(json.dumps(document), "correct horse")
 
 
+def test_what_runs_side_by_side_counts_as_memory_too() -> None:
+    document = json.loads(seal())
+    document["crypto"]["kdfparams"] |= {"n": 16, "r": 1 << 18, "p": 16}  # 512 MiB for n, and as much for p
+    with pytest.raises(KeystoreError, match="asks for more"):
+        decrypt_keystore(json.dumps(document), "correct horse")
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_mutation_raises_only_the_typed_error(data: st.DataObject) -> None:
