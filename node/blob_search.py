@@ -49,8 +49,9 @@ AGAIN_S: Final = 5.0
 WAIT_S: Final = AGAIN_S + 1
 """How long answers are waited for: a holder may have to be dialled through relays, and asking again sooner would
 reach nobody."""
-ANSWERS_MAX: Final = 32
-"""Answers to one question that are looked at; who lies costs one small request."""
+ANSWERS_MAX: Final = 256
+"""Answers to one question that are looked at; who lies costs one small request. More than a node has peers: else
+as many liars as were looked at would keep out whoever has it."""
 CHECK_S: Final = 5.0
 """For showing the manifest."""
 MANIFEST_HEAD_BYTES: Final = 32
