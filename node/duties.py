@@ -263,15 +263,19 @@ class Duties:
     # What outlives a restart
 
     def _start_forgetting(self, nursery: trio.Nursery, task: bytes) -> None:
+        state = self._ledger.store
         try:
-            ended = load_task(self._ledger.store, task).phase in ENDED
+            over = load_task(state, task).phase in ENDED or state.get(by_duty_key(self.address, task)) is None
         except TaskUnknown:
-            ended = True  # of a state that never became final
-        if ended and not self._attempts.is_running(("work", task)):
+            over = True  # of a state that never became final
+        if over and not self._attempts.is_running(("work", task)):
             self._start(nursery, ("forget", task), self._forget, task)
 
     async def _forget(self, task: bytes) -> None:
-        """Drop the journal of a task that has ended; its blobs become ordinary, prunable ones (Promises.tidy)."""
+        """Drop the journal of a task that asks nothing of this node any more: it has ended, or is another's.
+
+        Its blobs become ordinary, prunable ones (Promises.tidy).
+        """
         await self._executor.forget(task)
         self._worker.known.discard(task)
-        _log.info("task ended", task=task)
+        _log.info("task over", task=task)

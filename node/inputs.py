@@ -90,7 +90,7 @@ class Inputs:
             known = self._datasets.get(spec.dataset.blob)
             if known is not None and known[0] == spec.dataset.root:
                 return known[1]
-            data = await self._read(spec.dataset.blob)
+            data = await self.fetch(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
             try:
                 root = await trio.to_thread.run_sync(_dataset_root, data)
             except DekubeError as error:
@@ -108,10 +108,14 @@ class Inputs:
         await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
         return state
 
-    async def fetch(self, name: bytes, supply: Supply, limit_bytes: int) -> bytes:
+    async def fetch(self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes = b"") -> bytes:
         """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
-        await self.obtain(name, supply, limit_bytes)
-        return await self._read(name)
+        await self.obtain(name, supply, limit_bytes, dataset_of)
+        try:
+            return await self._read(name)
+        except InputUnavailable:  # a piece turned out damaged on the disk: others have it
+            await self.obtain(name, supply, limit_bytes, dataset_of)
+            return await self._read(name)
 
     async def _read(self, name: bytes) -> bytes:
         try:

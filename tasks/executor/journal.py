@@ -55,6 +55,16 @@ class Journal:
                 found.append(JournalEntry(task, job, record.step))
         return tuple(found)
 
+    def sweep(self) -> None:
+        """Remove records whose job is damaged or was never written: nobody would come back to them."""
+        for directory in sorted(self._root.iterdir()) if self._root.is_dir() else ():
+            with suppress(ValueError, OSError):
+                task = bytes.fromhex(directory.name)
+                try:
+                    Job.decode(_read(directory / _ORDER, 1 << 16))
+                except (DecodeError, UnsupportedJob, FileNotFoundError):
+                    self.forget(task)
+
     def open(self, task: bytes, job: Job, start: bytes | None) -> TaskJournal:
         """Return the record of ``task``; a new one that starts at state ``start`` if there is none of this job."""
         directory = self._root / task.hex()

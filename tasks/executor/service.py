@@ -74,6 +74,7 @@ class Executor:
         """Return the tasks that the journal knows: call ``run_task`` or ``forget`` for each after a restart."""
         if not self._status:  # what a node that was killed left behind
             await trio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
+            await trio.to_thread.run_sync(self._journal.sweep)
         return await trio.to_thread.run_sync(self._journal.entries)
 
     async def forget(self, task: bytes) -> None:

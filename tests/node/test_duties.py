@@ -36,7 +36,7 @@ from tasks import queries
 from tasks.executor.errors import JobFailed
 from tasks.executor.needs import needs_of
 from tasks.executor.results import WindowResult
-from tasks.lifecycle import Phase, Reason, WindowPhase
+from tasks.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
 from tasks.proofs import Code, Finding
 from tasks.queries import Action, CheckDuty, WorkDuty
@@ -375,6 +375,53 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
         ):  # fmt: skip
             due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
             assert asker.duties._checker._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_damaged_here_is_fetched_from_others(world: World) -> None:
+    """Else a verifier would say that a window cannot be had, and pay for its own disk, with its worker."""
+    holder, asker = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        for machine in (holder, asker):
+            await nursery.start(machine.network.run)
+            await nursery.start(machine.run)
+        here = asker.network.blobs
+        assert holder.network.blobs is not None and here is not None and asker.duties is not None
+        inputs, supply, spec = asker.duties._inputs, Supply([holder.wallet.address]), make_spec(10, 10, 10)
+        for content in (bytes(2 * PIECE_BYTES), BLOB):
+            name = holder.network.blobs.add(content)
+            assert here.add(content) == name
+            here.path(name).write_bytes(b"?" * len(content))
+            if content is BLOB:
+                job = spec._replace(dataset=spec.dataset._replace(blob=name))
+                assert await inputs.dataset(job, supply, bytes(32)) == content
+            else:
+                assert await inputs.fetch(name, supply, len(content)) == content
+            assert here.read(name) == content
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_journal_of_a_task_that_was_given_away_does_not_stay(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        await nursery.start(worker.run)
+        assert worker.duties is not None
+
+        async def endless(*_arguments: object, **_more: object) -> None:
+            await trio.sleep_forever()
+
+        worker.duties._executor.run_task = endless  # type: ignore[assignment,method-assign]
+        await world.mint_until(lambda: market.record.phase == Phase.RUNNING)
+        worker.stop()
+        assert market.task.hex() in names_under(worker.home.jobs)
+        leave: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+        nursery.start_soon(worker.wallet.send, GIVE_UP_TASK, leave)
+        await world.mint_until(lambda: market.record.phase == Phase.DEGRADED)
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: names_under(worker.home.jobs) <= {".scratch"})
+        assert market.record.phase not in ENDED
         nursery.cancel_scope.cancel()
 
 

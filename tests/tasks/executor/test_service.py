@@ -286,6 +286,19 @@ def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -
     assert Journal(tmp_path).open(TASK, job, None).step == 0
 
 
+def test_what_no_job_can_be_read_from_does_not_fill_the_disk(tmp_path: Path) -> None:
+    job = Job.of(SPEC)
+    for number in range(3):
+        Journal(tmp_path).open(bytes([number]) * 32, job, None)
+    (tmp_path / (b"\x01" * 32).hex() / "order").write_bytes(b"torn")
+    (tmp_path / (b"\x02" * 32).hex() / "order").unlink()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "of its owner").write_text("kept")
+    [entry] = trio.run(Executor(OPTIONS, tmp_path).unfinished)
+    assert entry.task == bytes(32)
+    assert {path.name for path in tmp_path.iterdir()} == {bytes(32).hex(), "notes"}
+
+
 def test_the_journal_keeps_only_what_is_still_needed(tmp_path: Path, done: list[WindowResult]) -> None:
     job = Job.of(SPEC)
     record = Journal(tmp_path).open(TASK, job, None)
