@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from typing import Final
 
 from p2p.crowds import address_of, block_of, network_of, site_of
-from p2p.limits import HalfOpen, NetworkLimits, Place, RateLimiter
+from p2p.limits import HalfOpen, NetworkLimits, Place, RateLimiter, SharedRate
 
 __all__ = ["Entrance"]
 
@@ -31,7 +31,9 @@ class Entrance:
             per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
         )
         self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
-        self._rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
+        self._rate = SharedRate(
+            per_s=limits.accepts_per_s, burst=limits.accepts_per_s, kept_per_s=limits.accepts_kept_per_s
+        )
         self._relay_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
         self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
 
@@ -52,7 +54,7 @@ class Entrance:
             and self._site_rate.allows(site, now)
             and self._network_rate.allows(network_of(remote), now)
             and self._block_rate.allows(block_of(remote), now)
-            and self._rate.allows(None, now)
+            and self._rate.allows(block_of(remote), now)
         ):
             return None
         return self.half_open.enter(network_of(remote))

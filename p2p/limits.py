@@ -19,6 +19,7 @@ __all__ = [
     "Place",
     "RateLimiter",
     "ReceiveMemory",
+    "SharedRate",
     "who_holds_too_much",
 ]
 
@@ -42,6 +43,8 @@ class NetworkLimits:
     """From one /16 or /32 of IPv6: the rate in sum is not for one of them to use up."""
     accepts_per_block_burst: float = 160.0
     accepts_per_s: float = 200.0
+    accepts_kept_per_s: float = 50.0
+    """On top of these, for blocks from which hardly anybody has come of late: three blocks use up the rest."""
     half_open_max: int = 256
     handshake_timeout_s: float = 5.0
     dial_timeout_s: float = 10.0
@@ -179,6 +182,25 @@ class RateLimiter:
         if len(self._buckets) > _KEYS_MAX:
             self._buckets.popitem(last=False)
         return allowed
+
+
+class SharedRate:
+    """A rate in sum with a part that is kept for crowds from which hardly anybody has come of late.
+
+    Each crowd is bounded by itself before; but a few that fill their bounds would leave nothing for all others.
+    """
+
+    __slots__ = ("_kept", "_rare", "_sum")
+
+    def __init__(self, *, per_s: float, burst: float, kept_per_s: float) -> None:
+        self._sum = RateLimiter(per_s=per_s, burst=burst)
+        self._rare = RateLimiter(per_s=1.0, burst=2.0)
+        self._kept = RateLimiter(per_s=kept_per_s, burst=kept_per_s)
+
+    def allows(self, crowd: str, now: float) -> bool:
+        """Tell whether one more of this crowd is let in."""
+        is_rare = self._rare.allows(crowd, now)
+        return self._sum.allows(None, now) or (is_rare and self._kept.allows(None, now))
 
 
 class LoopShare:

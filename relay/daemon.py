@@ -184,7 +184,7 @@ class RelayDaemon:
         self._drain_until_ms: int | None = None
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._servers: list[asyncio.AbstractServer] = []
-        self._door = Door(options.limits, self.hosts, self.drop, self.now_ms())
+        self._door = Door(options.limits, self.hosts, self.drop)
         self._number = 0
         self._controls: dict[int, Control] = {}
         self._waiting: dict[int, Opening | OnwardConnection] = {}

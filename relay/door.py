@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from p2p.crowds import Crowds
-from p2p.limits import HalfOpen, Place, RateLimiter
-from relay.limits import Bucket, HostTable, HostUse, RelayLimits
+from p2p.limits import HalfOpen, Place, RateLimiter, SharedRate
+from relay.limits import HostTable, HostUse, RelayLimits
 
 __all__ = ["Door"]
 
@@ -27,7 +27,6 @@ class Door:
         limits: RelayLimits,
         hosts: HostTable,
         drop: Callable[[asyncio.Transport, str, str], None],
-        now_ms: int,
     ) -> None:
         self._limits = limits
         self._hosts = hosts
@@ -42,7 +41,9 @@ class Door:
             per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
         )
         self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
-        self._accepts = Bucket(limits.accepts_per_s, limits.accepts_burst, now_ms)
+        self._accepts = SharedRate(
+            per_s=limits.accepts_per_s, burst=limits.accepts_burst, kept_per_s=limits.accepts_kept_per_s
+        )
         self._all_gone = asyncio.Event()
         self._all_gone.set()
 
@@ -74,7 +75,7 @@ class Door:
                 return "network_connections"
             if host.half_open >= limits.half_open_per_host_max:
                 return "host_half_open"
-        if not self._accepts.take(now_ms):
+        if not self._accepts.allows(host.block, now_ms / 1000):
             return "rate"
         if self._is_full and self._crowds.who_gives_way(host.block) is None:
             return "connections"

@@ -32,6 +32,8 @@ class RelayLimits:
     half_open_per_host_max: int = 32
     accepts_per_s: int = 200
     accepts_burst: int = 400
+    accepts_kept_per_s: int = 50
+    """On top of these, for blocks from which hardly anybody has come of late."""
     accepts_per_block_per_s: int = 80
     """From one block: the rate in sum is not for one of them to use up."""
     accepts_per_block_burst: int = 160

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2p.accepting import Places, places_of
 from p2p.admission import Claim, replaces
 from p2p.entrance import Entrance
-from p2p.limits import NetworkLimits
+from p2p.limits import NetworkLimits, Place
 from p2p.outreach import SeatDraw
 from p2p.transport import Endpoint
 
@@ -104,3 +104,22 @@ def test_a_relay_that_brings_without_end_leaves_the_others_their_part() -> None:
         flood = [entrance.circuit("relay:aa", float(second)) for _ in range(10_000)]
         assert sum(place is not None for place in flood) == LIMITS.accepts_per_block_per_s
         assert all(entrance.circuit("relay:bb", float(second)) is not None for _ in range(50))
+
+
+def test_a_few_blocks_that_knock_without_end_leave_a_part_of_the_rate_to_others() -> None:
+    entrance = Entrance(LIMITS)
+    came, places = 0, list[Place]()
+    for tick in range(1, 200):
+        now = tick / 10
+        for number in range(60):  # of three blocks, each of its connections from elsewhere in it
+            host = f"100.{64 + number % 3}.{(tick + number) % 250}.{tick % 250}"
+            place = entrance.connection(host, now)
+            if place is not None:
+                places.append(place)
+        if tick % 10 == 0:  # once a second somebody of a block of its own
+            place = entrance.connection(f"198.{tick // 10}.7.7", now)
+            came += place is not None
+            places += [] if place is None else [place]
+        while len(places) > 100:
+            entrance.half_open.leave(places.pop(0))
+    assert came == 19

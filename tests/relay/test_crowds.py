@@ -267,7 +267,7 @@ class Gate:
     def __init__(self, places_max: int) -> None:
         limits = replace(LIMITS, connections_max=places_max, half_open_max=4)
         self.dropped: list[tuple[object, str]] = []
-        self.door = Door(limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why)), 0)
+        self.door = Door(limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why)))
         for number in range(places_max):
             transport, host, place = self.knock(f"91.1.{number}.1")
             assert self.door.opened(transport, f"91.1.{number}.1", host, place)
@@ -292,6 +292,21 @@ def test_nobody_has_to_go_for_those_who_have_proved_nothing() -> None:
     for at, (ip, (transport, host, place)) in enumerate(strangers[4:]):
         assert gate.door.opened(transport, ip, host, place)
         assert [why for _, why in gate.dropped] == ["crowded_out"] * (at + 1)
+
+
+def test_three_blocks_that_use_up_the_rate_leave_a_part_of_it_to_others() -> None:
+    limits = replace(LIMITS, accepts_burst=300, half_open_max=1_000)
+    door = Door(limits, HostTable(limits), lambda *_: None)
+    answers = [
+        door.admit(asyncio.Transport(), f"{50 + block}.7.{number % 250}.{number // 250}", 0)
+        for number in range(300)
+        for block in range(3)
+    ]
+    assert sum(not isinstance(answer, str) for answer in answers) == limits.accepts_burst
+    assert "rate" in answers
+    for number in (1, 2):
+        assert not isinstance(door.admit(asyncio.Transport(), f"91.1.{number}.1", 0), str)
+    assert door.admit(asyncio.Transport(), "91.1.3.1", 0) == "rate"
 
 
 def test_who_has_proved_itself_when_nobody_gives_way_any_more_is_turned_away() -> None:
