@@ -386,19 +386,11 @@ class Puncher:
         reasons: list[str] = []
         for family in families:
             port = _Port(family)
-            seen: dict[Endpoint, Observed] = {}
-            found: Observed | None = None
-            for observer in self._in_turn():
-                try:
-                    with trio.fail_after(self._options.observe_s_max):
-                        answer = await port.observe(observer, self._look_up)
-                except (OSError, DecodeError, trio.TooSlowError, ValueError) as error:
-                    reasons.append(f"{observer}: {str(error) or type(error).__name__}")
-                    continue
-                found = answer if answer in seen.values() else None
-                seen[observer] = answer
-                if found is not None or len(seen) == self._options.observers_max:
-                    break
+            try:
+                seen, found = await self._see(port, reasons)
+            except BaseException:  # whoever asked for the attempt has gone, say
+                port.close()
+                raise
             now = trio.current_time()
             if found is not None:
                 for observer in [observer for observer, answer in seen.items() if answer != found]:
@@ -410,6 +402,23 @@ class Puncher:
                 self._symmetric_until = now + pause_s
                 raise PunchFailed("observers see different addresses: a symmetric NAT")
         raise PunchFailed("; ".join(reasons[-2:]) or "no observer")
+
+    async def _see(self, port: _Port, reasons: list[str]) -> tuple[dict[Endpoint, Observed], Observed | None]:
+        """Return how observers see a port, and as what two of them agree to; ``reasons`` is why others do not."""
+        seen: dict[Endpoint, Observed] = {}
+        found: Observed | None = None
+        for observer in self._in_turn():
+            try:
+                with trio.fail_after(self._options.observe_s_max):
+                    answer = await port.observe(observer, self._look_up)
+            except (OSError, DecodeError, trio.TooSlowError, ValueError) as error:
+                reasons.append(f"{observer}: {str(error) or type(error).__name__}")
+                continue
+            found = answer if answer in seen.values() else None
+            seen[observer] = answer
+            if found is not None or len(seen) == self._options.observers_max:
+                break
+        return seen, found
 
     def _in_turn(self) -> list[Endpoint]:
         """Return the observers, those last whom others have contradicted."""

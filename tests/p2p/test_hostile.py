@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from random import Random
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of
 from p2p.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
@@ -15,7 +17,7 @@ from p2p.gossip import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
 from p2p.lanes import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, WindowLimits
 from p2p.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
 from p2p.mux import Mux, MuxLimits
-from p2p.punch import PUNCHED, Observed, PunchOptions
+from p2p.punch import PUNCHED, Observed, Puncher, PunchOptions, _Port
 from p2p.record import RecordReader
 from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
@@ -292,6 +294,33 @@ async def test_a_peer_that_leaves_in_the_middle_of_punching_harms_nobody() -> No
         with pytest.raises(PunchFailed):
             await alice.dial(PUNCHED, bobs.me)
         nursery.cancel_scope.cancel()
+
+
+async def test_an_attempt_that_is_given_up_while_observers_are_asked_keeps_no_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asks for one may go at any time, and ask again when it is back."""
+    made: list[_Port] = []
+
+    class Noted(_Port):
+        def __init__(self, family: socket.AddressFamily) -> None:
+            super().__init__(family)
+            made.append(self)
+
+    async def never(_host: str, _family: socket.AddressFamily) -> list[str]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr("p2p.punch._Port", Noted)
+    observers = [Endpoint("127.0.0.1", 9), Endpoint("127.0.0.1", 10)]
+    puncher = Puncher(lambda: observers, look_up=never)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(puncher._open)
+        await trio.testing.wait_all_tasks_blocked()
+        held = list(made[0]._held)
+        assert held and all(sock.fileno() >= 0 for sock in held)
+        nursery.cancel_scope.cancel()
+    assert all(sock.fileno() < 0 for sock in held)
 
 
 async def test_a_peer_may_say_go_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
