@@ -21,7 +21,7 @@ import click
 from node.cli.terminal import printable
 from rpc.client import Client, GatewayUnreachable
 from rpc.client.control import short_path
-from rpc.client.core import Fetch, Flow, Post
+from rpc.client.core import ClientOptions, Fetch, Flow, Post
 from state.primitives.hashing import keccak
 
 __all__ = ["NOTICE_S", "GatewayNotUp", "TellingClient", "Watch", "watched"]
@@ -44,9 +44,9 @@ class GatewayNotUp(GatewayUnreachable):
 class TellingClient(Client):
     """Tells after NOTICE_S what it waits for; in all else the client that it is."""
 
-    def __init__(self, *urls: str, control: Path | None = None) -> None:
+    def __init__(self, *urls: str, control: Path | None = None, chain_id: int | None = None) -> None:
         """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
-        super().__init__(*urls)
+        super().__init__(*urls, options=ClientOptions(chain_id=chain_id))
         self._control = control
 
     def perform(self, flow: Flow[_T]) -> _T:

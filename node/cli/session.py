@@ -37,6 +37,7 @@ class Session:
     urls: tuple[str, ...]
     key_name: str | None
     passphrase_file: Path | None
+    chain_id: int | None = None
 
     @property
     def keyring(self) -> Keyring:
@@ -49,7 +50,14 @@ class Session:
 
     def client(self) -> Client:
         """Return a client of the gateways, which says what it waits for when that takes long."""
-        return TellingClient(*self.gateways(), control=None if self.urls else self.home.control)
+        control = None if self.urls else self.home.control
+        return TellingClient(*self.gateways(), control=control, chain_id=self._signed_for())
+
+    def _signed_for(self) -> int | None:
+        """Return the chain that is signed for: --chain-id, else the home's; None where only a gateway can tell."""
+        if self.chain_id is None and self.home.genesis.exists():
+            return self.home.load_genesis().chain_id
+        return self.chain_id
 
     def control(self) -> Path | None:
         """Return the control socket of the node in the home; None where --rpc names other gateways, or none runs.
@@ -106,10 +114,15 @@ def session_options(function: _Function) -> _Function:
     """Add --home, --rpc, --key and --passphrase-file; the function gets ``session``."""
 
     def wrapped(
-        home: str, rpc: tuple[str, ...], key: str | None, passphrase_file: Path | None, **arguments: Any
+        home: str,
+        rpc: tuple[str, ...],
+        key: str | None,
+        passphrase_file: Path | None,
+        chain_id: int | None,
+        **arguments: Any,
     ) -> Any:
         root = Home(Path(os.path.expanduser(home)).absolute())
-        return function(session=Session(root, rpc, key, passphrase_file), **arguments)
+        return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
 
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
     wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
@@ -124,6 +137,11 @@ def session_options(function: _Function) -> _Function:
             "--key",
             metavar="NAME",
             help="Account of the wallet, or keystore file, that signs; else the account of the node in --home.",
+        ),
+        click.option(
+            "--chain-id",
+            type=click.IntRange(1, 2**63 - 1),
+            help="Of the chain that is signed for; else that of the genesis in --home, else what a gateway says.",
         ),
         click.option(
             "--rpc",

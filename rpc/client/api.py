@@ -241,7 +241,9 @@ def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
         if isinstance(answer, ClientError):
             raise answer
     chain, quote, nonce = answers
-    return read_shape(ChainInfo, chain), read_shape(Quote, quote), read_shape(Nonce, nonce)
+    info = read_shape(ChainInfo, chain)
+    core.check_chain(info.chain_id)
+    return info, read_shape(Quote, quote), read_shape(Nonce, nonce)
 
 
 def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Receipt]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
+from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, OtherChain
 from rpc.client.shapes import Block, Header, News, Receipt, read_shape
 from state.primitives.errors import ConfigError, DekubeError
 
@@ -84,6 +84,9 @@ class ClientOptions:
     """How often each gateway is tried before a call fails. A single one that is not there is not tried again."""
     pause_s: float = 0.25
     """Between rounds, doubled each time."""
+    chain_id: int | None = None
+    """Of the chain that is signed for; None: of that which a gateway names first. One that names another could have
+    what is signed spent there."""
 
 
 # Effects
@@ -242,6 +245,14 @@ class Core:
         self._at = 0
         self.height = 0
         """The newest height that any answer was of."""
+        self._chain_id = options.chain_id
+
+    def check_chain(self, chain_id: int) -> None:
+        """Check that a gateway names the chain that is signed for. Raises OtherChain."""
+        if self._chain_id is None:
+            self._chain_id = chain_id
+        elif chain_id != self._chain_id:
+            raise OtherChain(f"{self.url} is of chain {chain_id}, and chain {self._chain_id} is signed for")
 
     @property
     def gateways(self) -> int:

@@ -12,6 +12,7 @@ __all__ = [
     "ClientError",
     "GatewayUnreachable",
     "NoResult",
+    "OtherChain",
     "ResultMismatch",
     "TaskEnded",
     "TransactionRefused",
@@ -28,6 +29,12 @@ class AnswerMalformed(GatewayUnreachable):
     """An answer that is not of the shape that the method promises."""
 
     code = "answer_malformed"
+
+
+class OtherChain(DekubeError):
+    """The gateway is of another chain than the one that is signed for: nothing was signed."""
+
+    code = "other_chain"
 
 
 class ClientError(RpcError):

@@ -20,7 +20,8 @@ from node.relay import RelayHomeOptions, load_relay_options
 from node.signer.home import SignerHomeOptions, load_signer_options
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
-from state.primitives.genesis import Genesis
+from state.primitives.genesis import Genesis, genesis_to_json
+from tests.state.primitives.test_objects import FOUNDED
 
 OPTIONS: dict[str, Any] = {
     "node": NodeOptions(), "relay": RelayHomeOptions(), "signer": SignerHomeOptions(),
@@ -91,6 +92,19 @@ def test_a_relay_has_the_gateways_that_it_asks_and_a_signer_none(tmp_path: Path)
         home = home_of(tmp_path / name, options)
         with pytest.raises(ConfigError, match=f"a {name} lives here, which has no gateway of its own; --rpc URL"):
             gateways_of(home)
+
+
+def test_the_chain_that_is_signed_for_is_that_of_the_home(tmp_path: Path) -> None:
+    home = home_of(tmp_path, NodeOptions())
+
+    def signed_for(chain_id: int | None = None) -> int | None:
+        return Session(home, ("h:1",), None, None, chain_id).client().core.options.chain_id
+
+    (tmp_path / "g").write_text(genesis_to_json(FOUNDED))
+    (tmp_path / "g").replace(home.genesis)
+    assert (signed_for(), signed_for(5)) == (FOUNDED.chain_id, 5)
+    home.genesis.unlink()
+    assert signed_for() is None
 
 
 def test_an_account_in_a_broken_home_is_not_taken_from_elsewhere(tmp_path: Path) -> None:

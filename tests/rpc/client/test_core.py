@@ -10,16 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc.client import AnswerMalformed, Call, ClientError, GatewayUnreachable, TransactionRefused
-from rpc.client.api import _submit, _wait
+from rpc.client import (
+    AnswerMalformed,
+    Call,
+    ClientError,
+    ClientOptions,
+    GatewayUnreachable,
+    OtherChain,
+    TransactionRefused,
+)
+from rpc.client.api import _sign, _submit, _wait
 from rpc.client.core import REPLAY_MAX, Core
 from rpc.errors import RpcError
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import keccak
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
 from tests.rpc.client.answers import ADDRESS, HASH, at
 from tests.rpc.client.world import Answer, World
 
 RAW = b"\x44raw"
+KEY = SecretKey(b"\x05" * 32)
 RAW_HASH = "0x" + keccak(RAW).hex()
 
 
@@ -52,6 +63,39 @@ def test_a_gateway_that_is_behind_is_left_for_one_that_is_not() -> None:
     world.core.height = 8
     assert world.run(world.core.call("dekube_head"))["at"]["height"] == 8
     assert world.pauses == []
+
+
+def chain_of(chain_id: int) -> Answer:
+    def answer(method: str, _params: Any) -> Any:
+        answers: dict[str, dict[str, Any]] = {
+            "dekube_chainInfo": {
+                "chain_id": chain_id, "name": "a", "genesis_hash": HASH, "testnet": True, "version": "1",
+            },
+            "dekube_quote": {
+                "base_fee_next": "7", "max_fee_per_gas": "9", "max_priority_fee_per_gas": "1",
+                "kinds": [{"kind": 1, "name": "transfer", "gas": 21_000, "fee": "5"}],
+            },
+            "dekube_getNonce": {"nonce": 3, "pending_nonce": 4},
+        }  # fmt: skip
+        return {"at": at(5), **answers[method]}
+
+    return answer
+
+
+def test_nothing_is_signed_for_another_chain_than_the_one_named() -> None:
+    world = World(chain_of(6), options=ClientOptions(chain_id=5))
+    with pytest.raises(OtherChain, match="gateway0:8545/ is of chain 6, and chain 5 is signed for"):
+        world.run(_sign(world.core, KEY, 1, []))
+    world.all[0].answer = chain_of(5)
+    assert decode_transaction(world.run(_sign(world.core, KEY, 1, []))).chain_id == 5
+
+
+def test_a_gateway_that_takes_over_cannot_have_another_chain_signed_for() -> None:
+    world = World(chain_of(5), chain_of(6))
+    assert decode_transaction(world.run(_sign(world.core, KEY, 1, []))).chain_id == 5
+    world.all[0].answer = dead
+    with pytest.raises(OtherChain):
+        world.run(_sign(world.core, KEY, 1, []))
 
 
 def test_parameters_by_place_are_passed_on_as_they_are() -> None:
