@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from state.primitives.merkle import merkle_root
 from tasks.engine.arrays import NumpyArrays
@@ -284,6 +286,45 @@ def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -
     (tmp_path / TASK.hex() / "order").write_bytes(b"torn")
     assert Journal(tmp_path).entries() == ()
     assert Journal(tmp_path).open(TASK, job, None).step == 0
+
+
+@given(st.data())
+@settings(max_examples=120, deadline=None)
+def test_a_journal_torn_at_any_byte_goes_on_from_a_state_that_was(
+    done: list[WindowResult], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever a crash or a disk did to one of its files, what is taken up are segments that were done."""
+    job, root = Job.of(SPEC), tmp_path_factory.mktemp("torn")
+    record = Journal(root).open(TASK, job, None)
+    for window in done:
+        for number in range(4):
+            record.append(segment_of(window, number))
+    if data.draw(st.booleans(), "a window was handed on"):
+        record.mark_delivered(1)
+    path = data.draw(st.sampled_from(sorted((root / TASK.hex()).iterdir())), "file")
+    content = path.read_bytes()
+    at = data.draw(st.integers(0, len(content) - 1), "at")
+    flipped = bytes((content[at] ^ data.draw(st.integers(1, 255), "bits"),))
+    torn = {
+        "cut": content[:at],
+        "zeros": content[:at] + bytes(len(content) - at),
+        "flipped": content[:at] + flipped + content[at + 1 :],
+        "gone": None,
+    }[data.draw(st.sampled_from(("cut", "zeros", "flipped", "gone")), "how")]
+    path.unlink()
+    if torn is not None:
+        path.write_bytes(torn)
+    entries = Journal(root).entries()
+    again = Journal(root).open(TASK, job, None)
+    assert [entry.step for entry in entries] in ([], [again.step])
+    known = {segment.step_to: segment for window in done for segment in window.segments}
+    state = again.load_state()
+    if state is None:
+        assert (again.step, again.segments, again.delivered) == (0, [], 0)
+    else:
+        found = TrainingState.decode(state, job.plan)
+        assert (found.step, found.root(job.plan)) == (again.step, known[again.step].state_root_after)
+    assert [known[segment.step_to] for segment in again.segments] == again.segments
 
 
 def test_what_no_job_can_be_read_from_does_not_fill_the_disk(tmp_path: Path) -> None:
