@@ -85,7 +85,7 @@ class ClientOptions:
     pause_s: float = 0.25
     """Between rounds, doubled each time."""
     chain_id: int | None = None
-    """Of the chain that is signed for; None: of that which a gateway names first. One that names another could have
+    """Of the chain that is signed for; None: that which a gateway names first. One that names another could have
     what is signed spent there."""
 
 
