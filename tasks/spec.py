@@ -57,6 +57,12 @@ UPDATE_UNITS: Final = 2048
 """Units that a step spends on each parameter whatever the batch: the optimiser, ranges, roundings, hashes."""
 ACTIVATION_UNITS: Final = 4096
 """Units for each output of a layer and sample: activations go through memory many times."""
+INPUT_UNITS: Final = 128
+"""Units for each feature of a sample: it is gathered, widened and read twice."""
+LAYER_UNITS: Final = 1 << 21
+"""Units for each layer, however small: a few dozen calls."""
+EPOCH_UNITS: Final = 1 << 15
+"""Units for each epoch that a batch has samples of: its order is drawn and looked up."""
 MATCH_MS_MAX: Final = 24 * 3_600_000
 MEMORY_MIB_MAX: Final = 1 << 32
 
@@ -171,8 +177,13 @@ class JobSpec(NamedTuple):
     def step_ms(self) -> int:
         """Milliseconds that a step costs at most whoever has nothing but one slow processor core (0032)."""
         plan = self.plan()
-        units = plan.parameters * (UPDATE_UNITS + self.batch) + ACTIVATION_UNITS * self.batch * sum(
-            plan.widths[1:]
+        features, *outputs = plan.widths
+        epochs = -(-self.batch // self.dataset.samples) + 1
+        units = (
+            plan.parameters * (UPDATE_UNITS + self.batch)
+            + self.batch * (ACTIVATION_UNITS * sum(outputs) + INPUT_UNITS * features)
+            + LAYER_UNITS * len(outputs)
+            + EPOCH_UNITS * epochs
         )
         return -(-units // STEP_UNITS_PER_MS)
 
