@@ -108,6 +108,7 @@ EXEMPT = {
     "node.cli.bench:_load": NO_DECODER,
     "node.cli.bench:_read": NO_DECODER,
     "node.cli.jobs:_npz": NO_DECODER,
+    "node.cli.patience:_hash_of": "a request of this very program",
     "rpc.render:payload": NO_DECODER,
     "state.store.nodes:_is_spread": "a node of the trie under a hash that its parent states",
     "state.trie.trie:Batch.read": "a node of the trie under a hash that its parent states",
