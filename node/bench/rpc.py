@@ -35,7 +35,7 @@ import uvloop
 
 from node.chain import Chain, Executed
 from node.children import die_with_parent
-from node.home import Home, load_key, read_passphrase, write_whole
+from node.home import load_key, read_passphrase, write_whole
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from rpc.backend import Backend
@@ -85,7 +85,8 @@ UPGRADE: Final = (
 )
 PING: Final = b"\x89"
 PONG: Final = b"\x8a"
-PAYER: Final = "validator-3"
+PAYER: Final = "faucet"
+"""Nobody else spends from its account meanwhile: a member registers itself when it gets to it."""
 PAYMENTS_PER_S: Final = 100
 PAYMENTS_OF_BATCH: Final = 10
 PHASES: Final = 3
@@ -639,7 +640,7 @@ def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, f
     with (
         tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory,
         _network(directory, base_port),
-        _payments(url, Home(Path(directory, "net", PAYER))),
+        _payments(url, Path(directory, "net", PAYER)),
     ):
         load = _Load(flooded, 0, 0, accounts, Path(directory))
         block_ms: dict[bool, list[float]] = {False: [], True: []}
@@ -669,9 +670,9 @@ def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, f
 
 
 @contextmanager
-def _payments(url: str, home: Home) -> Iterator[None]:
+def _payments(url: str, payer: Path) -> Iterator[None]:
     """Hand in payments at an even pace, from the account of a member that is not flooded."""
-    key = load_key(home.path(home.load_options().keys.account), read_passphrase(home.path("keys/passphrase")))
+    key = load_key(payer / "key.json", read_passphrase(payer / "passphrase"))
     enough = threading.Event()
 
     def pay() -> None:
