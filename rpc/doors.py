@@ -483,7 +483,9 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             app_state: dict[str, Any],
             _loop: asyncio.AbstractEventLoop | None = None,
         ) -> None:
-            super().__init__(config, server_state, {**app_state, "drop": self.drop}, _loop)
+            # What is of the HTTP protocol that hands over goes with it: it holds all that it has read.
+            state = {name: value for name, value in app_state.items() if name != "is_gone"}
+            super().__init__(config, server_state, {**state, "drop": self.drop}, _loop)
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self._caller = caller_key(_host_of(transport))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -139,6 +141,37 @@ def test_connections_that_end_are_looked_at_no_more() -> None:
                 assert len(doors.unread) == 1
             await until(lambda: not doors.open)
         assert not doors.unread
+        server.close()
+
+    uvloop.run(main())
+
+
+def test_a_websocket_keeps_nothing_of_the_protocol_that_handed_over() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        http, websocket = make_protocols(Doors(DoorOptions()), Echo())
+
+        async def welcome(_scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+        config: Any = Config(welcome, http=http, ws=websocket, log_config=None, lifespan="off")
+        config.load()
+        protocol: Any = http
+        made: list[weakref.ref[Any]] = []
+
+        def make() -> Any:
+            one = protocol(config, ServerState(), {}, loop)
+            made.append(weakref.ref(one))
+            return one
+
+        server = await loop.create_server(make, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with asyncio.timeout(30), connect(f"ws://{host}:{port}/") as client:
+            await (await client.ping())
+            gc.collect()
+            assert [one() for one in made] == [None]
         server.close()
 
     uvloop.run(main())
