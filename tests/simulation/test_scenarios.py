@@ -45,6 +45,11 @@ def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
     assert run_scenario(7, kind=kind) == run_scenario(7, kind=kind)
 
 
+def test_what_one_certificate_of_a_message_asks_for_another_may_let_go() -> None:
+    """A notarized block is to be executed, and the next certificate makes another one final (of a nightly run)."""
+    assert run_scenario(83_323).kind == "epochs_blackout"
+
+
 def test_different_seeds_give_different_traces() -> None:
     traces = {run_scenario(seed, kind="calm").trace for seed in range(5)}
     assert len(traces) == 5
