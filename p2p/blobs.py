@@ -205,9 +205,8 @@ class BlobStore:
             if is_last:
                 try:
                     self._settle(name, blob)
-                except (
-                    OSError
-                ):  # a full disk: the piece is asked for again, for nothing else would settle the blob
+                except OSError:
+                    # A full disk: the piece is asked for again, for nothing else would settle the blob.
                     with self._lock:
                         blob.have.discard(index)
                     raise

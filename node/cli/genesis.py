@@ -214,9 +214,15 @@ def _read_founder(path: Path) -> Founder:
 
 
 def _write_new(path: Path, text: str) -> None:
-    if path.exists():
-        raise ConfigError(f"{path}: exists already; nothing was changed")
-    write_whole(path, text)
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already; nothing was changed") from None
+    try:
+        write_whole(path, text)
+    except OSError:
+        path.unlink(missing_ok=True)  # nothing stands in it yet
+        raise
 
 
 def _pair(text: str, form: str) -> tuple[str, str]:

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,11 @@ from rpc.doors import LOOK_S, READ_BYTES_PER_S_MIN, DoorOptions, Doors, Unread, 
 from tests.rpc.test_heads import Echo
 
 LARGE = 16 * 1024 * 1024
+CLOSE = "connection: close\r\n"
+UPGRADE = (
+    "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
 
 
 class Transport:
@@ -84,55 +90,62 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+@asynccontextmanager
+async def served(doors: Doors, application: Any, made: list[weakref.ref[Any]]) -> AsyncIterator[tuple[str, int]]:
+    """Serve an application; ``made`` gets each protocol of HTTP that a connection begins with."""
+    loop = asyncio.get_running_loop()
+    http, websocket = make_protocols(doors, Echo())
+    config: Any = Config(application, http=http, ws=websocket, log_config=None, lifespan="off")
+    config.load()
+    protocol: Any = http
+
+    def make() -> Any:
+        one = protocol(config, ServerState(), {}, loop)
+        made.append(weakref.ref(one))
+        return one
+
+    server = await loop.create_server(make, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()
+    server.close()
+
+
+async def welcome(_scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "websocket.accept"})
+    while (await receive())["type"] != "websocket.disconnect":
+        pass
+
+
 @pytest.mark.parametrize("is_socket", [False, True])
 def test_a_closed_connection_that_is_not_read_is_given_back(is_socket: bool) -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         doors = Doors(DoorOptions())
-        http, websocket = make_protocols(doors, Echo())
-        config: Any = Config(application, http=http, ws=websocket, log_config=None, lifespan="off")
-        config.load()
-        protocol: Any = http
-        server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        client = socket.create_connection((host, port))
-        lines = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n" if is_socket else ""
-        key = "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n" if is_socket else "connection: close\r\n"
-        client.sendall(f"GET / HTTP/1.1\r\nhost: localhost\r\n{lines}{key}\r\n".encode())
-        async with asyncio.timeout(30):
-            await until(lambda: any(one._transport.get_write_buffer_size() for one in doors.unread))
-            [unread] = doors.unread
-            unread._transport.close()  # as it does when the answer is given, or no pong comes
-            assert unread._transport.is_closing()
-            unread.look(0.0)
-            unread.look(SEND_DEADLINE_S)
-            assert doors.open == 1, "it has time"
-            unread.look(SEND_DEADLINE_S + LARGE / READ_BYTES_PER_S_MIN)
-            await until(lambda: not doors.open)
-        assert not doors.unread
-        client.close()
-        server.close()
+        async with served(doors, application, []) as place:
+            client = socket.create_connection(place)
+            lines = (
+                "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n" if is_socket else ""
+            )
+            key = "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n" if is_socket else "connection: close\r\n"
+            client.sendall(f"GET / HTTP/1.1\r\nhost: localhost\r\n{lines}{key}\r\n".encode())
+            async with asyncio.timeout(30):
+                await until(lambda: any(one._transport.get_write_buffer_size() for one in doors.unread))
+                [unread] = doors.unread
+                unread._transport.close()  # as it does when the answer is given, or no pong comes
+                assert unread._transport.is_closing()
+                unread.look(0.0)
+                unread.look(SEND_DEADLINE_S)
+                assert doors.open == 1, "it has time"
+                unread.look(SEND_DEADLINE_S + LARGE / READ_BYTES_PER_S_MIN)
+                await until(lambda: not doors.open)
+            assert not doors.unread
+            client.close()
 
     uvloop.run(main())
 
 
 def test_connections_that_end_are_looked_at_no_more() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         doors = Doors(DoorOptions(connections_max=1))
-        http, websocket = make_protocols(doors, Echo())
-
-        async def welcome(_scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "websocket.accept"})
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
-
-        config: Any = Config(welcome, http=http, ws=websocket, log_config=None, lifespan="off")
-        config.load()
-        protocol: Any = http
-        server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        async with asyncio.timeout(30):
+        async with served(doors, welcome, []) as (host, port), asyncio.timeout(30):
             async with connect(f"ws://{host}:{port}/"):
                 assert len(doors.unread) == doors.open == 1
                 reader, writer = await asyncio.open_connection(host, port)  # one too many
@@ -140,38 +153,21 @@ def test_connections_that_end_are_looked_at_no_more() -> None:
                 writer.close()
                 assert len(doors.unread) == 1
             await until(lambda: not doors.open)
-        assert not doors.unread
-        server.close()
+            assert not doors.unread
 
     uvloop.run(main())
 
 
 def test_a_websocket_keeps_nothing_of_the_protocol_that_handed_over() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        http, websocket = make_protocols(Doors(DoorOptions()), Echo())
-
-        async def welcome(_scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "websocket.accept"})
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
-
-        config: Any = Config(welcome, http=http, ws=websocket, log_config=None, lifespan="off")
-        config.load()
-        protocol: Any = http
         made: list[weakref.ref[Any]] = []
-
-        def make() -> Any:
-            one = protocol(config, ServerState(), {}, loop)
-            made.append(weakref.ref(one))
-            return one
-
-        server = await loop.create_server(make, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        async with asyncio.timeout(30), connect(f"ws://{host}:{port}/") as client:
+        async with (
+            asyncio.timeout(30),
+            served(Doors(DoorOptions()), welcome, made) as (host, port),
+            connect(f"ws://{host}:{port}/") as client,
+        ):
             await (await client.ping())
             gc.collect()
             assert [one() for one in made] == [None]
-        server.close()
 
     uvloop.run(main())
