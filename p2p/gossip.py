@@ -13,6 +13,7 @@ from enum import Enum, IntEnum
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
+from p2p.waiting import Waiting, WaitingRoom
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
@@ -26,6 +27,7 @@ __all__ = [
     "GossipParameters",
     "Send",
     "Verdict",
+    "Withdraw",
     "message_id",
 ]
 
@@ -92,7 +94,7 @@ class GossipParameters:
     promise_s: float = 3.0
     prune_backoff_s: float = 60.0
     pending_bytes_max: int = 16 * 1024 * 1024
-    """Payloads that wait for their verdict."""
+    """Payloads that wait for their verdict; where they fill this, whose take most give way to whose take less."""
     pending_of_peer_max: int = 4_096
     large_bytes: int = 1_024
     """From this size on, the mesh is told that we have it (IDONTWANT)."""
@@ -136,7 +138,14 @@ class Disconnect(NamedTuple):
     ban: bool
 
 
-Effect: TypeAlias = "Send | Deliver | Disconnect"
+class Withdraw(NamedTuple):
+    """Do not validate this delivered payload, where that has not begun."""
+
+    topic: str
+    message_id: bytes
+
+
+Effect: TypeAlias = "Send | Deliver | Withdraw | Disconnect"
 
 
 def message_id(topic: str, payload: bytes) -> bytes:
@@ -154,7 +163,6 @@ class _Peer:
     answered: dict[bytes, int] = field(default_factory=dict)
     """Ids sent to it on request, with how often; cleared as the cache moves on."""
     unwanted: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    pending: int = 0
     ids_asked: int = 0
     """In this heartbeat."""
     has_overflowed: bool = False
@@ -177,15 +185,6 @@ class _Topic:
             del self.backoff[next(iter(self.backoff))]
 
 
-@dataclass(slots=True)
-class _Pending:
-    topic: str
-    payload: bytes
-    first: bytes
-    others: set[bytes]
-    """Peers that sent it as well, so that it need not go back to them."""
-
-
 class Gossip:
     """The gossip of one node. ``random`` decides whom to mesh with; give it a seed in simulations."""
 
@@ -202,8 +201,9 @@ class Gossip:
         self._history: deque[list[tuple[str, bytes]]] = deque([[]])
         self._cache_bytes = 0
         self._crowds: Counter[str] = Counter()
-        self._pending: dict[bytes, _Pending] = {}
-        self._pending_bytes = 0
+        self._waiting = WaitingRoom(
+            limit_bytes=self.parameters.pending_bytes_max, payloads_each_max=self.parameters.pending_of_peer_max
+        )
         self._beat_at = now
 
     # -- topics and peers ------------------------------------------------------------------------------------
@@ -283,13 +283,10 @@ class Gossip:
         effects: list[Effect] = []
         accepted: dict[tuple[str, frozenset[bytes]], list[tuple[bytes, bytes]]] = {}
         for identifier, verdict in verdicts:
-            pending = self._pending.pop(identifier, None)
+            pending = self._waiting.pop(identifier)
             if pending is None:
                 continue
-            self._pending_bytes -= len(pending.payload)
             peer = self._peers.get(pending.first)
-            if peer is not None:
-                peer.pending = max(peer.pending - 1, 0)  # it may have left and come back since
             if verdict is Verdict.ACCEPT:
                 if peer is not None:
                     peer.score = min(peer.score + 1.0, self.parameters.score_cap)
@@ -297,8 +294,7 @@ class Gossip:
                 had_it = frozenset((*pending.others, pending.first))
                 accepted.setdefault((pending.topic, had_it), []).append((identifier, pending.payload))
             elif verdict is Verdict.LATER:
-                self._seen.discard(identifier)
-                self._seen_before.discard(identifier)
+                self._unsee(identifier)
             elif verdict is Verdict.REJECT:
                 for sender in (pending.first, *pending.others):
                     effects += self.penalise(sender, self.parameters.reject_points)
@@ -356,23 +352,21 @@ class Gossip:
                 raise DecodeError(f"payload of {len(payload)} bytes in topic {topic}")
             identifier = message_id(topic, payload)
             peer.promises.pop(identifier, None)
-            waiting = self._pending.get(identifier)
+            waiting = self._waiting.get(identifier)
             if waiting is not None:
                 if sender != waiting.first and len(waiting.others) < PENDING_SENDERS_MAX:
                     waiting.others.add(sender)
                 continue
             if self._is_seen(identifier):
                 continue
-            if (
-                peer.pending >= self.parameters.pending_of_peer_max
-                or self._pending_bytes + len(payload) > self.parameters.pending_bytes_max
-            ):
-                peer.has_overflowed |= peer.pending >= self.parameters.pending_of_peer_max
+            admission = self._waiting.admit(identifier, Waiting(topic, payload, sender))
+            for gone_topic, gone in admission.gone:
+                self._unsee(gone)
+                effects.append(Withdraw(gone_topic, gone))
+            if not admission.is_in:
+                peer.has_overflowed |= admission.is_own_fault
                 continue  # not marked as seen: it may come again when there is room
             self._remember(identifier)
-            peer.pending += 1
-            self._pending[identifier] = _Pending(topic, payload, sender, set())
-            self._pending_bytes += len(payload)
             effects.append(Deliver(topic, sender, identifier, payload))
             if len(payload) >= self.parameters.large_bytes:
                 said = encode([_Op.IDONTWANT, [identifier]])
@@ -584,6 +578,10 @@ class Gossip:
         if len(self._seen) >= self.parameters.seen_ids_max:
             self._turn_generation(self._beat_at)
         self._seen.add(identifier)
+
+    def _unsee(self, identifier: bytes) -> None:
+        self._seen.discard(identifier)
+        self._seen_before.discard(identifier)
 
     def _turn_generation(self, now: float) -> None:
         self._seen_before, self._seen, self._seen_since = self._seen, set(), now

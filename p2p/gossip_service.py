@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from p2p.frame import Class
-from p2p.gossip import Deliver, Disconnect, Effect, Gossip, Send, Verdict
+from p2p.gossip import Deliver, Disconnect, Effect, Gossip, Send, Verdict, Withdraw
 from p2p.limits import NetworkLimits
 from p2p.peer import KIND_GOSSIP
 from p2p.roster import Roster
@@ -97,6 +97,8 @@ class GossipService:
                         peer.queue(Class.GOSSIP, KIND_GOSSIP, body)
                 case Deliver():
                     self._validations[effect.topic].put(effect)
+                case Withdraw(topic, message_id):
+                    self._validations[topic].withdraw(message_id)
                 case Disconnect(address, is_banned):
                     if address in self._roster.persistent:
                         self._counters["limited_persistent"] += 1  # its score limits it; it is heard all the same

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -52,13 +52,17 @@ class Validation:
         self._limits = limits
         self._judged = judged
         self._credit = credit
-        self._waiting: deque[Deliver] = deque()
+        self._waiting: OrderedDict[bytes, Deliver] = OrderedDict()
         self._wake = trio.Event()
 
     def put(self, item: Deliver) -> None:
         """Let a payload wait for its turn."""
-        self._waiting.append(item)
+        self._waiting[item.message_id] = item
         self._wake.set()
+
+    def withdraw(self, message_id: bytes) -> None:
+        """Let go of a payload, where its turn has not come; else its verdict is given and nobody asks for it."""
+        self._waiting.pop(message_id, None)
 
     async def run(self) -> None:
         """Validate until cancelled."""
@@ -69,10 +73,11 @@ class Validation:
             batch: list[Deliver] = []
             size = 0
             while self._waiting and len(batch) < self._limits.gossip_batch_max:
-                if batch and size + len(self._waiting[0].payload) > self._limits.gossip_batch_bytes_max:
+                item = next(iter(self._waiting.values()))
+                size += len(item.payload)
+                if batch and size > self._limits.gossip_batch_bytes_max:
                     break
-                batch.append(self._waiting.popleft())
-                size += len(batch[-1].payload)
+                batch.append(self._waiting.pop(item.message_id))
             verdicts = await self._validator([GossipItem(item.peer, item.payload) for item in batch])
             assert len(verdicts) == len(batch)
             self._judged([(item.message_id, verdict) for item, verdict in zip(batch, verdicts, strict=True)])

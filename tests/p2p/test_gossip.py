@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.gossip import Deliver, Disconnect, Effect, Gossip, GossipParameters, Send, Verdict, message_id
+from p2p.gossip import Deliver, Disconnect, Effect, Gossip, GossipParameters, Send, Verdict, Withdraw, message_id
 from state.primitives.codec import Value, encode
 
 TOPIC = "tx"
@@ -46,6 +46,8 @@ class Net:
                     if verdict is Verdict.ACCEPT:
                         self.delivered[node].append(effect.payload)
                     self.apply(node, self.nodes[node].verdict([(effect.message_id, verdict)]))
+                case Withdraw():
+                    raise AssertionError("what is judged at once never has to give way")
                 case Disconnect(peer, ban):
                     self.gone.append((node, peer, ban))
 
@@ -233,6 +235,26 @@ def test_memory_is_bounded_under_a_flood() -> None:
         node.publish(TOPIC, [number.to_bytes(4, "big") * 25])
     assert len(node._seen) + len(node._seen_before) <= 200
     assert node._cache_bytes <= 10_000 and sum(len(p) for _, p in node._cache.values()) == node._cache_bytes
+
+
+def test_who_sends_little_finds_room_in_what_others_have_filled() -> None:
+    """Also what is filled by who leaves and comes back; what gives way is no longer known, and may come again."""
+    node = Gossip(random=Random(1), now=0.0, parameters=GossipParameters(pending_bytes_max=5_000))
+    node.subscribe(TOPIC, 1000)
+    hog, other = b"g" * 20, b"o" * 20
+    for number in range(30):
+        node.peer_joined(hog, outbound=False)
+        node.receive(hog, encode([PUBLISH, TOPIC, [number.to_bytes(4, "big") * 125]]), 1.0)
+        node.peer_left(hog)
+    node.peer_joined(other, outbound=False)
+    new = b"new" * 100
+    last = message_id(TOPIC, (9).to_bytes(4, "big") * 125)
+    assert node.receive(other, encode([PUBLISH, TOPIC, [new]]), 1.0) == [
+        Withdraw(TOPIC, last), Deliver(TOPIC, other, message_id(TOPIC, new), new),
+    ]  # fmt: skip
+    assert node.verdict([(last, Verdict.REJECT)]) == []  # was being judged already
+    [again] = node.receive(other, encode([PUBLISH, TOPIC, [(9).to_bytes(4, "big") * 25]]), 1.0)
+    assert isinstance(again, Deliver)
 
 
 TEMPLATES: list[Value] = [

@@ -1,0 +1,94 @@
+"""Payloads of gossip that wait for their verdict: whose take most of the room give way to whose take less."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+__all__ = ["Admission", "Waiting", "WaitingRoom"]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A payload, who sent it first, and others that did, so that it need not go back to them."""
+
+    topic: str
+    payload: bytes
+    first: bytes
+    others: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Admission:
+    """What became of a payload that wanted to wait."""
+
+    is_in: bool
+    is_own_fault: bool = False
+    """It is not in because its sender has as many waiting as any may."""
+    gone: list[tuple[str, bytes]] = field(default_factory=list)
+    """Topic and id of those that gave way to it."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Of one sender, through all its connections; oldest first."""
+
+    ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    size_bytes: int = 0
+
+
+class WaitingRoom:
+    """Room for ``limit_bytes`` of payloads, of one sender ``payloads_each_max`` of them.
+
+    n senders that fill it hold an n-th each, and what comes from one more has its part again: it is pushed out
+    what was last sent by who holds most.
+    """
+
+    def __init__(self, *, limit_bytes: int, payloads_each_max: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._payloads_each_max = payloads_each_max
+        self._waiting: dict[bytes, Waiting] = {}
+        self._held: dict[bytes, _Held] = {}
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def get(self, identifier: bytes) -> Waiting | None:
+        """Return what waits under this id."""
+        return self._waiting.get(identifier)
+
+    def admit(self, identifier: bytes, new: Waiting) -> Admission:
+        """Let a payload wait that does not yet, where there is room for its sender."""
+        held = self._held.get(new.first)
+        if held is not None and len(held.ids) >= self._payloads_each_max:
+            return Admission(is_in=False, is_own_fault=True)
+        size_bytes = len(new.payload)
+        share_bytes = size_bytes + (held.size_bytes if held is not None else 0)
+        gone: list[tuple[str, bytes]] = []
+        while self.size_bytes + size_bytes > self._limit_bytes:
+            most = max(self._held.values(), key=lambda one: one.size_bytes, default=None)
+            if most is None or most.size_bytes <= share_bytes:
+                return Admission(is_in=False, gone=gone)
+            last = next(reversed(most.ids))
+            gone.append((self._waiting[last].topic, last))
+            self.pop(last)
+        if held is None:
+            held = self._held[new.first] = _Held()
+        held.ids[identifier] = None
+        held.size_bytes += size_bytes
+        self.size_bytes += size_bytes
+        self._waiting[identifier] = new
+        return Admission(is_in=True, gone=gone)
+
+    def pop(self, identifier: bytes) -> Waiting | None:
+        """Take out what waits under this id, if it does."""
+        waiting = self._waiting.pop(identifier, None)
+        if waiting is not None:
+            held = self._held[waiting.first]
+            del held.ids[identifier]
+            held.size_bytes -= len(waiting.payload)
+            self.size_bytes -= len(waiting.payload)
+            if not held.ids:
+                del self._held[waiting.first]
+        return waiting
