@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rpc.errors import RpcError
@@ -36,14 +36,26 @@ class LiveFilter:
     of_pool: bool = False
 
 
+@dataclass(slots=True)
+class _Held:
+    """The filters of one caller, that first which was not used for longest."""
+
+    filters: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    weight: int = 0
+
+
 class Filters:
-    """The filters of a gateway; ``clock`` gives seconds."""
+    """The filters of a gateway; ``clock`` gives seconds.
+
+    Where there are as many as may be, that of who has most gives way to who has fewer: its client makes a new one
+    when it is told that there is none, as clients do.
+    """
 
     def __init__(self, clock: Callable[[], float], per_caller_max: int = FILTERS_PER_CALLER_MAX) -> None:
         self._clock = clock
         self._per_caller_max = per_caller_max
         self._live: OrderedDict[int, LiveFilter] = OrderedDict()
-        self._of_caller: Counter[str] = Counter()
+        self._of_caller: dict[str, _Held] = {}
         self._weight = 0
 
     def __len__(self) -> int:
@@ -62,12 +74,16 @@ class Filters:
         """Keep a filter that tells of blocks from ``start`` on; return its identifier. Raises RpcError."""
         self._expire()
         weight = _weight_of(logs)
-        if self._weight + weight > FILTERS_MAX or self._of_caller[caller] + weight > self._per_caller_max:
+        held = self._of_caller.get(caller)
+        own = weight + (held.weight if held is not None else 0)
+        if own > self._per_caller_max or not self._make_room(weight, own):
             raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
         # Not to be guessed: who knows the identifier reads and ends the filter.
         identifier = secrets.randbits(_IDENTIFIER_BITS) | 1 << _IDENTIFIER_BITS
         self._live[identifier] = LiveFilter(caller, logs, first, last, start, self._clock(), of_pool)
-        self._of_caller[caller] += weight
+        held = self._of_caller.setdefault(caller, _Held())
+        held.filters[identifier] = None
+        held.weight += weight
         self._weight += weight
         return identifier
 
@@ -79,15 +95,15 @@ class Filters:
             raise RpcError("filter_not_found", "filter not found")
         found.used_s = self._clock()
         self._live.move_to_end(identifier)
+        self._of_caller[found.caller].filters.move_to_end(identifier)
         return found
 
     def remove(self, identifier: int) -> bool:
         """Forget a filter; tell whether there was one."""
         self._expire()
-        found = self._live.pop(identifier, None)
-        if found is None:
+        if identifier not in self._live:
             return False
-        self._forget(found)
+        self._forget(identifier)
         return True
 
     def clear(self) -> None:
@@ -102,15 +118,26 @@ class Filters:
             identifier, oldest = next(iter(self._live.items()))
             if oldest.used_s > until:
                 return
-            del self._live[identifier]
-            self._forget(oldest)
+            self._forget(identifier)
 
-    def _forget(self, gone: LiveFilter) -> None:
+    def _make_room(self, weight: int, own: int) -> bool:
+        """Make room for a filter of one who would have ``own`` with it; tell whether there is."""
+        while self._weight + weight > FILTERS_MAX:
+            most = max(self._of_caller.values(), key=lambda held: held.weight)
+            if most.weight <= own:
+                return False
+            self._forget(next(iter(most.filters)))
+        return True
+
+    def _forget(self, identifier: int) -> None:
+        gone = self._live.pop(identifier)
         weight = _weight_of(gone.logs)
-        self._weight -= weight
-        self._of_caller[gone.caller] -= weight
-        if not self._of_caller[gone.caller]:
+        held = self._of_caller[gone.caller]
+        del held.filters[identifier]
+        held.weight -= weight
+        if not held.filters:
             del self._of_caller[gone.caller]
+        self._weight -= weight
 
 
 def _weight_of(logs: LogFilter | None) -> int:

@@ -16,7 +16,7 @@ import trio
 from rpc.backend import POOL_BYTES_MAX, _within
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.errors import RpcError
-from rpc.ethereum.filters import Filters
+from rpc.ethereum.filters import FILTERS_MAX, Filters
 from rpc.ethereum.logs import CHOICES_OF_FILTER, LogFilter
 from rpc.gateway import GatewayOptions
 from rpc.holding import Held, Ledger
@@ -156,6 +156,33 @@ def test_a_filter_of_many_choices_counts_as_many() -> None:
     clock[0] = 1e6
     filters.add("one", large, first=0, last=None, start=1)
     assert len(filters) == 1
+
+
+def test_who_has_few_filters_finds_room_where_others_have_taken_all_of_it() -> None:
+    filters = Filters(lambda: 0.0)
+
+    def add(caller: str) -> int:
+        return filters.add(caller, None, first=0, last=None, start=1)
+
+    taken = [[add(f"hog {number}") for _ in range(100)] for number in range(FILTERS_MAX // 100)]
+    filters.get(taken[0][0])  # polled: another of the same caller goes first
+    mine = add("me")
+    filters.get(mine)
+    assert len(filters) == FILTERS_MAX
+    with pytest.raises(RpcError):
+        filters.get(taken[0][1])
+    filters.get(taken[0][0])
+    for _ in range(49):
+        add("me")
+    assert filters.get(mine).caller == "me"
+    assert sum(filters.remove(identifier) for one in taken for identifier in one) == FILTERS_MAX - 50
+    assert len(filters) == 50
+    for number in range(FILTERS_MAX - 50):
+        add(f"other {number}")
+    with pytest.raises(RpcError):
+        for _ in range(50):
+            add("hog")  # as many as have most
+    assert filters.get(mine)
 
 
 def test_an_answer_about_the_mempool_is_bounded_in_bytes() -> None:
