@@ -98,6 +98,8 @@ REST_MS: Final = 2_000
 REST_MS_MAX: Final = 120_000
 BUSY_MS: Final = 1_000
 AWAY_MAX: Final = 256
+BANNED_MAX: Final = 4_096
+"""Liars that are not asked again, the last ones; the network keeps them away for longer or shorter by itself."""
 STALLED_MS: Final = 60_000
 """A snapshot of which nothing has come for so long is left for another, if one is offered by better peers."""
 FAILURES_MAX: Final = 6
@@ -307,7 +309,7 @@ class SyncCore:
         self._peers: dict[bytes, _Peer] = {}
         self._away: dict[bytes, _Peer] = {}
         """Who is not connected any more: a liar is no better for having been away."""
-        self._banned: set[bytes] = set()
+        self._banned: dict[bytes, None] = {}
         self._asked: dict[int, _Asked] = {}
         self._next_number = 0
         self._hope_ms = now_ms
@@ -414,7 +416,7 @@ class SyncCore:
             peer.offers, peer.asked_ms, peer.has_answered = {}, None, False
             if len(self._away) > AWAY_MAX:
                 del self._away[next(iter(self._away))]
-        for address in sorted(addresses - self._peers.keys() - self._banned):
+        for address in sorted(addresses - self._peers.keys() - self._banned.keys()):
             self._peers[address] = self._away.pop(address, _Peer())
 
     def _on_answer(self, asked: _Asked, data: bytes, now_ms: int) -> None:
@@ -485,7 +487,9 @@ class SyncCore:
             self._rest(peer, now_ms)
 
     def _ban(self, address: bytes, reason: str) -> None:
-        self._banned.add(address)
+        self._banned[address] = None
+        if len(self._banned) > BANNED_MAX:
+            del self._banned[next(iter(self._banned))]
         if self._peers.pop(address, None) is not None:
             self._effects.append(Ban(address, reason))
 

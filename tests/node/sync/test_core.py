@@ -443,6 +443,24 @@ def test_a_false_checkpoint_bans_nobody_and_is_told(source: Source, tmp_path: Pa
     assert not run.bans
 
 
+def test_any_number_of_liars_is_banned_and_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c, "BANNED_MAX", 3)
+    core = SyncCore(*trust_root(GENESIS, (1,)), now_ms=NOW_MS)
+
+    def ask_of(liar: bytes, now_ms: int) -> list[int]:
+        effects = core.step(c.PeersChanged(frozenset({liar})), now_ms)
+        return [effect.number for effect in effects if isinstance(effect, c.Ask) and effect.peer == liar]
+
+    liars = [bytes([number + 1]) * 20 for number in range(6)]
+    for now_ms, liar in enumerate(liars, NOW_MS):
+        asked = ask_of(liar, now_ms)
+        assert asked
+        effects = [effect for number in asked for effect in core.step(c.Answered(number, b"\xff"), now_ms)]
+        assert [effect.peer for effect in effects if isinstance(effect, c.Ban)] == [liar]
+    assert [bool(ask_of(liar, NOW_MS + 99)) for liar in reversed(liars)] == [False] * 3 + [True] * 3
+    assert len(core._banned) == 3
+
+
 def test_old_trust_is_refused(source: Source, tmp_path: Path) -> None:
     run = Run(source, tmp_path, [honest], random.Random(1))
     run.now_ms = 0
