@@ -8,6 +8,7 @@ requests (``rpc.direct``). The application finds ``drop``, and of HTTP ``is_gone
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -485,7 +486,9 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         ) -> None:
             # What is of the HTTP protocol that hands over goes with it: it holds all that it has read.
             state = {name: value for name, value in app_state.items() if name != "is_gone"}
-            super().__init__(config, server_state, {**state, "drop": self.drop}, _loop)
+            self._when_lost: list[Callable[[], None]] = []
+            state |= {"drop": self.drop, "when_lost": self._when_lost.append}
+            super().__init__(config, server_state, state, _loop)
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self._caller = caller_key(_host_of(transport))
@@ -525,6 +528,9 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self._opening.cancel()
             doors.unread.discard(self._unread)
             doors.leave(self._caller)
+            for let_go in self._when_lost:
+                let_go()
+            self._when_lost.clear()
             super().connection_lost(exc)
 
         def drop(self, code: int, reason: str) -> None:

@@ -253,6 +253,13 @@ class Application:
         writer = asyncio.ensure_future(_write(session, send))
         under_way = asyncio.Semaphore(self._session_options.requests_max)
         tasks: set[asyncio.Task[None]] = set()
+
+        def let_go() -> None:
+            for task in tasks:
+                task.cancel()
+
+        # As many requests as there may be keep this from hearing that the client has left.
+        scope["state"]["when_lost"](let_go)
         try:
             while (message := await receive())["type"] == "websocket.receive":
                 body = message["bytes"]  # text is too (rpc.sockets); web3.py sends its requests as binary frames
@@ -265,8 +272,7 @@ class Application:
         finally:
             session.end()
             writer.cancel()
-            for task in tasks:
-                task.cancel()
+            let_go()
             self.metrics.websockets.dec()
 
     async def _answer(self, session: Session, body: bytes, caller: Caller, under_way: asyncio.Semaphore) -> None:

@@ -261,3 +261,33 @@ def drain(connection: ClientConnection) -> int | None:
             connection.recv(10)
     except ConnectionClosed as closed:
         return closed.rcvd.code if closed.rcvd else None
+
+
+@pytest.mark.parametrize("is_torn", [True, False])
+async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path, is_torn: bool) -> None:
+    """Also who has as many under way as may be, so that nobody listens to it."""
+    limited = GatewayOptions(
+        "",
+        dispatch=DispatchOptions(rate_per_s=0, requests_per_caller_max=2),
+        session=SessionOptions(requests_max=2),
+    )
+    async with (
+        served(Node(tmp_path / "db"), tmp_path / "s") as backend,
+        gateway(backend, tmp_path / "s", limited) as it,
+    ):
+        chain_id = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"}
+        socket_ = await Socket.open(it)
+        nowhere = {"hash": hexed(bytes(32)), "timeout_ms": 60_000}
+        for number in range(3):
+            request = {"jsonrpc": "2.0", "id": number, "method": "dekube_waitForReceipt", "params": nowhere}
+            await socket_.send(json.dumps(request))
+        with trio.fail_after(30):
+            while "result" in await it.raw(chain_id):
+                pass
+            if is_torn:
+                socket_.connection.socket.shutdown(socket.SHUT_RDWR)
+            else:
+                socket_.connection.close_timeout = 1
+                await socket_.close()
+            while "error" in await it.raw(chain_id):
+                pass
