@@ -149,7 +149,7 @@ class GrantBook:
             count, oldest = self._database.execute(query, (value,)).fetchone()
             if count >= limit:
                 wait_s = max(1, -(-(oldest + DAY_MS - now_ms) // 1000)) if count else DAY_MS // 1000
-                text = f"{limit} a day: {reason.replace('_', ' ')}; come again in {wait_s} s"
+                text = f"{limit} a day: {reason.replace('_', ' ')}; come again in {_in_words(wait_s)}"
                 raise FaucetRefused(reason, text, status=429, retry_after_s=wait_s)
         made = self._database.execute(
             "INSERT INTO grants (time_ms, address, caller) VALUES (?, ?, ?)", (now_ms, address, caller)
@@ -163,6 +163,11 @@ class GrantBook:
     def count(self) -> int:
         """Return how many grants are kept."""
         return int(self._database.execute("SELECT count(*) FROM grants").fetchone()[0])
+
+
+def _in_words(span_s: int) -> str:
+    hours, minutes = -(-span_s // 3_600), -(-span_s // 60)
+    return f"{hours} hours" if hours > 2 else f"{minutes} minutes" if minutes > 2 else f"{span_s} s"
 
 
 def read_address(body: bytes) -> bytes:

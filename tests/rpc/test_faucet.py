@@ -83,6 +83,19 @@ def test_what_was_not_given_is_struck_and_the_file_is_private(tmp_path: Path) ->
     book.close()
 
 
+@pytest.mark.parametrize(
+    ("passed_ms", "words"),
+    [(0, "24 hours"), (22 * HOUR_MS, "120 minutes"), (DAY_MS - 90_500, "91 s"), (DAY_MS - 1, "1 s")],
+)
+def test_who_asks_too_often_is_told_when_to_come_again(tmp_path: Path, passed_ms: int, words: str) -> None:
+    book = GrantBook(tmp_path / "book.db", OPTIONS)
+    for _ in range(OPTIONS.per_address):
+        book.enter(people(1), "a", 10**12)
+    with pytest.raises(FaucetRefused, match=f"2 a day: address limit; come again in {words}$"):
+        book.enter(people(1), "a", 10**12 + passed_ms)
+    book.close()
+
+
 @pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_no_book_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "book.db"
