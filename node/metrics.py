@@ -124,6 +124,16 @@ class NodeMetrics:
                 "How long the newest own block took to the last of its receivers",
                 next((done.took_s for done in reversed(node.network.multicasts.finished)), 0.0),
             ),
+            (
+                "dekube_unknown_version_signalled_ratio",
+                "Part of the committee's weight that signals a version of the protocol that is not known here",
+                0.0 if (coming := node.upgrades.coming) is None else coming.percent / 100,
+            ),
+            (
+                "dekube_last_known_height",
+                "The last block before a version of the protocol holds that is not known here, 0 for none",
+                0 if coming is None else coming.last_height or 0,
+            ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))

@@ -51,6 +51,7 @@ from node.sync.phase import run_state_sync
 from node.sync.wiring import make_server, open_chain
 from node.tenancy import live_in
 from node.transactions import BATCH_LIMIT_BYTES, TransactionGossip
+from node.upgrades import UpgradeWatch
 from node.verifier import SignatureVerifier, VerifierOptions
 from node.view import LiveNode, make_view
 from node.voter import votes_elsewhere
@@ -87,9 +88,9 @@ LAST_SCRAPE_S: Final = 60.0
 LAST_ANSWER_S: Final = 1.0
 """... and so long for them to arrive."""
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
-RELAYS_LOOK_BLOCKS: Final = 600
 DESCRIPTORS_MAX: Final = 8_192
 """Open files: each peer has up to seventeen connections, the database keeps a thousand files open."""
+RELAYS_LOOK_BLOCKS: Final = 600
 """How often, in blocks, a node looks for relays in the chain's registry, ..."""
 RELAYS_SEEK_BLOCKS: Final = 30
 """... and one that nobody reaches."""
@@ -208,11 +209,14 @@ class Node:
             self.network.on_bonded(lambda address: is_bonded(store, address))
             self.snapshots = make_server(self.home, self.options, store, self.network)
             self.ledger.add_listener(lambda _blocks: self.snapshots.on_commit())
+            self.upgrades = UpgradeWatch(store, runtime.chain, runtime.signal)
+            self._look_for_upgrade(self.ledger.head().height)
             gossip = TransactionGossip(
                 self.ledger,
                 verifier,
                 lambda payload: self.network.publish(TOPIC_TRANSACTIONS, payload),
                 self.stages,
+                is_outdated=lambda: self.upgrades.coming is not None,
             )
             self.ledger.on_admitted = gossip.enqueue
             self.network.on_gossip_batch(TOPIC_TRANSACTIONS, gossip.validate, payload_bytes_max=BATCH_LIMIT_BYTES)
@@ -228,6 +232,7 @@ class Node:
             self.ledger.add_listener(self.evidence.on_commit)
             self.ledger.add_listener(self._look_for_relays)
             self.ledger.add_listener(self._look_at_clock)
+            self.ledger.add_listener(lambda blocks: self._look_for_upgrade(blocks[-1].header.height))
             self.agreement = Agreement(
                 self.ledger,
                 verifier,
@@ -498,6 +503,17 @@ class Node:
         if self.clock.note(blocks[0].header.time_ms, time.time_ns() // 1_000_000):
             _log.warning("this machine's clock is not that of the blocks: set it", ahead_ms=self.clock.off_ms)
 
+    def _look_for_upgrade(self, height: int) -> None:
+        if not self.upgrades.note(height):
+            return
+        coming = self.upgrades.coming
+        assert coming is not None
+        if coming.last_height is None:
+            text = "most may soon go on in a version that this release does not know: install a newer one"
+        else:
+            text = "this node ends after last_height: install a release that knows the version that follows"
+        _log.warning(text, **coming._asdict())
+
     async def status(self) -> Any:
         """Return how the node is doing, for its owner."""
         head, sync, seat = self.ledger.head(), self.view.sync(), self.agreement.service.status()
@@ -512,6 +528,7 @@ class Node:
             "block_time_ms": head.time_ms,
             "behind_ms": behind_ms,
             "clock_off_ms": self.clock.off_ms,
+            "upgrade": None if self.upgrades.coming is None else self.upgrades.coming._asdict(),
             "syncing": bool(sync.syncing),
             "highest": sync.highest,
             "sync": outlook(self.agreement.sync_progress())._asdict(),

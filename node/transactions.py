@@ -37,8 +37,10 @@ OUTGOING_MAX: Final = 50_000
 """Transactions that wait to be passed on; beyond it the oldest is left to its other holders."""
 FLUSH_S: Final = 0.02
 """How long a transaction waits for company."""
-SENDER_FAULTS: Final = (CallRefused, WrongChain, UnknownKind, InvalidPayload, IntrinsicGasTooLow, SenderUnknown)
-"""What a peer that checked could have seen without our state: these count against it."""
+FAULTS_BY_VERSION: Final = (CallRefused, UnknownKind, InvalidPayload, IntrinsicGasTooLow)
+SENDER_FAULTS: Final = (WrongChain, SenderUnknown, *FAULTS_BY_VERSION)
+"""What a peer that checked could have seen without our state: these count against it, but those by version only
+where the version of the protocol is ours."""
 
 
 def encode_batch(raws: Sequence[bytes]) -> bytes:
@@ -59,9 +61,12 @@ class TransactionGossip:
     """Passes on what the ledger admits and admits what peers bring."""
 
     def __init__(
-        self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None], stages: Stages
-    ) -> None:
+        self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None], stages: Stages,
+        *, is_outdated: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """``is_outdated``: whether the network is about to go on in a version that this software does not know."""
         self._stages = stages
+        self._is_outdated = is_outdated
         self._ledger = ledger
         self._verifier = verifier
         self._publish = publish
@@ -112,7 +117,7 @@ class TransactionGossip:
             batches = [self._read(item.payload) for item in items]
             fresh = {
                 transaction.raw: transaction
-                for batch in batches if batch is not None for transaction in batch if not transaction.sender
+                for batch in batches if isinstance(batch, list) for transaction in batch if not transaction.sender
             }  # fmt: skip
             unknown = list(fresh.values())
         if unknown:
@@ -120,21 +125,25 @@ class TransactionGossip:
             for i, transaction in enumerate(unknown):
                 transaction.sender = addresses[20 * i : 20 * i + 20]
         with self._stages.measure("admit"):
-            verdicts = [Verdict.REJECT if batch is None else self._admit(batch, fresh) for batch in batches]
+            verdicts = [self._admit(batch, fresh) if isinstance(batch, list) else batch for batch in batches]
         self._ledger.on_pool_changed()
         return verdicts
 
-    def _read(self, payload: bytes) -> list[Transaction] | None:
-        """Return what of a batch is not in the mempool; None when it is not a batch of transactions."""
+    def _read(self, payload: bytes) -> list[Transaction] | Verdict:
+        """Return what of a batch is not in the mempool, or the verdict on what is no batch of transactions."""
+        try:
+            raws = decode_batch(payload)
+        except DecodeError:
+            return Verdict.REJECT
         try:
             transactions = []
-            for raw in decode_batch(payload):
+            for raw in raws:
                 if self._ledger.mempool.find(raw) is None:
                     known = self._ledger.find(raw)
                     transactions.append(known.transaction if known is not None else decode_transaction(raw))
             return transactions
         except DecodeError:
-            return None
+            return Verdict.IGNORE if self._is_outdated() else Verdict.REJECT
 
     def _admit(self, transactions: Sequence[Transaction], fresh: Mapping[bytes, Transaction]) -> Verdict:
         admitted: list[Transaction] = []
@@ -150,8 +159,8 @@ class TransactionGossip:
                     is_new = self._ledger.admit_gossip(transaction)
                 if is_new:
                     admitted.append(transaction)
-            except SENDER_FAULTS:
-                is_rejected = True
+            except SENDER_FAULTS as error:
+                is_rejected |= not (isinstance(error, FAULTS_BY_VERSION) and self._is_outdated())
             except InvalidTransaction:
                 pass  # our state or pool, not the peer's fault
         if not admitted or is_rejected or len(admitted) < len(transactions):

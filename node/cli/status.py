@@ -67,6 +67,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         **({} if seat is None else {"seat": _seat(seat)}),
         **_silent(state.get("votes")),
         "version": state["version"],
+        **_upgrade(state),
     }
     show_fields(fields, as_json=False, title=f"Node {state['address']}")
     jobs = [
@@ -112,6 +113,17 @@ def _gateway(state: dict[str, Any]) -> dict[str, str]:
         return {}
     times = "" if gateway["failures"] == 1 else f" {gateway['failures']} times in a row"
     return {"gateway": f"ended by itself{times}, is started again (see the log)"}
+
+
+def _upgrade(state: dict[str, Any]) -> dict[str, str]:
+    """Return what the owner has to do before the network goes on in a version that this release does not know."""
+    coming = state.get("upgrade")
+    if coming is None:
+        return {}
+    text = f"{coming['percent']} % of the weight signals version {coming['version']} of the protocol"
+    if (last := coming["last_height"]) is not None:
+        text = f"version {coming['version']} of the protocol holds after block {last:,}, where this node ends"
+    return {"upgrade": f"{text}: install a release that knows it"}
 
 
 def _reached(reachability: dict[str, Any] | None) -> str:

@@ -53,11 +53,18 @@ def test_a_version_that_most_know_begins_and_who_does_not_know_it_stops_with_a_c
     running: Network,
 ) -> None:
     running.wait_height(OLD, 1)
+    coming = wait_for(lambda: running.status(OLD)["upgrade"], f"{OLD} hears of version 2", patience_s=120)
+    assert coming["version"] == 2 and coming["percent"] > 33
+    assert running.status(KNOWING[0])["upgrade"] is None
     first = wait_for(lambda: epoch_of_version_2(running), "version 2 is scheduled", patience_s=120)
     boundary = first * EPOCH_BLOCKS
 
     wait_for(lambda: running.state(OLD) == "failed", f"{OLD} stops", patience_s=60)
-    assert "[upgrade_required]" in (running.root / OLD / "log").read_text().splitlines()[-1]
+    log = (running.root / OLD / "log").read_text()
+    assert "[upgrade_required]" in log.splitlines()[-1]
+    # Its owner was told before, with the block after which it would end.
+    [told] = [json.loads(line) for line in log.splitlines() if "this node ends after last_height" in line]
+    assert (told["version"], told["last_height"]) == (2, boundary) and told["percent"] >= 80
 
     # Those that know it go on, in the new version from the first block of that epoch on.
     for name in KNOWING:

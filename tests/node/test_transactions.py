@@ -36,6 +36,10 @@ from tests.p2p.helpers import account
 FEE = 10**12
 PEER = b"p" * 20
 TO = b"t" * 20
+UNKNOWN = sign_transaction(
+    account(9), chain_id=7, nonce=0, kind=2**16 - 1, payload=[], gas_limit=TRANSFER_GAS, max_fee_per_gas=FEE
+)
+"""Of a kind that no version knows."""
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Node:
 
     world: World
     gossip: TransactionGossip
+    is_outdated: bool = False
     published: list[bytes] = field(default_factory=list)
 
     async def hear(self, *payloads: bytes) -> list[Verdict]:
@@ -64,8 +69,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
     with SignatureVerifier(VerifierOptions()) as verifier:
         made = Node(
             world,
-            TransactionGossip(world.ledger, verifier, lambda payload: made.published.append(payload), Stages()),
-        )
+            TransactionGossip(
+                world.ledger, verifier, lambda payload: made.published.append(payload), Stages(),
+                is_outdated=lambda: made.is_outdated,
+            ),
+        )  # fmt: skip
         world.ledger.on_admitted = made.gossip.enqueue
         yield made
     world.store.close()
@@ -126,6 +134,24 @@ async def test_what_any_peer_could_have_seen_costs_the_sender_and_the_rest_is_ke
     assert await node.hear(encode_batch([transfer(0), bad, transfer(1)])) == [Verdict.REJECT]
     assert len(node.world.ledger.mempool) == 2
     assert await node.passed_on() == [transfer(0), transfer(1)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "is_fault"),
+    [
+        (transfer(9, chain_id=8), True), (forged(9), True), (transfer(9, gas=1), False), (b"\x70junk", False),
+        (UNKNOWN, False),
+        (called(9, STAKING_ADDRESS, b"\1\2\3\4"), False),
+    ],
+    ids=["chain", "signature", "gas", "form", "kind", "call"],
+)  # fmt: skip
+async def test_peers_are_not_blamed_for_what_a_version_that_comes_may_allow(
+    node: Node, bad: bytes, is_fault: bool, autojump_clock: object
+) -> None:
+    assert await node.hear(encode_batch([transfer(0), bad])) == [Verdict.REJECT]
+    node.is_outdated = True
+    assert await node.hear(encode_batch([transfer(1), bad])) == [Verdict.REJECT if is_fault else Verdict.IGNORE]
+    assert await node.hear(b"\xff") == [Verdict.REJECT]
 
 
 @pytest.mark.parametrize(

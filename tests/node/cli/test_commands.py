@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from node.cli import group, main
-from node.cli.status import _health, is_following
+from node.cli.status import _health, _upgrade, is_following
 from node.cli.tasks import ADDRESS, TASK
 from node.home import Home
 from testnet.cluster import write_home
@@ -161,6 +161,13 @@ def test_a_node_follows_the_chain_when_synced_connected_and_fresh() -> None:
     assert not is_following(STATUS | {"syncing": True})
     assert not is_following(STATUS | {"peers": 0})
     assert not is_following(STATUS | {"behind_ms": 61_000})
+
+
+def test_a_status_tells_of_a_version_that_this_release_does_not_know() -> None:
+    assert not _upgrade(STATUS) and not _upgrade(STATUS | {"upgrade": None})
+    coming = {"version": 2, "percent": 45, "last_height": None}
+    assert "45 % of the weight signals version 2" in _upgrade(STATUS | {"upgrade": coming})["upgrade"]
+    assert "after block 7,200" in _upgrade(STATUS | {"upgrade": coming | {"last_height": 7_200}})["upgrade"]
 
 
 def test_a_status_says_what_is_wrong_with_the_clock_or_the_genesis() -> None:

@@ -1,0 +1,93 @@
+"""What a committee signals of the next version of the protocol, where this software does not know it.
+
+A node that does not know the version of an epoch ends before its first block (docs/operations.md, "Upgrading").
+Its owner is told before: the seats' signals are on the chain (SDBFT.md 6).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from state.primitives.genesis import ChainParameters
+from state.transition.epochs import SIGNAL_SHARE, epoch_of, last_height, load_tally
+from state.transition.staking import load_committee
+from state.view import Reader
+
+__all__ = ["LOOK_BLOCKS", "Coming", "UpgradeWatch", "coming_version"]
+
+LOOK_BLOCKS: Final = 16
+"""How often the chain is asked, besides at the beginning of each epoch."""
+MEANT_SHARE: Final = (1, 3)
+"""The part of the weight that has to signal, and more: less may all be faulty."""
+
+
+class Coming(NamedTuple):
+    """A version that this software does not know."""
+
+    version: int
+    percent: int
+    """Of the committee's weight that signals it, rounded down."""
+    last_height: int | None
+    """The last block before it holds; None while it is not scheduled."""
+
+
+class _Signalled(NamedTuple):
+    weight: int
+    of: int
+
+    def is_part(self, part: tuple[int, int]) -> bool:
+        return self.weight * part[1] >= self.of * part[0]
+
+
+def coming_version(state: Reader, height: int, chain: ChainParameters, known: int) -> Coming | None:
+    """Return the version after ``known`` where more than a third of a committee's weight signals it at ``height``.
+
+    The epoch before counts as well: at the beginning of one, few seats have led a block. Raises RecordDamaged.
+    """
+    epoch = epoch_of(max(height, 1), chain)
+    now = _signalled(state, epoch, known + 1)
+    before = _signalled(state, epoch - 1, known + 1)
+    # What held for the whole epoch before was scheduled by its last block, for the epoch after this one.
+    is_scheduled = before.of > 0 and before.is_part(SIGNAL_SHARE)
+    most = max(now, before, key=lambda one: (one.weight / one.of) if one.of else 0.0)
+    if most.weight * MEANT_SHARE[1] <= most.of * MEANT_SHARE[0]:
+        return None
+    return Coming(known + 1, most.weight * 100 // most.of, last_height(epoch, chain) if is_scheduled else None)
+
+
+def _signalled(state: Reader, epoch: int, version: int) -> _Signalled:
+    if epoch < 0:
+        return _Signalled(0, 0)
+    committee, tally = load_committee(state, epoch), load_tally(state, epoch)
+    if committee is None or tally is None:
+        return _Signalled(0, 0)
+    weights = zip(committee.weights, tally.signals, strict=True)
+    return _Signalled(sum(weight for weight, signal in weights if signal >= version), committee.weight)
+
+
+class UpgradeWatch:
+    """Looks, now and then, in ``state`` for a version after ``known``."""
+
+    def __init__(self, state: Reader, chain: ChainParameters, known: int) -> None:
+        self._state = state
+        self._chain = chain
+        self._known = known
+        self._looked_at: tuple[int, int] | None = None
+        self._told: tuple[int, bool] | None = None
+        self.coming: Coming | None = None
+
+    def note(self, height: int) -> bool:
+        """Take note of a final block; tell whether the owner should hear: once an epoch, and when it is scheduled.
+
+        Raises RecordDamaged.
+        """
+        epoch, before = epoch_of(max(height, 1), self._chain), self._looked_at
+        if before is not None and epoch == before[0] and height < before[1] + LOOK_BLOCKS:
+            return False
+        self._looked_at = epoch, height
+        self.coming = coming_version(self._state, height, self._chain, self._known)
+        if self.coming is None:
+            return False
+        told = epoch, self.coming.last_height is not None
+        is_news, self._told = told != self._told, told
+        return is_news
