@@ -18,6 +18,7 @@ from consensus import events as c
 from consensus import replica as r
 from consensus.events import ConsensusParameters, Epoch
 from consensus.evidence import evidence_of_certificates
+from consensus.guard import JOURNAL_CERTIFICATE, read_journal
 from consensus.guard_log import blocks_alone
 from consensus.simulation.adversary import Adversary
 from consensus.simulation.cluster import Cluster, Node, sim_parameters
@@ -26,10 +27,12 @@ from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.scenarios import cut_network, fork_network
 from consensus.simulation.worlds import World
 from consensus.votes import Certificate, Check, vote_check
+from consensus.wire import decode_certificate
 from node.forks import certificates_of
 from node.simulation.world import BALANCE, WholeMachine, WholeWorld
+from state.primitives.blocks import decode_header
 from state.primitives.committee import Committee, Seat
-from state.primitives.votes import Equivocation, Vote
+from state.primitives.votes import NULLIFY, Equivocation, Vote
 from state.transition.jail import FOREVER, load_jail
 from state.transition.slashing import SlashRecord, load_slash
 from state.transition.staking import load_stake
@@ -44,6 +47,8 @@ CHAOS_MS: Final = {4: 1_100, 7: 800}
 MEET_MS: Final = 700
 AGAIN_MS: Final = 300
 RETRIES: Final = 3
+DECISIONS_MAX: Final = 3
+"""How often people agree on a chain: the liars that are left may sign two blocks of one height once more."""
 APART_MS: Final = 20_000
 LIMIT_MS: Final = 90_000
 """Virtual time until every proof is on chain, and again until those it names have no seat."""
@@ -66,6 +71,8 @@ class AboveOutcome(NamedTuple):
     slashed: int
     epochs: int
     recovery_ms: int
+    stands_still: bool = False
+    """The chain that was agreed on cannot go on: what was signed on another leads all past a view of it."""
 
 
 class Branches(Oracle):
@@ -188,6 +195,28 @@ class Branches(Oracle):
     def epoch_max(self) -> int:
         """The newest epoch that any honest node has entered."""
         return max(self._committees, default=0)
+
+    def stands_on(self, block_hash: bytes, below: bytes) -> bool:
+        """Tell whether a block is known and has another one below it."""
+        while (block := self._blocks.get(block_hash)) is not None:
+            if block.parent_hash == below:
+                return True
+            block_hash = block.parent_hash
+        return False
+
+    def named_share(self) -> Fraction:
+        """The largest part of a committee's weight that the proofs name."""
+        named: dict[int, set[bytes]] = {}
+        for first, _ in self.proofs:
+            named.setdefault(first.epoch, set()).update(caster.address for caster in self._casters(first))
+        return max(
+            (
+                Fraction(sum(seat.weight for seat in committee.seats if seat.address in who), committee.weight)
+                for epoch, who in named.items()
+                for committee in self._committees[epoch].values()
+            ),
+            default=Fraction(0),
+        )
 
     def begins_anew(self, node: int) -> None:
         """A person has taken the database of a node away."""
@@ -318,8 +347,14 @@ def _aftermath(cluster: _Cluster, world: WholeWorld, kind: str, faulty: frozense
     cluster.run(cluster.now_ms + MEET_MS)
     if branches.forks or kind == "adversary" or any(node.halted for node in _honest(cluster.nodes)):
         _decide(cluster)
-    _settle(cluster)
+    goes_on = _settle(cluster)
     recovery_ms = cluster.now_ms - healed_ms
+    if not goes_on:
+        liars, epochs = len(branches.liars), branches.epoch_max + 1
+        forked = bool(branches.forks)
+        return AboveOutcome(
+            kind, cluster.events, cluster.trace, forked, punished, liars, 0, epochs, 0, stands_still=True
+        )
     slashed = _check_branch(world, cluster.nodes, bool(branches.forks), faulty)
     _without_the_slashed(cluster)
     _check_branch(world, cluster.nodes, bool(branches.forks), faulty)
@@ -438,18 +473,59 @@ def _waits(side: Sequence[Node]) -> bool:
     return any(machine_of(node).pending for node in _honest(side))
 
 
-def _settle(cluster: _Cluster) -> None:
-    """Run until all that is provable is on the chain, and it goes on. Raises Violation when it takes too long."""
+def _settle(cluster: _Cluster) -> bool:
+    """Run until all that is provable is on the chain, and it goes on; tell whether it does.
+
+    It need not where a lie leads past what can be built on; then the proofs must tell whose lie it is. Raises
+    Violation when it takes too long for no such reason.
+    """
     honest, branches = _honest(cluster.nodes), cluster.branches
-    goal = max(branches.height(node.number) for node in honest) + LIVE_BLOCKS
 
     def is_done() -> bool:
         return all(branches.height(node.number) >= goal for node in honest) and not _waits(honest)
 
-    if not cluster.run(cluster.now_ms + LIMIT_MS, is_done):
-        heights = [branches.height(node.number) for node in honest]
-        waiting = [len(machine_of(node).pending) for node in honest]
+    for decision in range(1, DECISIONS_MAX + 1):
+        goal = max(branches.height(node.number) for node in honest) + LIVE_BLOCKS
+        if cluster.run(cluster.now_ms + LIMIT_MS, is_done):
+            return True
+        if decision == DECISIONS_MAX or not any(node.halted for node in honest):
+            break
+        _decide(cluster)
+    heights = [branches.height(node.number) for node in honest]
+    waiting = [len(machine_of(node).pending) for node in honest]
+    seated = [node for node in honest if _has_seat(cluster.world, node)]
+    if not all(_is_led_astray(cluster, node) for node in seated):
         raise Violation(f"not all proofs are on chain: heights {heights} of {goal}, waiting {waiting}")
+    if 3 * branches.named_share() <= 1:
+        raise Violation(f"the chain stands still at {heights}, and the proofs name too few")
+    return False
+
+
+def _has_seat(world: World, node: Node) -> bool:
+    reign = node.machine.reign(node.epoch)
+    assert reign is not None
+    return reign.committee.seat_of(world.address(node.account)) is not None
+
+
+def _is_led_astray(cluster: _Cluster, node: Node) -> bool:
+    """Whether a certificate of another chain leads a node past a view that no NULLIFY certificate lets through."""
+    if node.halted:
+        return False
+    tip = machine_of(node).store.tip
+    final = decode_header(tip.header)
+    above = [
+        certificate
+        for kind, data in read_journal(node.journal_log.durable)[0]
+        if kind == JOURNAL_CERTIFICATE
+        and ((certificate := decode_certificate(data)).epoch, certificate.view) > (final.epoch, final.view)
+    ]
+    nullified = {(certificate.epoch, certificate.view) for certificate in above if certificate.kind == NULLIFY}
+    return any(
+        certificate.kind != NULLIFY
+        and (certificate.epoch, certificate.view) not in nullified
+        and not cluster.branches.stands_on(certificate.block_hash, tip.block_hash)
+        for certificate in above
+    )
 
 
 def _slashed(machine: WholeMachine, world: WholeWorld) -> dict[int, SlashRecord]:

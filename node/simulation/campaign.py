@@ -68,7 +68,8 @@ def _whole(number: int) -> Run:
 
 def _above(number: int) -> Run:
     found = run_above(number)
-    return Run(f"above the bound, {found.kind}", found.events, found.recovery_ms, found.is_forked)
+    kind = f"above the bound, {found.kind}" + ", stands still" * found.stands_still
+    return Run(kind, found.events, found.recovery_ms, found.is_forked)
 
 
 def _two_rounds(number: int) -> Run:
