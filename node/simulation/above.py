@@ -218,6 +218,11 @@ class Branches(Oracle):
             default=Fraction(0),
         )
 
+    def is_back(self, node: int, machine: WholeMachine) -> None:
+        """A person has put a database of a node back."""
+        records = [machine.store.height(height) for height in range(1, machine.store.tip.height + 1)]
+        self._finals[node] = [record.block_hash for record in records if record is not None]
+
     def begins_anew(self, node: int) -> None:
         """A person has taken the database of a node away."""
         self._finals.pop(node, None)
@@ -231,6 +236,8 @@ class _Cluster(Cluster):
     ) -> None:
         super().__init__(seed, world, honest, twins=twins, parameters=parameters, may_fork=True)
         self.branches = Branches(self._honest, world.root_hash, world.genesis_hash, self.is_valid)
+        self.aside: dict[int, tuple[WholeMachine, SimulatedLog]] = {}
+        """By node: the database and the journal that it had before it began anew."""
         self.oracle = self.branches
 
     def _blame(self, node: Node, replica: r.Replica, sender: bytes, reason: str) -> None:
@@ -418,13 +425,13 @@ def _follows(machine: WholeMachine, other: WholeMachine) -> bool:
     return one is not None and two is not None and one.block_hash == two.block_hash
 
 
-def _decide(cluster: _Cluster) -> None:
-    """People agree on the longest chain: who follows it starts again as it is, the other honest begin anew on it.
+def _decide(cluster: _Cluster, chosen: Node | None = None) -> None:
+    """People agree on a chain, the longest: who follows it starts again as it is, the other honest begin anew on it.
 
     Their guards stay, and who halts once more begins anew too. Of a liar one process is left, of that chain if it
     has any. What the databases that are given up had on record is brought to the chain that goes on.
     """
-    chosen = _tallest(cluster, cluster.nodes)
+    chosen = _tallest(cluster, cluster.nodes) if chosen is None else chosen
     chain = machine_of(chosen)
     followers = {node.number for node in cluster.nodes if _follows(machine_of(node), chain)}
     recorded = _recorded(cluster)
@@ -458,7 +465,24 @@ def _decide(cluster: _Cluster) -> None:
     cluster.bring_proofs(chosen)
 
 
+def _turn_back(cluster: _Cluster) -> bool:
+    """People take the other chain, from the databases that were put aside; tell whether there are any."""
+    aside, cluster.aside = cluster.aside, {}
+    back = [node for node in cluster.nodes if node.number in aside]
+    if not _honest(back):
+        return False
+    for node in cluster.nodes:
+        cluster.crash(node, EVER_MS)
+    for node in back:
+        earlier, node.journal_log = aside[node.number]
+        node.machine = machine_of(node).put_back(earlier)
+        cluster.branches.is_back(node.number, earlier)
+    _decide(cluster, _tallest(cluster, back))
+    return True
+
+
 def _begin_anew(cluster: _Cluster, node: Node) -> None:
+    cluster.aside.setdefault(node.number, (machine_of(node), node.journal_log))
     node.journal_log = SimulatedLog()
     node.machine = machine_of(node).anew()
     cluster.branches.begins_anew(node.number)
@@ -488,9 +512,12 @@ def _settle(cluster: _Cluster) -> bool:
         goal = max(branches.height(node.number) for node in honest) + LIVE_BLOCKS
         if cluster.run(cluster.now_ms + LIMIT_MS, is_done):
             return True
-        if decision == DECISIONS_MAX or not any(node.halted for node in honest):
+        if decision == DECISIONS_MAX:
             break
-        _decide(cluster)
+        if any(node.halted for node in honest):
+            _decide(cluster)
+        elif not _turn_back(cluster):
+            break
     heights = [branches.height(node.number) for node in honest]
     waiting = [len(machine_of(node).pending) for node in honest]
     seated = [node for node in honest if _has_seat(cluster.world, node)]

@@ -405,6 +405,12 @@ class WholeMachine:
         world.machines[world.machines.index(self)] = machine
         return machine
 
+    def put_back(self, earlier: WholeMachine) -> WholeMachine:
+        """Return the machine with an earlier database of the same node, and the file of evidence as it is."""
+        earlier._evidence_file = self._evidence_file
+        self._world.machines[self._world.machines.index(self)] = earlier
+        return earlier
+
     # Transactions and evidence of others.
 
     def admit(self, raw: bytes) -> None:
