@@ -52,6 +52,8 @@ DECISIONS_MAX: Final = 3
 APART_MS: Final = 20_000
 LIMIT_MS: Final = 90_000
 """Virtual time until every proof is on chain, and again until those it names have no seat."""
+LIMIT_AGAIN_MS: Final = 4 * LIMIT_MS
+"""The same after a first attempt that stood still: who has voted in a view there votes for nothing else in it."""
 LIVE_BLOCKS: Final = 5
 HONEST_MIN: Final = 99
 """Per cent of its stake that an honest account keeps: who is cut off may be taken for absent and pay a little."""
@@ -508,15 +510,18 @@ def _settle(cluster: _Cluster) -> bool:
     def is_done() -> bool:
         return all(branches.height(node.number) >= goal for node in honest) and not _waits(honest)
 
+    limit_ms = LIMIT_MS
     for decision in range(1, DECISIONS_MAX + 1):
         goal = max(branches.height(node.number) for node in honest) + LIVE_BLOCKS
-        if cluster.run(cluster.now_ms + LIMIT_MS, is_done):
+        if cluster.run(cluster.now_ms + limit_ms, is_done):
             return True
         if decision == DECISIONS_MAX:
             break
         if any(node.halted for node in honest):
             _decide(cluster)
-        elif not _turn_back(cluster):
+        elif limit_ms == LIMIT_MS and _turn_back(cluster):
+            limit_ms = LIMIT_AGAIN_MS
+        else:
             break
     heights = [branches.height(node.number) for node in honest]
     waiting = [len(machine_of(node).pending) for node in honest]
