@@ -428,7 +428,7 @@ def _follows(machine: WholeMachine, other: WholeMachine) -> bool:
 
 
 def _decide(cluster: _Cluster, chosen: Node | None = None) -> None:
-    """People agree on a chain, the longest: who follows it starts again as it is, the other honest begin anew on it.
+    """People agree on a chain, the longest: who follows it starts again as it is, the others begin anew on it.
 
     Their guards stay, and who halts once more begins anew too. Of a liar one process is left, of that chain if it
     has any. What the databases that are given up had on record is brought to the chain that goes on.

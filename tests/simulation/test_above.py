@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 
@@ -26,6 +27,7 @@ def test_who_lies_is_punished_on_chain_and_the_honest_go_on(first: int) -> None:
             found = run_above(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        assert not found.stands_still
         seen += Counter({"forked": found.is_forked, "slashed": found.slashed, "epochs": found.epochs})
     # Ten runs in which nothing forked, or few were caught, would prove little.
     assert seen["forked"] >= 1
@@ -37,6 +39,26 @@ def test_what_databases_have_on_record_names_more_than_a_third_of_a_fork() -> No
     """A run in which certificates of nodes' memories had to be brought, as long as databases kept too few."""
     found = run_above(202)
     assert found.is_forked and (found.slashed, found.punished_apart) == (3, 2)
+
+
+@pytest.mark.parametrize(("seed", "kind"), [(965, "fork"), (693, "apart")])
+def test_where_a_decision_does_not_last_people_decide_again(seed: int, kind: str) -> None:
+    """The liars that were left sign another block of the same height; a lie leads past what the chain can have."""
+    found = run_above(seed)
+    assert (found.kind, found.is_forked, found.stands_still) == (kind, True, False) and found.slashed == 2
+
+
+def test_a_chain_that_a_lie_has_led_astray_is_told_from_one_that_stands_still_for_no_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has made a block of the other chain final, so that no database leads back to it."""
+    assert run_above(437).stands_still
+    monkeypatch.setattr(Branches, "named_share", lambda self: Fraction(1, 3))
+    with pytest.raises(Violation, match="the proofs name too few"):
+        run_above(437)
+    monkeypatch.setattr(Branches, "stands_on", lambda self, block_hash, below: True)
+    with pytest.raises(Violation, match="not all proofs are on chain"):
+        run_above(437)
 
 
 def test_two_branches_punish_each_for_itself() -> None:
