@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,7 @@ from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
 from node.home import Home
 from node.tenancy import live_in
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["accuse", "settle"]
 
+KEPT_JOURNALS: Final = "journals"
+"""In a database that was moved aside: the journals that went with it, by the folder of their vote key."""
 SUBMITTED_MAX: Final = 1_024
 """Certificates that are brought at most: the conflict lies in the first views after the last block in common."""
 
@@ -41,9 +43,10 @@ def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
     """After a fork: put the stopped node on the chain that people have agreed on.
 
     HEIGHT:HASH is the first block of that chain that the other has not. A node that has it keeps all (with
-    --again, of its journal the blocks alone). On the other chain, the database is moved aside (data/chain.left-N),
-    snapshots and journal go, and the next start syncs anew. The vote guard is never touched: what the key has
-    signed stays signed.
+    --again, of its journal the blocks alone). On the other chain, the database is moved aside (data/chain.left-N)
+    with its journal, snapshots go, and the next start syncs anew; but where a database that was moved aside before
+    has that block, it is put back with its journal. The vote guard is never touched: what the key has signed stays
+    signed.
 
     \b
     Examples:
@@ -62,6 +65,7 @@ def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
 
 def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
     from consensus.guard_log import blocks_alone
+    from node.promises import write_durably
     from node.sync.service import is_fresh, move_aside, sync_path
     from node.sync.wiring import snapshots_path
 
@@ -78,15 +82,41 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
                 )
     is_on = found == chosen.block_hash
     moved: Path | None = None
+    back: Path | None = None
     with _journals(home) as journals:
-        if found is not None and not is_on:
-            moved = move_aside(home.chain, "left")
-            for folder in (sync_path(home.chain), snapshots_path(home)):
-                shutil.rmtree(folder, ignore_errors=True)
-        if again or not is_on:
-            for journal in journals:
-                journal.replace(blocks_alone(journal.read()) if is_on else b"")
-    return {"on_chain": is_on, "found": found, "moved_to": None if moved is None else str(moved)}
+        if not is_on:
+            back = _find_aside(home, chosen)
+            if found is not None:
+                (home.chain / KEPT_JOURNALS).mkdir(exist_ok=True)
+                for name, journal in journals.items():
+                    write_durably(home.chain / KEPT_JOURNALS / name, journal.read())
+                moved = move_aside(home.chain, "left")
+                for folder in (sync_path(home.chain), snapshots_path(home)):
+                    shutil.rmtree(folder, ignore_errors=True)
+            for name, journal in journals.items():
+                kept = None if back is None else back / KEPT_JOURNALS / name
+                journal.replace(kept.read_bytes() if kept is not None and kept.exists() else b"")
+            if back is not None:
+                back.rename(home.chain)  # until then it is found again
+                shutil.rmtree(home.chain / KEPT_JOURNALS, ignore_errors=True)
+                is_on = True
+        if again and is_on:
+            for journal in journals.values():
+                journal.replace(blocks_alone(journal.read()))
+    return {
+        "on_chain": is_on, "found": found, "moved_to": None if moved is None else str(moved),
+        "put_back": None if back is None else str(back),
+    }  # fmt: skip
+
+
+def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
+    """Return a database that was moved aside and has the chosen block."""
+    for place in sorted(home.chain.parent.glob(f"{home.chain.name}.left-*")):
+        with suppress(StoreError, ConfigError), _opened(home, place) as store:
+            record = store.height(chosen.height) if store.base <= chosen.height <= store.tip.height else None
+            if record is not None and record.block_hash == chosen.block_hash:
+                return place
+    return None
 
 
 @click.command()
@@ -185,18 +215,18 @@ def _opened(home: Home, place: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def _journals(home: Home) -> Iterator[list[Any]]:
-    """Lock the directories of the vote keys, and give the journals that are there."""
+def _journals(home: Home) -> Iterator[dict[str, Any]]:
+    """Lock the directories of the vote keys, and give the journals that are there, by their folder."""
     from contextlib import ExitStack
 
     from consensus.guard_log import JOURNAL_FILE, VoteDirectory
 
     with ExitStack() as stack:
-        found = []
+        found = {}
         for folder in sorted(home.guard.parent.glob(home.guard.name + "*")):
             if folder.is_dir():
                 directory = VoteDirectory(folder)
                 stack.callback(directory.close)
                 if (folder / JOURNAL_FILE).exists():
-                    found.append(directory.journal)
+                    found[folder.name] = directory.journal
         yield found

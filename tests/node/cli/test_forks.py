@@ -97,7 +97,8 @@ def test_a_node_of_the_chain_that_goes_on_keeps_all_and_if_it_halts_again_all_bu
     home, own = make_home(tmp_path)
     guard = (home.guard / "votes.guard").read_bytes()
     whole = (home.guard / JOURNAL_FILE).read_bytes()
-    assert settle(home, FORK, own) == {"on_chain": True, "found": "0x" + own.hex(), "moved_to": None}
+    kept = {"on_chain": True, "found": "0x" + own.hex(), "moved_to": None, "put_back": None}
+    assert settle(home, FORK, own) == kept
     assert (home.guard / JOURNAL_FILE).read_bytes() == whole
     assert settle(home, FORK, own, "--again")["on_chain"]
     assert (home.guard / "votes.guard").read_bytes() == guard
@@ -119,6 +120,34 @@ def test_a_running_node_is_not_settled(tmp_path: Path) -> None:
     finally:
         node.store.close()
     assert len(read_journal((home.guard / JOURNAL_FILE).read_bytes())[0]) == 2
+
+
+def test_people_who_take_the_other_chain_after_all_have_its_database_and_journal_back(tmp_path: Path) -> None:
+    home, own = make_home(tmp_path)
+    guard = (home.guard / "votes.guard").read_bytes()
+    journal = (home.guard / JOURNAL_FILE).read_bytes()
+    left = settle(home, FORK, b"x" * 32)
+    assert not left["on_chain"] and (home.guard / JOURNAL_FILE).read_bytes() == b""
+    for _ in range(2):  # at first nothing has been synced meanwhile, then the chain that stands still
+        (home.guard / JOURNAL_FILE).write_bytes(b"of the chain that stood still")
+        back = settle(home, FORK, own)
+        assert (back["on_chain"], back["put_back"]) == (True, left["moved_to"])
+        assert (home.guard / JOURNAL_FILE).read_bytes() == journal
+        assert not Path(left["moved_to"]).exists() and not (home.chain / "journals").exists()
+        assert settle(home, FORK, own)["moved_to"] is None, "a second time changes nothing"
+        left = settle(home, FORK, b"x" * 32)
+        node = Node(home.chain)
+        node.mint()
+        extend(node, (2,), later_ms=5)
+        other = node.store.tip.block_hash
+        node.store.close()
+    # The one that was synced meanwhile is aside too, each with what its keys had in their journals.
+    settle(home, FORK, own)
+    assert settle(home, FORK, other)["put_back"]
+    assert (home.guard / JOURNAL_FILE).read_bytes() == b"of the chain that stood still"
+    settle(home, FORK, own, "--again")
+    assert read_journal((home.guard / JOURNAL_FILE).read_bytes())[0] == [(JOURNAL_BLOCK, b"block")]
+    assert (home.guard / "votes.guard").read_bytes() == guard
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
