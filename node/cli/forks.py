@@ -69,24 +69,24 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
     from node.sync.service import is_fresh, move_aside, sync_path
     from node.sync.wiring import snapshots_path
 
-    found = None
+    found, tip = None, 0
     if not is_fresh(home.chain):
         with _opened(home, home.chain) as store:
             tip, record = store.tip.height, store.height(chosen.height) if chosen.height >= store.base else None
             found = None if record is None else record.block_hash
-            if found is None and tip:
-                raise ConfigError(
-                    f"{home.chain} has heights {store.base} to {tip}: at {chosen.height} it cannot be told whose "
-                    "chain it is. Give the first height at which the chains differ; a database that ends below it "
-                    "is on neither: start it with a --checkpoint of the chosen chain"
-                )
+            has = f"{home.chain} has heights {store.base} to {tip}"
     is_on = found == chosen.block_hash
+    back = None if is_on else _find_aside(home, chosen)
+    if tip and found is None and back is None:
+        raise ConfigError(
+            f"{has}: at {chosen.height} it cannot be told whose chain it is. Give the first height at which the "
+            "chains differ; a database that ends below it is on neither: start it with a --checkpoint of the "
+            "chosen chain"
+        )
     moved: Path | None = None
-    back: Path | None = None
     with _journals(home) as journals:
         if not is_on:
-            back = _find_aside(home, chosen)
-            if found is not None:
+            if found is not None or (back is not None and not is_fresh(home.chain)):
                 (home.chain / KEPT_JOURNALS).mkdir(exist_ok=True)
                 for name, journal in journals.items():
                     write_durably(home.chain / KEPT_JOURNALS / name, journal.read())
@@ -94,8 +94,8 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
                 for folder in (sync_path(home.chain), snapshots_path(home)):
                     shutil.rmtree(folder, ignore_errors=True)
             for name, journal in journals.items():
-                kept = None if back is None else back / KEPT_JOURNALS / name
-                journal.replace(kept.read_bytes() if kept is not None and kept.exists() else b"")
+                before = None if back is None else back / KEPT_JOURNALS / name
+                journal.replace(before.read_bytes() if before is not None and before.exists() else b"")
             if back is not None:
                 back.rename(home.chain)  # until then it is found again
                 shutil.rmtree(home.chain / KEPT_JOURNALS, ignore_errors=True)

@@ -126,25 +126,38 @@ def test_people_who_take_the_other_chain_after_all_have_its_database_and_journal
     home, own = make_home(tmp_path)
     guard = (home.guard / "votes.guard").read_bytes()
     journal = (home.guard / JOURNAL_FILE).read_bytes()
-    left = settle(home, FORK, b"x" * 32)
-    assert not left["on_chain"] and (home.guard / JOURNAL_FILE).read_bytes() == b""
-    for _ in range(2):  # at first nothing has been synced meanwhile, then the chain that stands still
-        (home.guard / JOURNAL_FILE).write_bytes(b"of the chain that stood still")
-        back = settle(home, FORK, own)
-        assert (back["on_chain"], back["put_back"]) == (True, left["moved_to"])
+    others = b"of the chain that stood still"
+
+    def leave() -> str:
+        told = settle(home, FORK, b"x" * 32)
+        assert not told["on_chain"] and not home.chain.exists()
+        assert (home.guard / JOURNAL_FILE).read_bytes() == b""
+        (home.guard / JOURNAL_FILE).write_bytes(others)
+        return str(told["moved_to"])
+
+    def take_back(left: str) -> None:
+        told = settle(home, FORK, own)
+        assert (told["on_chain"], told["put_back"]) == (True, left)
         assert (home.guard / JOURNAL_FILE).read_bytes() == journal
-        assert not Path(left["moved_to"]).exists() and not (home.chain / "journals").exists()
+        assert not Path(left).exists() and not (home.chain / "journals").exists()
         assert settle(home, FORK, own)["moved_to"] is None, "a second time changes nothing"
-        left = settle(home, FORK, b"x" * 32)
-        node = Node(home.chain)
-        node.mint()
-        extend(node, (2,), later_ms=5)
-        other = node.store.tip.block_hash
-        node.store.close()
-    # The one that was synced meanwhile is aside too, each with what its keys had in their journals.
-    settle(home, FORK, own)
-    assert settle(home, FORK, other)["put_back"]
-    assert (home.guard / JOURNAL_FILE).read_bytes() == b"of the chain that stood still"
+
+    left = leave()
+    take_back(left)  # nothing had been synced meanwhile
+    left = leave()
+    node = Node(home.chain)
+    node.mint()
+    node.store.close()
+    take_back(left)  # what had ends below the fork
+    left = leave()
+    node = Node(home.chain)
+    node.mint()
+    extend(node, (2,), later_ms=5)
+    other = node.store.tip.block_hash
+    node.store.close()
+    take_back(left)
+    # And that one is aside too, with what the keys had in their journals there.
+    assert settle(home, FORK, other)["put_back"] and (home.guard / JOURNAL_FILE).read_bytes() == others
     settle(home, FORK, own, "--again")
     assert read_journal((home.guard / JOURNAL_FILE).read_bytes())[0] == [(JOURNAL_BLOCK, b"block")]
     assert (home.guard / "votes.guard").read_bytes() == guard
