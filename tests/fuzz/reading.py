@@ -55,6 +55,8 @@ class Course:
 
 
 Place = tuple[int, ...]
+_REFUSED: Final[Place] = (0,)
+"""Where does not matter any more."""
 
 
 def place_of(error: BaseException | None) -> Place:
@@ -176,7 +178,7 @@ def _run_chunk(
             watch.number = -1
         except raises as error:
             watch.number = -1
-            place = place_of(error)
+            place = place_of(error) if has_room else _REFUSED
         except (Exception, Hangs) as error:
             watch.number = -1
             what = repr(error)[:500]
