@@ -22,7 +22,8 @@ MODULES: Final = (
     *("consensus/halves.py", "consensus/inbound.py", "consensus/replica.py", "consensus/sync.py"),
     *("consensus/votes.py", "consensus/wire.py"),
     *("consensus/simulation/cluster.py", "consensus/simulation/disk.py", "consensus/simulation/oracle.py"),
-    *("consensus/simulation/worlds.py", "consensus/simulation/crash_points.py", "node/simulation/above.py"),
+    *("consensus/simulation/worlds.py", "consensus/simulation/crash_points.py"),
+    *("node/simulation/branches.py", "node/simulation/people.py", "node/simulation/above.py"),
 )
 """Where the time goes, and what inherits from it: an interpreted class cannot inherit from a compiled one."""
 _BUILD: Final = """

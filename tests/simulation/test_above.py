@@ -9,7 +9,8 @@ from fractions import Fraction
 import pytest
 
 from consensus.simulation.oracle import Violation
-from node.simulation.above import Branches, run_above
+from node.simulation.above import run_above
+from node.simulation.branches import Branches
 from node.simulation.campaign import RUNS
 from node.simulation.world import WholeMachine, WholeWorld
 from state.primitives.hashing import ZERO_HASH
