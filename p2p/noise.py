@@ -47,8 +47,11 @@ class StaticKey:
     def __init__(self, secret: bytes) -> None:
         if len(secret) != KEY_BYTES:
             raise HandshakeFailed("an X25519 secret has 32 bytes")
-        self._secret = X25519PrivateKey.from_private_bytes(secret)
-        self.public: bytes = self._secret.public_key().public_bytes_raw()
+        self._hold(X25519PrivateKey.from_private_bytes(secret))
+
+    def _hold(self, secret: X25519PrivateKey) -> None:
+        self._secret = secret
+        self.public: bytes = secret.public_key().public_bytes_raw()
 
     def __repr__(self) -> str:
         return f"StaticKey(public={self.public.hex()})"
@@ -56,7 +59,9 @@ class StaticKey:
     @classmethod
     def generate(cls) -> StaticKey:
         """Return a fresh key from the operating system's randomness."""
-        return cls(X25519PrivateKey.generate().private_bytes_raw())
+        key = cls.__new__(cls)
+        key._hold(X25519PrivateKey.generate())  # from its bytes the public half would be computed once more
+        return key
 
     @property
     def secret(self) -> bytes:
