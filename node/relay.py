@@ -11,7 +11,7 @@ from typing import Final
 
 from node.carriage import GatewayLedger
 from node.config import KeyOptions, LogOptions, load_table, parse_host_port
-from node.home import Home, load_key, node_secret, read_passphrase
+from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import RELAY, expected
 from node.logs import configure_logs
 from node.ports import check_listen
@@ -83,10 +83,13 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
         return Identity.create(account, genesis_hash=chain, now_ms=now_ms, roles=Role.RELAY, node_secret=secret)
 
     def tell(daemon: RelayDaemon) -> None:
-        host, port = daemon.endpoint
-        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        ready = {"pid": os.getpid(), "address": format_address(account.address), "relay": at}
-        home.ready.write_text(json.dumps(ready) + "\n")
+        ready = {
+            "pid": os.getpid(),
+            "address": format_address(account.address),
+            "relay": _written(daemon.endpoint),
+            "metrics": None if daemon.metrics_endpoint is None else _written(daemon.metrics_endpoint),
+        }
+        write_whole(home.ready, json.dumps(ready) + "\n")
 
     with live_in(home):
         for name, where in listens.items():
@@ -101,3 +104,8 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
             run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
         finally:
             home.ready.unlink(missing_ok=True)
+
+
+def _written(endpoint: tuple[str, int]) -> str:
+    host, port = endpoint
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,6 +14,7 @@ import click
 from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_rows, show_time
+from node.cli.relay_status import status
 from node.cli.session import Session, send, session_options
 from node.home import Home, create_home, load_genesis, load_key
 from node.keyring import random_key
@@ -235,3 +236,6 @@ def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
     if client is not None:
         client.close()
     show_rows(rows, ("payer", "bytes", "amount", "state"), as_json=as_json, title="Receipts")
+
+
+relay.add_command(status)

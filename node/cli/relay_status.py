@@ -1,0 +1,156 @@
+"""``dekube relay status``: how the relay in a home is doing, by what it tells at its port for metrics."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from ipaddress import ip_address
+from typing import Any, Final
+
+import click
+from rich.filesize import decimal
+
+from node.cli.options import relay_home_option
+from node.cli.output import counted, json_option, show_fields
+from node.config import parse_host_port
+from node.kinds import RELAY, check_kind
+from node.places import Home
+from rpc.client.control import ControlUnavailable
+from state.primitives.errors import ConfigError
+
+__all__ = ["parse_counts", "status"]
+
+METRICS_LIMIT_BYTES: Final = 1 << 20
+ASK_S: Final = 5.0
+"""How long the relay may take for each part of its answer."""
+READY_LIMIT_BYTES: Final = 4_096
+FULL_PERCENT: Final = 100
+_PREFIX: Final = "dekube_relay_"
+_NUMBERS: Final = frozenset(
+    {
+        "bbr", "bytes_total", "circuits", "circuits_total", "connections", "controls", "fanout_connections",
+        "hosts", "known_payers", "links", "load_percent", "pending_circuits", "receipts_total", "reservations",
+        "settled_total", "strangers_bytes", "unpaid_bytes",
+    }
+)  # fmt: skip
+"""What every relay tells; those without a label."""
+
+
+@click.command()
+@relay_home_option
+@click.option("--check", is_flag=True, help="Exit status 1 unless the relay answers and is not full.")
+@json_option
+def status(home: Home, check: bool, as_json: bool) -> None:
+    """Show clients, circuits, load and what is owed of the relay in --home.
+
+    It is asked at its port for metrics (`metrics` in config.toml); all numbers are since it started.
+    """
+    ready = _ready(home)
+    found = {"address": ready.get("address"), "relay": ready["relay"], **_ask(ready)}
+    if as_json:
+        show_fields(found, as_json=True)
+    else:
+        show_fields(_in_words(found), as_json=False, title=f"Relay {found['address']}")
+    if check and found["load_percent"] >= FULL_PERCENT:
+        raise click.exceptions.Exit(1)
+
+
+def parse_counts(body: bytes) -> dict[str, Any]:
+    """Return what a relay tells by name: a number, or numbers by label. Raises ConfigError for anything else."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    counts: dict[str, Any] = {}
+    try:
+        for family in text_string_to_metric_families(body.decode()):
+            for sample in family.samples:
+                if not sample.name.startswith(_PREFIX):
+                    continue
+                name = sample.name.removeprefix(_PREFIX)
+                value = int(sample.value)  # neither NaN nor infinity is a count
+                if not sample.labels:
+                    counts[name] = value
+                elif len(sample.labels) == 1 and name not in _NUMBERS:
+                    by_label = counts.setdefault(name, {})
+                    if isinstance(by_label, dict):
+                        by_label[next(iter(sample.labels.values()))] = value
+    except (ValueError, ArithmeticError, LookupError) as error:  # the parser raises IndexError as well
+        raise ConfigError(f"not metrics: {error}") from None
+    if missing := sorted(_NUMBERS - counts.keys()):
+        raise ConfigError(f"not metrics of a relay: without {missing[0]}")
+    return dict(sorted(counts.items()))
+
+
+def _ready(home: Home) -> dict[str, Any]:
+    """Return what the relay wrote when it was up."""
+    try:
+        with home.ready.open("rb") as file:
+            found = json.loads(file.read(READY_LIMIT_BYTES))
+    except FileNotFoundError:
+        check_kind(home.config, RELAY)
+        raise ControlUnavailable(f"no relay runs in {home.root}; `dekube relay run` starts it") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{home.ready}: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("relay"), str):
+        check_kind(home.config, RELAY)
+        raise ConfigError(f"{home.ready}: not what a relay writes")
+    return found
+
+
+def _ask(ready: dict[str, Any]) -> dict[str, Any]:
+    at = ready.get("metrics")
+    if not isinstance(at, str):
+        raise ConfigError("the relay tells nothing of itself: `metrics` is empty in its config.toml")
+    host, port = parse_host_port(at)
+    connection = HTTPConnection(_dialled(host), port, timeout=ASK_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        body = answer.read(METRICS_LIMIT_BYTES + 1)
+    except (OSError, HTTPException) as error:
+        why = getattr(error, "strerror", None) or repr(error)
+        raise ControlUnavailable(f"the relay does not answer at {at} ({why})") from None
+    finally:
+        connection.close()
+    if answer.status != HTTPStatus.OK or len(body) > METRICS_LIMIT_BYTES:
+        raise ControlUnavailable(f"what answers at {at} is no relay")
+    try:
+        return parse_counts(body)
+    except ConfigError as error:
+        raise ControlUnavailable(f"what answers at {at} is no relay: {error}") from None
+
+
+def _dialled(host: str) -> str:
+    """Return where one is reached from its own machine that listens at ``host``."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    return {4: "127.0.0.1", 6: "::1"}[address.version] if address.is_unspecified else host
+
+
+def _in_words(found: dict[str, Any]) -> dict[str, Any]:
+    full = "full, takes nobody new" if found["load_percent"] >= FULL_PERCENT else "well"
+    return {
+        "health": f"{full}: {found['load_percent']} % of what it may carry",
+        "listens": found["relay"],
+        "clients": f"{counted(found['reservations'], 'client')} reached through it, "
+        f"{counted(found['connections'], 'connection')} of {counted(found['hosts'], 'host')}",
+        "circuits": f"{found['circuits']:,} run, {found['pending_circuits']:,} wait, "
+        f"{found['circuits_total']:,} so far",
+        "carried": decimal(found["bytes_total"]),
+        "fan-out": counted(found["fanout_connections"], "connection"),
+        "relays": f"linked with {found['links']:,}",
+        "payers": f"{found['known_payers']:,} known, {decimal(found['unpaid_bytes'])} not paid yet, "
+        f"{counted(found['receipts_total'], 'receipt')} taken, {found['settled_total']:,} brought on chain",
+        "strangers": f"{decimal(found['strangers_bytes'])} today",
+        "refused": _by_reason(found.get("refusals_total")),
+        "closed": _by_reason(found.get("drops_total")),
+        "congestion": "BBR" if found["bbr"] else "not BBR, slow on long paths with loss (docs/operations.md)",
+    }
+
+
+def _by_reason(counts: Any) -> str:
+    some = {reason: count for reason, count in counts.items() if count} if isinstance(counts, dict) else {}
+    ordered = sorted(some.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count:,} {reason}" for reason, count in ordered) or "nothing"
