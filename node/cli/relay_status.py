@@ -146,8 +146,16 @@ def _in_words(found: dict[str, Any]) -> dict[str, Any]:
         "strangers": f"{decimal(found['strangers_bytes'])} today",
         "refused": _by_reason(found.get("refusals_total")),
         "closed": _by_reason(found.get("drops_total")),
-        "congestion": "BBR" if found["bbr"] else "not BBR, slow on long paths with loss (docs/operations.md)",
+        "congestion": _congestion(found),
     }
+
+
+def _congestion(found: dict[str, Any]) -> str:
+    if found["bbr"]:
+        return "BBR"
+    if not found["hosts"]:
+        return "not known before the first connection"
+    return "not BBR, slow on long paths with loss (docs/operations.md)"
 
 
 def _by_reason(counts: Any) -> str:

@@ -119,6 +119,7 @@ def test_a_relay_that_runs_and_one_that_has_ended(tmp_path: Path) -> None:
         shown = status(home).output
         assert f"Relay {format_address(KEY.address)}" in shown
         assert "well: 0 % of what it may carry" in shown
+        assert "not known before the first connection" in shown
     assert isinstance(status(home).exception, ControlUnavailable)
 
 
@@ -171,7 +172,7 @@ def test_a_full_relay_fails_the_check_and_is_shown(tmp_path: Path) -> None:
     labels = (
         b'dekube_relay_refusals_total{reason="relay_full"} 3\ndekube_relay_refusals_total{reason="unpaid"} 0\n'
     )
-    body = counts(load_percent=100, reservations=1, bytes_total=12_345_678, bbr=0) + labels
+    body = counts(load_percent=100, reservations=1, bytes_total=12_345_678, hosts=1, bbr=0) + labels
     with answering(http(body)) as port:
         write_ready(home, {"relay": "h:1", "address": "0x", "metrics": f"0.0.0.0:{port}"})
         done = status(home, "--check")
