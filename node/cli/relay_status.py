@@ -19,7 +19,7 @@ from node.places import Home
 from rpc.client.control import ControlUnavailable
 from state.primitives.errors import ConfigError
 
-__all__ = ["parse_counts", "status"]
+__all__ = ["NUMBERS", "parse_counts", "status"]
 
 METRICS_LIMIT_BYTES: Final = 1 << 20
 ASK_S: Final = 5.0
@@ -27,7 +27,7 @@ ASK_S: Final = 5.0
 READY_LIMIT_BYTES: Final = 4_096
 FULL_PERCENT: Final = 100
 _PREFIX: Final = "dekube_relay_"
-_NUMBERS: Final = frozenset(
+NUMBERS: Final = frozenset(
     {
         "bbr", "bytes_total", "circuits", "circuits_total", "connections", "controls", "fanout_connections",
         "hosts", "known_payers", "links", "load_percent", "pending_circuits", "receipts_total", "reservations",
@@ -44,10 +44,11 @@ _NUMBERS: Final = frozenset(
 def status(home: Home, check: bool, as_json: bool) -> None:
     """Show clients, circuits, load and what is owed of the relay in --home.
 
-    It is asked at its port for metrics (`metrics` in config.toml); all numbers are since it started.
+    It is asked at its port for metrics (`metrics` in config.toml); totals count from its start on.
     """
     ready = _ready(home)
-    found = {"address": ready.get("address"), "relay": ready["relay"], **_ask(ready)}
+    of_the_start = {"address": ready.get("address"), "relay": ready["relay"]}
+    found = of_the_start | _ask(ready) | of_the_start
     if as_json:
         show_fields(found, as_json=True)
     else:
@@ -70,13 +71,13 @@ def parse_counts(body: bytes) -> dict[str, Any]:
                 value = int(sample.value)  # neither NaN nor infinity is a count
                 if not sample.labels:
                     counts[name] = value
-                elif len(sample.labels) == 1 and name not in _NUMBERS:
+                elif len(sample.labels) == 1 and name not in NUMBERS:
                     by_label = counts.setdefault(name, {})
                     if isinstance(by_label, dict):
                         by_label[next(iter(sample.labels.values()))] = value
     except (ValueError, ArithmeticError, LookupError) as error:  # the parser raises IndexError as well
         raise ConfigError(f"not metrics: {error}") from None
-    if missing := sorted(_NUMBERS - counts.keys()):
+    if missing := sorted(NUMBERS - counts.keys()):
         raise ConfigError(f"not metrics of a relay: without {missing[0]}")
     return dict(sorted(counts.items()))
 
@@ -89,7 +90,7 @@ def _ready(home: Home) -> dict[str, Any]:
     except FileNotFoundError:
         check_kind(home.config, RELAY)
         raise ControlUnavailable(f"no relay runs in {home.root}; `dekube relay run` starts it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{home.ready}: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("relay"), str):
         check_kind(home.config, RELAY)

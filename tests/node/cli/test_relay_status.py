@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from node.cli import group
-from node.cli.relay_status import METRICS_LIMIT_BYTES, parse_counts
+from node.cli.relay_status import METRICS_LIMIT_BYTES, NUMBERS, parse_counts
 from node.config import NodeOptions
 from node.home import Home, create_home
 from node.relay import RelayHomeOptions
@@ -90,12 +90,7 @@ def write_ready(home: Home, document: Any) -> None:
 
 def counts(**changed: object) -> bytes:
     """What a relay tells that has just been started, with some numbers changed; None: left out."""
-    numbers: dict[str, object] = {
-        "bbr": 1, "bytes_total": 0, "circuits": 0, "circuits_total": 0, "connections": 0, "controls": 0,
-        "fanout_connections": 0, "hosts": 0, "known_payers": 0, "links": 0, "load_percent": 0,
-        "pending_circuits": 0, "receipts_total": 0, "reservations": 0, "settled_total": 0, "strangers_bytes": 0,
-        "unpaid_bytes": 0, **changed,
-    }  # fmt: skip
+    numbers: dict[str, object] = {**dict.fromkeys(sorted(NUMBERS), 0), **changed}
     return "".join(f"dekube_relay_{name} {n}\n" for name, n in numbers.items() if n is not None).encode()
 
 
@@ -139,7 +134,7 @@ def test_the_home_of_a_node_is_told_apart(tmp_path: Path) -> None:
         assert "this is the home of a node, not of a relay" in str(error)
 
 
-@pytest.mark.parametrize("document", ["", "{", "[]", "{}", '{"relay": 1}', "\xff" * 5_000])
+@pytest.mark.parametrize("document", ["", "{", "[]", "{}", "[" * 4_096, '{"relay": 1}', "\xff" * 5_000])
 def test_a_damaged_record_of_the_start_is_named(tmp_path: Path, document: str) -> None:
     home = make_home(tmp_path / "r", RelayHomeOptions())
     write_ready(home, document)
@@ -176,7 +171,7 @@ def test_a_full_relay_fails_the_check_and_is_shown(tmp_path: Path) -> None:
     with answering(http(body)) as port:
         write_ready(home, {"relay": "h:1", "address": "0x", "metrics": f"0.0.0.0:{port}"})
         done = status(home, "--check")
-        assert done.return_value == 1 or getattr(done.exception, "exit_code", 0) == 1
+        assert done.return_value == 1
         told = " ".join(done.output.split())
         for part in ("full, takes nobody new: 100 %", "1 client reached", "12.3 MB", "3 relay_full", "not BBR"):
             assert part in told
