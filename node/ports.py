@@ -1,4 +1,4 @@
-"""Whether an address can be listened at, and what its owner is told where it cannot."""
+"""Addresses to listen at: whether one can be had, what its owner is told where not, how one is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from node.config import parse_host_port
 from state.primitives.errors import ConfigError
 
-__all__ = ["cannot_listen", "check_listen"]
+__all__ = ["cannot_listen", "check_listen", "format_host_port"]
 
 
 def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
@@ -27,3 +27,8 @@ def check_listen(option: str, listen: str) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise cannot_listen(option, listen, error) from None
+
+
+def format_host_port(host: str, port: int) -> str:
+    """Return what ``node.config.parse_host_port`` reads: host:port, an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,7 +14,7 @@ from node.config import KeyOptions, LogOptions, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import RELAY, expected
 from node.logs import configure_logs
-from node.ports import check_listen
+from node.ports import check_listen, format_host_port
 from node.tenancy import live_in
 from p2p.identity import Identity, Role
 from relay.credit import CreditOptions
@@ -86,8 +86,8 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
         ready = {
             "pid": os.getpid(),
             "address": format_address(account.address),
-            "relay": _written(daemon.endpoint),
-            "metrics": None if daemon.metrics_endpoint is None else _written(daemon.metrics_endpoint),
+            "relay": format_host_port(*daemon.endpoint),
+            "metrics": None if daemon.metrics_endpoint is None else format_host_port(*daemon.metrics_endpoint),
         }
         write_whole(home.ready, json.dumps(ready) + "\n")
 
@@ -104,8 +104,3 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
             run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
         finally:
             home.ready.unlink(missing_ok=True)
-
-
-def _written(endpoint: tuple[str, int]) -> str:
-    host, port = endpoint
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

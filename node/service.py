@@ -40,7 +40,7 @@ from node.kept import KeptTransactions
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
-from node.ports import check_listen
+from node.ports import check_listen, format_host_port
 from node.reachability import Reachability, judge
 from node.relays import is_bonded, registered_relays
 from node.runtime import make_runtime
@@ -453,7 +453,7 @@ class Node:
         document = {
             "pid": os.getpid(),
             "address": format_address(self.account.address),
-            "p2p": (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") if host else None,
+            "p2p": format_host_port(host, port) if host else None,
             "rpc": self.options.rpc.listen or None,
             "metrics": self.options.metrics.listen or None,
             "version": version("dekube-node"),

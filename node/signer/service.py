@@ -27,7 +27,7 @@ from node.guards import is_retired, open_guard
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import SIGNER, check_kind
 from node.logs import configure_logs
-from node.ports import cannot_listen
+from node.ports import cannot_listen, format_host_port
 from node.signals import stop_when_told
 from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
@@ -103,7 +103,7 @@ async def serve_signer(
             bound = ""
             if listeners:
                 name = listeners[0].socket.getsockname()
-                bound = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+                bound = format_host_port(name[0], name[1])
                 nursery.start_soon(trio.serve_listeners, door.enter, listeners)
             task_status.started(bound)
     finally:

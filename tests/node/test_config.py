@@ -14,8 +14,10 @@ from node.config import (
     RpcOptions,
     dump_options,
     load_options,
+    parse_host_port,
     parse_peer,
 )
+from node.ports import format_host_port
 from state.primitives.errors import ConfigError
 
 PEER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266@tcp:example.org:26656"
@@ -94,3 +96,8 @@ def test_any_text_is_options_or_the_typed_error(tmp_path_factory: pytest.TempPat
 
 def test_a_peer_reads_back_as_it_was_written() -> None:
     assert str(parse_peer(PEER)) == PEER
+
+
+@pytest.mark.parametrize("place", [("relay.example", 26_680), ("192.0.2.1", 0), ("2001:db8::1", 65_535), ("", 1)])
+def test_an_address_is_read_as_it_was_written(place: tuple[str, int]) -> None:
+    assert parse_host_port(format_host_port(*place)) == place
