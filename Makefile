@@ -54,13 +54,13 @@ fuzz: $(VENV)/dev.stamp ## N (100000) changed inputs to every decoder, as many a
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
-simulation: $(VENV)/dev.stamp ## consensus simulation: at least 2,000 seeds
+simulation: $(VENV)/dev.stamp ## consensus simulation: 2,000 seeds of replicas, 2,000 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/simulation
 
-sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds, Twins, whole nodes, on all cores; goes on where it was stopped
+sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each, Twins, crash points, on all cores; goes on where it was stopped
 	$(BIN)/python -m node.simulation run nightly
 
-sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds and every Twins scenario of three rounds; goes on where it was stopped
+sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each and every Twins scenario of three rounds; goes on where it was stopped
 	$(BIN)/python -m node.simulation run release
 
 soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on, for HOURS: killed, split, full, wrong clocks; clients check

@@ -18,12 +18,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from node.simulation.campaign import PLANS, RUNS, Campaign, OtherCampaign, Part, Piece, Share
+from node.simulation.campaign import PLANS, RUNS, Campaign, OtherCampaign, Piece, Share
 from node.simulation.compiled import compare, compile_tree
 
 __all__ = ["main"]
 
 SHARES_MAX: Final = 10_000
+SEEDED: Final = ("seeds", "whole")
+"""Parts that may be of any number of runs."""
 _err = Console(stderr=True)
 
 
@@ -35,7 +37,7 @@ def main() -> None:
 @main.command()
 @click.argument("plan", type=click.Choice(sorted(PLANS)))
 @click.option("--jobs", default=lambda: len(os.sched_getaffinity(0)), show_default="all cores", type=int)
-@click.option("--seeds", type=int, help="So many seeds in the place of the plan's.")
+@click.option("--seeds", type=int, help="So many seeds, of replicas and of whole nodes each.")
 @click.option("--part", "only", multiple=True, type=click.Choice(sorted(RUNS)), help="These parts alone.")
 @click.option("--share", metavar="K/N", default="1/1", show_default=True, help="The K-th of N machines' shares.")
 @click.option(
@@ -56,7 +58,7 @@ def run(
     mine = _share(share)
     parts = tuple([part for part in PLANS[plan]() if not only or part.name in only])
     if seeds is not None:
-        parts = tuple([Part("seeds", seeds, part.piece) if part.name == "seeds" else part for part in parts])
+        parts = tuple([part._replace(runs=seeds) if part.name in SEEDED else part for part in parts])
     campaign = Campaign(plan, parts, directory or Path("build") / "simulation" / plan)
     if campaign.set_aside is not None:
         _err.print(f"Other code or another plan: what was done with it is kept as {campaign.set_aside}.")

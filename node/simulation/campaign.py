@@ -35,7 +35,6 @@ from node.simulation.scenarios import run_whole
 __all__ = ["PLANS", "RUNS", "Campaign", "Part", "Piece", "Run", "markdown", "play"]
 
 SEVEN_ROUNDS: Final = 4
-WHOLE_EACH: Final = 10
 _FAULTS: Final = tuple(Fault)
 _BREAKS: Final = tuple(breaks())
 _WEIGHTED: Final = tuple(weighted_breaks())
@@ -53,15 +52,14 @@ class Run(NamedTuple):
 
 
 def _seed(number: int) -> Run:
-    """Each tenth one is of whole nodes: real state, store and epochs below the real consensus."""
-    if number % WHOLE_EACH == 0:
-        return _whole(number)
+    """Run replicas above a chain of hashes and a schedule of committees."""
     outcome = run_scenario(number)
     recovery_ms = 0 if outcome.kind == "above_f" else outcome.recovery_ms
     return Run(outcome.kind, outcome.events, recovery_ms, outcome.is_forked)
 
 
 def _whole(number: int) -> Run:
+    """Run whole nodes: real state, store and epochs below the real consensus."""
     outcome = run_whole(number).outcome
     return Run(f"whole nodes, {outcome.kind}", outcome.events, outcome.recovery_ms)
 
@@ -158,10 +156,11 @@ def _plans() -> dict[str, Callable[[], tuple[Part, ...]]]:
         )
 
     return {
-        "short": lambda: (Part("seeds", 200, 20), Part("heal", len(_BREAKS), 47)),
-        "nightly": lambda: (Part("seeds", 100_000, 100), *common()),
+        "short": lambda: (Part("seeds", 200, 20), Part("whole", 40, 5), Part("heal", len(_BREAKS), 47)),
+        "nightly": lambda: (Part("seeds", 100_000, 100), Part("whole", 100_000, 20), *common()),
         "release": lambda: (
             Part("seeds", 1_000_000, 250),
+            Part("whole", 1_000_000, 50),
             Part("twins-3", count_scenarios(4, 1, 3), 512),
             *common(),
         ),

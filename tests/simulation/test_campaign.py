@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -107,9 +106,12 @@ def test_one_run_is_played_again() -> None:
     assert "twin" in done.output
 
 
-def test_each_tenth_seed_is_of_whole_nodes() -> None:
-    kinds = Counter(RUNS["seeds"](number).kind.startswith("whole nodes") for number in range(1, 31))
-    assert kinds == {True: 3, False: 27}
+def test_seeds_are_of_replicas_and_as_many_of_whole_nodes() -> None:
+    assert not any(RUNS["seeds"](number).kind.startswith("whole nodes") for number in (0, 1, 10))
+    assert all(RUNS["whole"](number).kind.startswith("whole nodes") for number in (1, 2))
+    for plan in ("nightly", "release"):
+        runs = {part.name: part.runs for part in PLANS[plan]()}
+        assert runs["seeds"] == runs["whole"]
 
 
 def test_the_plans_are_what_they_promise() -> None:

@@ -1,4 +1,4 @@
-"""Thousands of schedules of replicas and of whole nodes; a seed that fails here is a bug, and none is left out."""
+"""Thousands of schedules of replicas; a seed that fails here is a bug, and none is left out."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from node.simulation.world import WholeMachine, WholeWorld
 from state.primitives.blocks import decode_header
 from state.primitives.votes import NULLIFY
 
-SEEDS = 20
-CHUNK = 10
+SEEDS = 2_000
+CHUNK = 25
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
