@@ -55,7 +55,8 @@ class Gatherer(Generic[_Q, _A]):
     """Collects questions until the loop's turn ends; ``ask`` answers several, in their order, or fails them all.
 
     An answer that is an exception fails its own question alone. With ``pause_s`` one frame is under way at a time,
-    and ``pause_s`` after one that held several leaves no other, unless it is full: who asks alone never waits.
+    and the next leaves when it holds as many as the one before, or ``pause_s`` after that one left: those who were
+    answered have then asked again, or do not. Who asks alone never waits.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Gatherer(Generic[_Q, _A]):
         self._is_asking = False
         """Whether a frame is under way, of which there is one at a time."""
         self._pause_ends = 0.0
+        self._enough = 1
+        """So many need not wait for the end of the pause."""
         self._pause: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Future[Sequence[_A | Exception]]] = set()
 
@@ -105,7 +108,7 @@ class Gatherer(Generic[_Q, _A]):
         self._collected.append((question, waiter))
         self._waiting += 1
         if not self._is_due and not self._is_asking:
-            if self._pause is not None and len(self._collected) >= self._frame_items_max:
+            if self._pause is not None and len(self._collected) >= self._enough:
                 self._pause.cancel()
                 self._pause = None
             if self._pause is None:
@@ -116,7 +119,7 @@ class Gatherer(Generic[_Q, _A]):
         self._is_due = False
         self._pause = None
         while self._collected and not self._is_asking:
-            if self._pause_s is not None and len(self._collected) < self._frame_items_max:
+            if self._pause_s is not None and len(self._collected) < self._enough:
                 loop = asyncio.get_running_loop()
                 if loop.time() < self._pause_ends:
                     self._pause = loop.call_at(self._pause_ends, self._send)
@@ -127,6 +130,7 @@ class Gatherer(Generic[_Q, _A]):
     def _start(self, frame: list[tuple[_Q, Waiter[_A]]]) -> None:
         if self._pause_s is not None:
             self._is_asking = True
+            self._enough = len(frame)
             self._pause_ends = asyncio.get_running_loop().time() + self._pause_s if len(frame) > 1 else 0.0
         asking: asyncio.Future[Sequence[_A | Exception]]
         try:

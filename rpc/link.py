@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 SUBMITS_OF_FRAME: Final = 64
 SUBMIT_PAUSE_S: Final = 0.003
-"""A frame of submissions costs both processes as much processor time as two transactions do."""
+"""How long at most a frame waits to hold as many as the last one: it costs as much as two transactions do."""
 POOL_NEWS_MAX: Final = 4096
 """Hashes of one answer about what came into the mempool; the newest ones where there were more."""
 EPOCHS_KEPT: Final = 64

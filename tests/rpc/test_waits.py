@@ -293,7 +293,7 @@ def test_what_comes_while_a_frame_is_under_way_leaves_in_the_next_in_order(pause
     run(main())
 
 
-def test_after_a_frame_of_several_the_next_waits_for_company_and_leaves_when_it_is_full() -> None:
+def test_after_a_frame_of_several_the_next_waits_for_as_many() -> None:
     async def main() -> None:
         frames: list[list[int]] = []
 
@@ -304,14 +304,40 @@ def test_after_a_frame_of_several_the_next_waits_for_company_and_leaves_when_it_
         gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
         for number in range(3):
             assert await gatherer.answer(number) == number, "who asks alone never waits"
-        assert list(await asyncio.gather(gatherer.answer(3), gatherer.answer(4))) == [3, 4]
-        waiting = [asyncio.ensure_future(gatherer.answer(number)) for number in (5, 6, 7)]
+        assert list(await asyncio.gather(*map(gatherer.answer, (3, 4, 5)))) == [3, 4, 5]
+        waiting = [asyncio.ensure_future(gatherer.answer(number)) for number in (6, 7)]
         for _ in range(10):
             await asyncio.sleep(0)
-        assert frames == [[0], [1], [2], [3, 4]]
+        assert frames == [[0], [1], [2], [3, 4, 5]]
         assert await gatherer.answer(8) == 8
-        assert await asyncio.gather(*waiting) == [5, 6, 7]
-        assert frames[4:] == [[5, 6, 7, 8]]
+        assert await asyncio.gather(*waiting) == [6, 7]
+        assert frames[4:] == [[6, 7, 8]]
+        assert list(await asyncio.gather(*map(gatherer.answer, range(9, 17)))) == list(range(9, 17))
+        assert frames[5:] == [[9, 10, 11, 12], [13, 14, 15, 16]]
+
+    run(main())
+
+
+def test_where_fewer_ask_again_a_frame_leaves_after_the_pause() -> None:
+    async def main() -> None:
+        frames: list[list[int]] = []
+        pause_s = 0.05
+
+        async def ask(questions: Sequence[int]) -> list[int | Exception]:
+            frames.append(list(questions))
+            return list(questions)
+
+        loop = asyncio.get_running_loop()
+        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
+        started_s = loop.time()
+        await asyncio.gather(*map(gatherer.answer, (0, 1, 2)))
+        assert await asyncio.gather(*map(gatherer.answer, (3, 4))) == [3, 4]
+        assert loop.time() - started_s >= pause_s * 0.9  # timers may be early by what a clock can tell
+        started_s = loop.time()
+        assert await gatherer.answer(5) == 5, "nor did both ask again"
+        assert loop.time() - started_s >= pause_s / 2
+        assert await gatherer.answer(6) == 6, "one alone waits for nobody"
+        assert frames == [[0, 1, 2], [3, 4], [5], [6]]
 
     run(main())
 
