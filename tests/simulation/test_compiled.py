@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,10 @@ def _said(code: str, where: Path) -> list[str]:
     ).stdout.splitlines()
 
 
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="no Python.h here to compile with; Debian's python3-dev has it",
+)
 def test_a_compiled_tree_plays_the_same_run_and_is_told_from_the_interpreted(tmp_path: Path) -> None:
     compile_tree(ROOT, tmp_path / "compiled", ("consensus/simulation/disk.py",))
     code = "from node.simulation.campaign import _code_digest as d; print(d())"
