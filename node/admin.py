@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import structlog
 import trio
 
@@ -325,8 +326,8 @@ class Admin:
         identifier: Any = None
         try:
             try:
-                request = json.loads(body)
-            except (ValueError, RecursionError):
+                request = orjson.loads(body)  # its depth is bounded, whatever the interpreter's limit is
+            except ValueError:
                 raise RpcError("parse_error", "parse error") from None
             match request:
                 case {"jsonrpc": "2.0", "method": str(name), **rest} if type(rest.get("id")) in _IDENTIFIERS:

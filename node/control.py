@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 import trio
 
 from rpc.client.control import LINE_LIMIT_BYTES, ControlRefused, ControlUnavailable, ask_node, short_path
@@ -56,13 +57,13 @@ class ControlServer:
             answer: dict[str, Any]
             try:
                 with trio.fail_after(REQUEST_TIMEOUT_S):
-                    request = json.loads(await _read_line(stream))
+                    request = orjson.loads(await _read_line(stream))
                 if not isinstance(request, dict) or request.get("verb") not in self._verbs:
                     raise BadRequest(f"verbs: {', '.join(self._verbs)}")
                 answer = {"result": await self._verbs[request["verb"]](request)}
             except DekubeError as error:
                 answer = {"error": {"code": error.code, "message": str(error)}}
-            except (ValueError, KeyError, TypeError, RecursionError, trio.TooSlowError) as error:
+            except (ValueError, KeyError, TypeError, trio.TooSlowError) as error:
                 answer = {
                     "error": {"code": BadRequest.code, "message": f"malformed request ({type(error).__name__})"}
                 }
