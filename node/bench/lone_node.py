@@ -1,0 +1,228 @@
+"""A node of one, without peers, and its gateway, as processes: what ``dekube bench rpc`` asks.
+
+The node holds a store, makes a block a second of whatever waits, serves its socket, and notes what processor time
+the blocks took, so that what is asked of it can be told apart from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import trio
+
+from node.chain import Chain, Executed
+from node.children import die_with_parent
+from node.home import write_whole
+from node.ledger import NodeLedger
+from node.mempool import MempoolOptions
+from rpc.backend import Backend
+from rpc.dispatch import DispatchOptions
+from rpc.doors import DoorOptions
+from rpc.gateway import GatewayOptions, gateway_command, options_to_json
+from rpc.limits import tune_collector
+from rpc.store_view import StoreView, describe
+from rpc.view import Network, Peer, Submitted, Sync
+from state.primitives.blocks import encode_block
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+from state.primitives.votes import VoteKey
+from state.primitives.vrf import vrf_key_of
+from state.store import Store
+from state.transition.epochs import epoch_of
+from state.transition.evidence import EvidenceRefused
+from state.transition.runtime import Checked, Runtime
+
+__all__ = ["CHAIN_ID", "SENDERS", "LoneNode", "account_of", "cpu_s", "key_of", "lone_node"]
+
+CHAIN_ID: Final = 31_337
+SENDERS: Final = 64
+BLOCK_TRANSACTIONS: Final = 2_000
+START_PATIENCE_S: Final = 60.0
+_VALIDATOR: Final = SecretKey(b"\x77" * 32)
+
+
+class LoneNode(NamedTuple):
+    """The processes, the port of the gateway, and the folder of the node with its socket."""
+
+    node: subprocess.Popen[bytes]
+    gateway: subprocess.Popen[bytes]
+    port: int
+    path: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where the node answers gateways."""
+        return _socket(self.path)
+
+    def spent_s(self) -> tuple[float, float]:
+        """Return the processor time so far of the node without that of blocks, and of the gateway."""
+        thread, loop_s = _blocks_file(self.path).read_text().split()
+        run_ns = Path(f"/proc/{self.node.pid}/task/{thread}/schedstat").read_text().split()[0]
+        blocks_s = int(run_ns) / 1e9 + float(loop_s)  # of the one under way too
+        return cpu_s(self.node.pid) - blocks_s, cpu_s(self.gateway.pid)
+
+
+def key_of(sender: int) -> SecretKey:
+    """Return the key of one of the ``SENDERS``."""
+    return SecretKey(digest(b"bench-sender", bytes([sender])))
+
+
+def account_of(number: int) -> bytes:
+    """Return the address of an account that has coins and never spends."""
+    return digest(b"bench-account", number.to_bytes(4, "big"))[:20]
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has had."""
+    return time.clock_gettime(~pid << 3 | 2)  # the clock that Linux has for each process
+
+
+def _genesis(accounts: int) -> Genesis:
+    senders = [key_of(number).address for number in range(SENDERS)]
+    others = [account_of(number) for number in range(accounts)]
+    return Genesis(
+        CHAIN_ID,
+        "bench",
+        1_700_000_000_000,
+        True,
+        tuple((address, 10**24) for address in (*senders, *others)),
+        (GenesisValidator(_VALIDATOR.address, _VALIDATOR.vote_key, vrf_key_of(_VALIDATOR).public, 10**21),),
+    )
+
+
+class _Live:
+    """A node of one, without peers: it makes a block a second of whatever waits."""
+
+    def __init__(self, path: Path, accounts: int) -> None:
+        genesis = _genesis(accounts)
+        self.runtime = Runtime(genesis)
+        self.store = Store.open(path / "db", genesis, self.runtime.genesis_changes)
+        self.chain = Chain(self.store, self.runtime)
+        self.ledger = NodeLedger(
+            self.store, self.chain, self.runtime, MempoolOptions(sender_transactions_max=10**6)
+        )
+        description = describe(
+            self.runtime, address=_VALIDATOR.address, roles=(), version="bench",
+            parameters={"chain": self.runtime.chain},
+        )  # fmt: skip
+        self.view = StoreView(self.store, self.runtime, self.ledger.mempool, description, self)
+
+    def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
+        return self.ledger.admission()
+
+    def submit_evidence(self, raw: bytes) -> Submitted:
+        raise EvidenceRefused("a node of one accuses nobody")
+
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        raise EvidenceRefused("a node of one has no fork")
+
+    def peers(self) -> list[Peer]:
+        return []
+
+    def network(self, after: bytes, limit: int) -> Network:
+        return Network("none", "", (), (), 0, ())
+
+    def sync(self) -> Sync:
+        return Sync(0, self.store.tip.height, 0, 0, 0)
+
+    async def make_blocks(self, path: Path) -> None:
+        """Make a block a second in a thread that does nothing else; note which, and what it costs the loop."""
+        loop_s = 0.0
+        with ThreadPoolExecutor(1) as maker:
+            thread = maker.submit(threading.get_native_id).result()
+            while True:
+                write_whole(_blocks_file(path), f"{thread} {loop_s!r}")
+                await trio.sleep(1)
+                started_s = time.thread_time()
+                waiting = self.ledger.mempool.take(BLOCK_TRANSACTIONS)
+                made = maker.submit(self._make_block, waiting)
+                loop_s += time.thread_time() - started_s
+                executed = await trio.to_thread.run_sync(made.result)
+                started_s = time.thread_time()
+                self.ledger.on_commit([executed])
+                self.view.notify_head({executed.header.height: executed.execution.changes})
+                loop_s += time.thread_time() - started_s
+
+    def _make_block(self, waiting: list[Checked]) -> Executed:
+        tip = self.store.tip
+        view = tip.height + 1
+        block, checked = self.chain.build(
+            tip.block_hash, epoch=epoch_of(view, self.runtime.chain), view=view, seat=0,
+            time_ms=tip.time_ms + 1_000, voters_bitmap=b"\1",
+            vrf_proof=VoteKey(_VALIDATOR).prove(self.chain.vrf_input(tip.block_hash, view)),
+            transactions=waiting,
+        )  # fmt: skip
+        executed = self.chain.execute(block, checked, raw=encode_block(block))
+        self.chain.commit(block.hash, b"")
+        return executed
+
+
+def _blocks_file(path: Path) -> Path:
+    return path / "blocks"
+
+
+def _socket(path: Path) -> Path:
+    return path / "node.sock"
+
+
+async def _serve(path: Path, accounts: int) -> None:
+    live = _Live(path, accounts)
+    backend = Backend(live.view, _socket(path))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(backend.run)
+        nursery.start_soon(live.make_blocks, path)
+        _, port = await backend.wait_gateway()
+        tune_collector()  # as a node does
+        print(json.dumps({"port": port}), flush=True)
+        await trio.sleep_forever()
+
+
+@contextmanager
+def lone_node(path: Path, accounts: int) -> Iterator[LoneNode]:
+    """Run a node of one in the empty folder ``path``, and its gateway, which rations nobody."""
+    options = GatewayOptions(
+        socket=str(_socket(path)),
+        port=0,
+        log_level="warning",
+        dispatch=DispatchOptions(rate_per_s=0),
+        doors=DoorOptions(connections_per_address_max=0),
+    )
+    read_end, write_end = os.pipe()
+    ends_with_us = partial(die_with_parent, os.getpid())
+    node = subprocess.Popen(
+        [sys.executable, "-m", "node.bench.lone_node", str(path), str(accounts)], stdout=subprocess.PIPE,
+        preexec_fn=ends_with_us,
+    )  # fmt: skip
+    gateway = subprocess.Popen(gateway_command(read_end), pass_fds=(read_end,), preexec_fn=ends_with_us)
+    os.close(read_end)
+    try:
+        with os.fdopen(write_end, "w") as stream:
+            stream.write(options_to_json(options))
+        assert node.stdout is not None
+        if not select.select([node.stdout], [], [], START_PATIENCE_S)[0]:
+            raise AssertionError(f"not up: node {node.poll()}, gateway {gateway.poll()}")
+        yield LoneNode(node, gateway, json.loads(node.stdout.readline())["port"], path)
+    finally:
+        for process in (gateway, node):
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    try:
+        trio.run(_serve, Path(sys.argv[1]), int(sys.argv[2]))
+    except KeyboardInterrupt:
+        pass
