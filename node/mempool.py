@@ -11,8 +11,10 @@ behind a gap it is worth nothing. Adding costs O(log n); taking k of s senders O
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 from state.primitives.errors import InvalidTransaction
@@ -30,6 +32,8 @@ __all__ = [
     "SenderLimit",
 ]
 
+NEWS_KEPT: Final = 4_096
+"""Hashes of arrivals that are kept for whoever asks what came in."""
 _PERCENT: Final = 100
 _SLACK: Final = 1024
 _COMPACT_EVERY: Final = 64
@@ -181,6 +185,8 @@ class Mempool:
         self._bytes = 0
         self._queued = 0
         self._arrivals = 0
+        self._news: deque[bytes] = deque(maxlen=NEWS_KEPT)
+        """The hashes of the newest arrivals: a block may have taken them before anybody asks what came in."""
         self._height = height
         # The last transaction of each sender, of the least worth first and then the youngest. Entries that are no
         # longer a sender's last, or were worth something else, stay until they come up or until a rebuild.
@@ -244,18 +250,15 @@ class Mempool:
         return found[:limit]
 
     def news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
-        """Return the number of arrivals, and the hashes of those after the first ``since`` that still wait.
+        """Return the number of arrivals, and the hashes of those after the first ``since``, also of what has left.
 
-        The newest ``limit`` of them, the oldest first; it costs nothing while nobody asks.
+        The newest ``limit`` of them and ``NEWS_KEPT`` at most, the oldest first.
         """
         if since > self._arrivals:  # counted by a node that ended since
             since = 0
-        found: list[bytes] = []
-        for transaction_hash, entry in reversed(self._by_hash.items()):  # in the order of their arrival
-            if entry.arrival < since or len(found) >= limit:
-                break
-            found.append(transaction_hash)
-        return self._arrivals, found[::-1]
+        count = min(self._arrivals - since, len(self._news), limit)
+        newest = islice(reversed(self._news), count)
+        return self._arrivals, list(newest)[::-1]
 
     def page(self, before: int | None, limit: int) -> list[tuple[int, Checked]]:
         """Return up to ``limit`` transactions with the numbers of their arrival, the newest first.
@@ -359,6 +362,7 @@ class Mempool:
         sender.entries[nonce] = entry
         sender.cost += checked.cost_max - (old.checked.cost_max if old else 0)  # less now, if it lost its own last
         self._by_hash[transaction.hash] = entry
+        self._news.append(transaction.hash)
         self._by_raw[transaction.raw] = checked
         self._bytes += entry.size
         if nonce > sender.last and nonce == sender.pending_end:  # it follows all of its sender's, as most do
@@ -413,13 +417,15 @@ class Mempool:
         count = len(self._by_hash)
         for transaction_hash in list(self._by_hash):
             self.remove(transaction_hash)
+        self._news.clear()
         return count
 
     # The parts
 
     def _check_replacement(self, old: _Entry, new: _Entry) -> None:
+        # Rounded down, as wallets do that raise a price by the least that is enough, but more than before.
         percent = _PERCENT + self._options.replacement_percent
-        fee, tip = (-(-value * percent // _PERCENT) for value in (old.fee, old.tip))
+        fee, tip = (max(value * percent // _PERCENT, value + (value > 0)) for value in (old.fee, old.tip))
         if new.fee < fee or new.tip < tip:
             raise ReplacementUnderpriced(needed_fee=fee, needed_tip=tip)
         if self._bytes - old.size + new.size > self._options.bytes_max:

@@ -24,7 +24,7 @@ from state.store.errors import Pruned as StorePruned
 from state.store.records import Place, decode_epoch
 from state.transition.calls import split_call
 from state.transition.epochs import epoch_of, genesis_committee
-from state.transition.errors import UnknownKind
+from state.transition.errors import InsufficientFunds, UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
 from state.view import Overlay, Reader
 from state.view.accounts import credit, nonce_of
@@ -336,8 +336,8 @@ class StoreView:
         with _reported():
             state = Overlay(self._store.at(tip.height))
         base_fee = runtime.base_fee(state)
-        if price == 0:  # who only asks whether it would work needs no coins for gas
-            credit(state, sender, rule.gas * base_fee)
+        free = rule.gas * base_fee if price == 0 else 0
+        credit(state, sender, free)  # who only asks whether it would work needs no coins for gas
         transaction = Transaction(
             b"", form, runtime.genesis.chain_id, nonce_of(state, sender), 0, price or base_fee, rule.gas, kind,
             payload, (b"", 0, 0, b""), b"",
@@ -351,7 +351,10 @@ class StoreView:
             time_ms=tip.time_ms + runtime.chain.block_interval_ms_min,
             base_fee=base_fee,
         )
-        return encode_receipt(runtime.dry_run(state, block, runtime.check(transaction)))
+        try:
+            return encode_receipt(runtime.dry_run(state, block, runtime.check(transaction)))
+        except InsufficientFunds as error:
+            raise InsufficientFunds(balance=error.balance - free, needed=error.needed - free) from None
 
     def peers(self) -> list[Peer]:
         """Return the connected peers."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from node.bench.clients import CONNECTIONS, Load
-from node.bench.lone_node import CHAIN_ID, SENDERS, cpu_s, key_of, lone_node
+from node.bench.lone_node import CHAIN_ID, SENDERS, cpu_s, key_of, lone_node, one_processor
 from rpc.client import Client
 from state.primitives.errors import DekubeError
 
@@ -49,7 +49,7 @@ _WAYS: Final = (
 
 
 @contextmanager
-def _anvil(program: Path) -> Iterator[Load]:
+def _anvil(program: Path) -> Iterator[tuple[int, Load]]:
     command = [str(program), "--port", str(PORT), "--chain-id", str(CHAIN_ID), "--no-mining", "--silent"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
@@ -65,7 +65,7 @@ def _anvil(program: Path) -> Iterator[Load]:
                     time.sleep(0.1)
             for number in range(SENDERS):
                 client.call("anvil_setBalance", "0x" + key_of(number).address.hex(), hex(10**24))
-        yield Load(PORT, ACCOUNTS, lambda: (cpu_s(process.pid), 0.0))
+        yield process.pid, Load(PORT, ACCOUNTS, lambda: (cpu_s(process.pid), 0.0))
     finally:
         process.kill()
         process.wait()
@@ -77,7 +77,8 @@ def measure(program: Path, rounds: int, window_s: float) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory,
         lone_node(Path(directory), ACCOUNTS) as lone,
-        _anvil(program) as peer,
+        _anvil(program) as (anvil, peer),
+        one_processor(lone.node.pid, lone.gateway.pid, anvil),
     ):
         ours = Load(lone.port, ACCOUNTS, lone.spent_s)
         for number in range(rounds + 1):

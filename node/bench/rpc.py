@@ -8,7 +8,7 @@ flooded in turns.
 What a transaction costs is measured twice. ``submit_cpu_*`` is from its bytes to its place in the pool (RPC.md
 13.7): the gateway's part (decoding, digest, recovery of the sender, address), the frame to the node, the node's
 decoding, checks and admission. ``submit_http_cpu_*`` is all that and HTTP, JSON and hex before it. What a
-recovery alone takes in the same run is a figure of its own.
+recovery alone takes in the same run is a figure of its own. All of these are measured on one processor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Final
 import structlog
 
 from node.bench.clients import CONNECTIONS, NATIVE, Cost, Load
-from node.bench.lone_node import LoneNode, account_of, lone_node
+from node.bench.lone_node import LoneNode, account_of, lone_node, one_processor
 from node.children import die_with_parent
 from node.home import load_key, read_passphrase
 from rpc.client import Call, Client
@@ -136,8 +136,9 @@ def _submissions(lone: LoneNode, load: Load, seconds: float) -> dict[str, float]
         source = load.submit(count, size, is_ethereum=is_ethereum)
         return each(lambda: load.flood(source, seconds, connections))
 
-    plain, ethereum, one = accept(), accept(is_ethereum=True), flood()
-    one_ethereum, many, busy = flood(is_ethereum=True), flood(100), flood(1, BUSY_CONNECTIONS)
+    with one_processor(lone.node.pid, lone.gateway.pid):
+        plain, ethereum, one = accept(), accept(is_ethereum=True), flood()
+        one_ethereum, many, busy = flood(is_ethereum=True), flood(100), flood(1, BUSY_CONNECTIONS)
     return {
         "submit_cpu_us_per_transaction": plain.us,
         "node_submit_cpu_us_per_transaction": plain.node_us,

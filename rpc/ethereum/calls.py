@@ -20,15 +20,25 @@ from rpc.turns import Lane
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DekubeError
 from state.primitives.receipts import Receipt, decode_receipt
-from state.primitives.transactions import CALL_KIND
+from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM
 from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX
-from state.transition.errors import InsufficientFunds, SenderUnknown
+from state.transition.errors import (
+    FeeCapTooLow,
+    InsufficientFunds,
+    IntrinsicGasTooLow,
+    SenderUnknown,
+    TipAboveFeeCap,
+    WrongChain,
+)
 from state.transition.transfer import TRANSFER_GAS
+from state.view.accounts import SUPPLY_LIMIT
 
 __all__ = ["CALL_METHODS"]
 
 PRICE_MAX: Final = 2**96 - 1
 """A price of gas that nobody can pay: higher ones are the same."""
+_FORMS: Final = (0, DYNAMIC_FORM)
+"""Types of transactions, as clients number them, that are taken."""
 _NO_CREATION: Final = "contract creation is not supported"
 
 
@@ -68,20 +78,52 @@ async def estimate_gas(node: Node, request: CallParam, block: BlockParam) -> Jso
     if to.startswith(SYSTEM_PREFIX):
         if view := view_of(to, request.data):
             raise Reverted(f"{view.function.name} is a view: no transaction calls it, eth_call does")
-        return quantity((await _try(node, request, to)).gas_used)
-    if len(request.data) > NOTE_LIMIT_BYTES:
-        raise Reverted(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")
-    if request.sender is not None:
-        balance = await balance_now(node, request.sender)
-        needed = request.value + TRANSFER_GAS * request.price
-        if needed > balance:
-            raise InsufficientFunds(balance=balance, needed=needed)
-    return quantity(TRANSFER_GAS)
+        _check_form(node, request)
+        needed = (await _try(node, request, to)).gas_used
+    else:
+        if len(request.data) > NOTE_LIMIT_BYTES:
+            raise Reverted(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")
+        _check_form(node, request)
+        needed = TRANSFER_GAS
+        if request.sender is not None:
+            await _check_balance(node, request.sender, request.value + TRANSFER_GAS * request.price)
+    if request.gas is not None and request.gas < needed:  # one that is higher is only the most that is wanted
+        raise IntrinsicGasTooLow(gas_limit=request.gas, needed=needed)
+    return quantity(needed)
+
+
+def _check_form(node: Node, request: CallParam) -> None:
+    """Refuse what would be refused of the signed transaction, as far as the call names it."""
+    if request.form not in (None, *_FORMS):
+        raise RpcError("not_supported", f"transaction type not supported: {request.form:#x}")
+    if request.has_access_list:
+        raise RpcError("not_supported", "access lists are not supported")
+    chain_id = node.description.chain_id
+    if request.chain_id not in (None, chain_id):
+        assert request.chain_id is not None
+        raise WrongChain(expected=chain_id, got=request.chain_id)
+    base_fee = node.head.base_fee_next
+    if request.price:
+        if request.tip is not None and request.tip > request.price:
+            raise TipAboveFeeCap(tip=request.tip, fee_cap=request.price)
+        if request.price < base_fee:
+            raise FeeCapTooLow(fee_cap=request.price, base_fee=base_fee)
+
+
+async def _check_balance(node: Node, sender: bytes, needed: int) -> None:
+    balance = await balance_now(node, sender)
+    if needed > balance:
+        raise InsufficientFunds(balance=balance, needed=needed)
 
 
 async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
-    """Return the receipt of a dry run, whose gas is free where the call names no price. Raises Reverted."""
+    """Return the receipt of a dry run, whose gas is free where the call names no price.
+
+    Raises Reverted, and what else is refused.
+    """
     sender = request.sender or bytes(ADDRESS_BYTES)
+    if request.value >= SUPPLY_LIMIT:  # more than there is: no call can name it
+        await _check_balance(node, sender, request.value)
     price = min(request.price, PRICE_MAX)
     try:
         found = await node.simulate(sender, CALL_KIND, [to, request.value, request.data], price)
@@ -89,9 +131,7 @@ async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
         if (
             not any(sender) and error.reason == SenderUnknown.code
         ):  # looked at last: it is a write, and a right one
-            raise RpcError(
-                "invalid_params", "invalid params: from: who writes must be named", param="from"
-            ) from None
+            raise Reverted("from: who writes must be named") from None
         raise as_revert(error) from None
     receipt = decode_receipt(found)
     if receipt.reason is not None:

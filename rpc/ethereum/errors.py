@@ -8,10 +8,11 @@ from rpc.errors import RpcError
 from state.primitives.abi import revert_data
 from state.transition.errors import CallRefused
 
-__all__ = ["NotFinalYet", "Reverted", "as_revert"]
+__all__ = ["NotFinalYet", "NotReady", "Reverted", "as_revert"]
 
 REVERTED: Final = 3
 TIMED_OUT: Final = 4
+NOT_READY: Final = 5
 
 
 class Reverted(RpcError):
@@ -46,6 +47,23 @@ class NotFinalYet(RpcError):
     def to_json(self) -> dict[str, Any]:
         """Return the error object; the data is the hash alone."""
         return {"code": TIMED_OUT, "message": self.message, "data": self.hash}
+
+
+class NotReady(RpcError):
+    """A transaction waits for an earlier nonce of its sender; ``hash_`` is what to ask for later (EIP-7966)."""
+
+    def __init__(self, hash_: str) -> None:
+        super().__init__("not_ready", "the transaction was taken but waits for an earlier nonce of its sender")
+        self.hash = hash_
+
+    @property
+    def number(self) -> int:
+        """The number that EIP-7966 gives what is not ready."""
+        return NOT_READY
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error object; the data is the hash alone."""
+        return {"code": NOT_READY, "message": self.message, "data": self.hash}
 
 
 def as_revert(error: RpcError) -> RpcError:

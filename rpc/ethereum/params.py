@@ -17,6 +17,7 @@ __all__ = [
     "FILTER",
     "PERCENTILES",
     "QUANTITY",
+    "QUANTITY_TEXT",
     "SLOT",
     "TOPIC_FILTER",
     "BlockParam",
@@ -34,7 +35,7 @@ TOPICS_MAX: Final = 4
 PERCENTILES_MAX: Final = 100
 COUNT_MAX: Final = 2**31
 _NEWEST: Final = ("latest", "pending", "safe", "finalized")
-_QUANTITY: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
+QUANTITY_TEXT: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
 _DIGITS: Final = re.compile(r"0x[0-9a-fA-F]+")
@@ -52,13 +53,22 @@ _DATA_IN: Final[Schema] = {
 
 
 class CallParam(NamedTuple):
-    """A call or transaction that is not signed; ``price`` is the most that it pays for a unit of gas."""
+    """A call or transaction that is not signed; ``price`` is the most that it pays for a unit of gas.
+
+    The rest is None where it is not given.
+    """
 
     sender: bytes | None
     to: bytes | None
     value: int
     data: bytes
     price: int
+    tip: int | None = None
+    gas: int | None = None
+    form: int | None = None
+    """The type of the transaction."""
+    chain_id: int | None = None
+    has_access_list: bool = False
 
 
 class FilterParam(NamedTuple):
@@ -71,7 +81,7 @@ class FilterParam(NamedTuple):
 
 
 def _quantity(value: Any, limit: int = VALUE_MAX) -> int:
-    if type(value) is not str or not _QUANTITY.fullmatch(value):
+    if type(value) is not str or not QUANTITY_TEXT.fullmatch(value):
         raise ValueError("a quantity expected: 0x and hex digits without leading zeros")
     number = int(value, 16)
     if number > limit:
@@ -133,16 +143,25 @@ def _call(value: Any) -> CallParam:
     data = _data(fields.get("input", fields.get("data", "0x")))
     if "data" in fields and _data(fields["data"]) != data:
         raise ValueError('both "data" and "input" are given and not equal, use "input"')
-    for name in ("gas", "nonce", "chainId", "type", "maxPriorityFeePerGas"):
-        if name in fields:
-            _quantity(fields[name])
-    price = _quantity(fields.get("gasPrice", "0x0"))
+    if "gasPrice" in fields and fields.keys() & {"maxFeePerGas", "maxPriorityFeePerGas"}:
+        raise ValueError("both gasPrice and (maxFeePerGas or maxPriorityFeePerGas) specified")
+    if "nonce" in fields:
+        _quantity(fields["nonce"])
+    tip, gas, form, chain_id = (
+        _quantity(fields[name]) if name in fields else None
+        for name in ("maxPriorityFeePerGas", "gas", "type", "chainId")
+    )
     return CallParam(
         _address(fields["from"]) if "from" in fields else None,
         _address(fields["to"]) if "to" in fields else None,
         _quantity(fields.get("value", "0x0")),
         data,
-        max(price, _quantity(fields.get("maxFeePerGas", "0x0"))),
+        _quantity(fields.get("gasPrice", fields.get("maxFeePerGas", "0x0"))),
+        tip,
+        gas,
+        form,
+        chain_id,
+        bool(fields.get("accessList")),
     )
 
 
@@ -159,8 +178,15 @@ def _logs(fields: dict[str, Any]) -> LogFilter:
         raise ValueError(f"at most {TOPICS_MAX} topics expected")
     return LogFilter(
         _choices(fields.get("address", []), _address),
-        tuple(None if item is None or item == [] else _choices(item, _hash) for item in topics),
+        tuple(map(_topic, topics)),
     )
+
+
+def _topic(item: Any) -> frozenset[bytes] | None:
+    """Return the topics that may stand at a place; None for any, as null among others means too."""
+    if item is None or item == [] or (type(item) is list and None in item[:CHOICES_MAX]):
+        return None
+    return _choices(item, _hash)
 
 
 def _topic_filter(value: Any) -> LogFilter | bool:
@@ -203,7 +229,10 @@ _LOGS_IN: Final[dict[str, Schema]] = {
     "address": {"anyOf": [_ADDRESS_IN, array(_ADDRESS_IN, maximum=CHOICES_MAX), NULL]},
     "topics": {
         "anyOf": [
-            array({"anyOf": [NULL, _HASH_IN, array(_HASH_IN, maximum=CHOICES_MAX)]}, maximum=TOPICS_MAX),
+            array(
+                {"anyOf": [NULL, _HASH_IN, array({"anyOf": [NULL, _HASH_IN]}, maximum=CHOICES_MAX)]},
+                maximum=TOPICS_MAX,
+            ),
             NULL,
         ]
     },
@@ -227,6 +256,12 @@ CALL: Final = ParamType(
             "input": {"anyOf": [_DATA_IN, NULL]},
             "gasPrice": {"anyOf": [_QUANTITY_IN, NULL]},
             "maxFeePerGas": {"anyOf": [_QUANTITY_IN, NULL]},
+            "maxPriorityFeePerGas": {"anyOf": [_QUANTITY_IN, NULL]},
+            "gas": {"anyOf": [_QUANTITY_IN, NULL]},
+            "nonce": {"anyOf": [_QUANTITY_IN, NULL]},
+            "type": {"anyOf": [_QUANTITY_IN, NULL]},
+            "chainId": {"anyOf": [_QUANTITY_IN, NULL]},
+            "accessList": {"anyOf": [{"type": "array"}, NULL]},
         },
     },
     _call,

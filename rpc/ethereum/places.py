@@ -42,7 +42,7 @@ async def height_of(node: Node, block: BlockParam) -> int:
             raise RpcError("not_found", "header not found")
         height = found
     else:
-        height = head.oldest_state if block == EARLIEST else block
+        height = 0 if block == EARLIEST else block  # the same block that it names elsewhere
     if not head.oldest_state <= height <= head.height:
         raise no_state(head, height)
     return height

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from rpc.blocks import waiting_transaction
 from rpc.errors import RpcError
 from rpc.ethereum import render
 from rpc.ethereum.accounts import balance_now
-from rpc.ethereum.errors import NotFinalYet, as_revert
+from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
 from rpc.ethereum.line import method
-from rpc.ethereum.params import BlockParam
+from rpc.ethereum.params import QUANTITY_TEXT, BlockParam
 from rpc.ethereum.places import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block
 from rpc.light import TRANSACTION_HASH, final_transaction
 from rpc.render import HASH_OUT, hexed
-from rpc.schema import Param, data, natural, nullable, ref
+from rpc.schema import Param, ParamType, data, nullable, ref
 from rpc.table import Json, Method, Node, Posting
 from rpc.turns import Lane
 from state.primitives.errors import DekubeError
@@ -75,9 +75,19 @@ async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> 
     """Answer ``eth_sendRawTransactionSync`` (EIP-7966): the receipt, in one question."""
     sent = await send_raw_transaction(node, raw)
     hash_ = bytes.fromhex(sent[2:])
-    if await node.wait_transaction(hash_, min(timeout_ms, SYNC_WAIT_MS)) is None:
+    transaction = decode_transaction(raw)
+    if transaction.nonce >= await node.pending_nonce(transaction.recover_sender()):
+        raise NotReady(sent)
+    if await node.wait_transaction(hash_, timeout_ms) is None:
         raise NotFinalYet(sent)
     return await get_receipt(node, hash_)
+
+
+def _read_timeout(value: Any) -> int:
+    """Return the time that is asked for; EIP-7966 has the usual one stand for any that is not allowed."""
+    if type(value) is str and QUANTITY_TEXT.fullmatch(value):
+        value = int(value, 16)
+    return value if type(value) is int and 0 < value <= SYNC_WAIT_MS else SYNC_WAIT_MS
 
 
 async def get_transaction(node: Node, hash_: bytes) -> Json:
@@ -129,8 +139,8 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         _RAW,
         Param(
             "timeout_ms",
-            natural(1, SYNC_WAIT_MS),
-            "Give up waiting after this time: error 4 with the hash as data.",
+            ParamType({}, _read_timeout),
+            f"Give up waiting after so many ms, 1 to {SYNC_WAIT_MS}: error 4 with the hash as data.",
             required=False,
             default=SYNC_WAIT_MS,
         ),

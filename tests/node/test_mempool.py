@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from node.mempool import Mempool, MempoolOptions
+from node.mempool import NEWS_KEPT, Mempool, MempoolOptions
 from state.primitives.errors import InvalidTransaction
 from state.primitives.transactions import NATIVE_FORM, Transaction
 from state.transition.runtime import Checked
@@ -171,11 +171,42 @@ def test_a_tenth_more_replaces() -> None:
     old, after = wish(ANN, 0, fee=95, tip=5), wish(ANN, 1)
     world.pool.add(old)
     world.pool.add(after)
-    assert refusal(world, wish(ANN, 0, fee=104, tip=6)).code == "replacement_underpriced"  # 104.5 is needed
-    new = wish(ANN, 0, fee=105, tip=6)
+    assert refusal(world, wish(ANN, 0, fee=103, tip=6)).code == "replacement_underpriced"
+    assert refusal(world, wish(ANN, 0, fee=104, tip=5)).code == "replacement_underpriced"  # 5.5, but more than 5
+    new = wish(ANN, 0, fee=104, tip=6)  # 104.5 is rounded down, as wallets do
     assert world.pool.add(new) == (True, old, None)
     assert world.pool.take(10) == [new, after]
     assert old.transaction.hash not in world.pool
+
+
+def test_a_wallet_that_adds_a_tenth_replaces_at_any_price() -> None:
+    for price in (1, 9, 10, 11, 126_562_501, 10**18 + 7):
+        world = World()
+        world.pool.add(wish(ANN, 0, fee=price, tip=price))
+        assert refusal(world, wish(ANN, 0, fee=price, tip=price, value=2)).code == "replacement_underpriced"
+        raised = max(price * 110 // 100, price + 1)
+        assert world.pool.add(wish(ANN, 0, fee=raised, tip=raised)).replaced is not None
+
+
+def test_what_came_in_is_told_also_when_a_block_has_it_already() -> None:
+    world = World()
+    first, second = wish(ANN, 0), wish(ANN, 1)
+    world.pool.add(first)
+    place, _ = world.pool.news(0, 0)
+    world.pool.add(second)
+    world.include(first, second)
+    assert len(world.pool) == 0
+    assert world.pool.news(place, 9) == (2, [second.transaction.hash])
+    assert world.pool.news(0, 9) == (2, [first.transaction.hash, second.transaction.hash])
+
+
+def test_hashes_of_what_came_in_are_bounded_in_number() -> None:
+    world = World()
+    for nonce in range(NEWS_KEPT + 5):
+        world.pool.add(wish(ANN, nonce))
+        world.include(wish(ANN, nonce))
+    arrivals, hashes = world.pool.news(0, 2 * NEWS_KEPT)
+    assert (arrivals, len(hashes)) == (NEWS_KEPT + 5, NEWS_KEPT)
 
 
 def test_a_larger_replacement_must_find_room() -> None:
@@ -467,7 +498,7 @@ class Model(RuleBasedStateMachine):
         assert pool.page(None, 100) == there[::-1]
         middle = len(self.arrived) // 2
         assert pool.page(middle, 2) == [item for item in there[::-1] if item[0] < middle][:2]
-        hashes = [checked.transaction.hash for at, checked in there if at >= middle]
+        hashes = [checked.transaction.hash for checked in self.arrived[middle:]]
         assert pool.news(middle, 100) == (len(self.arrived), hashes)
         assert pool.news(middle, 1) == (len(self.arrived), hashes[-1:])
         taken = pool.take(100)

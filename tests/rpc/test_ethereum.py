@@ -18,6 +18,7 @@ from rpc.errors import RpcError
 from rpc.ethereum.contracts import VIEWS, abi_json
 from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
 from rpc.ethereum.logs import LogFilter, bloom_of
+from rpc.ethereum.transactions import SYNC_WAIT_MS, _read_timeout
 from rpc.events import EVENTS
 from rpc.gateway import GatewayOptions
 from rpc.parameters import parameters_of
@@ -258,6 +259,9 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         late = hexed(dynamic(CAROL, 2, DAVE.address, 1))
         error = await it.error("eth_sendRawTransactionSync", late, 1)
         assert (error["code"], error["data"]) == (4, hexed(keccak(bytes.fromhex(late[2:]))))
+        gap = hexed(dynamic(CAROL, 4, DAVE.address, 1))
+        error = await it.error("eth_sendRawTransactionSync", gap)  # at once: it would wait for nothing
+        assert (error["code"], error["data"]) == (5, hexed(keccak(bytes.fromhex(gap[2:]))))
 
 
 async def test_a_client_can_make_the_signed_bytes_of_what_it_is_shown(tmp_path: Path) -> None:
@@ -398,7 +402,11 @@ async def test_a_revert_carries_its_reason_as_solidity_would(tmp_path: Path) -> 
             assert (await it.error(method, {"data": "0x60006000fd"}))["code"] == -32000
             for nobody in ({}, {"from": "0x" + "0" * 40}):
                 write = {"to": staking, "data": hexed(UNSTAKE.encode(1))} | nobody
-                assert (await it.error(method, write))["code"] == -32602
+                error = await it.error(method, write)
+                assert (error["code"], error["message"]) == (
+                    3,
+                    "execution reverted: from: who writes must be named",
+                )
                 # what wallets try on any contract, without saying who they are
                 for to in (staking, "0x" + "0" * 37 + "7ff"):
                     for probe in ("0x95d89b41", "0x01ffc9a7" + "80ac58cd".ljust(64, "0"), "0xdeadbeef", "0x"):
@@ -496,6 +504,7 @@ async def test_logs_are_found_by_address_and_topics_in_many_blocks(tmp_path: Pat
                 ([by_bob], []),
                 ([None, None, None, None], []),
                 ([], [1, 5, 9]),
+                ([[None, by_bob]], [1, 5, 9]),
             ):
                 assert places(await it.call("eth_getLogs", everything | {"topics": topics})) == found, topics
             assert places(await it.call("eth_getLogs", {"fromBlock": "0x2", "toBlock": "0x5"})) == [5]
@@ -648,3 +657,47 @@ def test_the_abi_names_every_function_and_event_once() -> None:
     assert (STAKING_ADDRESS, "function", "stake") in names
     assert (STAKING_ADDRESS, "event", "Staked") in names
     assert len([name for name in names if name[1] == "event"]) == len(EVENTS)
+
+
+async def test_what_is_estimated_is_what_would_be_taken(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    staking = hexed(STAKING_ADDRESS)
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        plain = {"from": who(ALICE), "to": who(BOB), "value": "0x1"}
+        call = {
+            "from": who(ALICE), "to": staking, "value": hex(1_500 * COIN), "data": hexed(stake_data(node, ALICE)),
+        }  # fmt: skip
+        enough = {"gas": hex(2**40), "maxFeePerGas": hex(FEE), "maxPriorityFeePerGas": "0x1", "type": "0x2"}
+        for request in (plain, call):
+            least = await it.call("eth_estimateGas", request)
+            for more in (
+                enough,  # much gas is only the most that is wanted
+                {"gas": least, "gasPrice": hex(FEE), "type": "0x0", "accessList": []},
+                {"chainId": hex(node.runtime.genesis.chain_id), "nonce": "0x0", "maxPriorityFeePerGas": "0x5"},
+            ):
+                assert await it.call("eth_estimateGas", request | more) == least
+            for more, code, text in (
+                ({"maxFeePerGas": "0x1"}, -32000, "max fee per gas less than block base fee"),
+                ({"gasPrice": "0x1"}, -32000, "max fee per gas less than block base fee"),
+                ({"maxFeePerGas": hex(FEE), "maxPriorityFeePerGas": hex(FEE + 1)}, -32000,
+                 "max priority fee per gas higher than max fee per gas"),
+                ({"gas": hex(int(least, 16) - 1)}, -32000, "intrinsic gas too low"),
+                ({"accessList": [{"address": who(BOB), "storageKeys": []}]}, -32000, "access lists are not"),
+                ({"type": "0x3"}, -32000, "transaction type not supported"),
+                ({"chainId": "0x1"}, -32000, "invalid chain id"),
+                ({"gasPrice": hex(FEE), "maxFeePerGas": hex(FEE)}, -32602, "both gasPrice and"),
+                ({"value": hex(2**255)}, -32000, "insufficient funds for gas * price + value"),
+            ):  # fmt: skip
+                error = await it.error("eth_estimateGas", request | more)
+                assert (error["code"], text in error["message"]) == (code, True), (more, error)
+        # What is lent to a call that offers no price is in no number that is told.
+        poor = {"from": who(DAVE), "to": staking, "value": hex(COIN), "data": hexed(stake_data(node, DAVE))}
+        error = await it.error("eth_estimateGas", poor)
+        assert (error["data"]["balance"], error["data"]["needed"]) in (("0", str(COIN)), (0, COIN)), error
+
+
+def test_a_time_that_is_not_allowed_stands_for_the_usual_one() -> None:
+    for asked, found in ((1, 1), ("0x3e8", 1_000), (SYNC_WAIT_MS, SYNC_WAIT_MS)):
+        assert _read_timeout(asked) == found
+    for asked in (0, -1, 60_000, 10**30, 1.5, True, "1000", "0x", "0x01", [], {}, "0x" + "f" * 70):
+        assert _read_timeout(asked) == SYNC_WAIT_MS, asked
