@@ -22,3 +22,4 @@ async def test_submissions_alone() -> None:
     assert figures["submit_cpu_us_per_ethereum_transaction"] > figures["submit_recovery_cpu_us"] / 2 > 0
     assert figures["submit_http_cpu_us_per_transaction"] > 0
     assert figures["submissions_per_s"] > 0
+    assert figures["submit_recoveries_per_transaction"] > 1  # each has one
