@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from billing.errors import EscrowUnknown
 from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
 from billing.prices import Role
 from rpc.accounts import PARTY_PARAM
@@ -13,7 +14,7 @@ from rpc.parameters import parameters_of
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, address, at
 from rpc.schema import NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
 from rpc.table import Json, Method, Node
-from rpc.tasks import TASK_ID
+from rpc.tasks import TASK_ID, unknown_task
 from rpc.turns import Lane
 from rpc.words import word
 from state.view import Reader
@@ -50,8 +51,12 @@ async def get_bill(node: Node, task: bytes, cursor: list[Any] | None, limit: int
     }
 
 
-def _bill(reader: Reader, escrow_id: bytes, start: int, limit: int) -> Any:
-    return escrow_totals(reader, escrow_id), bill_lines(reader, escrow_id, start=start, limit=limit)
+def _bill(reader: Reader, task_id: bytes, start: int, limit: int) -> Any:
+    try:
+        totals = escrow_totals(reader, task_id)
+    except EscrowUnknown:  # a task has one from its creation on
+        raise unknown_task(task_id) from None
+    return totals, bill_lines(reader, task_id, start=start, limit=limit)
 
 
 async def get_earnings(node: Node, who: bytes) -> Json:

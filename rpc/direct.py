@@ -88,7 +88,7 @@ class Connection(Protocol):
         ...
 
     def linger(self) -> None:
-        """Close soon; what comes until then is dropped."""
+        """Close when the client has read the answer, or soon; what comes until then is dropped."""
         ...
 
 

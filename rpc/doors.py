@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
@@ -26,8 +26,12 @@ from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
 __all__ = ["DoorOptions", "Doors", "Unread", "make_protocols"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
-LINGER_S: Final = 1.0
-"""Time in which whoever sends a body that is refused may read why."""
+LINGER_S: Final = 5.0
+"""Time in which whoever sends a body that is refused may send the rest of it, which is dropped, and read why."""
+LINGER_IDLE_S: Final = 1.0
+"""Of it, how long nothing may come."""
+LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What is dropped of such a body at most."""
 LOOK_S: Final = 5.0
 """How often it is looked whether what is unsent is read."""
 LOOKS_OF_TURN: Final = 512
@@ -164,6 +168,19 @@ class _Lines:
         return self._lines
 
 
+class _Outlet:
+    """The transport as a request of ASGI sees it whose body is not whole: closed, it lingers."""
+
+    def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = linger
+
+
+class _Refused(Exception):
+    """Ends the parsing of what came behind a body that is refused."""
+
+
 def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
     """Return the HTTP and the WebSocket protocol for uvicorn that pass through ``doors``; ``port`` answers."""
 
@@ -181,6 +198,12 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         _in_headers = False
         _trailers = 0
         _lingers = False
+        """A body is refused, the answer is written: all that comes is dropped."""
+        _linger_until = 0.0
+        _linger_timer: asyncio.TimerHandle | None = None
+        _dropped_bytes = 0
+        _dropped_at = 0.0
+        """When the last of it came."""
         _answering: Any = None
         """The request that had to wait for those before it, and is answered now."""
         _header_bytes = 0
@@ -230,13 +253,57 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self._deadline = self.loop.call_later(doors.options.first_request_s, transport.abort)
 
         def linger(self) -> None:
-            # Closed with bytes unread, the connection would be reset, and the client might not see why.
+            """Close when the client has read the answer, or soon; what comes until then is dropped.
+
+            Closed with bytes unread, the connection would be reset, and a client that sends would not see why.
+            """
+            if self._lingers or self.transport.is_closing():
+                return
             self._lingers = True
-            self.loop.call_later(LINGER_S, self.transport.close)
+            while self.pipeline:
+                self._forget(self.pipeline.pop()[0])
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.flow.resume_reading()
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+            self._dropped_at = self.loop.time()
+            self._linger_until = self._dropped_at + LINGER_S
+            self._linger_timer = self.loop.call_later(LINGER_IDLE_S, self._look_lingering)
+
+        def _drop_rest(self, size: int) -> None:
+            self._dropped_bytes += size
+            self._dropped_at = self.loop.time()
+            if self._dropped_bytes > LINGER_BYTES_MAX:
+                self.transport.close()
+
+        def _look_lingering(self) -> None:
+            now = self.loop.time()
+            until = min(self._linger_until, self._dropped_at + LINGER_IDLE_S)
+            if now >= until:
+                self.transport.close()
+            else:
+                self._linger_timer = self.loop.call_later(until - now, self._look_lingering)
+
+        def _forget(self, request: Any) -> None:
+            """Let go of a request that nobody waits for."""
+            request.disconnected = True  # or it would write to what is closed
+            request.message_event.set()
+            if isinstance(request, DirectRequest):
+                request.let_go()
+                if request.task is not None:
+                    request.task.cancel()
+            else:
+                request.body = bytearray()
+
+        def send_400_response(self, msg: str) -> None:
+            if not self._lingers:  # the answer is written already
+                super().send_400_response(msg)
 
         def on_message_begin(self) -> None:
             if self._lingers:
-                self.transport.abort()
+                raise _Refused
             self._in_headers, self._header_bytes, self._trailers = True, 0, 0
             self._begun += 1
             self._is_between = False
@@ -245,6 +312,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def data_received(self, data: bytes) -> None:
             if self._lingers:
+                self._drop_rest(len(data))
                 return
             self.burst = 0
             begins = self._is_between and not self._is_proxy and self._asker is not None
@@ -322,7 +390,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 super().on_message_begin()  # makes the scope, which plain requests do without
                 self.url, self.expect_100_continue = url, expects
                 self.headers += headers
+                before = self.cycle
                 super().on_headers_complete()
+                if self.cycle is not before:  # it is no upgrade
+                    self.cycle.transport = _Outlet(self.transport, self.linger)  # type: ignore[assignment]
 
         def _find_client(self) -> None:
             """Note who asks through the proxy: each request of a connection may be another client's."""
@@ -386,6 +457,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self._deadline = None
             if self._direct is None:
                 super().on_message_complete()
+                if isinstance(self.cycle, RequestResponseCycle):
+                    self.cycle.transport = self.transport
                 return
             direct, self._direct = self._direct, None
             direct.on_end()
@@ -416,7 +489,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def _look_idle(self) -> None:
             self._idle_timer = None
-            if self._idle_since is None:
+            if self._idle_since is None or self._lingers:
                 return  # the next answer sets another
             left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
             if left_s > 0:
@@ -430,7 +503,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             super().handle_websocket_upgrade()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._deadline, self._idle_timer):
+            for timer in (self._deadline, self._idle_timer, self._linger_timer):
                 if timer is not None:
                     timer.cancel()
             if self._caller is not None:
@@ -438,14 +511,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self._caller = None
                 doors.unread.discard(self._unread)
             for request in (self.cycle, self._answering, *(waiting for waiting, _ in self.pipeline)):
-                if request is None or request.response_complete:
-                    continue
-                request.disconnected = True  # or it would write to what is closed
-                request.message_event.set()
-                if isinstance(request, DirectRequest):
-                    request.let_go()
-                    if request.task is not None:
-                        request.task.cancel()
+                if request is not None and not request.response_complete:
+                    self._forget(request)
             if self._asker is not None:
                 self._waiting.keep(0)
                 self._unsent.keep(0)

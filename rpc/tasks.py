@@ -21,10 +21,15 @@ from tasks.queries import Page, task_history, tasks_by_requester, tasks_by_worke
 from tasks.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
 from tasks.spec import decode_spec, spec_hash
 
-__all__ = ["TASK_COMPONENTS", "TASK_ID", "TASK_METHODS"]
+__all__ = ["TASK_COMPONENTS", "TASK_ID", "TASK_METHODS", "unknown_task"]
 
 _TIME_BYTES: Final = 8
 _NONE: Final = bytes(HASH_BYTES)
+
+
+def unknown_task(task_id: bytes) -> RpcError:
+    """Return the refusal of an id that no task has."""
+    return RpcError("task_unknown", f"no task has the id {hexed(task_id)}")
 
 
 def _maybe_address(value: bytes) -> str | None:
@@ -146,7 +151,10 @@ async def get_task_history(node: Node, task: bytes, cursor: list[Any] | None, li
 
 
 def _known_history(reader: Reader, task_id: bytes, start: int, limit: int) -> list[HistoryEntry]:
-    load_task(reader, task_id)
+    try:
+        load_task(reader, task_id)
+    except TaskUnknown:
+        raise unknown_task(task_id) from None
     return task_history(reader, task_id, start=start, limit=limit)
 
 

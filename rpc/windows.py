@@ -8,10 +8,11 @@ from rpc.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, numbered
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from rpc.table import Json, Method, Node
-from rpc.tasks import TASK_ID
+from rpc.tasks import TASK_ID, unknown_task
 from rpc.turns import Lane
 from rpc.words import word, words_of
 from state.view import Reader
+from tasks.errors import TaskUnknown
 from tasks.lifecycle import Reason, WindowPhase
 from tasks.queries import task_windows
 from tasks.records import WindowRecord
@@ -84,7 +85,10 @@ async def get_task_windows(node: Node, task: bytes, cursor: list[Any] | None, li
 
 
 def _windows(reader: Reader, task_id: bytes, start: int, limit: int) -> list[WindowRecord]:
-    return task_windows(reader, task_id, start=start, limit=limit)
+    try:
+        return task_windows(reader, task_id, start=start, limit=limit)
+    except TaskUnknown:
+        raise unknown_task(task_id) from None
 
 
 _FINDING: Final = obj(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rpc.client.core import Call, ClientOptions
     from rpc.client.errors import (
         AnswerMalformed,
+        ArgumentInvalid,
         ClientError,
         GatewayUnreachable,
         NoResult,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnswerMalformed",
+    "ArgumentInvalid",
     "AsyncClient",
     "Call",
     "Client",

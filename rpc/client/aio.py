@@ -12,7 +12,7 @@ import anyio.abc
 import anyio.to_thread
 import httpx
 
-from rpc.client.api import Api
+from rpc.client.api import Api, check_timeout
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,
@@ -53,8 +53,10 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
     """
 
     def __init__(self, *urls: str, options: ClientOptions | None = None) -> None:
-        """Raises ConfigError for an URL that cannot be used."""
-        self.core = Core(urls, options or ClientOptions())
+        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for a timeout that is none."""
+        options = options or ClientOptions()
+        check_timeout("timeout_s", options.timeout_s)
+        self.core = Core(urls, options)
         self._http = httpx.AsyncClient(trust_env=False)
 
     async def __aenter__(self) -> Self:

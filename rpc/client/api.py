@@ -10,7 +10,7 @@ import orjson
 
 from rpc.client.contracts import ContractFunction, find_function, read_revert
 from rpc.client.core import Call, Core, Flow, Found, Post, Stream, hexed, http_url, through
-from rpc.client.errors import AnswerMalformed, ClientError, TransactionRefused
+from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, TransactionRefused
 from rpc.client.shapes import (
     Account,
     Block,
@@ -29,22 +29,60 @@ from rpc.client.shapes import (
 )
 from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.abi import AbiValue
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
-from state.primitives.hashing import keccak
+from state.primitives.hashing import HASH_BYTES, keccak
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 
-__all__ = ["Api", "each", "one", "send"]
+__all__ = ["Api", "check_address", "check_amount", "check_hash", "check_timeout", "each", "one", "send"]
 
 _S = TypeVar("_S", bound=Shape)
 
 WAIT_MS: Final = 10_000
 FINAL_TIMEOUT_S: Final = 300.0
 """How long ``send`` waits for a transaction to become final."""
+TIMEOUT_S_MAX: Final = 10**9
+AMOUNT_LIMIT: Final = 2**256
 TIP_QUOTED_MAX: Final = 10 * 10**9
 """The highest tip for a unit of gas that is offered on a gateway's word alone."""
+
+
+# Arguments
+
+
+def check_address(name: str, value: object) -> None:
+    """Check that the argument ``name`` is an address. Raises ArgumentInvalid."""
+    _check_bytes(name, value, ADDRESS_BYTES, "an address")
+
+
+def check_hash(name: str, value: object) -> None:
+    """Check that the argument ``name`` is a hash, as the id of a task is. Raises ArgumentInvalid."""
+    _check_bytes(name, value, HASH_BYTES, "a hash")
+
+
+def check_amount(name: str, value: object) -> None:
+    """Check that the argument ``name`` is an amount. Raises ArgumentInvalid."""
+    if type(value) is not int:
+        raise ArgumentInvalid(f"{name}: an amount is an int of 10^-18 DKB, not {type(value).__name__}")
+    if not 0 <= value < AMOUNT_LIMIT:
+        raise ArgumentInvalid(f"{name}: an amount is from 0 to 2^256 - 1, not {value}")
+
+
+def check_timeout(name: str, value: object) -> None:
+    """Check that the argument ``name`` is a time in seconds. Raises ArgumentInvalid."""
+    # Not a number is neither below nor above any.
+    if not isinstance(value, int | float) or not 0 <= value <= TIMEOUT_S_MAX:
+        raise ArgumentInvalid(f"{name}: seconds from 0 to {TIMEOUT_S_MAX} expected, not {value!r}")
+
+
+def _check_bytes(name: str, value: object, size: int, what: str) -> None:
+    if not isinstance(value, bytes):
+        raise ArgumentInvalid(f"{name}: {what} is {size} bytes, not {type(value).__name__}")
+    if len(value) != size:
+        raise ArgumentInvalid(f"{name}: {what} is {size} bytes, not {len(value)}")
 
 
 # Parts
@@ -101,12 +139,15 @@ def _head(core: Core) -> Flow[Head]:
 
 def _block(core: Core, block: int | bytes | None = None) -> Flow[Block | None]:
     """Return a block by height or hash, by default the newest; None where there is none."""
+    if isinstance(block, bytes):
+        check_hash("block", block)
     named = hexed(block) if isinstance(block, bytes) else block
     return one(core, Block, "block", "dekube_getBlock", block=named)
 
 
 def _account(core: Core, address: bytes, *, height: int | None = None) -> Flow[Account]:
     """Return balance and nonces of an account, after the block ``height`` or the newest."""
+    check_address("address", address)
     answer = yield from core.call("dekube_getAccount", address=hexed(address), height=height)
     return read_shape(Account, answer)
 
@@ -118,16 +159,19 @@ def _balance(core: Core, address: bytes, *, height: int | None = None) -> Flow[i
 
 def _transaction(core: Core, hash_: bytes) -> Flow[Transaction | None]:
     """Return a transaction of a final block or of the mempool."""
+    check_hash("hash_", hash_)
     return one(core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(hash_))
 
 
 def _receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
     """Return the receipt of a final transaction."""
+    check_hash("hash_", hash_)
     return one(core, Receipt, "receipt", "dekube_getReceipt", hash=hexed(hash_))
 
 
 def _history(core: Core, address: bytes) -> Stream[HistoryEntry]:
     """Find what touched an account, newest first: transactions, and what blocks did by themselves."""
+    check_address("address", address)
     return each(core, HistoryEntry, "dekube_getAccountHistory", address=hexed(address))
 
 
@@ -138,6 +182,7 @@ def _quote(core: Core) -> Flow[Quote]:
 
 def _machine(core: Core, address: bytes) -> Flow[Machine | None]:
     """Return a registered machine."""
+    check_address("address", address)
     return one(core, Machine, "node", "dekube_getNode", address=hexed(address))
 
 
@@ -172,6 +217,7 @@ def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow
     When the gateway that took it goes away, another is given it too. Raises ClientError where the mempool refuses
     it, TransactionRefused where its rule does, or where it is not final in time.
     """
+    check_timeout("timeout_s", timeout_s)
     hash_ = yield from _submit(core, raw)
     url = core.url
     for _ in range(max(1, int(timeout_s * 1000) // WAIT_MS)):
@@ -201,6 +247,7 @@ def _sign(
     The nonce of one that waits, with fees a tenth above its own, takes its place. Raises ConfigError for a kind
     that the chain does not know.
     """
+    _check_fees(max_fee_per_gas, max_priority_fee_per_gas)
     chain, quote, place = yield from _terms(core, key.address)
     gas = next((item.gas for item in quote.kinds if item.kind == kind), None)
     if gas is None:
@@ -214,6 +261,12 @@ def _sign(
         gas_limit=gas,
         **_fees(quote, max_fee_per_gas, max_priority_fee_per_gas),
     )
+
+
+def _check_fees(fee: int | None, tip: int | None) -> None:
+    for name, value in (("max_fee_per_gas", fee), ("max_priority_fee_per_gas", tip)):
+        if value is not None:
+            check_amount(name, value)
 
 
 def _fees(quote: Quote, fee: int | None, tip: int | None) -> dict[str, int]:
@@ -256,6 +309,8 @@ def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receip
     """Send ``amount`` of 10^-18 DKB; return the receipt when it is final. Raises as ``wait``."""
     from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than this client
 
+    check_address("to", to)
+    check_amount("amount", amount)
     return send(core, key, TRANSFER_KIND, [to, amount])
 
 
@@ -270,6 +325,9 @@ def _sign_call(
 
     Nonce and fees are as of ``sign``. Raises ClientError with the reason where it would fail.
     """
+    check_address("to", to)
+    check_amount("value", value)
+    _check_fees(max_fee_per_gas, max_priority_fee_per_gas)
     chain, quote, place = yield from _terms(core, key.address)
     request = {"from": hexed(key.address), "to": hexed(to), "value": hex(value), "data": hexed(data)}
     gas = yield from _ethereum(core, "eth_estimateGas", request)
@@ -335,6 +393,7 @@ def _write(
 
     Raises ClientError with the reason where it would fail, and as ``wait``.
     """
+    check_amount("value", value)
     data = function.encode(arguments)
     raw = yield from _sign_call(core, key, function.address, value=value, data=data)
     return (yield from _wait(core, raw))
@@ -348,6 +407,7 @@ def _faucet(core: Core, url: str, address: bytes) -> Flow[bytes]:
 
     Raises ClientError with the reason why there are none, GatewayUnreachable.
     """
+    check_address("address", address)
     body = orjson.dumps({"address": hexed(address)})
     data = yield Post(http_url(url), body, core.options.timeout_s, any_status=True)
     return read_grant(data)
@@ -380,6 +440,13 @@ def _news(
     In order, each once, without end or until ``timeout_s`` are over: a connection that breaks is taken up again,
     at another gateway if need be.
     """
+    if address is not None:
+        check_address("address", address)
+    for name, value in (("topic", topic), ("task", task)):
+        if value is not None:
+            check_hash(name, value)
+    if timeout_s is not None:
+        check_timeout("timeout_s", timeout_s)
     return core.news(kind, from_height=from_height, address=address, topic=topic, task=task, timeout_s=timeout_s)
 
 

@@ -9,6 +9,7 @@ from state.primitives.errors import DekubeError
 
 __all__ = [
     "AnswerMalformed",
+    "ArgumentInvalid",
     "ClientError",
     "GatewayUnreachable",
     "NoResult",
@@ -29,6 +30,12 @@ class AnswerMalformed(GatewayUnreachable):
     """An answer that is not of the shape that the method promises."""
 
     code = "answer_malformed"
+
+
+class ArgumentInvalid(DekubeError, ValueError):
+    """An argument of another type, length or range than a method takes: nothing was sent."""
+
+    code = reason = "argument_invalid"
 
 
 class OtherChain(DekubeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rpc.client.api import each, one
+from rpc.client.api import check_address, each, one
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
 from rpc.client.shapes import Amount, Answer, Execution, Header, Shape, Transaction, read_shape
@@ -292,6 +292,7 @@ def _simulate(core: Core, raw: bytes) -> Flow[Outcome]:
 
 def _estimate(core: Core, sender: bytes, kind: int, payload: list[Value]) -> Flow[Outcome]:
     """Return what a transaction of ``sender`` would do, before it is signed."""
+    check_address("sender", sender)
     named: dict[str, Any] = {"from": hexed(sender), "kind": kind, "payload": hexed(encode(payload))}
     return read_shape(Outcome, (yield from core.call("dekube_estimate", **named)))
 
@@ -328,6 +329,7 @@ def _epoch(core: Core, epoch: int | None = None) -> Flow[Epoch]:
 
 def _slash(core: Core, operator: bytes) -> Flow[Slash | None]:
     """Return what an operator was slashed for; None where it never was."""
+    check_address("operator", operator)
     return one(core, Slash, "slash", "dekube_getSlash", operator=hexed(operator))
 
 
@@ -338,16 +340,19 @@ def _slashes(core: Core) -> Stream[Slash]:
 
 def _duties(core: Core, address: bytes) -> Flow[Duties]:
     """Return what tasks expect of a machine now."""
+    check_address("address", address)
     return read_shape(Duties, (yield from core.call("dekube_getDuties", address=hexed(address))))
 
 
 def _earnings(core: Core, address: bytes) -> Flow[Earnings]:
     """Return what an account was ever paid."""
+    check_address("address", address)
     return read_shape(Earnings, (yield from core.call("dekube_getEarnings", address=hexed(address))))
 
 
 def _carriage(core: Core, address: bytes) -> Flow[Carriage]:
     """Return what an account has put down for relays, and what it owes to each."""
+    check_address("address", address)
     return read_shape(Carriage, (yield from core.call("dekube_getCarriage", address=hexed(address))))
 
 

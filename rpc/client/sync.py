@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from rpc.client.api import Api
+from rpc.client.api import Api, check_timeout
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,
@@ -50,9 +50,10 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
     """Speaks to the gateways at ``urls`` (http or https), the first that answers. One thread at a time."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:
-        """Raises ConfigError for an URL that cannot be used."""
+        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for a timeout that is none."""
         if options is None:
             options = ClientOptions() if timeout_s is None else ClientOptions(timeout_s=timeout_s)
+        check_timeout("timeout_s", options.timeout_s)
         self.core = Core(urls, options)
         self._connection: http.client.HTTPConnection | None = None
         self._connected_to = ""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpc.client.api import each, one, send
+from rpc.client.api import check_address, check_amount, check_hash, check_timeout, each, one, send
 from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
 from rpc.client.core import Call, Core, Flow, Found, Stream, Work, gather, hexed, through
@@ -104,6 +104,7 @@ def _quote_task(core: Core, spec: bytes) -> Flow[TaskQuote]:
 
 def _task(core: Core, task: bytes) -> Flow[Task | None]:
     """Return a task; its job is in ``document["spec"]``."""
+    check_hash("task", task)
     return one(core, Task, "task", "dekube_getTask", task=hexed(task))
 
 
@@ -111,6 +112,9 @@ def _tasks(
     core: Core, *, phase: str | None = None, requester: bytes | None = None, worker: bytes | None = None
 ) -> Stream[Task]:
     """Find the tasks of a phase, a requester or a worker, or all, the oldest first."""
+    for name, value in (("requester", requester), ("worker", worker)):
+        if value is not None:
+            check_address(name, value)
     who = None if requester is None else hexed(requester)
     whose = None if worker is None else hexed(worker)
     return each(core, Task, "dekube_getTasks", phase=phase, requester=who, worker=whose)
@@ -118,16 +122,19 @@ def _tasks(
 
 def _task_changes(core: Core, task: bytes) -> Stream[TaskChange]:
     """Find every change of a task's phase."""
+    check_hash("task", task)
     return each(core, TaskChange, "dekube_getTaskHistory", task=hexed(task))
 
 
 def _task_windows(core: Core, task: bytes) -> Stream[Window]:
     """Find the windows of a task from their proofs on."""
+    check_hash("task", task)
     return each(core, Window, "dekube_getTaskWindows", task=hexed(task))
 
 
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
     """Return the bill of a task: its lines and sums, of one height."""
+    check_hash("task", task)
     totals: EscrowTotals | None = None
     lines: list[BillLine] = []
     cursor: str | None = None
@@ -166,6 +173,7 @@ def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
     """End a task early; what is not earned comes back."""
     from tasks.transitions import CANCEL_TASK
 
+    check_hash("task", task)
     return send(core, key, CANCEL_TASK, [task])
 
 
@@ -173,6 +181,7 @@ def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
     """Look for another worker for a paused task."""
     from tasks.transitions import RESUME_TASK
 
+    check_hash("task", task)
     return send(core, key, RESUME_TASK, [task])
 
 
@@ -180,6 +189,8 @@ def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[R
     """Add to what pays a task's verification; unused it comes back."""
     from tasks.transitions import TOP_UP_TASK
 
+    check_hash("task", task)
+    check_amount("amount", amount)
     return send(core, key, TOP_UP_TASK, [task, amount])
 
 
@@ -190,6 +201,8 @@ def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow
     """
     from tasks.transitions import DEMAND_RESULT
 
+    check_hash("task", task)
+    check_amount("amount", amount)
     return send(core, key, DEMAND_RESULT, [task, amount])
 
 
@@ -198,6 +211,9 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
 
     Raises TaskEnded when it has not within ``timeout_s``, ClientError for a task that is not there.
     """
+    check_hash("task", task)
+    if timeout_s is not None:
+        check_timeout("timeout_s", timeout_s)
     seen, phases = 0, dict[int, str]()
     looked = -1
     """The height up to which all is known."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import http.client
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from rpc.direct import BURST_MAX, CHUNK_BYTES
 from rpc.dispatch import DispatchOptions
+from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions
 from tests.rpc.harness import Gateway, Node, gateway, served
 from tests.rpc.raw import Wire, call, chunked, post
@@ -105,6 +112,83 @@ async def bodies_over_the_limit(it: Gateway) -> None:
             assert (answer.status, answer.json["error"]["code"]) == (200, -32600)
             assert answer.json["error"]["data"]["limit"] == 100_000
             assert await wire.is_closed()
+
+
+# Clients that read only when they have sent all: of the standard library, and as raw sockets.
+
+
+def of_http_client(port: int, body: bytes | Iterable[bytes]) -> Any:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("POST", "/", body)  # pieces go as they come
+        return json.loads(connection.getresponse().read())
+
+
+def of_urllib(port: int, body: bytes) -> Any:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/", body)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as response:
+        return json.load(response)
+
+
+def of_socket(port: int, *pieces: bytes, pause_s: float = 0.0) -> Any:
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(pause_s)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    [head, body] = answer.split(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return json.loads(body)
+
+
+async def test_who_sends_all_before_it_reads_is_told_what_is_refused(tmp_path: Path) -> None:
+    options = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=0))
+    limit = options.dispatch.body_bytes_max
+
+    def ask(port: int) -> None:
+        for size in (limit + 1, 5_000_000, 20_000_000):
+            body = bytes(size)
+            for answer in (
+                of_http_client(port, body),
+                of_http_client(port, (body[at : at + 100_000] for at in range(0, size, 100_000))),
+                of_urllib(port, body),
+                of_socket(port, post(body)),
+                of_socket(port, chunked(*[body[:1_000_000]] * (1 + size // 1_000_000))),
+                of_socket(port, post(body, version="1.0")),
+                of_socket(port, post(body, "expect: 100-continue")),
+            ):
+                assert answer["error"]["code"] == -32600
+                assert answer["error"]["message"] == "request too large"
+                assert answer["error"]["data"]["limit"] == limit
+        # A line that takes its time is waited for.
+        slow = [post(bytes(limit + 1))[:-1_000_000], *[b"x" * 200_000] * 5]
+        assert of_socket(port, *slow, pause_s=0.5)["error"]["code"] == -32600
+
+    async with running(tmp_path, options) as it:
+        await trio.to_thread.run_sync(ask, it.port)
+        assert await it.call("eth_chainId") == "0x7"
+
+
+async def test_who_holds_too_much_is_told_so_too(tmp_path: Path) -> None:
+    doors = DoorOptions(held_bytes_per_address_max=1_000_000)
+
+    def ask(port: int) -> None:
+        for data in (post(bytes(4_000_000)), chunked(*[bytes(100_000)] * 40)):
+            error = of_socket(port, data)["error"]
+            assert (error["code"], error["data"]["reason"]) == (-32005, "limit_exceeded")
+
+    options = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=0), doors=doors)
+    async with running(tmp_path, options) as it:
+        await trio.to_thread.run_sync(ask, it.port)
+
+
+async def test_a_body_that_is_refused_is_not_asked_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as it, await Wire.open(it) as wire:
+        await wire.send(post(b"", "expect: 100-continue", length=100_001))
+        answer = await wire.answer()
+        assert (answer.status, answer.json["error"]["code"]) == (200, -32600)
+        assert await wire.is_closed()
 
 
 async def large_answers(it: Gateway) -> None:

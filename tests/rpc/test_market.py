@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rpc.errors import RpcError, number_of
+from rpc.errors import RpcError
 from rpc.events import EVENTS
 from rpc.surface import DOCUMENT, SURFACE
 from rpc.table import bind
 from rpc.view import Description, Head
-from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay
 from tasks.registry import NodeRole
@@ -162,9 +162,9 @@ async def test_unknown_tasks_and_foreign_cursors_are_refused() -> None:
         task = hexed(world.create())
         world.block()
     for name in ("dekube_getTaskHistory", "dekube_getTaskWindows", "dekube_getBill"):
-        with pytest.raises(ProtocolError) as caught:
+        with pytest.raises(RpcError, match=f"^no task has the id {hexed(bytes(32))}$") as caught:
             await node.call(name, hexed(bytes(32)))
-        assert number_of(caught.value.code) == -32001
+        assert (caught.value.reason, caught.value.number) == ("task_unknown", -32001)
     cursor = (await node.call("dekube_getTasks", limit=1))["next"]
     foreign: tuple[tuple[str, dict[str, str]], ...] = (
         ("dekube_getTasks", {"phase": "running"}),

@@ -1,0 +1,136 @@
+"""Arguments that no chain can take are refused before anything is asked, signed or opened."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rpc.client import AsyncClient, Client, ClientOptions
+from rpc.client.core import Core, Steps
+from rpc.client.errors import ArgumentInvalid
+from state.primitives.keys import SecretKey
+from tests.rpc.client.world import World
+
+KEY = SecretKey(b"\x05" * 32)
+TO = b"\x52" * 20
+TASK = b"\xab" * 32
+TEXT = "0x52908400098527886E0F7030069857D2E4169EE7"
+
+Use = Callable[[Any], Any]
+WRONG: list[tuple[str, Use]] = [
+    ("to: an address is 20 bytes, not str", lambda c: c.transfer(KEY, TEXT, 1)),
+    ("to: an address is 20 bytes, not 1", lambda c: c.transfer(KEY, b"1", 1)),
+    (r"amount: an amount is from 0 to 2\^256 - 1, not -1", lambda c: c.transfer(KEY, TO, -1)),
+    ("amount: an amount is from 0", lambda c: c.transfer(KEY, TO, 2**256)),
+    ("amount: an amount is an int of 10\\^-18 DKB, not float", lambda c: c.transfer(KEY, TO, 1.5)),
+    ("amount: an amount is an int of 10\\^-18 DKB, not bool", lambda c: c.transfer(KEY, TO, True)),
+    ("max_fee_per_gas: an amount", lambda c: c.sign(KEY, 1, [], max_fee_per_gas=-1)),
+    ("max_priority_fee_per_gas: an amount", lambda c: c.sign_call(KEY, TO, max_priority_fee_per_gas="1")),
+    ("to: an address", lambda c: c.sign_call(KEY, TEXT)),
+    ("value: an amount", lambda c: c.sign_call(KEY, TO, value=-1)),
+    ("value: an amount", lambda c: c.write(KEY, None, [], value=-1)),
+    ("address: an address", lambda c: c.balance(TEXT)),
+    ("address: an address", lambda c: c.account(bytes(21))),
+    ("address: an address", lambda c: c.history(TEXT)),
+    ("address: an address", lambda c: c.machine(TEXT)),
+    ("address: an address", lambda c: c.faucet("http://127.0.0.1:9", TEXT)),
+    ("hash_: a hash is 32 bytes, not 20", lambda c: c.transaction(TO)),
+    ("hash_: a hash is 32 bytes, not str", lambda c: c.receipt("0x")),
+    ("block: a hash", lambda c: c.block(b"")),
+    ("timeout_s: seconds from 0", lambda c: c.wait(b"", timeout_s=math.nan)),
+    ("timeout_s: seconds from 0 to 1000000000 expected, not nan", lambda c: c.news(timeout_s=math.nan)),
+    ("timeout_s: seconds from 0", lambda c: c.news(timeout_s=-1.0)),
+    ("timeout_s: seconds from 0", lambda c: c.news(timeout_s=math.inf)),
+    ("timeout_s: seconds from 0", lambda c: c.news(timeout_s="5")),
+    ("address: an address", lambda c: c.news("events", address=TEXT)),
+    ("topic: a hash", lambda c: c.news("events", topic=TO)),
+    ("task: a hash", lambda c: c.news("tasks", task=TO)),
+    ("task: a hash", lambda c: c.task("0x")),
+    ("task: a hash", lambda c: c.task_changes(TO)),
+    ("task: a hash", lambda c: c.task_windows(TO)),
+    ("task: a hash", lambda c: c.bill(TO)),
+    ("task: a hash", lambda c: c.result(TO)),
+    ("task: a hash", lambda c: c.follow(TO)),
+    ("timeout_s: seconds from 0", lambda c: c.follow(TASK, timeout_s=math.nan)),
+    ("requester: an address", lambda c: c.tasks(requester=TEXT)),
+    ("worker: an address", lambda c: c.tasks(worker=TASK)),
+    ("task: a hash", lambda c: c.cancel_task(KEY, TO)),
+    ("task: a hash", lambda c: c.resume_task(KEY, TO)),
+    ("task: a hash", lambda c: c.top_up_task(KEY, TO, 1)),
+    ("amount: an amount", lambda c: c.top_up_task(KEY, TASK, -1)),
+    ("amount: an amount", lambda c: c.demand_result(KEY, TASK, -1)),
+]
+
+
+class Flows(Client):
+    """A client whose methods are flows."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    def perform(self, flow: Any) -> Any:
+        return flow
+
+    def iterate(self, stream: Any) -> Any:
+        return stream
+
+
+class Silent(Client):
+    """A client that may ask nothing."""
+
+    def perform(self, flow: Any) -> Any:
+        for effect in Steps(flow):
+            raise AssertionError(effect)
+
+    def iterate(self, stream: Any) -> Any:
+        return self.perform(stream)
+
+
+@pytest.mark.parametrize(("text", "use"), WRONG)
+def test_what_cannot_be_is_refused_before_anything_is_asked(text: str, use: Use) -> None:
+    with pytest.raises(ArgumentInvalid, match=text) as caught:
+        use(Silent("http://127.0.0.1:9"))
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.code == caught.value.reason == "argument_invalid"
+
+
+def test_the_asynchronous_client_refuses_the_same() -> None:
+    async def main() -> None:
+        async with AsyncClient("http://127.0.0.1:9") as client:
+            with pytest.raises(ArgumentInvalid):
+                await client.balance(TEXT)  # type: ignore[arg-type]
+            with pytest.raises(ArgumentInvalid):
+                await anext(client.news(timeout_s=math.nan))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -1, None])
+def test_a_client_has_a_timeout(timeout_s: Any) -> None:
+    options = ClientOptions(timeout_s=timeout_s)
+    for cls in (Client, AsyncClient):
+        with pytest.raises(ArgumentInvalid, match="timeout_s: seconds"):
+            cls("http://127.0.0.1:9", options=options)
+    if timeout_s is not None:
+        with pytest.raises(ArgumentInvalid):
+            Client("http://127.0.0.1:9", timeout_s=timeout_s)
+
+
+def test_what_may_be_is_asked() -> None:
+    asked = []
+
+    def answer(method: str, params: Any) -> Any:
+        asked.append(method)
+        return {"block": None, "receipt": None, "transaction": None, "items": [], "next": None}
+
+    world = World(answer)
+    client: Any = Flows(world.core)
+    for stream in (client.history(TO), client.tasks(worker=TO), client.tasks(), client.task_changes(TASK)):
+        assert world.take(stream) == []
+    for flow in (client.block(TASK), client.block(7), client.block(), client.receipt(TASK)):
+        assert world.run(flow) is None
+    assert len(asked) == 8
