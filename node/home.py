@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -264,7 +265,10 @@ def node_secret(home: Home) -> bytes:
 def read_passphrase(path: Path) -> str:
     """Return the first line of a passphrase file that only its owner can read. Raises KeystoreError."""
     try:
-        if path.stat().st_mode & 0o077:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise KeystoreError(f"{path}: a folder; a file with the passphrase in its first line is expected")
+        if mode & 0o077:
             raise KeystoreError(f"{path}: others can read the passphrase; chmod 600 it")
         return path.read_text().split("\n", 1)[0]
     except OSError as error:

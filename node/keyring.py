@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from node.home import read_keystore
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, KeystoreError
-from state.primitives.hd import derive_key, ethereum_path
+from state.primitives.hd import HARDENED, derive_key, ethereum_path
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import keystore_address
 
@@ -23,8 +24,11 @@ __all__ = [
     "MNEMONIC_WORDS",
     "Keyring",
     "Listed",
+    "check_keystore",
+    "key_at_path",
     "key_of_mnemonic",
     "new_mnemonic",
+    "parse_path",
     "parse_secret",
     "random_key",
 ]
@@ -32,11 +36,15 @@ __all__ = [
 SUFFIX: Final = ".json"
 MNEMONIC_WORDS: Final = (12, 15, 18, 21, 24)
 MNEMONIC_CHARACTERS_MAX: Final = 512
+PATH_LEVELS_MAX: Final = 10
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LISTED_BYTES_MAX: Final = 250
+"""With the suffix what a name of a file may have."""
+_PATH: Final = re.compile(rf"m(?:/(?:0|[1-9][0-9]{{0,9}})'?){{1,{PATH_LEVELS_MAX}}}")
 
 
 class Listed(NamedTuple):
-    """An account of a folder."""
+    """An account of a folder. ``name`` finds it there: where no plain name does, it is the path of the file."""
 
     name: str
     address: bytes
@@ -62,13 +70,31 @@ class Keyring:
             except KeystoreError:
                 continue
             if address is not None:
-                found.append(Listed(file.name.removesuffix(SUFFIX), address, file))
+                names = (file.name.removesuffix(SUFFIX), file.name)
+                name = next((name for name in names if self._named(name) == file), str(file))
+                found.append(Listed(name, address, file))
         return found
+
+    def _named(self, name: str) -> Path | None:
+        """Return the file of this folder that ``name`` is of, None where there is none.
+
+        Other wallets call their files otherwise (UTC--2022-05-19T04-21-29.990117000Z--19e7e3...), so any name will
+        do that leads nowhere else and is no address.
+        """
+        if (
+            _is_path(name) or _is_hex(name) or not name.isprintable() or "\\" in name or name[:1] in ("", ".")
+            or len(name.encode()) > _LISTED_BYTES_MAX
+        ):  # fmt: skip
+            return None
+        places = (self.root / (name + SUFFIX), self.root / name)
+        return next((place for place in places if place.is_file()), None)
 
     def place(self, name: str) -> Path:
         """Return the file of a new account: a name in this folder, or a file's own path. Raises ConfigError."""
         if _is_path(name):
             return Path(name).expanduser()
+        if _is_hex(name):
+            raise ConfigError(f"{name[:64]!r}: a name that begins with 0x would be taken for an address")
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"{name[:64]!r}: a name is of letters, digits, - and _; a file ends in {SUFFIX}")
         return self.root / (name + SUFFIX)
@@ -79,11 +105,13 @@ class Keyring:
             return Path(name).expanduser()
         try:
             address = parse_address(name)
-        except DecodeError:
-            file = self.place(name)
-            if not file.exists():
-                raise ConfigError(f"{self.root} has no account {name!r}; see `dekube wallet list`") from None
-            return file
+        except DecodeError as error:
+            if _is_hex(name):
+                raise ConfigError(f"{name[:64]!r}: {error}") from None
+            if (file := self._named(name)) is not None:
+                return file
+            self.place(name)
+            raise ConfigError(f"{self.root} has no account {name!r}; see `dekube wallet list`") from None
         for account in self.accounts():
             if account.address == address:
                 return account.file
@@ -103,6 +131,32 @@ class Keyring:
 
 def _is_path(name: str) -> bool:
     return "/" in name or name.endswith(SUFFIX)
+
+
+def _is_hex(name: str) -> bool:
+    return name[:2] in ("0x", "0X")
+
+
+def check_keystore(path: Path) -> None:
+    """Check that a keystore file has its fields, before it is opened. Raises KeystoreError, which names both."""
+    text = read_keystore(path)
+    try:
+        keystore_address(text)
+    except KeystoreError as error:
+        raise KeystoreError(f"{path}: {str(error).removeprefix('keystore: ')}") from None
+    document = {str(name).lower(): value for name, value in json.loads(text).items()}
+    wanted = ["cipher", "cipherparams.iv", "ciphertext", "kdf", "kdfparams.salt", "kdfparams.dklen", "mac"]
+    if _field(document, "crypto.kdf") == "scrypt":
+        wanted += ["kdfparams.n", "kdfparams.r", "kdfparams.p"]
+    for name in ("crypto", *(f"crypto.{name}" for name in wanted)):
+        if _field(document, name) is None:
+            raise KeystoreError(f"{path}: {name} is missing")
+
+
+def _field(document: Any, name: str) -> Any:
+    for part in name.split("."):
+        document = document.get(part) if isinstance(document, dict) else None
+    return document
 
 
 def random_key() -> SecretKey:
@@ -130,7 +184,12 @@ def _english() -> Mnemonic:
 
 
 def key_of_mnemonic(text: str, index: int, *, extra: str = "") -> SecretKey:
-    """Return the account at m/44'/60'/0'/0/``index`` of a mnemonic with its ``extra`` passphrase (BIP-39).
+    """Return the account at m/44'/60'/0'/0/``index`` of a mnemonic. Raises as ``key_at_path``."""
+    return key_at_path(text, ethereum_path(index), extra=extra)
+
+
+def key_at_path(text: str, path: Sequence[int], *, extra: str = "") -> SecretKey:
+    """Return the account at ``path`` of a mnemonic with its ``extra`` passphrase (BIP-39).
 
     Raises KeystoreError for words that are no mnemonic; it does not repeat them.
     """
@@ -142,7 +201,21 @@ def key_of_mnemonic(text: str, index: int, *, extra: str = "") -> SecretKey:
         or not reader.check(words)
     ):
         raise KeystoreError("not a mnemonic: 12 to 24 English words whose checksum is right are expected")
-    return derive_key(reader.to_seed(words, extra), ethereum_path(index))
+    return derive_key(reader.to_seed(words, extra), path)
+
+
+def parse_path(text: str) -> tuple[int, ...]:
+    """Return the indices of a path (BIP-32) such as m/44'/60'/1'/0/0. Raises ConfigError."""
+    levels = text.split("/")[1:] if _PATH.fullmatch(text) else []
+    numbers = [int(level.removesuffix("'")) for level in levels]
+    if not numbers or max(numbers) >= HARDENED:
+        raise ConfigError(
+            f"{text[:64]!r} is not a path; write one such as m/44'/60'/1'/0/0: at most {PATH_LEVELS_MAX} numbers "
+            "below 2^31, ' after those that are hardened"
+        )
+    return tuple(
+        number + HARDENED if level.endswith("'") else number for number, level in zip(numbers, levels, strict=True)
+    )
 
 
 def parse_secret(text: str) -> SecretKey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ __all__ = [
     "AMOUNT",
     "DEFAULT_HOME",
     "FEE",
+    "SECONDS",
     "account_of_home",
     "ask_home",
     "ask_line",
@@ -40,6 +42,10 @@ STDIN: Final = "-"
 TERMINAL: Final = "/dev/tty"
 _TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096
+_INSTEAD: Final = (
+    "it can stand in a file of mode 0600 (keys/passphrase in a home, --passphrase-file), and `init --unattended` "
+    "draws one"
+)
 _NOT_UTF8: Final = "what was given is not UTF-8: the terminal or file has another encoding"
 ASK_S: Final = 10.0
 """How long a node may take to answer its owner."""
@@ -74,6 +80,26 @@ class _Fee(click.ParamType[int]):
 
 
 FEE: Final = _Fee()
+
+
+SECONDS_MAX: Final = 366 * 86_400
+"""A wait that ends later has no end for a person; clocks and sockets take no number of any size."""
+
+
+class _Seconds(click.ParamType[float]):
+    name = "seconds"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds <= SECONDS_MAX:  # what is no number is not within
+            self.fail(f"{value!r} is not a time in seconds, of a year at most; write 30 or 0.5", param, ctx)
+        return seconds
+
+
+SECONDS: Final = _Seconds()
 
 
 def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
@@ -114,20 +140,20 @@ def ask_passphrase(file: Path | None, prompt: str = "Passphrase") -> str:
     return ask_line(file, prompt)
 
 
-def ask_line(file: Path | None, prompt: str) -> str:
+def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
     """Return the secret in the first line of ``file`` (mode 0600; "-" is standard input), or ask for it unseen.
 
-    Raises KeystoreError.
+    ``instead`` is as of ``ask_unseen``. Raises KeystoreError.
     """
     if file is None:
-        return ask_unseen(prompt)
+        return ask_unseen(prompt, instead=instead)
     if str(file) != STDIN:
         from node.home import read_passphrase
 
         return read_passphrase(file)
     line = _piped_line()
     if line is None:
-        raise KeystoreError("standard input has no line for a secret")
+        raise KeystoreError(f"standard input has no line for the {_asked(prompt)}")
     return line
 
 
@@ -160,17 +186,20 @@ def read_input(file: Path, limit_bytes: int) -> bytes:
 
 
 def ask_new_passphrase(file: Path | None) -> str:
-    """Return the passphrase in ``file``, or ask for a new one twice."""
-    if file is not None:
-        return ask_line(file, "")
-    return ask_unseen("New passphrase", twice=True)
+    """Return the passphrase in ``file``, or ask for a new one twice. Raises KeystoreError, as for an empty one."""
+    prompt = "New passphrase"
+    passphrase = ask_unseen(prompt, twice=True) if file is None else ask_line(file, prompt)
+    if not passphrase:
+        raise KeystoreError("the new passphrase is empty: the key would be open to whoever reads its file")
+    return passphrase
 
 
-def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
+def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False, instead: str = "") -> str:
     """Ask at the terminal for what nobody may see; where standard input is no terminal, it is the next line there.
 
     Standard input that is read for something else (``read_input``) is left to that: a terminal is asked all the
-    same. Raises KeystoreError where there is neither a terminal nor a line.
+    same. Raises KeystoreError where there is neither a terminal nor a line; ``instead`` says then how else it can
+    be given, where it is not a passphrase of keys.
     """
     context = click.get_current_context(silent=True)
     is_taken = context is not None and context.meta.get(_TAKEN, False)
@@ -182,10 +211,15 @@ def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False) -> str:
     line = None if is_taken else _piped_line()
     if line is None:
         raise KeystoreError(
-            "no terminal to ask for the passphrase, and no line on standard input: it can stand in a file of mode "
-            "0600 (keys/passphrase in a home, --passphrase-file), and `init --unattended` draws one"
+            f"no terminal to ask for the {_asked(prompt)}, and no line on standard input: {instead or _INSTEAD}"
         )
     return line
+
+
+def _asked(prompt: str) -> str:
+    """Return what ``prompt`` asks for, as it stands in a sentence."""
+    what = prompt.removeprefix("New ")
+    return what[:1].lower() + what[1:]
 
 
 def _has_terminal() -> bool:
@@ -198,9 +232,10 @@ def _has_terminal() -> bool:
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
     """Return the key in a keystore file. Raises KeystoreError, before it asks where there is no such file."""
-    from node.home import load_key, read_keystore
+    from node.home import load_key
+    from node.keyring import check_keystore
 
-    read_keystore(path)
+    check_keystore(path)
     return load_key(path, ask_passphrase(passphrase_file, f"Passphrase of {path.name}"))
 
 

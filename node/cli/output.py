@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -32,6 +31,7 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DECIMALS = 18
+GWEI_DECIMALS = 9
 
 
 def json_option(function: _Function) -> _Function:
@@ -116,14 +116,19 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
 
 def show_amount(amount: int) -> str:
     """Return an amount of 10^-18 DKB in DKB, exactly."""
-    text = f"{Decimal(amount).scaleb(-DECIMALS):f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + " DKB"
+    return _decimal(amount, DECIMALS) + " DKB"
 
 
 def show_gwei(fee: int) -> str:
     """Return a fee for a unit of gas in gwei (10^-9 DKB), exactly."""
-    text = f"{Decimal(fee).scaleb(-9):f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + " gwei"
+    return _decimal(fee, GWEI_DECIMALS) + " gwei"
+
+
+def _decimal(units: int, decimals: int) -> str:
+    """Return ``units`` of 10^-decimals each as a decimal number, every digit of it: people sign what it says."""
+    whole, rest = divmod(abs(units), 10**decimals)
+    fraction = f"{rest:0{decimals}}".rstrip("0")
+    return f"{'-' if units < 0 else ''}{whole}{'.' if fraction else ''}{fraction}"
 
 
 def parse_amount(text: str) -> int:
@@ -157,9 +162,16 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, bytes):
         return "0x" + value.hex()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_inner(item)}" for name, item in value.items()) or "-"
     if isinstance(value, list | tuple):
-        return ", ".join(_cell(item) for item in value)
+        return ", ".join(_inner(item) for item in value)
     return str(value)
+
+
+def _inner(value: Any) -> str:
+    """Return a cell inside of another: what has parts itself stands in brackets."""
+    return f"({_cell(value)})" if isinstance(value, Mapping | list | tuple) else _cell(value)
 
 
 def _console(*, err: bool = False) -> Console:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -19,12 +20,13 @@ from urllib.parse import urlsplit
 import click
 
 from node.cli.terminal import printable
-from rpc.client import Client, GatewayUnreachable
+from rpc.client import Client, GatewayUnreachable, TransactionRefused
 from rpc.client.control import short_path
 from rpc.client.core import ClientOptions, Fetch, Flow, Post
+from rpc.client.shapes import Receipt
 from state.primitives.hashing import keccak
 
-__all__ = ["NOTICE_S", "GatewayNotUp", "TellingClient", "Watch", "watched"]
+__all__ = ["NOTICE_S", "GatewayNotUp", "NotFinal", "TellingClient", "Watch", "watched"]
 
 _T = TypeVar("_T")
 NOTICE_S: Final = 3.0
@@ -41,6 +43,12 @@ class GatewayNotUp(GatewayUnreachable):
     """The node runs, and its gateway is not there yet, or not now."""
 
 
+class NotFinal(TransactionRefused):
+    """A transaction that was taken is not final in time; nothing has refused it."""
+
+    code = "not_final"
+
+
 class TellingClient(Client):
     """Tells after NOTICE_S what it waits for; in all else the client that it is."""
 
@@ -48,10 +56,22 @@ class TellingClient(Client):
         """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
         super().__init__(*urls, options=ClientOptions(chain_id=chain_id))
         self._control = control
+        self._watches: Callable[[], Watch] = Watch
+
+    def hand_in(self, raw: bytes, *, behind: str = "") -> Receipt:
+        """Hand in a signed transaction, say its hash as soon as it is taken; return its receipt when it is final.
+
+        ``behind``: the nonces of its sender that come before it and are not sent yet. Raises as ``wait``.
+        """
+        self._watches = partial(Watch, names_hash=True, behind=behind)
+        try:
+            return self.wait(raw)
+        finally:
+            self._watches = Watch
 
     def perform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
-        with Watch() as watch:
+        with self._watches() as watch:
             try:
                 return super().perform(watched(flow, watch))
             except KeyboardInterrupt:
@@ -62,6 +82,10 @@ class TellingClient(Client):
                         err=True,
                     )
                 raise
+            except TransactionRefused as error:
+                if error.reason or not error.hash:
+                    raise
+                raise NotFinal(str(error), hash_=error.hash) from None
             except GatewayUnreachable as error:
                 if self._control is None or "refused" not in str(error) or not _listens(self._control):
                     raise
@@ -84,8 +108,13 @@ def _listens(control: Path) -> bool:
 class Watch:
     """Knows what is waited for and since when, and says each thing once when it has taken NOTICE_S."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, *, names_hash: bool = False, behind: str = ""
+    ) -> None:
+        """``names_hash``: say the hash of a transaction that is taken; ``behind``: the nonces it waits for."""
         self._now = now
+        self._names_hash = names_hash
+        self.behind = behind
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._what, self._since = "", 0.0
@@ -105,6 +134,12 @@ class Watch:
         with self._lock:
             if what != self._what:
                 self._what, self._since = what, self._now()
+
+    def taken(self, request: bytes) -> None:
+        """Say the hash of the transaction that ``request`` handed in, once: it is not to be lost with the rest."""
+        if self._names_hash:
+            self._names_hash = False
+            click.echo(f"Handed in: {_hash_of(request)}", err=True)
 
     def due(self) -> str:
         """Return what is to be said now, empty where nothing is."""
@@ -132,7 +167,7 @@ def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
             result: _T = end.value
             return result
         if isinstance(effect, Post | Fetch):
-            watch.wait_for(told or _waiting_for(effect))
+            watch.wait_for(told or _waiting_for(effect, watch.behind))
             if _method(effect) == HAND_IN:
                 watch.handed_in = effect.body or b""
         answer = error = None
@@ -141,10 +176,12 @@ def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
         except Exception as failed:  # the flow's own to judge
             error = failed
         if isinstance(effect, Post | Fetch):
-            told = _still(effect, answer)
+            told = _still(effect, answer, watch.behind)
             watch.wait_for(told)
             if _is_over(_method(effect), answer):
                 watch.handed_in = b""
+            elif _method(effect) == HAND_IN and _is_taken(answer):
+                watch.taken(watch.handed_in)
 
 
 def _is_over(method: str, answer: Any) -> bool:
@@ -152,8 +189,14 @@ def _is_over(method: str, answer: Any) -> bool:
     if not isinstance(answer, bytes):
         return False
     if method == HAND_IN:
-        return b'"error"' in answer[:LOOK_BYTES]
+        return b'"error"' in answer[:LOOK_BYTES] and not _is_taken(answer)
     return method == RECEIPT and b'"receipt":{' in answer[:LOOK_BYTES]
+
+
+def _is_taken(answer: Any) -> bool:
+    """Tell whether an answer says that a gateway has the transaction that was handed in."""
+    head = answer[:LOOK_BYTES] if isinstance(answer, bytes) else b""
+    return b'"already_known"' in head or (b'"result"' in head and b'"error"' not in head)
 
 
 def _hash_of(request: bytes) -> str:
@@ -172,21 +215,23 @@ def _method(request: Post | Fetch) -> str:
     return "" if found is None else found[1].decode()
 
 
-def _waiting_for(request: Post | Fetch) -> str:
-    """Return what a request waits for, in words."""
+def _waiting_for(request: Post | Fetch, behind: str) -> str:
+    """Return what a request waits for, in words; ``behind``: what its transaction comes after."""
     place = urlsplit(request.url).netloc
     method = _method(request)
     if not method:
         return f"{place} has not answered yet"
+    if method == RECEIPT and behind:
+        return f"the transaction was taken and waits for {behind} of its sender"
     if method == RECEIPT:
         return "the transaction was taken and waits for a block (`dekube status` says whether blocks come)"
     return f"{place} has not answered {method} yet; its node may be starting, catching up or busy"
 
 
-def _still(request: Post | Fetch, answer: Any) -> str:
+def _still(request: Post | Fetch, answer: Any, behind: str) -> str:
     """Return what is waited for after ``answer`` as before, empty where that was an answer."""
     if not isinstance(answer, bytes) or len(answer) > LOOK_BYTES:
         return ""
     if b'"node_unavailable"' in answer:
         return f"{urlsplit(request.url).netloc} says that its node does not answer; asking it again"
-    return _waiting_for(request) if b'"receipt":null' in answer else ""
+    return _waiting_for(request, behind) if b'"receipt":null' in answer else ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,34 +17,71 @@ from node.cli.commands import Commands
 from node.cli.options import (
     AMOUNT,
     FEE,
+    SECONDS,
     ask_line,
     ask_new_passphrase,
     open_key,
     read_input,
 )
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_gwei, show_rows, show_time
-from node.cli.patience import TellingClient
+from node.cli.patience import NotFinal, TellingClient
 from node.cli.session import Session, session_options
 from node.cli.terminal import printable_lines
 from node.home import save_key, write_private
-from node.keyring import MNEMONIC_WORDS, Keyring, key_of_mnemonic, new_mnemonic, parse_secret, random_key
+from node.keyring import (
+    MNEMONIC_WORDS,
+    Keyring,
+    key_at_path,
+    new_mnemonic,
+    parse_path,
+    parse_secret,
+    random_key,
+)
 from rpc.client import Client, ClientError, GatewayUnreachable
 from rpc.client.contracts import functions_of, parse_argument, shown
 from rpc.client.core import hexed
-from rpc.client.shapes import HistoryEntry, Receipt
+from rpc.client.shapes import HistoryEntry, Receipt, Transaction
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, SignatureInvalid
-from state.primitives.hd import INDEX_MAX
+from state.primitives.hd import INDEX_MAX, ethereum_path
 from state.primitives.signing import personal_digest, recover_wallet_signature, wallet_form
-from state.primitives.transactions import decode_transaction
+from state.primitives.transactions import CALL_KIND, decode_transaction
 from state.primitives.typed_data import TYPED_DATA_LIMIT_BYTES, parse_typed_data
 
 __all__ = ["wallet"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 HISTORY_MAX: Final = 1_000
+_IN_A_FILE: Final = "it can stand in a file of mode 0600"
 MESSAGE_LIMIT_BYTES: Final = 1024 * 1024
+STDOUT: Final = "-"
+NOBODY: Final = bytes(20)
+"""The address that takes and never gives: no key has it."""
+_BYTES: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
+_MORE_THAN_ADDRESS: Final = re.compile(r"0[xX][0-9a-fA-F]{41,}")
+_NATURAL: Final = re.compile(r"[0-9]{1,80}")
 _file_type: Final = click.Path(path_type=Path, allow_dash=True)
+
+
+class _HdPath(click.ParamType[str]):
+    """A path from the seed to a key (BIP-32), as ``parse_path`` reads it."""
+
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text itself."""
+        try:
+            parse_path(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+_path_option: Final = click.option(
+    "--path", metavar="PATH", type=_HdPath(),
+    help="Of the mnemonic's accounts this one (BIP-32): m/44'/60'/N'/0/0 is Ledger Live's, m/44'/60'/0'/N that of "
+    "Ledger before it.  [default: m/44'/60'/0'/0/0]",
+)  # fmt: skip
 
 
 @click.group(cls=Commands)
@@ -71,28 +110,41 @@ def wallet() -> None:
 @click.option("--words", type=click.Choice([str(count) for count in MNEMONIC_WORDS]),
               help="Derive it from a fresh mnemonic of so many words: the backup of the account.")  # fmt: skip
 @click.option(
-    "--mnemonic-file", type=_file_type, help="Write the mnemonic to this new file instead of showing it."
-)
+    "--mnemonic-file", type=_file_type,
+    help='Write the mnemonic to this new file instead of showing it; "-": it alone to standard output, all else '
+    "to standard error (with --json it is in the document).",
+)  # fmt: skip
+@_path_option
 @json_option
-def new(session: Session, name: str, words: str | None, mnemonic_file: Path | None, as_json: bool) -> None:
+def new(
+    session: Session, name: str, words: str | None, mnemonic_file: Path | None, path: str | None, as_json: bool
+) -> None:
     """Make a new account NAME.
 
     Without --words its file is the only copy. With it, whoever has the words has the account (path
-    m/44'/60'/0'/0/0): write them down, and keep them from others.
+    m/44'/60'/0'/0/0, or --path): write them down, and keep them from others.
     """
-    if mnemonic_file is not None and words is None:
-        raise click.UsageError("--mnemonic-file goes with --words.")
+    if words is None and (mnemonic_file is not None or path is not None):
+        raise click.UsageError("--mnemonic-file and --path go with --words.")
     place = _free(session.keyring.place(name))
+    is_alone = str(mnemonic_file) == STDOUT and not as_json
+    file = None if str(mnemonic_file) == STDOUT else mnemonic_file
+    if file is not None:
+        _free(file)
     text = "" if words is None else new_mnemonic(int(words))
-    made = key_of_mnemonic(text, 0) if text else random_key()
+    made = key_at_path(text, parse_path(path) if path else ethereum_path(0)) if text else random_key()
     passphrase = ask_new_passphrase(session.passphrase_file)
-    if text and mnemonic_file is not None:
-        write_private(mnemonic_file, text + "\n")
+    if file is not None:
+        write_private(file, text + "\n")
+    elif is_alone:
+        click.echo(text)  # before the account is made, as a file would be: there is none without its words
     save_key(place, made, passphrase)
     fields: dict[str, Any] = {"address": format_address(made.address), "file": str(place)}
-    if text and mnemonic_file is None:
+    if path is not None:
+        fields["path"] = path
+    if text and file is None and not is_alone:
         fields["mnemonic"] = text
-    show_fields(fields, as_json=as_json)
+    show_fields(fields, as_json=as_json, err=is_alone)
 
 
 @wallet.command(name="import")
@@ -104,33 +156,40 @@ def new(session: Session, name: str, words: str | None, mnemonic_file: Path | No
 )
 @click.option("--mnemonic", "is_mnemonic", is_flag=True, help="From a mnemonic that is asked for.")
 @click.option("--mnemonic-file", type=_file_type, help="From the mnemonic in this file.")
-@click.option("--index", default=0, show_default=True, type=click.IntRange(0, INDEX_MAX),
-              help="Of the mnemonic's accounts this one: m/44'/60'/0'/0/INDEX.")  # fmt: skip
+@click.option("--index", type=click.IntRange(0, INDEX_MAX),
+              help="Of the mnemonic's accounts this one: m/44'/60'/0'/0/INDEX.  [default: 0]")  # fmt: skip
+@_path_option
 @click.option("--extra", "asks_extra", is_flag=True, help="The mnemonic has a passphrase of its own: ask for it.")
 @click.option("--secret-file", type=_file_type, help="From the 64 hex digits in this file.")
 @json_option
 def import_(
     session: Session, name: str, keystore: Path | None, keystore_passphrase_file: Path | None, is_mnemonic: bool,
-    mnemonic_file: Path | None, index: int, asks_extra: bool, secret_file: Path | None, as_json: bool,
+    mnemonic_file: Path | None, index: int | None, path: str | None, asks_extra: bool, secret_file: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Make an account NAME of an existing key: by default of 64 hex digits that are asked for (not shown)."""
     place = _free(session.keyring.place(name))
     is_mnemonic = is_mnemonic or mnemonic_file is not None
     if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
         raise click.UsageError("one of --keystore, --mnemonic and --secret-file at most")
-    if (index or asks_extra) and not is_mnemonic:
-        raise click.UsageError("--index and --extra go with a mnemonic.")
+    if (index is not None or path is not None or asks_extra) and not is_mnemonic:
+        raise click.UsageError("--index, --path and --extra go with a mnemonic.")
+    if index is not None and path is not None:
+        raise click.UsageError("one of --index and --path at most")
     if keystore is not None:
         made = open_key(keystore, keystore_passphrase_file)
     elif is_mnemonic:
-        text = ask_line(mnemonic_file, "Mnemonic")
-        made = key_of_mnemonic(
-            text, index, extra=ask_line(None, "Passphrase of the mnemonic") if asks_extra else ""
-        )
+        text = ask_line(mnemonic_file, "Mnemonic", instead=f"{_IN_A_FILE} (--mnemonic-file)")
+        extra = ""
+        if asks_extra:
+            extra = ask_line(None, "Passphrase of the mnemonic", instead="it is the line after the mnemonic's")
+        made = key_at_path(text, parse_path(path) if path else ethereum_path(index or 0), extra=extra)
     else:
-        made = parse_secret(ask_line(secret_file, "Secret key (64 hex digits)"))
+        asked = "Secret key (64 hex digits)"
+        made = parse_secret(ask_line(secret_file, asked, instead=f"{_IN_A_FILE} (--secret-file)"))
     save_key(place, made, ask_new_passphrase(session.passphrase_file))
-    show_fields({"address": format_address(made.address), "file": str(place)}, as_json=as_json)
+    fields = {"address": format_address(made.address), "file": str(place)}
+    show_fields(fields | ({} if path is None else {"path": path}), as_json=as_json)
 
 
 def _free(place: Path) -> Path:
@@ -146,7 +205,7 @@ def _free(place: Path) -> Path:
 @json_option
 def list_(session: Session, folder: Path | None, as_json: bool) -> None:
     """List the accounts, or the keystore files in FOLDER."""
-    found = (session.keyring if folder is None else Keyring(folder)).accounts()
+    found = (session.keyring if folder is None else Keyring(folder.absolute())).accounts()
     rows = [{"name": a.name, "address": format_address(a.address), "file": str(a.file)} for a in found]
     show_rows(rows, ["name", "address", "file"], as_json=as_json, title="Accounts")
 
@@ -178,6 +237,8 @@ def export(
     """Give an account to another wallet: as a keystore file, or as its secret."""
     if (out is None) == (not reveal_secret):
         raise click.UsageError("--out FILE or --reveal-secret says how.")
+    if str(out) == STDOUT:
+        raise click.UsageError("--out takes the name of a new file, not standard output.")
     if out is not None:
         _free(out)
     key = session.key(name)
@@ -228,12 +289,16 @@ def _digest(
 
 
 def _hex(text: str, name: str) -> bytes:
-    try:
-        if not text.startswith("0x") or not text.isascii():
-            raise ValueError
-        return bytes.fromhex(text[2:])
-    except ValueError:
-        raise click.BadParameter("0x and hex digits expected", param_hint=name) from None
+    if not _BYTES.fullmatch(text):
+        raise click.BadParameter("0x and hex digits expected", param_hint=name)
+    return bytes.fromhex(text[2:])
+
+
+def _hash(text: str, name: str) -> bytes:
+    found = _hex(text, name)
+    if len(found) != 32:
+        raise click.BadParameter("0x and 64 hex digits expected", param_hint=name)
+    return found
 
 
 @wallet.command()
@@ -270,12 +335,16 @@ def verify(
     typed_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Check that SIGNATURE of MESSAGE is ADDRESS's; exit status 1 when it is not."""
+    try:
+        who = parse_address(address)
+    except DecodeError as error:
+        raise DecodeError(f"ADDRESS: {error}; `dekube wallet address NAME` shows that of an account") from None
     digest = _digest(message, message_file, is_hex, typed_file)
     try:
         found = recover_wallet_signature(digest, bytes.fromhex(signature.removeprefix("0x")))
     except ValueError:
         raise SignatureInvalid("not a signature of any key: 65 bytes of hex expected") from None
-    valid = found == parse_address(address)
+    valid = found == who
     show_fields({"valid": valid, "signer": format_address(found)}, as_json=as_json)
     if not valid:
         raise click.exceptions.Exit(1)
@@ -355,24 +424,42 @@ def _offer_options(function: _Function) -> _Function:
 def _hand_in(client: Client, raw: bytes, what: dict[str, Any], *, yes: bool) -> Receipt:
     """Show what ``raw`` does and costs, ask where somebody is there to answer, and return its receipt.
 
-    ``what`` says of a call which one its data is.
+    ``what`` says of a call which one its data is, of a payment whose account TO names. Raises as ``wait``.
     """
+    assert isinstance(client, TellingClient)  # as a session's are
     signed, chain = decode_transaction(raw), client.chain()
+    sender = signed.recover_sender()
+    behind = _behind(client, sender, signed.nonce)
     fee, limit = signed.max_fee_per_gas, signed.gas_limit
     to, amount = signed.payload[:2]  # of a transfer and of a call alike
     shown_first = {
         "chain": f"{chain.name} ({signed.chain_id})",
-        "from": format_address(signed.recover_sender()),
+        "from": format_address(sender),
         "to": format_address(to),
         **what,
         "amount": show_amount(amount),
         "fee": f"at most {show_amount(fee * limit)} ({limit} gas, {show_gwei(fee)} each)",
-        "nonce": signed.nonce,
+        "nonce": f"{signed.nonce}, which waits for {behind}" if behind else signed.nonce,
     }
     show_fields(shown_first, as_json=False, title="To be signed", err=True)
     if not yes:
         _ask_whether("Hand it in?")
-    return client.wait(raw)
+    try:
+        return client.hand_in(raw, behind=behind)
+    except NotFinal as error:
+        with suppress(ClientError, GatewayUnreachable):  # then what was so before still has to do
+            behind = _behind(client, sender, signed.nonce)
+        if not behind:
+            raise
+        raise NotFinal(f"{error}: it waits for {behind} of {format_address(sender)}", hash_=error.hash) from None
+
+
+def _behind(client: Client, sender: bytes, nonce: int) -> str:
+    """Return the nonces that ``sender`` has to use before ``nonce``, in words; empty where there are none."""
+    first = client.account(sender).pending_nonce
+    if first >= nonce:
+        return ""
+    return f"nonces {first} to {nonce - 1}" if first < nonce - 1 else f"nonce {first}"
 
 
 def _ask_whether(question: str) -> None:
@@ -386,26 +473,35 @@ def _ask_whether(question: str) -> None:
 @click.argument("to")
 @click.argument("amount", type=AMOUNT)
 @_offer_options
+@click.option("--burn", is_flag=True, help="Send to the address of zeros, whose coins are lost.")
 @json_option
 def send(
     session: Session, to: str, amount: int, nonce: int | None, max_fee: int | None, tip: int | None, yes: bool,
-    as_json: bool,
+    burn: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to the address TO; return when it is final.
+    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to TO, an address or NAME; return when it is final.
 
     What it costs is shown on standard error, and at a terminal you are asked before it leaves. A payment that
     waits because its fee is too low is replaced by sending it again with its --nonce and a higher --max-fee.
     """
     from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than the client
 
-    who = parse_address(to)
+    if not to:
+        raise click.BadParameter("an address or the name of an account expected", param_hint="TO")
+    who = session.address(to, known=False)
+    if (who == NOBODY) != burn:
+        raise click.UsageError(
+            "--burn goes with the address of zeros alone." if burn else
+            f"coins sent to {format_address(who)} are lost, nobody has its key; --burn sends them all the same"
+        )  # fmt: skip
+    what = {} if to.startswith("0x") else {"to": f"{format_address(who)} ({to})"}
     key = session.key()
     with session.client() as client:
         raw = client.sign(
             key, TRANSFER_KIND, [who, amount],
             nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
         )  # fmt: skip
-        receipt = _hand_in(client, raw, {}, yes=yes)
+        receipt = _hand_in(client, raw, what, yes=yes)
     show_receipt(receipt, as_json)
 
 
@@ -518,7 +614,7 @@ def show_receipt(receipt: Receipt, as_json: bool) -> None:
 @json_option
 def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
     """Show a transaction and its receipt; exit status 1 for one that is unknown."""
-    hash_ = _hex(transaction_hash, "TRANSACTION_HASH")
+    hash_ = _hash(transaction_hash, "TRANSACTION_HASH")
     with session.client() as client:
         found, receipt = client.transaction(hash_), client.receipt(hash_)
     if as_json:
@@ -531,9 +627,36 @@ def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
             click.echo("unknown transaction")
         raise click.exceptions.Exit(1)
     if not as_json:
-        show_fields({k: v for k, v in found.document.items() if k != "raw"}, as_json=False, title="Transaction")
+        show_fields(_in_coins(found), as_json=False, title="Transaction")
         if receipt is not None:
             show_receipt(receipt, False)
+
+
+def _in_coins(found: Transaction) -> dict[str, Any]:
+    """Return a transaction as people read it: where it stands, whom it pays, amounts and fees in their units."""
+    fields: dict[str, Any] = {}
+    for name, value in found.document.items():
+        match name, value:
+            case "raw", _:
+                pass
+            case "block", _:
+                fields["height"] = "waits for a block" if found.block is None else found.block.height
+                if found.block is not None:
+                    fields["time"] = show_time(found.block.time_ms)
+            case "payload", [str(to), str(amount), *rest] if _pays(found, to, amount):
+                fields |= {"to": format_address(bytes.fromhex(to[2:])), "amount": show_amount(int(amount))}
+                fields |= {"data": rest[0]} if rest else {}
+            case ("max_fee_per_gas" | "max_priority_fee_per_gas", str(fee)) if _NATURAL.fullmatch(fee):
+                fields[name] = show_gwei(int(fee))
+            case _:
+                fields[name] = value
+    return fields
+
+
+def _pays(found: Transaction, to: str, amount: str) -> bool:
+    """Tell whether a transaction is a transfer, or a call, whose payload begins alike."""
+    is_known = found.kind_name == "transfer" or found.kind == CALL_KIND
+    return is_known and len(to) == 42 and bool(_BYTES.fullmatch(to) and _NATURAL.fullmatch(amount))
 
 
 @wallet.command()
@@ -568,9 +691,7 @@ def history(session: Session, name: str | None, limit: int, as_json: bool) -> No
 @wallet.command()
 @session_options
 @click.argument("what", required=False)
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), help="End after so many seconds.  [default: never]"
-)
+@click.option("--timeout", "timeout_s", type=SECONDS, help="End after so many seconds.  [default: never]")
 @json_option
 def watch(session: Session, what: str | None, timeout_s: float | None, as_json: bool) -> None:
     """Follow an account (NAME or ADDRESS) or a transaction (HASH) live, a line for each change.
@@ -579,8 +700,8 @@ def watch(session: Session, what: str | None, timeout_s: float | None, as_json: 
     failed. With --json each line is a JSON document.
     """
     with session.client() as client:
-        if what is not None and len(what) == 2 + 64 and what.startswith("0x"):
-            _watch_transaction(client, _hex(what, "WHAT"), timeout_s, as_json)
+        if what is not None and _MORE_THAN_ADDRESS.fullmatch(what):
+            _watch_transaction(client, _hash(what, "WHAT"), timeout_s, as_json)
             return
         for line in _account_news(client, session.address(what, known=False), timeout_s):
             _say(line, as_json, f"height {line['height']:>7}  {_account_text(line)}")
@@ -660,7 +781,7 @@ def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as
             if receipt is not None:
                 break
     if receipt is None:
-        raise ClientError({"message": f"not final in {timeout_s or 0:.0f} s", "data": {"reason": "not_final"}})
+        raise NotFinal(f"not final in {timeout_s or 0:.10g} s", hash_=hash_)
     text = "succeeded" if receipt.succeeded else f"failed: {receipt.reason}"
     line = {"hash": hexed(hash_), "state": "final", "receipt": receipt.document}
     _say(line, as_json, f"{hexed(hash_)} is final at height {receipt.block.height} and {text}")

@@ -1,12 +1,14 @@
-"""Decoders of the command line: what a program of the same machine answers."""
+"""Decoders of the command line: what a program of the same machine answers, what a person hands over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from node.cli.relay_status import NUMBERS, parse_counts
-from state.primitives.errors import ConfigError
-from tests.fuzz.targets.base import Target
+from node.keyring import check_keystore, parse_path
+from state.primitives.errors import ConfigError, KeystoreError
+from tests.fuzz.targets.base import Target, of_file, of_text
+from tests.fuzz.targets.samples import KEYSTORE
 
 UNLABELLED = "".join(f"dekube_relay_{name} 2.0\n" for name in sorted(NUMBERS)).encode()
 LABELLED = (
@@ -19,3 +21,11 @@ def targets() -> Iterator[tuple[str, Target]]:
         parse_counts, (UNLABELLED + LABELLED, LABELLED + b'x{a="1",b="\\n"} 1e3 1700000000\n'),
         ("node.cli.relay_status:parse_counts",), (ConfigError,), cost=8, memory=400,
     )  # fmt: skip
+    yield "keystore file, its fields", Target(
+        of_file("fields.json", check_keystore), (KEYSTORE,), ("node.keyring:check_keystore",), (KeystoreError,),
+        cost=8,
+    )  # fmt: skip
+    yield (
+        "path of a key",
+        Target(of_text(parse_path), (b"m/44'/60'/1'/0/0",), ("node.keyring:parse_path",), (ConfigError,)),
+    )

@@ -14,7 +14,7 @@ from node.cli.patience import NOTICE_S, TellingClient, Watch, watched
 from node.config import NodeOptions, RpcOptions
 from node.home import create_home
 from node.keyring import random_key
-from rpc.client import Client, ClientError, GatewayUnreachable
+from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.core import ClientOptions, Core, Pause, Post, Steps
 from state.primitives.hashing import keccak
 from state.primitives.transactions import sign_transaction
@@ -88,6 +88,13 @@ def test_a_transaction_that_waits_for_a_block_is_told_so(clock: Clock) -> None:
     assert said.startswith("the transaction was taken and waits for a block")
 
 
+def test_a_transaction_that_waits_for_others_of_its_sender_is_told_so(clock: Clock) -> None:
+    core, watch = Core(["h:1"], ClientOptions()), Watch(clock, behind="nonces 3 to 8")
+    none = b'{"id":0,"result":{"receipt":null,"pending":true}}'
+    [said] = perform(core, watch, clock, [(10.0, none)], "dekube_waitForReceipt")
+    assert said == "the transaction was taken and waits for nonces 3 to 8 of its sender"
+
+
 def test_what_fails_fails_as_before_and_what_was_found_comes_back(clock: Clock) -> None:
     core = Core(["h:1"], ClientOptions())
     steps = Steps(watched(core.call("dekube_head"), Watch(clock)))
@@ -123,12 +130,65 @@ def test_a_node_whose_gateway_is_not_up_yet_is_told_from_one_that_does_not_run(
     assert ("dekube node run" in said) is not runs
 
 
+def signed() -> bytes:
+    return sign_transaction(
+        random_key(), chain_id=1, nonce=0, kind=1, payload=[], gas_limit=1, max_fee_per_gas=1,
+        max_priority_fee_per_gas=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "names"),
+    [
+        ([], 0),
+        ([b'{"id":0,"result":{"hash":"0x12"}}'], 1),
+        ([b'{"id":0,"error":{"code":-32000,"message":"no","data":{"reason":"already_known"}}}'], 1),
+        ([b'{"id":0,"error":{"code":-32000,"message":"no","data":{"reason":"insufficient_funds"}}}'], 0),
+        (
+            # The pool lost it: it is handed in again, and its name is known by then.
+            [
+                b'{"id":0,"result":{"hash":"0x12"}}', b'{"id":0,"result":{"receipt":null,"pending":false}}',
+                b'{"id":0,"result":{"hash":"0x12"}}',
+            ],
+            1,
+        ),
+    ],
+)  # fmt: skip
+def test_the_hash_is_told_once_as_soon_as_a_gateway_has_the_transaction(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: list[bytes], names: int
+) -> None:
+    def perform(self: Client, flow: Any) -> None:
+        next(flow)
+        for answer in answers:
+            flow.send(answer)
+        raise GatewayUnreachable("gone")
+
+    raw = signed()
+    monkeypatch.setattr(Client, "perform", perform)
+    with pytest.raises((GatewayUnreachable, ClientError)):
+        TellingClient("h:1").hand_in(raw)
+    assert capsys.readouterr().err.count(f"Handed in: 0x{keccak(raw).hex()}\n") == names
+
+
+def test_what_is_not_final_in_time_was_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for reason, code in (("", "not_final"), ("stake_insufficient", "transaction_refused")):
+
+        def perform(self: Client, flow: Any, reason: str = reason) -> None:
+            raise TransactionRefused("x", reason=reason, hash_=b"h" * 32)
+
+        monkeypatch.setattr(Client, "perform", perform)
+        with pytest.raises(TransactionRefused) as caught:
+            TellingClient("h:1").wait(signed())
+        assert (caught.value.code, caught.value.hash) == (code, b"h" * 32)
+
+
 @pytest.mark.parametrize(
     ("answers", "tells"),
     [
         ([], True),  # perhaps it came through
         ([b'{"id":0,"result":{"hash":"0x12"}}'], True),
         ([b'{"id":0,"result":{"hash":"0x12"}}', b'{"id":0,"result":{"receipt":null,"pending":true}}'], True),
+        ([b'{"id":0,"error":{"code":-32000,"message":"no","data":{"reason":"already_known"}}}'], True),
         ([b'{"id":0,"error":{"code":-32000,"message":"no","data":{"reason":"insufficient_funds"}}}'], False),
     ],
 )
@@ -141,10 +201,7 @@ def test_who_is_interrupted_is_told_of_the_transaction_that_was_handed_in(
             flow.send(answer)
         raise KeyboardInterrupt
 
-    raw = sign_transaction(
-        random_key(), chain_id=1, nonce=0, kind=1, payload=[], gas_limit=1, max_fee_per_gas=1,
-        max_priority_fee_per_gas=1,
-    )  # fmt: skip
+    raw = signed()
     monkeypatch.setattr(Client, "perform", perform)
     client = TellingClient("h:1")
     with pytest.raises((KeyboardInterrupt, ClientError)) as ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,13 +20,16 @@ from click.testing import CliRunner, Result
 from eth_account import Account
 
 import node.home
+import rpc.client.api
 from node.cli import group
 from node.cli.options import FEE as FEE_TYPE
+from node.cli.options import SECONDS
+from node.cli.output import show_gwei
 from node.cli.wallet import wallet
 from node.keyring import key_of_mnemonic, new_mnemonic, parse_secret
 from rpc.client import GatewayUnreachable
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError, DekubeError, KeystoreError
+from state.primitives.errors import ConfigError, DecodeError, DekubeError, KeystoreError
 from state.primitives.genesis import genesis_to_json
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import encrypt_keystore
@@ -150,6 +154,109 @@ def test_every_way_in_gives_the_same_account(shell: Shell, tmp_path: Path) -> No
     assert shell.ask("sign", "m", "--key", "f", stdin="pass\n")["address"] == FIRST
 
 
+def test_the_words_alone_go_to_standard_output_where_that_is_asked_for(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    done = shell.result("new", "one", "--words", 24, "--mnemonic-file", "-", *shell.file)
+    assert done.exception is None
+    [line] = done.stdout.splitlines()
+    assert len(line.split()) == 24
+    again = shell.ask("import", "again", "--mnemonic-file", "-", *shell.file, stdin=line + "\n")
+    assert again["address"] in done.stderr and line not in done.stderr
+    shown = shell.ask("new", "two", "--words", 12, "--mnemonic-file", "-", *shell.file)
+    assert key_of_mnemonic(shown["mnemonic"], 0).address == bytes.fromhex(shown["address"][2:])
+    with pytest.raises(click.UsageError):
+        shell.ask("export", "one", "--out", "-", *shell.file, "--new-passphrase-file", "-", stdin="other\n")
+    assert set(tmp_path.iterdir()) - before == {shell.home}, "no file is called -"
+
+
+def test_a_file_of_words_that_is_there_is_told_before_anything_is_made(shell: Shell) -> None:
+    with pytest.raises(ConfigError, match="exists already"):
+        shell.ask("new", "x", "--words", 12, "--mnemonic-file", shell.passphrase)  # and no passphrase is asked for
+    assert not (shell.home / "wallet").exists()
+
+
+@pytest.mark.parametrize("path", ["m/44'/60'/1'/0/0", "m/44'/60'/0'/3"])
+def test_accounts_of_other_paths_are_imported_and_made(shell: Shell, path: str) -> None:
+    Account.enable_unaudited_hdwallet_features()
+    theirs: Any = Account.from_mnemonic(JUNK, account_path=path)
+    made = shell.ask("import", "a", "--mnemonic", "--path", path, *shell.file, stdin=JUNK + "\n")
+    assert (made["address"], made["path"]) == (theirs.address, path)
+    fresh = shell.ask("new", "b", "--words", 12, "--path", path, *shell.file)
+    theirs = Account.from_mnemonic(fresh["mnemonic"], account_path=path)
+    assert (fresh["address"], fresh["path"]) == (theirs.address, path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("import", "a", "--mnemonic", "--path", "m/44'/60'/0'/0/2147483648"),
+        ("import", "a", "--mnemonic", "--path", "44/60"),
+        ("import", "a", "--mnemonic", "--path", "m/0", "--index", 0),
+        ("import", "a", "--path", "m/0"),
+        ("new", "a", "--path", "m/0"),
+        ("new", "a", "--words", 12, "--path", "m"),
+    ],
+)
+def test_a_path_that_is_none_or_one_too_many_is_refused(shell: Shell, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(click.UsageError):
+        shell.ask(*arguments, *shell.file, stdin=JUNK + "\n")
+    assert not (shell.home / "wallet").exists()
+
+
+@pytest.mark.parametrize("command", [("new",), ("import", "--mnemonic")])
+def test_no_account_is_called_as_a_stranger_is_paid(shell: Shell, command: tuple[str, ...]) -> None:
+    verb, *rest = command
+    with pytest.raises(ConfigError, match="taken for an address"):
+        shell.ask(verb, "0x52908400098527886E0F7030069857D2E4169EE7", *rest, *shell.file, stdin=JUNK + "\n")
+    assert not (shell.home / "wallet").exists()
+
+
+def test_the_files_of_geth_are_used_by_the_names_that_are_listed(shell: Shell, tmp_path: Path) -> None:
+    name = "UTC--2022-05-19T04-21-29.990117000Z--19e7e376e7c213b7e7e7e46cc70a5dd086daff2a"
+    (shell.home / "wallet").mkdir(parents=True)
+    theirs = Account.encrypt(bytes.fromhex(SECRET), PASSPHRASE, kdf="scrypt", iterations=2)
+    (shell.home / "wallet" / name).write_text(json.dumps(theirs))
+    [listed] = shell.ask("list")
+    assert listed["name"] == name
+    assert shell.ask("address", name) == {"address": FIRST}
+    assert shell.ask("sign", "m", "--key", name, *shell.file)["address"] == FIRST
+    assert shell.ask("export", name, "--reveal-secret", *shell.file)["secret"] == "0x" + SECRET
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mnemonic",), "the mnemonic, and no line on standard input: .*--mnemonic-file"),
+        (("--mnemonic-file", "-"), "no line for the mnemonic"),
+        ((), "the secret key .*--secret-file"),
+    ],
+)
+def test_what_nobody_gave_is_named(shell: Shell, arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(KeystoreError, match=said) as caught:
+        shell.ask("import", "x", *arguments, *shell.file)
+    assert "--unattended" not in str(caught.value)
+
+
+def test_no_key_is_kept_under_an_empty_passphrase(shell: Shell) -> None:
+    shell.passphrase.write_text("\n")
+    for arguments in ((), ("--passphrase-file", "-"), shell.file):
+        with pytest.raises(KeystoreError, match="passphrase is empty"):
+            shell.ask("new", "x", *arguments, stdin="\n")
+    assert not (shell.home / "wallet").exists()
+
+
+def test_a_keystore_without_a_field_is_told_which_before_a_passphrase_is_asked_for(shell: Shell) -> None:
+    file = Path(shell.ask("new", "x", *shell.file)["file"])
+    document = json.loads(file.read_text())
+    del document["crypto"]["mac"]
+    file.write_text(json.dumps(document))
+    with pytest.raises(KeystoreError, match=r"x\.json: crypto\.mac is missing"):
+        shell.ask("sign", "m", "--key", "x")
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "test", JUNK.replace("junk", "test"), JUNK + " test", "x " * 12, "tèst " * 11 + "junk", "a" * 10_000],
@@ -261,6 +368,59 @@ def test_cast_opens_our_files_and_we_open_those_of_cast(shell: Shell, tmp_path: 
     assert shell.ask("export", "them", "--reveal-secret", *shell.file)["secret"] == secret
 
 
+def test_whose_signature_it_is_to_be_is_an_address(shell: Shell) -> None:
+    with pytest.raises(DecodeError, match="wallet address NAME"):
+        shell.ask("verify", "savings", "0x" + "11" * 65, "m")
+
+
+# Before a gateway is asked
+
+
+@pytest.mark.parametrize("wrong", ["nan", "inf", "-inf", "1e300", "1e9", "-1", "-0.1", "", "soon", "0x10", "NaN"])
+def test_a_time_that_is_none_is_refused(shell: Shell, wrong: str) -> None:
+    with pytest.raises(click.BadParameter, match="seconds"):
+        SECONDS.convert(wrong, None, None)
+    with pytest.raises(click.UsageError):
+        shell.ask("watch", hexed(BOB.address), f"--timeout={wrong}", "--rpc", "http://127.0.0.1:1")
+
+
+def test_times_in_seconds() -> None:
+    given = {"0": 0.0, "0.4": 0.4, "1e3": 1000.0, "31622400": 31_622_400.0}
+    assert {text: SECONDS.convert(text, None, None) for text in given} == given
+
+
+def test_coins_are_not_burnt_unless_that_is_said(shell: Shell) -> None:
+    zeros, there = "0x" + "00" * 20, ("--rpc", "http://127.0.0.1:1", "--home", str(shell.home))
+    with pytest.raises(click.UsageError, match=r"are lost.*--burn"):
+        shell.ask("send", zeros, "1", *there)
+    with pytest.raises(click.UsageError, match="zeros alone"):
+        shell.ask("send", hexed(BOB.address), "1", "--burn", *there)
+    shell.ask("new", "x", *shell.file)
+    with pytest.raises(GatewayUnreachable):
+        shell.ask("send", zeros, "1", "--burn", *shell.file, *there)
+
+
+@pytest.mark.parametrize("to", ["", "nobody", "0x12", "0X" + "11" * 20, "0x" + "11" * 21])
+def test_who_is_nobody_is_paid_nothing(shell: Shell, to: str) -> None:
+    shell.ask("new", "x", *shell.file)
+    with pytest.raises((click.UsageError, DekubeError)) as caught:
+        shell.ask("send", to, "1", *shell.file, "--rpc", "http://127.0.0.1:1")
+    assert not isinstance(caught.value, GatewayUnreachable)
+
+
+@pytest.mark.parametrize("what", ["0x" + "ab" * 31, "0X" + "ab" * 33, "0x" + "ab" * 31 + "c", "0x" + "ab" * 33])
+def test_what_is_nearly_a_hash_is_refused_as_one(shell: Shell, what: str) -> None:
+    for command in ("watch", "tx"):
+        with pytest.raises(click.BadParameter, match="hex digits expected"):
+            shell.ask(command, what, "--rpc", "http://127.0.0.1:1")
+
+
+def test_a_hash_may_have_a_capital_x(shell: Shell) -> None:
+    for command in ("watch", "tx"):
+        with pytest.raises(GatewayUnreachable):
+            shell.ask(command, "0X" + "ab" * 32, "--rpc", "http://127.0.0.1:1")
+
+
 # Money, against a gateway
 
 
@@ -317,6 +477,62 @@ async def test_a_payment_that_waits_is_replaced_and_what_it_costs_is_shown(shell
             "2.5 gwei each",
         ):
             assert shown in done.stderr, done.stderr
+
+
+async def test_a_payment_that_comes_after_others_says_so_and_is_not_lost(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc.client.api, "WAIT_MS", 100)
+    monkeypatch.setattr(rpc.client.api._wait, "__kwdefaults__", {"timeout_s": 0.1})
+    chain = Node(tmp_path / "db")
+    chain.mint()
+    shell.ask("import", "alice", "--secret-file", "-", *shell.file, stdin=ALICE.secret.hex() + "\n")
+    shell.ask("import", "dave", "--secret-file", "-", *shell.file, stdin=DAVE.secret.hex() + "\n")
+    async with served(chain, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+
+        async def run(*arguments: object) -> Result:
+            return await trio.to_thread.run_sync(partial(shell.result, *arguments, "--rpc", it.url))
+
+        async def send(*arguments: object) -> Result:
+            return await run("send", "dave", "0.2", *arguments, "--json", *shell.file, "--key", "alice")
+
+        for nonce, behind in ((9, "nonces 0 to 8"), (1, "nonce 0")):
+            late = await send("--nonce", nonce)
+            assert isinstance(late.exception, DekubeError), late
+            assert late.exception.code == "not_final"
+            [waiting] = [item.transaction for item in chain.pool.of_sender(ALICE.address)
+                         if item.transaction.nonce == nonce]  # fmt: skip
+            assert hexed(waiting.hash) in str(late.exception)
+            assert str(late.exception).endswith(f": it waits for {behind} of {format_address(ALICE.address)}")
+            assert f"{nonce}, which waits for {behind}\n" in re.sub(" +\n", "\n", late.stderr)
+            assert f"Handed in: {hexed(waiting.hash)}\n" in late.stderr
+            assert f"{format_address(DAVE.address)} (dave)" in late.stderr
+            assert late.stdout == ""
+        # Nothing is before it, and no block comes.
+        first = await send()
+        assert isinstance(first.exception, DekubeError)
+        assert first.exception.code == "not_final"
+        assert "waits for" not in first.stderr + str(first.exception)
+
+        [next_] = [item.transaction for item in chain.pool.of_sender(ALICE.address) if item.transaction.nonce == 0]
+        seen = await run("tx", hexed(next_.hash))
+        words = [line.split(None, 1) for line in seen.stdout.splitlines()]
+        fields = {word[0]: word[1].strip() for word in words if len(word) == 2}
+        assert (fields["to"], fields["amount"]) == (format_address(DAVE.address), "0.2 DKB")
+        assert fields["height"] == "waits for a block"
+        assert fields["max_fee_per_gas"] == show_gwei(next_.max_fee_per_gas)
+        assert fields["max_priority_fee_per_gas"] == "0 gwei"
+        assert "{" not in seen.stdout and "payload" not in fields
+        chain.mint()
+        final = await run("tx", "0X" + next_.hash.hex())
+        assert f"\nheight  {chain.store.tip.height}" in re.sub(" +", "  ", final.stdout)
+        assert "{" not in final.stdout
+        as_json = json.loads((await run("tx", hexed(next_.hash), "--json")).stdout)
+        assert as_json["transaction"]["block"]["height"] == chain.store.tip.height
+        assert as_json["transaction"]["payload"] == [hexed(DAVE.address), str(COIN // 5)]
+        unknown = await run("watch", "0X" + "ab" * 32, "--timeout", "0.4")
+        assert isinstance(unknown.exception, DekubeError)
+        assert (unknown.exception.code, str(unknown.exception)) == ("not_final", "not final in 0.4 s")
 
 
 @pytest.mark.parametrize(
