@@ -5,9 +5,9 @@ CPU figures are processor time of node and gateway together (the node's share be
 machine; latencies are wall time and do not. The block time under a flood is that of a whole test network, idle and
 flooded in turns.
 
-What a transaction costs is measured twice. ``submit_cpu_*`` is from its bytes to its place in the pool (RPC.md
+What a transaction costs is measured twice. ``accept_cpu_*`` is from its bytes to its place in the pool (RPC.md
 13.7): the gateway's part (decoding, digest, recovery of the sender, address), the frame to the node, the node's
-decoding, checks and admission. ``submit_http_cpu_*`` is all that and HTTP, JSON and hex before it. How many
+decoding, checks and admission. ``submit_cpu_*`` is all that and HTTP, JSON and hex before it. How many
 recoveries of this run that is says more of a machine whose speed changes. All of these are measured on one
 processor.
 """
@@ -142,18 +142,18 @@ def _submissions(lone: LoneNode, load: Load, seconds: float) -> dict[str, float]
         one_ethereum, many, busy = flood(is_ethereum=True), flood(100), flood(1, BUSY_CONNECTIONS)
     recovery_us = statistics.median(recoveries)
     return {
-        "submit_cpu_us_per_transaction": plain.us,
-        "submit_recoveries_per_transaction": plain.us / recovery_us,
-        "node_submit_cpu_us_per_transaction": plain.node_us,
-        "submissions_per_s": plain.per_s,
-        "submit_cpu_us_per_ethereum_transaction": ethereum.us,
-        "node_submit_cpu_us_per_ethereum_transaction": ethereum.node_us,
-        "submit_http_cpu_us_per_transaction": one.us,
-        "node_submit_http_cpu_us_per_transaction": one.node_us,
-        "submit_http_cpu_us_per_ethereum_transaction": one_ethereum.us,
-        "submit_http_cpu_us_per_transaction_in_batches": many.us / 100,
-        f"submit_http_cpu_us_per_transaction_of_{BUSY_CONNECTIONS}_connections": busy.us,
-        "submissions_over_http_per_s": busy.per_s,
+        "accept_cpu_us_per_transaction": plain.us,
+        "accept_recoveries_per_transaction": plain.us / recovery_us,
+        "node_accept_cpu_us_per_transaction": plain.node_us,
+        "accepted_per_s": plain.per_s,
+        "accept_cpu_us_per_ethereum_transaction": ethereum.us,
+        "node_accept_cpu_us_per_ethereum_transaction": ethereum.node_us,
+        "submit_cpu_us_per_transaction": one.us,
+        "node_submit_cpu_us_per_transaction": one.node_us,
+        "submit_cpu_us_per_ethereum_transaction": one_ethereum.us,
+        "submit_cpu_us_per_transaction_in_batches": many.us / 100,
+        f"submit_cpu_us_per_transaction_of_{BUSY_CONNECTIONS}_connections": busy.us,
+        "submissions_per_s": busy.per_s,
         "submit_recovery_cpu_us": recovery_us,
     }
 
