@@ -71,7 +71,7 @@ class LoneNode(NamedTuple):
         Blocks are made in a thread of their own and written by those of the database; what they cost the loop's
         thread is noted by itself.
         """
-        return thread_cpu_s(self.node.pid) - float(_blocks_file(self.path).read_text()), cpu_s(self.gateway.pid)
+        return _thread_cpu_s(self.node.pid) - float(_blocks_file(self.path).read_text()), cpu_s(self.gateway.pid)
 
 
 def key_of(sender: int) -> SecretKey:
@@ -89,7 +89,7 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # the clock that Linux has for each process
 
 
-def thread_cpu_s(pid: int) -> float:
+def _thread_cpu_s(pid: int) -> float:
     """Return the processor time that the first thread of a process has had, which is that of its loop."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 

@@ -99,8 +99,7 @@ def _check_form(node: Node, request: CallParam) -> None:
     if request.has_access_list:
         raise RpcError("not_supported", "access lists are not supported")
     chain_id = node.description.chain_id
-    if request.chain_id not in (None, chain_id):
-        assert request.chain_id is not None
+    if request.chain_id is not None and request.chain_id != chain_id:
         raise WrongChain(expected=chain_id, got=request.chain_id)
     base_fee = node.head.base_fee_next
     if request.price:

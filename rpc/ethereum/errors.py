@@ -32,38 +32,43 @@ class Reverted(RpcError):
         return {"code": REVERTED, "message": self.message, "data": "0x" + revert_data(self.revert_reason).hex()}
 
 
-class NotFinalYet(RpcError):
-    """A transaction was taken, but is not final within the time; ``hash_`` is what to ask for later (EIP-7966)."""
+class _Taken(RpcError):
+    """A transaction was taken, but there is no receipt to answer with; ``hash_`` is what to ask for later."""
 
-    def __init__(self, hash_: str) -> None:
-        super().__init__("not_final_yet", "the transaction was taken but is not final within the timeout")
+    number_of_eip: int
+
+    def __init__(self, reason: str, message: str, hash_: str) -> None:
+        super().__init__(reason, message)
         self.hash = hash_
 
     @property
     def number(self) -> int:
-        """The number that EIP-7966 gives a timeout."""
-        return TIMED_OUT
+        """The number that EIP-7966 gives it."""
+        return self.number_of_eip
 
     def to_json(self) -> dict[str, Any]:
         """Return the error object; the data is the hash alone."""
-        return {"code": TIMED_OUT, "message": self.message, "data": self.hash}
+        return {"code": self.number, "message": self.message, "data": self.hash}
 
 
-class NotReady(RpcError):
-    """A transaction waits for an earlier nonce of its sender; ``hash_`` is what to ask for later (EIP-7966)."""
+class NotFinalYet(_Taken):
+    """It is not final within the time."""
+
+    number_of_eip = TIMED_OUT
 
     def __init__(self, hash_: str) -> None:
-        super().__init__("not_ready", "the transaction was taken but waits for an earlier nonce of its sender")
-        self.hash = hash_
+        super().__init__("not_final_yet", "the transaction was taken but is not final within the timeout", hash_)
 
-    @property
-    def number(self) -> int:
-        """The number that EIP-7966 gives what is not ready."""
-        return NOT_READY
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the error object; the data is the hash alone."""
-        return {"code": NOT_READY, "message": self.message, "data": self.hash}
+class NotReady(_Taken):
+    """It waits for an earlier nonce of its sender."""
+
+    number_of_eip = NOT_READY
+
+    def __init__(self, hash_: str) -> None:
+        super().__init__(
+            "not_ready", "the transaction was taken but waits for an earlier nonce of its sender", hash_
+        )
 
 
 def as_revert(error: RpcError) -> RpcError:

@@ -17,8 +17,9 @@ __all__ = [
     "FILTER",
     "PERCENTILES",
     "QUANTITY",
-    "QUANTITY_TEXT",
     "SLOT",
+    "SYNC_WAIT",
+    "SYNC_WAIT_MS",
     "TOPIC_FILTER",
     "BlockParam",
     "CallParam",
@@ -34,8 +35,10 @@ CHOICES_MAX: Final = 1_000
 TOPICS_MAX: Final = 4
 PERCENTILES_MAX: Final = 100
 COUNT_MAX: Final = 2**31
+SYNC_WAIT_MS: Final = 20_000
+"""How long ``eth_sendRawTransactionSync`` waits where nothing else is asked for, and at most."""
 _NEWEST: Final = ("latest", "pending", "safe", "finalized")
-QUANTITY_TEXT: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
+_QUANTITY: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
 _DIGITS: Final = re.compile(r"0x[0-9a-fA-F]+")
@@ -81,7 +84,7 @@ class FilterParam(NamedTuple):
 
 
 def _quantity(value: Any, limit: int = VALUE_MAX) -> int:
-    if type(value) is not str or not QUANTITY_TEXT.fullmatch(value):
+    if type(value) is not str or not _QUANTITY.fullmatch(value):
         raise ValueError("a quantity expected: 0x and hex digits without leading zeros")
     number = int(value, 16)
     if number > limit:
@@ -183,10 +186,11 @@ def _logs(fields: dict[str, Any]) -> LogFilter:
 
 
 def _topic(item: Any) -> frozenset[bytes] | None:
-    """Return the topics that may stand at a place; None for any, as null among others means too."""
-    if item is None or item == [] or (type(item) is list and None in item[:CHOICES_MAX]):
+    """Return the topics that may stand at a place; None for any, as null means, also among others."""
+    if item is None or item == []:
         return None
-    return _choices(item, _hash)
+    choices = _choices(item, lambda one: b"" if one is None else _hash(one))
+    return None if b"" in choices else choices
 
 
 def _topic_filter(value: Any) -> LogFilter | bool:
@@ -215,6 +219,13 @@ def _count(value: Any) -> int:
     if not 0 < number <= COUNT_MAX:
         raise ValueError(f"a number from 1 to {COUNT_MAX} expected")
     return number
+
+
+def _sync_wait(value: Any) -> int:
+    """The time that is asked for; EIP-7966 has the usual one stand for any that is not allowed."""
+    if type(value) is str and _QUANTITY.fullmatch(value):
+        value = int(value, 16)
+    return value if type(value) is int and 0 < value <= SYNC_WAIT_MS else SYNC_WAIT_MS
 
 
 def _percentiles(value: Any) -> tuple[float, ...]:
@@ -283,4 +294,5 @@ TOPIC_FILTER: Final = ParamType(
     {"anyOf": [{"type": "object", "properties": _LOGS_IN}, {"type": "boolean"}]}, _topic_filter
 )
 COUNT: Final = ParamType({"anyOf": [_QUANTITY_IN, {"type": "integer", "minimum": 1}]}, _count)
+SYNC_WAIT: Final = ParamType({}, _sync_wait)
 PERCENTILES: Final = ParamType(array({"type": "number"}, maximum=PERCENTILES_MAX), _percentiles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from rpc.blocks import waiting_transaction
 from rpc.errors import RpcError
@@ -10,11 +10,11 @@ from rpc.ethereum import render
 from rpc.ethereum.accounts import balance_now
 from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
 from rpc.ethereum.line import method
-from rpc.ethereum.params import QUANTITY_TEXT, BlockParam
+from rpc.ethereum.params import SYNC_WAIT, SYNC_WAIT_MS, BlockParam
 from rpc.ethereum.places import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block
 from rpc.light import TRANSACTION_HASH, final_transaction
 from rpc.render import HASH_OUT, hexed
-from rpc.schema import Param, ParamType, data, nullable, ref
+from rpc.schema import Param, data, nullable, ref
 from rpc.table import Json, Method, Node, Posting
 from rpc.turns import Lane
 from state.primitives.errors import DekubeError
@@ -30,13 +30,17 @@ from state.view.accounts import SUPPLY_LIMIT
 
 __all__ = ["TRANSACTION_METHODS"]
 
-SYNC_WAIT_MS: Final = 20_000
-"""How long ``eth_sendRawTransactionSync`` waits where nothing else is asked for, and at most."""
 _NATIVE: Final = bytes((NATIVE_FORM,))
 
 
 async def send_raw_transaction(node: Node, raw: bytes) -> Json:
     """Answer ``eth_sendRawTransaction``; the signature is checked before the node is asked."""
+    hash_, _ = await _hand_in(node, raw)
+    return hexed(hash_)
+
+
+async def _hand_in(node: Node, raw: bytes) -> tuple[bytes, bytes]:
+    """Return hash and sender of a transaction that the node has taken."""
     prepared = _prepare_raw(node, raw)
     if prepared is None:
         transaction = decode_transaction(raw)
@@ -44,7 +48,7 @@ async def send_raw_transaction(node: Node, raw: bytes) -> Json:
         raise InsufficientFunds(balance=balance, needed=transaction.payload[1])
     sender, is_native = prepared
     try:
-        return hexed(await node.submit(raw, sender))
+        return await node.submit(raw, sender), sender
     except RpcError as error:
         raise _refusal(is_native, error) from None
 
@@ -73,21 +77,12 @@ def _refusal(is_native: bool, error: DekubeError) -> DekubeError:
 
 async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> Json:
     """Answer ``eth_sendRawTransactionSync`` (EIP-7966): the receipt, in one question."""
-    sent = await send_raw_transaction(node, raw)
-    hash_ = bytes.fromhex(sent[2:])
-    transaction = decode_transaction(raw)
-    if transaction.nonce >= await node.pending_nonce(transaction.recover_sender()):
-        raise NotReady(sent)
+    hash_, sender = await _hand_in(node, raw)
+    if decode_transaction(raw).nonce >= await node.pending_nonce(sender):
+        raise NotReady(hexed(hash_))
     if await node.wait_transaction(hash_, timeout_ms) is None:
-        raise NotFinalYet(sent)
+        raise NotFinalYet(hexed(hash_))
     return await get_receipt(node, hash_)
-
-
-def _read_timeout(value: Any) -> int:
-    """Return the time that is asked for; EIP-7966 has the usual one stand for any that is not allowed."""
-    if type(value) is str and QUANTITY_TEXT.fullmatch(value):
-        value = int(value, 16)
-    return value if type(value) is int and 0 < value <= SYNC_WAIT_MS else SYNC_WAIT_MS
 
 
 async def get_transaction(node: Node, hash_: bytes) -> Json:
@@ -139,7 +134,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         _RAW,
         Param(
             "timeout_ms",
-            ParamType({}, _read_timeout),
+            SYNC_WAIT,
             f"Give up waiting after so many ms, 1 to {SYNC_WAIT_MS}: error 4 with the hash as data.",
             required=False,
             default=SYNC_WAIT_MS,

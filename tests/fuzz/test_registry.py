@@ -129,7 +129,6 @@ EXEMPT = {
     "rpc.schema:_read_amount": LATER_TESTED,
     "rpc.schema:_read_block": LATER_TESTED,
     "rpc.schema:_read_cursor": LATER_TESTED,
-    "rpc.ethereum.transactions:_read_timeout": LATER_TESTED,
     "rpc.dispatch:Dispatcher.answer": LATER_TESTED,
     "rpc.dispatch:Dispatcher.begin": "as answer: tests/rpc/test_posting.py; whole bodies: test_bodies.py",
     "rpc.web:_read_headers": "headers that the HTTP library has parsed; tests/rpc/test_gateway.py",

@@ -18,7 +18,7 @@ from rpc.errors import RpcError
 from rpc.ethereum.contracts import VIEWS, abi_json
 from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
 from rpc.ethereum.logs import LogFilter, bloom_of
-from rpc.ethereum.transactions import SYNC_WAIT_MS, _read_timeout
+from rpc.ethereum.params import FILTER, SYNC_WAIT, SYNC_WAIT_MS
 from rpc.events import EVENTS
 from rpc.gateway import GatewayOptions
 from rpc.parameters import parameters_of
@@ -699,7 +699,13 @@ async def test_what_is_estimated_is_what_would_be_taken(tmp_path: Path) -> None:
 def test_a_time_that_is_not_allowed_stands_for_the_usual_one() -> None:
     allowed: tuple[tuple[Any, int], ...] = ((1, 1), ("0x3e8", 1_000), (SYNC_WAIT_MS, SYNC_WAIT_MS))
     for asked, found in allowed:
-        assert _read_timeout(asked) == found
+        assert SYNC_WAIT.read(asked) == found
     others: tuple[Any, ...] = (0, -1, 60_000, 10**30, 1.5, True, "1000", "0x", "0x01", [], {}, "0x" + "f" * 70)
     for other in others:
-        assert _read_timeout(other) == SYNC_WAIT_MS, other
+        assert SYNC_WAIT.read(other) == SYNC_WAIT_MS, other
+
+
+def test_null_among_topics_hides_nothing_that_is_malformed() -> None:
+    for topics in ([[None, "0x12"]], [[None, 7]], [[None] * 1_001]):
+        with pytest.raises(ValueError):
+            FILTER.read({"topics": topics})
