@@ -20,6 +20,8 @@ _ERRORS: Final = (
     (-32602, "invalid params", "invalid_params"),
     (-32603, "internal error: a bug of the node", "internal_error"),
     (3, "execution reverted: why; the data is that of Solidity's Error(string)", "execution_reverted"),
+    (4, "eth_sendRawTransactionSync: taken, not final in time; the data is the hash", "not_final_yet"),
+    (5, "eth_sendRawTransactionSync: taken, waits for an earlier nonce; the data is the hash", "not_ready"),
     (-32000, "a rule refused it; data.reason says which", "*"),
     (-32001, "below what the node keeps, or above the newest block", "pruned | height_unknown | not_found"),
     (-32002, "try again soon", "node_unavailable | height_not_reached"),

@@ -15,6 +15,7 @@ import click
 from node.cli.output import parse_amount
 from node.places import Home
 from state.primitives.errors import ConfigError, KeystoreError
+from state.primitives.hashing import HASH_BYTES
 
 if TYPE_CHECKING:  # what opens keys is loaded where one is opened
     from state.primitives.keys import SecretKey
@@ -23,14 +24,18 @@ __all__ = [
     "AMOUNT",
     "DEFAULT_HOME",
     "FEE",
+    "FILE",
     "SECONDS",
     "account_of_home",
     "ask_home",
     "ask_line",
     "ask_new_passphrase",
     "ask_passphrase",
+    "ask_whether",
     "home_option",
     "open_key",
+    "parse_hash",
+    "parse_hex",
     "read_input",
     "relay_home_option",
     "signer_home_option",
@@ -38,7 +43,8 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_HOME: Final = "~/.dekube"
-STDIN: Final = "-"
+STDIO: Final = "-"
+"""A file of this name is standard input, or standard output."""
 TERMINAL: Final = "/dev/tty"
 _TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096
@@ -102,6 +108,26 @@ class _Seconds(click.ParamType[float]):
 SECONDS: Final = _Seconds()
 
 
+FILE: Final = click.Path(path_type=Path, allow_dash=True)
+"""A file, or "-" for standard input."""
+_HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
+
+
+def parse_hex(text: str, name: str) -> bytes:
+    """Return the bytes that the argument ``name`` spells in 0x hex. Raises BadParameter."""
+    if not _HEX.fullmatch(text):
+        raise click.BadParameter("0x and hex digits expected", param_hint=name)
+    return bytes.fromhex(text[2:])
+
+
+def parse_hash(text: str, name: str) -> bytes:
+    """Return the hash that the argument ``name`` spells in 0x hex. Raises BadParameter."""
+    found = parse_hex(text, name)
+    if len(found) != HASH_BYTES:
+        raise click.BadParameter("0x and 64 hex digits expected", param_hint=name)
+    return found
+
+
 def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
     """Return what adds ``--home``; the function gets ``home`` as a Home."""
     return click.option(
@@ -147,7 +173,7 @@ def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
     """
     if file is None:
         return ask_unseen(prompt, instead=instead)
-    if str(file) != STDIN:
+    if str(file) != STDIO:
         from node.home import read_passphrase
 
         return read_passphrase(file)
@@ -171,7 +197,7 @@ def _piped_line() -> str | None:
 def read_input(file: Path, limit_bytes: int) -> bytes:
     """Return the content of ``file``, or of standard input for "-". Raises ConfigError."""
     try:
-        if str(file) == STDIN:
+        if str(file) == STDIO:
             if (context := click.get_current_context(silent=True)) is not None:
                 context.meta[_TAKEN] = True
             data = b"" if sys.stdin is None else sys.stdin.buffer.read(limit_bytes + 1)
@@ -214,6 +240,12 @@ def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False, instead: str 
             f"no terminal to ask for the {_asked(prompt)}, and no line on standard input: {instead or _INSTEAD}"
         )
     return line
+
+
+def ask_whether(question: str) -> None:
+    """Go on if somebody at a terminal says so; scripts are not asked."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm(question, abort=True, err=True)
 
 
 def _asked(prompt: str) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks a
     from rich.console import Console
     from rich.text import Text
 
+    from rpc.client.shapes import Receipt
+
 __all__ = [
     "counted",
     "in_words",
@@ -24,6 +26,7 @@ __all__ = [
     "show_amount",
     "show_fields",
     "show_gwei",
+    "show_receipt",
     "show_rows",
     "show_span",
     "show_time",
@@ -180,3 +183,19 @@ def _console(*, err: bool = False) -> Console:
     # A pipe has no width of its own; a narrow default would break every address in two.
     console = Console(stderr=err)
     return console if console.is_terminal else Console(width=200, stderr=err)
+
+
+def show_receipt(receipt: Receipt, as_json: bool) -> None:
+    """Show the receipt of a final transaction."""
+    if as_json:
+        show(dict(receipt.document))
+        return
+    fields = {
+        "transaction": receipt.transaction_hash,
+        "height": receipt.block.height,
+        "kind": receipt.kind_name or f"{receipt.kind:#x}",
+        "outcome": "succeeded" if receipt.succeeded else f"failed: {receipt.reason}",
+        "fee": show_amount(receipt.fee),
+        "gas": receipt.gas_used,
+    }
+    show_fields(fields, as_json=False, title="Final")

@@ -50,7 +50,10 @@ class NotFinal(TransactionRefused):
 
 
 class TellingClient(Client):
-    """Tells after NOTICE_S what it waits for; in all else the client that it is."""
+    """Tells after NOTICE_S what it waits for, and the hash of what is handed in as soon as that is taken.
+
+    In all else the client that it is.
+    """
 
     def __init__(self, *urls: str, control: Path | None = None, chain_id: int | None = None) -> None:
         """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
@@ -59,11 +62,8 @@ class TellingClient(Client):
         self._watches: Callable[[], Watch] = Watch
 
     def hand_in(self, raw: bytes, *, behind: str = "") -> Receipt:
-        """Hand in a signed transaction, say its hash as soon as it is taken; return its receipt when it is final.
-
-        ``behind``: the nonces of its sender that come before it and are not sent yet. Raises as ``wait``.
-        """
-        self._watches = partial(Watch, names_hash=True, behind=behind)
+        """Do as ``wait``; ``behind``: the nonces of the sender that come before and are not sent yet."""
+        self._watches = partial(Watch, behind=behind)
         try:
             return self.wait(raw)
         finally:
@@ -108,12 +108,10 @@ def _listens(control: Path) -> bool:
 class Watch:
     """Knows what is waited for and since when, and says each thing once when it has taken NOTICE_S."""
 
-    def __init__(
-        self, now: Callable[[], float] = time.monotonic, *, names_hash: bool = False, behind: str = ""
-    ) -> None:
-        """``names_hash``: say the hash of a transaction that is taken; ``behind``: the nonces it waits for."""
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, behind: str = "") -> None:
+        """``behind``: the nonces that a transaction which is handed in waits for."""
         self._now = now
-        self._names_hash = names_hash
+        self._taken = ""
         self.behind = behind
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -137,9 +135,10 @@ class Watch:
 
     def taken(self, request: bytes) -> None:
         """Say the hash of the transaction that ``request`` handed in, once: it is not to be lost with the rest."""
-        if self._names_hash:
-            self._names_hash = False
-            click.echo(f"Handed in: {_hash_of(request)}", err=True)
+        hash_ = _hash_of(request)
+        if hash_ and hash_ != self._taken:
+            self._taken = hash_
+            click.echo(f"Handed in: {hash_}", err=True)
 
     def due(self) -> str:
         """Return what is to be said now, empty where nothing is."""

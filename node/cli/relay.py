@@ -13,7 +13,7 @@ import click
 
 from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, relay_home_option
-from node.cli.output import json_option, show_amount, show_fields, show_rows, show_time
+from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
 from node.cli.relay_status import status
 from node.cli.session import Session, send, session_options
 from node.home import Home, create_home, load_genesis, load_key
@@ -75,7 +75,6 @@ def deposit(session: Session, amount: int, as_json: bool) -> None:
 
     Whoever has the key of the node on this account can spend the deposit, and nothing else of the account.
     """
-    from node.cli.wallet import show_receipt
     from tasks.carriage import FUND_CARRIAGE
 
     if not amount:
@@ -94,7 +93,6 @@ def withdraw(session: Session, amount: int, as_json: bool) -> None:
 
     Takes the place of what was asked for before, and waits anew; 0 takes that back.
     """
-    from node.cli.wallet import show_receipt
     from tasks.carriage import WITHDRAW_CARRIAGE
 
     with session.client() as client:

@@ -11,9 +11,8 @@ import click
 
 from node.cli.commands import Commands
 from node.cli.options import AMOUNT, ask_passphrase
-from node.cli.output import json_option, show_amount, show_time
+from node.cli.output import json_option, show_amount, show_receipt, show_time
 from node.cli.session import Session, send, session_options
-from node.cli.wallet import show_receipt
 from node.home import Home
 from node.keyring import random_key
 from rpc.client import Client, TransactionRefused

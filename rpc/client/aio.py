@@ -12,7 +12,8 @@ import anyio.abc
 import anyio.to_thread
 import httpx
 
-from rpc.client.api import Api, check_timeout
+from rpc.client.api import Api
+from rpc.client.arguments import check_timeout
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,

@@ -8,9 +8,10 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from rpc.client.arguments import check_address, check_amount, check_fees, check_hash, check_timeout
 from rpc.client.contracts import ContractFunction, find_function, read_revert
 from rpc.client.core import Call, Core, Flow, Found, Post, Stream, hexed, http_url, through
-from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, TransactionRefused
+from rpc.client.errors import AnswerMalformed, ClientError, TransactionRefused
 from rpc.client.shapes import (
     Account,
     Block,
@@ -29,60 +30,22 @@ from rpc.client.shapes import (
 )
 from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.abi import AbiValue
-from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
-from state.primitives.hashing import HASH_BYTES, keccak
+from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 
-__all__ = ["Api", "check_address", "check_amount", "check_hash", "check_timeout", "each", "one", "send"]
+__all__ = ["Api", "each", "one", "send"]
 
 _S = TypeVar("_S", bound=Shape)
 
 WAIT_MS: Final = 10_000
 FINAL_TIMEOUT_S: Final = 300.0
 """How long ``send`` waits for a transaction to become final."""
-TIMEOUT_S_MAX: Final = 10**9
-AMOUNT_LIMIT: Final = 2**256
 TIP_QUOTED_MAX: Final = 10 * 10**9
 """The highest tip for a unit of gas that is offered on a gateway's word alone."""
-
-
-# Arguments
-
-
-def check_address(name: str, value: object) -> None:
-    """Check that the argument ``name`` is an address. Raises ArgumentInvalid."""
-    _check_bytes(name, value, ADDRESS_BYTES, "an address")
-
-
-def check_hash(name: str, value: object) -> None:
-    """Check that the argument ``name`` is a hash, as the id of a task is. Raises ArgumentInvalid."""
-    _check_bytes(name, value, HASH_BYTES, "a hash")
-
-
-def check_amount(name: str, value: object) -> None:
-    """Check that the argument ``name`` is an amount. Raises ArgumentInvalid."""
-    if type(value) is not int:
-        raise ArgumentInvalid(f"{name}: an amount is an int of 10^-18 DKB, not {type(value).__name__}")
-    if not 0 <= value < AMOUNT_LIMIT:
-        raise ArgumentInvalid(f"{name}: an amount is from 0 to 2^256 - 1, not {value}")
-
-
-def check_timeout(name: str, value: object) -> None:
-    """Check that the argument ``name`` is a time in seconds. Raises ArgumentInvalid."""
-    # Not a number is neither below nor above any.
-    if not isinstance(value, int | float) or not 0 <= value <= TIMEOUT_S_MAX:
-        raise ArgumentInvalid(f"{name}: seconds from 0 to {TIMEOUT_S_MAX} expected, not {value!r}")
-
-
-def _check_bytes(name: str, value: object, size: int, what: str) -> None:
-    if not isinstance(value, bytes):
-        raise ArgumentInvalid(f"{name}: {what} is {size} bytes, not {type(value).__name__}")
-    if len(value) != size:
-        raise ArgumentInvalid(f"{name}: {what} is {size} bytes, not {len(value)}")
 
 
 # Parts
@@ -247,7 +210,7 @@ def _sign(
     The nonce of one that waits, with fees a tenth above its own, takes its place. Raises ConfigError for a kind
     that the chain does not know.
     """
-    _check_fees(max_fee_per_gas, max_priority_fee_per_gas)
+    check_fees(max_fee_per_gas, max_priority_fee_per_gas)
     chain, quote, place = yield from _terms(core, key.address)
     gas = next((item.gas for item in quote.kinds if item.kind == kind), None)
     if gas is None:
@@ -261,12 +224,6 @@ def _sign(
         gas_limit=gas,
         **_fees(quote, max_fee_per_gas, max_priority_fee_per_gas),
     )
-
-
-def _check_fees(fee: int | None, tip: int | None) -> None:
-    for name, value in (("max_fee_per_gas", fee), ("max_priority_fee_per_gas", tip)):
-        if value is not None:
-            check_amount(name, value)
 
 
 def _fees(quote: Quote, fee: int | None, tip: int | None) -> dict[str, int]:
@@ -327,7 +284,7 @@ def _sign_call(
     """
     check_address("to", to)
     check_amount("value", value)
-    _check_fees(max_fee_per_gas, max_priority_fee_per_gas)
+    check_fees(max_fee_per_gas, max_priority_fee_per_gas)
     chain, quote, place = yield from _terms(core, key.address)
     request = {"from": hexed(key.address), "to": hexed(to), "value": hex(value), "data": hexed(data)}
     gas = yield from _ethereum(core, "eth_estimateGas", request)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import orjson
 
+from rpc.client.arguments import check_hash
 from rpc.client.core import Core, Fetch, Flow, Now, Pause, Reply, Work, hexed
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
 from rpc.client.shapes import ChainInfo, Head, read_shape
@@ -118,6 +119,9 @@ def download(
     Where the gateway does not have it, ``task`` (and the ``window`` of its work) says where in the network it is.
     Raises ClientError where nobody has it, AnswerMalformed where all send something else, StoreError.
     """
+    check_hash("blob", blob)
+    if task is not None:
+        check_hash("task", task)
     manifest = yield from _manifest(core, blob, task, window, progress, limit_bytes)
     part = file.with_name(file.name + ".part")
     missing = yield Work(partial(_prepare, part, manifest))
@@ -203,6 +207,7 @@ def is_held(core: Core, blob: bytes) -> Flow[bool | None]:
 
     Others may have it: nodes tell nobody what they hold, they answer those who have been given work on it.
     """
+    check_hash("blob", blob)
     try:
         reply = yield from _ask(core, "GET", f"/{blob.hex()}/manifest", limit_bytes=MANIFEST_BYTES_MAX)
     except GatewayUnreachable:

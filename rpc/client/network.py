@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rpc.client.api import check_address, each, one
+from rpc.client.api import each, one
+from rpc.client.arguments import check_address
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
 from rpc.client.shapes import Amount, Answer, Execution, Header, Shape, Transaction, read_shape

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpc.client.api import check_address, check_amount, check_hash, check_timeout, each, one, send
+from rpc.client.api import each, one, send
+from rpc.client.arguments import check_address, check_amount, check_hash, check_timeout
 from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
 from rpc.client.core import Call, Core, Flow, Found, Stream, Work, gather, hexed, through

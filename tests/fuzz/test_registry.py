@@ -93,7 +93,7 @@ EXEMPT = {
     "consensus.service:ConsensusService._receive": OF_A_TARGET,
     "consensus.service:ConsensusService.receive": OF_A_TARGET,
     "node.agreement:Agreement._receive": OF_A_TARGET,
-    "node.cli.wallet:verify": OF_A_TARGET,
+    "node.cli.wallet.messages:verify": OF_A_TARGET,
     "p2p.recordkeeping:RecordKeeper.verify": OF_A_TARGET,
     "relay.opening:Control.data_received": OF_A_TARGET,
     "relay.opening:Opening.data_received": "a preamble of a table, then a handshake, a target",

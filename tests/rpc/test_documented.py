@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import rpc
+import rpc.errors
+import rpc.ethereum.errors
+from rpc.surface import DOCUMENT as SPECIFIED
 from rpc.surface import SURFACE, table_of
 from rpc.table import Method
 
@@ -39,6 +42,15 @@ def test_what_a_module_has_of_methods_is_dispatched() -> None:
                     found |= {method.name: method for method in methods}
     assert found.keys() == SURFACE.keys() - {"rpc.discover"}
     assert all(SURFACE[name] is method for name, method in found.items())
+
+
+def test_every_number_of_an_error_is_described() -> None:
+    modules = (rpc.errors, rpc.ethereum.errors)
+    numbers = {v for m in modules for n, v in vars(m).items() if type(v) is int and n.isupper()}
+    assert {error["code"] for error in SPECIFIED["components"]["errors"].values()} == numbers
+    rows = re.findall(r"^\| ((?:-?\d+(?:, )?)+) \|", DOCUMENT.read_text(), re.MULTILINE)
+    described = {int(number) for row in rows for number in row.split(", ")}
+    assert described == numbers
 
 
 def test_two_methods_of_one_name_are_refused() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from click import BadParameter
+
+from node.cli.options import parse_hash
 from node.cli.relay_status import NUMBERS, parse_counts
 from node.keyring import check_keystore, parse_path
 from state.primitives.errors import ConfigError, KeystoreError
@@ -29,3 +32,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         "path of a key",
         Target(of_text(parse_path), (b"m/44'/60'/1'/0/0",), ("node.keyring:parse_path",), (ConfigError,)),
     )
+    yield "hash in an argument", Target(
+        of_text(lambda text: parse_hash(text, "WHAT")), (b"0x" + b"5e" * 32, b"0X" + b"F0" * 32),
+        ("node.cli.options:parse_hash", "node.cli.options:parse_hex"), (BadParameter,),
+    )  # fmt: skip

@@ -63,9 +63,7 @@ class Shell:
         self.passphrase.chmod(0o600)
 
     def result(self, *arguments: object, stdin: str = "") -> Result:
-        command = ["wallet", *map(str, arguments)]
-        if "verify" not in command[:2]:
-            command += ["--home", str(self.home)]
+        command = ["wallet", *map(str, arguments), "--home", str(self.home)]
         return CliRunner().invoke(group, command, input=stdin, standalone_mode=False)
 
     def ask(self, *arguments: object, stdin: str = "") -> Any:
@@ -368,9 +366,15 @@ def test_cast_opens_our_files_and_we_open_those_of_cast(shell: Shell, tmp_path: 
     assert shell.ask("export", "them", "--reveal-secret", *shell.file)["secret"] == secret
 
 
-def test_whose_signature_it_is_to_be_is_an_address(shell: Shell) -> None:
-    with pytest.raises(DecodeError, match="wallet address NAME"):
-        shell.ask("verify", "savings", "0x" + "11" * 65, "m")
+def test_whose_signature_it_is_to_be_is_an_address_or_an_account(shell: Shell) -> None:
+    made = shell.ask("import", "savings", *shell.file, "--secret-file", "-", stdin=SECRET + "\n")
+    signature = shell.ask("sign", "m", "--key", "savings", *shell.file)["signature"]
+    for name in ("savings", made["address"], made["file"]):
+        assert shell.ask("verify", name, signature, "m") == {"valid": True, "signer": FIRST}
+    with pytest.raises(ConfigError, match="no account 'nobody'"):
+        shell.ask("verify", "nobody", signature, "m")
+    with pytest.raises(DecodeError):
+        shell.ask("verify", "0x12", signature, "m")
 
 
 # Before a gateway is asked

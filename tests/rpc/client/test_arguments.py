@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,9 @@ WRONG: list[tuple[str, Use]] = [
     ("task: a hash", lambda c: c.top_up_task(KEY, TO, 1)),
     ("amount: an amount", lambda c: c.top_up_task(KEY, TASK, -1)),
     ("amount: an amount", lambda c: c.demand_result(KEY, TASK, -1)),
+    ("blob: a hash", lambda c: c.is_held(TO)),
+    ("blob: a hash", lambda c: c.download(TEXT, Path("unused"))),
+    ("task: a hash", lambda c: c.download(TASK, Path("unused"), task=TO)),
 ]
 
 

@@ -1,0 +1,195 @@
+"""``dekube wallet new``, ``import``, ``list``, ``address`` and ``export``: accounts in keystore files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from node.cli.options import FILE, STDIO, ask_line, ask_new_passphrase, open_key
+from node.cli.output import json_option, show_fields, show_rows
+from node.cli.session import Session, session_options
+from node.home import save_key, write_private
+from node.keyring import (
+    MNEMONIC_WORDS,
+    Keyring,
+    key_at_path,
+    new_mnemonic,
+    parse_path,
+    parse_secret,
+    random_key,
+)
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+from state.primitives.hd import INDEX_MAX, ethereum_path
+
+__all__ = ["address", "export", "import_", "list_", "new"]
+
+_IN_A_FILE: Final = "it can stand in a file of mode 0600"
+
+
+class _HdPath(click.ParamType[str]):
+    """A path from the seed to a key (BIP-32), as ``parse_path`` reads it."""
+
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text itself."""
+        try:
+            parse_path(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+_path_option: Final = click.option(
+    "--path", metavar="PATH", type=_HdPath(),
+    help="Of the mnemonic's accounts this one (BIP-32): m/44'/60'/N'/0/0 is Ledger Live's, m/44'/60'/0'/N that of "
+    "Ledger before it.  [default: m/44'/60'/0'/0/0]",
+)  # fmt: skip
+
+
+@click.command()
+@session_options
+@click.argument("name")
+@click.option("--words", type=click.Choice([str(count) for count in MNEMONIC_WORDS]),
+              help="Derive it from a fresh mnemonic of so many words: the backup of the account.")  # fmt: skip
+@click.option(
+    "--mnemonic-file", type=FILE,
+    help='Write the mnemonic to this new file instead of showing it; "-": it alone to standard output, all else '
+    "to standard error (with --json it is in the document).",
+)  # fmt: skip
+@_path_option
+@json_option
+def new(
+    session: Session, name: str, words: str | None, mnemonic_file: Path | None, path: str | None, as_json: bool
+) -> None:
+    """Make a new account NAME.
+
+    Without --words its file is the only copy. With it, whoever has the words has the account (path
+    m/44'/60'/0'/0/0, or --path): write them down, and keep them from others.
+    """
+    if words is None and (mnemonic_file is not None or path is not None):
+        raise click.UsageError("--mnemonic-file and --path go with --words.")
+    place = _free(session.keyring.place(name))
+    is_alone = str(mnemonic_file) == STDIO and not as_json
+    file = None if str(mnemonic_file) == STDIO else mnemonic_file
+    if file is not None:
+        _free(file)
+    text = "" if words is None else new_mnemonic(int(words))
+    made = key_at_path(text, parse_path(path) if path else ethereum_path(0)) if text else random_key()
+    passphrase = ask_new_passphrase(session.passphrase_file)
+    if file is not None:
+        write_private(file, text + "\n")
+    elif is_alone:
+        click.echo(text)  # before the account is made, as a file would be: there is none without its words
+    save_key(place, made, passphrase)
+    fields: dict[str, Any] = {"address": format_address(made.address), "file": str(place)}
+    if path is not None:
+        fields["path"] = path
+    if text and file is None and not is_alone:
+        fields["mnemonic"] = text
+    show_fields(fields, as_json=as_json, err=is_alone)
+
+
+@click.command(name="import")
+@session_options
+@click.argument("name")
+@click.option("--keystore", type=click.Path(path_type=Path), help="From another keystore file.")
+@click.option("--keystore-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")
+@click.option("--mnemonic", "is_mnemonic", is_flag=True, help="From a mnemonic that is asked for.")
+@click.option("--mnemonic-file", type=FILE, help="From the mnemonic in this file.")
+@click.option("--index", type=click.IntRange(0, INDEX_MAX),
+              help="Of the mnemonic's accounts this one: m/44'/60'/0'/0/INDEX.  [default: 0]")  # fmt: skip
+@_path_option
+@click.option("--extra", "asks_extra", is_flag=True, help="The mnemonic has a passphrase of its own: ask for it.")
+@click.option("--secret-file", type=FILE, help="From the 64 hex digits in this file.")
+@json_option
+def import_(
+    session: Session, name: str, keystore: Path | None, keystore_passphrase_file: Path | None, is_mnemonic: bool,
+    mnemonic_file: Path | None, index: int | None, path: str | None, asks_extra: bool, secret_file: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Make an account NAME of an existing key: by default of 64 hex digits that are asked for (not shown)."""
+    place = _free(session.keyring.place(name))
+    is_mnemonic = is_mnemonic or mnemonic_file is not None
+    if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
+        raise click.UsageError("one of --keystore, --mnemonic and --secret-file at most")
+    if (index is not None or path is not None or asks_extra) and not is_mnemonic:
+        raise click.UsageError("--index, --path and --extra go with a mnemonic.")
+    if index is not None and path is not None:
+        raise click.UsageError("one of --index and --path at most")
+    if keystore is not None:
+        made = open_key(keystore, keystore_passphrase_file)
+    elif is_mnemonic:
+        text = ask_line(mnemonic_file, "Mnemonic", instead=f"{_IN_A_FILE} (--mnemonic-file)")
+        extra = ""
+        if asks_extra:
+            extra = ask_line(None, "Passphrase of the mnemonic", instead="it is the line after the mnemonic's")
+        made = key_at_path(text, parse_path(path) if path else ethereum_path(index or 0), extra=extra)
+    else:
+        asked = "Secret key (64 hex digits)"
+        made = parse_secret(ask_line(secret_file, asked, instead=f"{_IN_A_FILE} (--secret-file)"))
+    save_key(place, made, ask_new_passphrase(session.passphrase_file))
+    fields = {"address": format_address(made.address), "file": str(place)}
+    show_fields(fields | ({} if path is None else {"path": path}), as_json=as_json)
+
+
+def _free(place: Path) -> Path:
+    """Return ``place`` if nothing is there: asked before any secret is. Raises ConfigError."""
+    if place.exists():
+        raise ConfigError(f"{place}: exists already; nothing was changed")
+    return place
+
+
+@click.command(name="list")
+@session_options
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
+@json_option
+def list_(session: Session, folder: Path | None, as_json: bool) -> None:
+    """List the accounts, or the keystore files in FOLDER."""
+    found = (session.keyring if folder is None else Keyring(folder.absolute())).accounts()
+    rows = [{"name": a.name, "address": format_address(a.address), "file": str(a.file)} for a in found]
+    show_rows(rows, ["name", "address", "file"], as_json=as_json, title="Accounts")
+
+
+@click.command()
+@session_options
+@click.argument("name", required=False)
+@json_option
+def address(session: Session, name: str | None, as_json: bool) -> None:
+    """Show the address of an account, without opening it."""
+    show_fields({"address": format_address(session.address(name))}, as_json=as_json)
+
+
+@click.command()
+@session_options
+@click.argument("name", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write a keystore file for another wallet, with a new passphrase.",
+)
+@click.option("--new-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")
+@click.option("--reveal-secret", is_flag=True, help="Show the secret key, and the vote key. Mind who looks on.")
+@json_option
+def export(
+    session: Session, name: str | None, out: Path | None, new_passphrase_file: Path | None, reveal_secret: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Give an account to another wallet: as a keystore file, or as its secret."""
+    if (out is None) == (not reveal_secret):
+        raise click.UsageError("--out FILE or --reveal-secret says how.")
+    if str(out) == STDIO:
+        raise click.UsageError("--out takes the name of a new file, not standard output.")
+    if out is not None:
+        _free(out)
+    key = session.key(name)
+    fields: dict[str, Any] = {"address": format_address(key.address)}
+    if out is not None:
+        save_key(out, key, ask_new_passphrase(new_passphrase_file))
+        fields["file"] = str(out)
+    else:
+        fields |= {"vote_key": key.vote_key, "secret": key.secret}
+    show_fields(fields, as_json=as_json)

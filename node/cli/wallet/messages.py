@@ -1,0 +1,104 @@
+"""``dekube wallet sign`` and ``verify``: messages to people (EIP-191) and typed data (EIP-712)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from node.cli.options import FILE, ask_whether, parse_hex, read_input
+from node.cli.output import json_option, show_fields
+from node.cli.session import Session, session_options
+from state.primitives.address import format_address
+from state.primitives.errors import DecodeError, SignatureInvalid
+from state.primitives.signing import personal_digest, recover_wallet_signature, wallet_form
+from state.primitives.typed_data import TYPED_DATA_LIMIT_BYTES, parse_typed_data
+
+__all__ = ["sign", "verify"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+MESSAGE_LIMIT_BYTES: Final = 1024 * 1024
+
+
+def _message_options(function: _Function) -> _Function:
+    for option in (
+        click.option("--typed", "typed_file", type=FILE, help="Typed data (EIP-712) in a JSON file."),
+        click.option("--hex", "is_hex", is_flag=True, help="MESSAGE is bytes in 0x hex."),
+        click.option("--file", "message_file", type=FILE, help="The message is the content of this file."),
+    ):
+        function = option(function)
+    return function
+
+
+def _digest(
+    message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None, *, shows: bool = False
+) -> bytes:
+    """Return what is signed: of typed data, shown on standard error, or of a message to people (EIP-191)."""
+    if sum(given is not None for given in (message, message_file, typed_file)) != 1:
+        raise click.UsageError("one of MESSAGE, --file and --typed is expected")
+    if typed_file is not None:
+        raw = read_input(typed_file, TYPED_DATA_LIMIT_BYTES)
+        try:
+            typed = parse_typed_data(raw.decode())
+        except UnicodeDecodeError:
+            raise DecodeError("typed data: not UTF-8") from None
+        if shows:
+            parts = {"domain": typed.domain, "primaryType": typed.primary_type, "message": typed.message}
+            click.echo(json.dumps(parts, indent=2), err=True)  # as ASCII: nothing of it reaches the terminal raw
+        return typed.digest
+    if message_file is not None:
+        return personal_digest(read_input(message_file, MESSAGE_LIMIT_BYTES))
+    assert message is not None
+    if not is_hex:
+        return personal_digest(message.encode(errors="surrogateescape"))
+    return personal_digest(parse_hex(message, "MESSAGE"))
+
+
+@click.command()
+@session_options
+@click.argument("message", required=False)
+@_message_options
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before typed data is signed.")
+@json_option
+def sign(
+    session: Session, message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None,
+    yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Sign MESSAGE as wallets do (EIP-191, personal_sign), or typed data (EIP-712).
+
+    Typed data can be an order or a permit: it is shown on standard error, and at a terminal you are asked first.
+    """
+    passphrase_first = session.key() if str(session.passphrase_file) == "-" else None
+    digest = _digest(message, message_file, is_hex, typed_file, shows=True)
+    if typed_file is not None and not yes:
+        ask_whether("Sign it?")
+    key = passphrase_first or session.key()
+    signature = wallet_form(key.sign(digest))
+    show_fields({"address": format_address(key.address), "signature": signature}, as_json=as_json)
+
+
+@click.command()
+@session_options
+@click.argument("address")
+@click.argument("signature")
+@click.argument("message", required=False)
+@_message_options
+@json_option
+def verify(
+    session: Session, address: str, signature: str, message: str | None, message_file: Path | None, is_hex: bool,
+    typed_file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Check that SIGNATURE of MESSAGE is that of ADDRESS, or of the account NAME; exit status 1 when it is not."""
+    who = session.address(address, known=False)
+    digest = _digest(message, message_file, is_hex, typed_file)
+    try:
+        found = recover_wallet_signature(digest, bytes.fromhex(signature.removeprefix("0x")))
+    except ValueError:
+        raise SignatureInvalid("not a signature of any key: 65 bytes of hex expected") from None
+    valid = found == who
+    show_fields({"valid": valid, "signer": format_address(found)}, as_json=as_json)
+    if not valid:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,177 @@
+"""``dekube wallet balance``, ``tx`` and ``history``: what the chain knows of an account and of a transaction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from node.cli.options import parse_hash
+from node.cli.output import (
+    json_option,
+    show,
+    show_amount,
+    show_fields,
+    show_gwei,
+    show_receipt,
+    show_rows,
+    show_time,
+)
+from node.cli.session import Session, session_options
+from rpc.client.shapes import Transaction
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
+from state.primitives.transactions import CALL_KIND
+
+__all__ = ["HISTORY_MAX", "balance", "change_text", "history", "tx"]
+
+HISTORY_MAX: Final = 1_000
+_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
+_NATURAL: Final = re.compile(r"[0-9]{1,80}")
+
+
+@click.command()
+@session_options
+@click.argument("name", required=False)
+@click.option("--verify", "proves", is_flag=True,
+              help="Check the proof against the validators' signatures: believe no gateway.")  # fmt: skip
+@click.option("--genesis", type=click.Path(path_type=Path),
+              help="With --verify: trust this genesis, where `dekube light init` has not begun.")  # fmt: skip
+@json_option
+def balance(session: Session, name: str | None, proves: bool, genesis: Path | None, as_json: bool) -> None:
+    """Show the account NAME, or any ADDRESS: what it owns, its nonces and its stake."""
+    who = session.address(name, known=False)
+    if proves:
+        fields = _proven(session, who, genesis)
+        title = "Account (proven)"
+    else:
+        with session.client() as client:
+            fields, title = dict(client.account(who).document), ""
+    if not as_json:
+        fields["balance"] = show_amount(int(fields["balance"]))
+        if (stamp := fields.pop("at", None)) is not None:
+            fields["height"] = stamp["height"]
+        if fields.get("stake") is not None:
+            fields["stake"] = show_amount(int(fields["stake"]["amount"]))
+        if "unbonding" in fields:
+            fields["unbonding"] = [
+                f"{show_amount(int(item['amount']))} on {show_time(item['release_time_ms'])}"
+                for item in fields["unbonding"]
+            ] or None
+    show_fields(fields, as_json=as_json, title=title)
+
+
+def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any]:
+    """Return an account as the light client proves it; it goes on where `dekube light` is."""
+    from node.cli.light import FILE, begin, open_light
+    from node.home import load_genesis
+
+    place = session.home.root / "light" / FILE
+    urls = session.gateways()
+    if not place.exists():
+        file = genesis or session.home.genesis
+        if not file.exists():
+            raise ConfigError("--genesis FILE says what is trusted; or begin with `dekube light init`")
+        begin(place, load_genesis(file), urls)
+    with open_light(place, urls) as node:
+        found = node.account(who)
+    return {
+        "address": format_address(who),
+        "balance": str(found.account.balance),
+        "nonce": found.account.nonce,
+        "height": found.height,
+        "block": found.block_hash,
+        "endpoint": found.source,
+    }
+
+
+@click.command(name="tx")
+@session_options
+@click.argument("transaction_hash")
+@json_option
+def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
+    """Show a transaction and its receipt; exit status 1 for one that is unknown."""
+    hash_ = parse_hash(transaction_hash, "TRANSACTION_HASH")
+    with session.client() as client:
+        found, receipt = client.transaction(hash_), client.receipt(hash_)
+    if as_json:
+        show({
+            "transaction": None if found is None else found.document,
+            "receipt": None if receipt is None else receipt.document,
+        })  # fmt: skip
+    if found is None:
+        if not as_json:
+            click.echo("unknown transaction")
+        raise click.exceptions.Exit(1)
+    if not as_json:
+        show_fields(_in_coins(found), as_json=False, title="Transaction")
+        if receipt is not None:
+            show_receipt(receipt, False)
+
+
+def _in_coins(found: Transaction) -> dict[str, Any]:
+    """Return a transaction as people read it: where it stands, whom it pays, amounts and fees in their units."""
+    fields: dict[str, Any] = {}
+    for name, value in found.document.items():
+        match name, value:
+            case "raw", _:
+                pass
+            case "block", _:
+                fields["height"] = "waits for a block" if found.block is None else found.block.height
+                if found.block is not None:
+                    fields["time"] = show_time(found.block.time_ms)
+            case "payload", [str(to), str(amount), *rest] if _pays(found, to, amount):
+                fields |= {"to": format_address(bytes.fromhex(to[2:])), "amount": show_amount(int(amount))}
+                fields |= {"data": rest[0]} if rest else {}
+            case ("max_fee_per_gas" | "max_priority_fee_per_gas", str(fee)) if _NATURAL.fullmatch(fee):
+                fields[name] = show_gwei(int(fee))
+            case _:
+                fields[name] = value
+    return fields
+
+
+def _pays(found: Transaction, to: str, amount: str) -> bool:
+    """Tell whether a transaction is a transfer, or a call, whose payload begins alike."""
+    is_known = found.kind_name == "transfer" or found.kind == CALL_KIND
+    return is_known and bool(_ADDRESS.fullmatch(to) and _NATURAL.fullmatch(amount))
+
+
+@click.command()
+@session_options
+@click.argument("name", required=False)
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, HISTORY_MAX),
+              help="So many at most.")  # fmt: skip
+@json_option
+def history(session: Session, name: str | None, limit: int, as_json: bool) -> None:
+    """Show what moved the coins of the account NAME, or any ADDRESS, the newest first.
+
+    Transactions, and what blocks did by themselves: payouts, refunds, tips, stake that came back.
+    """
+    who = session.address(name, known=False)
+    with session.client() as client:
+        found = list(islice(client.history(who), limit))
+    if as_json:
+        show([entry.document for entry in found])
+        return
+    rows = [
+        {
+            "height": entry.block.height,
+            "transaction": None if entry.transaction is None else entry.transaction.document["hash"],
+            "kind": "the chain" if entry.transaction is None else entry.transaction.document["kind_name"],
+            "changes": "; ".join(change_text(change.document) for change in entry.changes),
+        }
+        for entry in found
+    ]
+    show_rows(rows, ("height", "kind", "changes", "transaction"), as_json=False, title="History")
+
+
+def change_text(change: Mapping[str, Any]) -> str:
+    """Return in words what moved coins of an account, and how many."""
+    amount = int(change["amount"])
+    shown = f"{'+' if amount >= 0 else '-'}{show_amount(abs(amount))}"
+    kind: str = change["kind"]
+    return f"{shown} {kind} of the stake" if change["holding"] == "bonded" else f"{shown} {kind}"

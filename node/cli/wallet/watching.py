@@ -1,0 +1,125 @@
+"""``dekube wallet watch``: an account or a transaction, followed live."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import click
+
+from node.cli.options import SECONDS, parse_hash
+from node.cli.output import json_option, show_amount
+from node.cli.patience import NotFinal
+from node.cli.session import Session, session_options
+from node.cli.terminal import printable_lines
+from node.cli.wallet.views import HISTORY_MAX, change_text
+from rpc.client import Client
+from rpc.client.core import hexed
+from rpc.client.shapes import HistoryEntry, Receipt
+
+__all__ = ["watch"]
+
+_MORE_THAN_ADDRESS: Final = re.compile(r"0[xX][0-9a-fA-F]{41,}")
+
+
+@click.command()
+@session_options
+@click.argument("what", required=False)
+@click.option("--timeout", "timeout_s", type=SECONDS, help="End after so many seconds.  [default: never]")
+@json_option
+def watch(session: Session, what: str | None, timeout_s: float | None, as_json: bool) -> None:
+    """Follow an account (NAME or ADDRESS) or a transaction (HASH) live, a line for each change.
+
+    An account is followed until Ctrl-C or --timeout; a transaction until it is final, with exit status 1 when it
+    failed. With --json each line is a JSON document.
+    """
+    with session.client() as client:
+        if what is not None and _MORE_THAN_ADDRESS.fullmatch(what):
+            _watch_transaction(client, parse_hash(what, "WHAT"), timeout_s, as_json)
+            return
+        for line in _account_news(client, session.address(what, known=False), timeout_s):
+            _say(line, as_json, f"height {line['height']:>7}  {_account_text(line)}")
+
+
+def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterator[dict[str, Any]]:
+    before = client.account(who)
+    yield {
+        "height": before.at.height, "balance": str(before.balance), "nonce": before.nonce, "transactions": [],
+        "changes": [],
+    }  # fmt: skip
+    for news in client.news("heads", from_height=before.at.height + 1, timeout_s=timeout_s):
+        now = client.account(who)
+        if now.at.height <= before.at.height:
+            continue  # told already with a block before
+        if (now.balance, now.nonce, now.document.get("stake")) != (
+            before.balance, before.nonce, before.document.get("stake"),
+        ):  # fmt: skip
+            fresh = _since(client, who, before.at.height)
+            yield {
+                "height": now.at.height,
+                "balance": str(now.balance),
+                "change": str(now.balance - before.balance),
+                "nonce": now.nonce,
+                "transactions": [found.transaction.document for found in fresh if found.transaction is not None],
+                "changes": [change.document for found in fresh for change in found.changes],
+            }
+        before = now
+        del news
+
+
+def _since(client: Client, who: bytes, height: int) -> list[HistoryEntry]:
+    found = []
+    for item in islice(client.history(who), HISTORY_MAX):  # newest first
+        if item.block.height <= height:
+            break
+        found.append(item)
+    return found[::-1]
+
+
+def _account_text(line: dict[str, Any]) -> str:
+    text = f"{show_amount(int(line['balance']))}, nonce {line['nonce']}"
+    if "change" in line:
+        change = int(line["change"])
+        text += f"  ({'+' if change >= 0 else '-'}{show_amount(abs(change))})"
+    for found in line["transactions"]:
+        text += f"\n                {found['kind_name']} {found['hash']} from {found['from']}"
+    for found in line["changes"]:
+        text += f"\n                {change_text(found)}"
+    return text
+
+
+def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as_json: bool) -> None:
+    told = ""
+    start = client.head().at.height
+
+    def look() -> Receipt | None:
+        nonlocal told
+        receipt = client.receipt(hash_)
+        state = "final" if receipt else "waiting" if client.transaction(hash_) else "unknown"
+        if state != told and receipt is None:
+            _say({"hash": hexed(hash_), "state": state}, as_json, f"{hexed(hash_)} is {state}")
+        told = state
+        return receipt
+
+    receipt = look()
+    if receipt is None:
+        for _ in client.news("heads", from_height=start + 1, timeout_s=timeout_s):
+            receipt = look()
+            if receipt is not None:
+                break
+    if receipt is None:
+        raise NotFinal(f"not final in {timeout_s or 0:.10g} s", hash_=hash_)
+    text = "succeeded" if receipt.succeeded else f"failed: {receipt.reason}"
+    line = {"hash": hexed(hash_), "state": "final", "receipt": receipt.document}
+    _say(line, as_json, f"{hexed(hash_)} is final at height {receipt.block.height} and {text}")
+    if not receipt.succeeded:
+        raise click.exceptions.Exit(1)
+
+
+def _say(document: dict[str, Any], as_json: bool, text: str) -> None:
+    click.echo(json.dumps(document) if as_json else printable_lines(text))
+    sys.stdout.flush()

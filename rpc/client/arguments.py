@@ -1,0 +1,53 @@
+"""What callers of the client may give: looked at before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.client.errors import ArgumentInvalid
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.hashing import HASH_BYTES
+
+__all__ = ["check_address", "check_amount", "check_fees", "check_hash", "check_timeout"]
+
+TIMEOUT_S_MAX: Final = 10**9
+AMOUNT_LIMIT: Final = 2**256
+
+
+def check_address(name: str, value: object) -> None:
+    """Check that the argument ``name`` is an address. Raises ArgumentInvalid."""
+    _check_bytes(name, value, ADDRESS_BYTES, "an address")
+
+
+def check_hash(name: str, value: object) -> None:
+    """Check that the argument ``name`` is a hash, as the id of a task is. Raises ArgumentInvalid."""
+    _check_bytes(name, value, HASH_BYTES, "a hash")
+
+
+def check_amount(name: str, value: object) -> None:
+    """Check that the argument ``name`` is an amount. Raises ArgumentInvalid."""
+    if type(value) is not int:
+        raise ArgumentInvalid(f"{name}: an amount is an int of 10^-18 DKB, not {type(value).__name__}")
+    if not 0 <= value < AMOUNT_LIMIT:
+        raise ArgumentInvalid(f"{name}: an amount is from 0 to 2^256 - 1, not {value}")
+
+
+def check_timeout(name: str, value: object) -> None:
+    """Check that the argument ``name`` is a time in seconds. Raises ArgumentInvalid."""
+    # Not a number is neither below nor above any.
+    if not isinstance(value, int | float) or not 0 <= value <= TIMEOUT_S_MAX:
+        raise ArgumentInvalid(f"{name}: seconds from 0 to {TIMEOUT_S_MAX} expected, not {value!r}")
+
+
+def check_fees(fee: int | None, tip: int | None) -> None:
+    """Check what is offered for a unit of gas, where it is given. Raises ArgumentInvalid."""
+    for name, value in (("max_fee_per_gas", fee), ("max_priority_fee_per_gas", tip)):
+        if value is not None:
+            check_amount(name, value)
+
+
+def _check_bytes(name: str, value: object, size: int, what: str) -> None:
+    if not isinstance(value, bytes):
+        raise ArgumentInvalid(f"{name}: {what} is {size} bytes, not {type(value).__name__}")
+    if len(value) != size:
+        raise ArgumentInvalid(f"{name}: {what} is {size} bytes, not {len(value)}")
