@@ -61,6 +61,8 @@ IDLE_S: Final = 20.0
 RECONNECTS_MAX: Final = 12
 """Tries in a row, for each gateway, to take up a subscription again."""
 RECONNECT_PAUSE_S_MAX: Final = 5.0
+BATCH_MAX: Final = 1_000
+"""Calls of one request, as many as gateways take unless they are set up otherwise."""
 REPLAY_MAX: Final = 900
 """Blocks that a gateway is asked to replay: it does so for 1,000, and makes more meanwhile."""
 REPLAY_BATCH: Final = 25
@@ -285,13 +287,15 @@ class Core:
     def batch(self, calls: Sequence[Call]) -> Flow[list[Any]]:
         """Return the results in the order of ``calls``; a failed one is its ClientError.
 
-        Raises ClientError where the gateway refuses the whole, GatewayUnreachable.
+        What is more than a gateway takes at once is asked in parts, one after the other. Raises ClientError where
+        the gateway refuses a whole part, GatewayUnreachable.
         """
         results: list[Any] = []
-        if calls:
-            results = yield from self._ask(calls, is_batch=True)
-            if isinstance(results[0], _WholeRefused):
-                raise results[0]
+        for first in range(0, len(calls), BATCH_MAX):
+            found = yield from self._ask(calls[first : first + BATCH_MAX], is_batch=True)
+            if isinstance(found[0], _WholeRefused):
+                raise found[0]
+            results += found
         return results
 
     def _ask(self, calls: Sequence[Call], *, is_batch: bool) -> Flow[list[Any]]:

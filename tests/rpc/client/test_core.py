@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,8 @@ from rpc.client import (
     TransactionRefused,
 )
 from rpc.client.api import _sign, _submit, _wait
-from rpc.client.core import REPLAY_MAX, Core
+from rpc.client.core import BATCH_MAX, REPLAY_MAX, Core, Flow, Post
+from rpc.dispatch import DispatchOptions
 from rpc.errors import RpcError
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import keccak
@@ -158,6 +160,30 @@ def test_of_a_batch_only_what_failed_for_now_is_asked_again() -> None:
     assert isinstance(wrong, ClientError)
     assert [method for method, _ in world.all[0].asked].count("dekube_sendTransaction") == 1
     assert world.run(world.core.batch([])) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"), [(1, 1), (BATCH_MAX, 1), (BATCH_MAX + 1, 2), (2 * BATCH_MAX + 500, 3)]
+)
+def test_a_batch_of_any_size_is_asked_in_parts_that_a_gateway_takes(count: int, parts: int) -> None:
+    sizes: list[int] = []
+
+    def watched(flow: Flow[Any]) -> Flow[Any]:
+        answer = None
+        while True:
+            try:
+                effect = flow.send(answer)
+            except StopIteration as end:
+                return end.value
+            assert isinstance(effect, Post)
+            sizes.append(len(orjson.loads(effect.body)))
+            answer = yield effect
+
+    world = World(lambda _method, params: params["n"])
+    flow = world.core.batch([Call("dekube_head", {"n": number}) for number in range(count)])
+    assert world.run(watched(flow)) == list(range(count))
+    assert len(sizes) == parts
+    assert max(sizes) <= DispatchOptions().batch_max
 
 
 def test_two_flows_that_fail_at_one_gateway_turn_from_it_once() -> None:
