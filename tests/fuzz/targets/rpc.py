@@ -110,9 +110,10 @@ def read_contract(data: bytes) -> None:
     [answer] = read_answers(data, 1, is_batch=False)
     if isinstance(answer, ClientError):
         return
+    start = str(answer)[:100]
     for function in functions_of(read_shape(Contract, answer)):
         for parameter in function.inputs:
-            for text in (str(answer)[:100], "1", "0x12", "true"):
+            for text in (start, "1", "0x12", "true"):
                 try:
                     parse_argument(parameter, text)
                 except ConfigError:
