@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
-from node.cli.options import AMOUNT
 from node.cli.session import Session, session_options
 from node.config import LogOptions, parse_host_port
 from node.logs import configure_logs

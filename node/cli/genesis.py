@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import click
 
+from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
-from node.cli.options import AMOUNT, ask_new_passphrase, home_option, read_input
+from node.cli.options import ask_new_passphrase, home_option, read_input
 from node.cli.output import json_option, parse_amount, show, show_amount, show_fields, show_rows
 from node.founders import (
     FOUNDER_LIMIT_BYTES,

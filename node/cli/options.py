@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from node.cli.output import parse_amount
 from node.places import Home
 from state.primitives.errors import ConfigError, KeystoreError
-from state.primitives.hashing import HASH_BYTES
 
 if TYPE_CHECKING:  # what opens keys is loaded where one is opened
     from state.primitives.keys import SecretKey
 
 __all__ = [
-    "AMOUNT",
     "DEFAULT_HOME",
-    "FEE",
-    "FILE",
-    "SECONDS",
     "account_of_home",
     "ask_home",
     "ask_line",
@@ -34,8 +26,6 @@ __all__ = [
     "ask_whether",
     "home_option",
     "open_key",
-    "parse_hash",
-    "parse_hex",
     "read_input",
     "relay_home_option",
     "signer_home_option",
@@ -55,77 +45,6 @@ _INSTEAD: Final = (
 _NOT_UTF8: Final = "what was given is not UTF-8: the terminal or file has another encoding"
 ASK_S: Final = 10.0
 """How long a node may take to answer its owner."""
-
-
-class _Amount(click.ParamType[int]):
-    name = "amount"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if isinstance(value, int) else parse_amount(str(value))
-
-
-AMOUNT: Final = _Amount()
-
-
-GWEI_DIGITS: Final = 9
-GWEI: Final = 10**GWEI_DIGITS
-_FEE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))? ?gwei|([0-9]{1,24}) ?wei")
-
-
-class _Fee(click.ParamType[int]):
-    name = "fee"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = _FEE.fullmatch(str(value))
-        if found is None:
-            raise click.BadParameter(f"{value!r} is not a fee for a unit of gas; write 2.5gwei or 2500000000wei")
-        gwei, fraction, wei = found.groups()
-        return int(wei) if wei else int(gwei) * GWEI + int((fraction or "").ljust(GWEI_DIGITS, "0"))
-
-
-FEE: Final = _Fee()
-
-
-SECONDS_MAX: Final = 366 * 86_400
-"""A wait that ends later has no end for a person; clocks and sockets take no number of any size."""
-
-
-class _Seconds(click.ParamType[float]):
-    name = "seconds"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(str(value))
-        except ValueError:
-            seconds = math.nan
-        if not 0 <= seconds <= SECONDS_MAX:  # what is no number is not within
-            self.fail(f"{value!r} is not a time in seconds, of a year at most; write 30 or 0.5", param, ctx)
-        return seconds
-
-
-SECONDS: Final = _Seconds()
-
-
-FILE: Final = click.Path(path_type=Path, allow_dash=True)
-"""A file, or "-" for standard input."""
-_HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
-
-
-def parse_hex(text: str, name: str) -> bytes:
-    """Return the bytes that the argument ``name`` spells in 0x hex. Raises BadParameter."""
-    if not _HEX.fullmatch(text):
-        raise click.BadParameter("0x and hex digits expected", param_hint=name)
-    return bytes.fromhex(text[2:])
-
-
-def parse_hash(text: str, name: str) -> bytes:
-    """Return the hash that the argument ``name`` spells in 0x hex. Raises BadParameter."""
-    found = parse_hex(text, name)
-    if len(found) != HASH_BYTES:
-        raise click.BadParameter("0x and 64 hex digits expected", param_hint=name)
-    return found
 
 
 def _home_option_of(kind: str) -> Callable[[_Function], _Function]:

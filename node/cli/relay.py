@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
+from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
-from node.cli.options import AMOUNT, ask_passphrase, ask_unseen, relay_home_option
+from node.cli.options import ask_passphrase, ask_unseen, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
 from node.cli.relay_status import status
 from node.cli.session import Session, send, session_options

@@ -11,6 +11,7 @@ import click
 import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
+from node.cli.arguments import ADDRESS
 from node.cli.commands import Commands
 from node.cli.guard import (
     check_new,
@@ -23,7 +24,6 @@ from node.cli.guard import (
 )
 from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, open_key, signer_home_option
 from node.cli.output import json_option, show, show_fields
-from node.cli.tasks import ADDRESS
 from node.config import parse_host_port
 from node.home import Home, check_no_keys, create_home, load_genesis
 from node.keyring import random_key

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import click
 
+from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
-from node.cli.options import AMOUNT, ask_passphrase
+from node.cli.options import ask_passphrase
 from node.cli.output import json_option, show_amount, show_receipt, show_time
 from node.cli.session import Session, send, session_options
 from node.home import Home

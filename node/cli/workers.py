@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import click
 
+from node.cli.arguments import ADDRESS, AMOUNT
 from node.cli.commands import Commands
-from node.cli.options import AMOUNT, ask_home
+from node.cli.options import ask_home
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, send, session_options
-from node.cli.tasks import ADDRESS
 from rpc.client import Client
 from rpc.client.shapes import Receipt
 from state.primitives.address import format_address

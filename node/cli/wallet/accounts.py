@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import FILE, STDIO, ask_line, ask_new_passphrase, open_key
+from node.cli.arguments import FILE
+from node.cli.options import STDIO, ask_line, ask_new_passphrase, open_key
 from node.cli.output import json_option, show_fields, show_rows
 from node.cli.session import Session, session_options
 from node.home import save_key, write_private

@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.options import FILE, ask_whether, parse_hex, read_input
+from node.cli.arguments import FILE, parse_hex
+from node.cli.options import ask_whether, read_input
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
 from state.primitives.address import format_address

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.options import AMOUNT, FEE, ask_whether
+from node.cli.arguments import AMOUNT, FEE
+from node.cli.options import ask_whether
 from node.cli.output import counted, json_option, show_amount, show_fields, show_gwei, show_receipt, show_rows
 from node.cli.patience import NotFinal, TellingClient
 from node.cli.session import Session, session_options

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import parse_hash
+from node.cli.arguments import parse_hash
 from node.cli.output import (
     json_option,
     show,

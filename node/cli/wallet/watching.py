@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import SECONDS, parse_hash
+from node.cli.arguments import SECONDS, parse_hash
 from node.cli.output import json_option, show_amount
 from node.cli.patience import NotFinal
 from node.cli.session import Session, session_options

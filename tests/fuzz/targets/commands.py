@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from click import BadParameter
 
-from node.cli.options import parse_hash
+from node.cli.arguments import parse_hash
 from node.cli.relay_status import NUMBERS, parse_counts
 from node.keyring import check_keystore, parse_path
 from state.primitives.errors import ConfigError, KeystoreError
@@ -34,5 +34,5 @@ def targets() -> Iterator[tuple[str, Target]]:
     )
     yield "hash in an argument", Target(
         of_text(lambda text: parse_hash(text, "WHAT")), (b"0x" + b"5e" * 32, b"0X" + b"F0" * 32),
-        ("node.cli.options:parse_hash", "node.cli.options:parse_hex"), (BadParameter,),
+        ("node.cli.arguments:parse_hash", "node.cli.arguments:parse_hex"), (BadParameter,),
     )  # fmt: skip

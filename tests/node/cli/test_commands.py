@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from node.cli import group, main
+from node.cli.arguments import ADDRESS, TASK
 from node.cli.status import _health, _upgrade, is_following
-from node.cli.tasks import ADDRESS, TASK
 from node.home import Home
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from node.cli import group
 from node.cli.session import Session
-from node.cli.tasks import DIGITS_ENDS
+from node.cli.tasks.posting import DIGITS_ENDS
 from rpc.client import Client, TransactionRefused
 from rpc.client.shapes import Task
 from state.primitives.errors import ConfigError

@@ -22,8 +22,8 @@ from eth_account import Account
 import node.home
 import rpc.client.api
 from node.cli import group
-from node.cli.options import FEE as FEE_TYPE
-from node.cli.options import SECONDS
+from node.cli.arguments import FEE as FEE_TYPE
+from node.cli.arguments import SECONDS
 from node.cli.output import show_gwei
 from node.cli.wallet import wallet
 from node.keyring import key_of_mnemonic, new_mnemonic, parse_secret

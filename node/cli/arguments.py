@@ -1,0 +1,114 @@
+"""What people write on the command line, read strictly: amounts, fees, times, addresses, hashes, files."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Final
+
+import click
+
+from node.cli.output import parse_amount
+from state.primitives.address import parse_address
+from state.primitives.errors import DekubeError
+from state.primitives.hashing import HASH_BYTES
+
+__all__ = ["ADDRESS", "AMOUNT", "FEE", "FILE", "SECONDS", "TASK", "parse_hash", "parse_hex"]
+
+
+class _Amount(click.ParamType[int]):
+    name = "amount"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return value if isinstance(value, int) else parse_amount(str(value))
+
+
+AMOUNT: Final = _Amount()
+
+
+GWEI_DIGITS: Final = 9
+GWEI: Final = 10**GWEI_DIGITS
+_FEE: Final = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))? ?gwei|([0-9]{1,24}) ?wei")
+
+
+class _Fee(click.ParamType[int]):
+    name = "fee"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _FEE.fullmatch(str(value))
+        if found is None:
+            raise click.BadParameter(f"{value!r} is not a fee for a unit of gas; write 2.5gwei or 2500000000wei")
+        gwei, fraction, wei = found.groups()
+        return int(wei) if wei else int(gwei) * GWEI + int((fraction or "").ljust(GWEI_DIGITS, "0"))
+
+
+FEE: Final = _Fee()
+
+
+SECONDS_MAX: Final = 366 * 86_400
+"""A wait that ends later has no end for a person; clocks and sockets take no number of any size."""
+
+
+class _Seconds(click.ParamType[float]):
+    name = "seconds"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds <= SECONDS_MAX:  # what is no number is not within
+            self.fail(f"{value!r} is not a time in seconds, of a year at most; write 30 or 0.5", param, ctx)
+        return seconds
+
+
+SECONDS: Final = _Seconds()
+
+
+class _TaskId(click.ParamType[bytes]):
+    name = "task"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        digits = str(value).strip().removeprefix("0x").lower()
+        if len(digits) != 2 * HASH_BYTES or any(digit not in "0123456789abcdef" for digit in digits):
+            self.fail(f"{value!r} is not a task's id: 0x and 64 hex digits", param, ctx)
+        return bytes.fromhex(digits)
+
+
+class _Address(click.ParamType[str]):
+    name = "address"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return "0x" + parse_address(str(value)).hex()
+        except DekubeError as error:
+            self.fail(str(error), param, ctx)
+
+
+TASK: Final = _TaskId()
+ADDRESS: Final = _Address()
+
+
+FILE: Final = click.Path(path_type=Path, allow_dash=True)
+"""A file, or "-" for standard input."""
+_HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
+
+
+def parse_hex(text: str, name: str) -> bytes:
+    """Return the bytes that the argument ``name`` spells in 0x hex. Raises BadParameter."""
+    if not _HEX.fullmatch(text):
+        raise click.BadParameter("0x and hex digits expected", param_hint=name)
+    return bytes.fromhex(text[2:])
+
+
+def parse_hash(text: str, name: str) -> bytes:
+    """Return the hash that the argument ``name`` spells in 0x hex. Raises BadParameter."""
+    found = parse_hex(text, name)
+    if len(found) != HASH_BYTES:
+        raise click.BadParameter("0x and 64 hex digits expected", param_hint=name)
+    return found

@@ -1,0 +1,31 @@
+"""``dekube task``: post a task, follow it, fetch its result and its bill."""
+
+from __future__ import annotations
+
+import click
+
+from node.cli.commands import Commands
+from node.cli.tasks.acts import cancel, demand, resume, top_up
+from node.cli.tasks.following import watch
+from node.cli.tasks.posting import create, quote
+from node.cli.tasks.result import result
+from node.cli.tasks.views import bill, list_, proof, show_
+
+__all__ = ["task"]
+
+
+@click.group(cls=Commands)
+def task() -> None:
+    """Post a task, follow it, fetch its result and its bill.
+
+    \b
+    Try on a test network (dekube testnet up):
+      dekube task create --home .testnet/validator-0 --watch
+      dekube task list --home .testnet/validator-0
+      dekube task result --home .testnet/validator-0 TASK --out model.npz
+      dekube task bill --home .testnet/validator-0 TASK
+    """
+
+
+for _command in (quote, create, list_, show_, proof, watch, bill, result, cancel, top_up, demand, resume):
+    task.add_command(_command)

@@ -1,0 +1,225 @@
+"""``dekube task quote`` and ``create``: a job, what it locks, and where its data set is."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from node.cli.arguments import AMOUNT
+from node.cli.blobs import show_progress
+from node.cli.jobs import read_spec, spec_to_json, write_file
+from node.cli.output import counted, json_option, show, show_amount, show_fields
+from node.cli.session import Session, session_options
+from node.cli.tasks.following import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
+from node.posting import make_digits_job, put_digits_of
+from rpc.client import Client
+from rpc.client.core import hexed
+from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.keys import SecretKey
+from tasks.spec import decode_spec, encode_spec
+
+__all__ = ["DIGITS_ENDS", "create", "quote"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+MAX_PRICE_DEFAULT: Final = "0.0002"
+GPU_MS_PER_STEP_DEFAULT: Final = 500
+SEGMENT_STEPS: Final = 25
+DIGITS_ENDS: Final = (64, 10)
+"""Features and classes of the built-in data set: a job of other widths is refused by its worker, after the fee."""
+STEPS_DEFAULT: Final = 600
+WINDOWS_DEFAULT: Final = 3
+
+
+class _Recipe(NamedTuple):
+    spec_file: Path | None
+    data: str
+    steps: int
+    windows: int
+    widths: str
+    max_price: int
+    gpu_ms_per_step: int
+    match_s: int
+    seed: str
+
+
+def _recipe_options(function: _Function) -> _Function:
+    def wrapped(
+        spec_file: Path | None, data: str, steps: int, windows: int, widths: str, max_price: int,
+        gpu_ms_per_step: int, match_s: int, seed: str, **arguments: Any,
+    ) -> Any:  # fmt: skip
+        recipe = _Recipe(
+            spec_file, data, steps, windows, widths, max_price, gpu_ms_per_step, match_s, seed
+        )  # fmt: skip
+        return function(recipe=recipe, **arguments)
+
+    wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("--seed", default="", metavar="TEXT",
+                     help="Fixes weights and order of the samples; the same seed trains the same bits. "
+                     "Default: random."),
+        click.option("--match-s", default=600, show_default=True, type=click.IntRange(1, 86_400),
+                     help="Seconds to look for a worker before the task expires."),
+        click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
+                     type=click.IntRange(1), help="GPU time that one step may be charged at most."),
+        click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
+                     help="Most that is paid for a GPU-second, in DKB."),
+        click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
+                     help="Units of the model's layers, features to classes."),
+        click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=click.IntRange(1, 10_000),
+                     help="Parts that are proved, checked and paid one by one."),
+        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=click.IntRange(1),
+                     help=f"Training steps in all, a multiple of {SEGMENT_STEPS} for each window."),
+        click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
+                     help="Built-in data set: handwritten digits (scikit-learn's)."),
+        click.option("--spec", "spec_file", type=click.Path(path_type=Path), metavar="FILE",
+                     help="A whole job instead: canonical bytes or JSON (see `task quote --save`)."),
+    ):  # fmt: skip
+        option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | None = None) -> bytes:
+    """Return the canonical bytes of the job; with a ``key`` a built-in data set goes to where workers find it."""
+    if recipe.spec_file is not None:
+        raw = read_spec(recipe.spec_file)
+        if key is not None:
+            shown = show_progress("Uploading the data set")
+            put_digits_of(client, raw, control=session.control(), key=key, progress=shown)
+        return raw
+    if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
+        raise click.UsageError(
+            f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: each window must have a "
+            f"multiple of {SEGMENT_STEPS} steps"
+        )
+    try:
+        widths = tuple(int(width) for width in recipe.widths.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10") from None
+    if (widths[0], widths[-1]) != DIGITS_ENDS:
+        begin, end = DIGITS_ENDS
+        raise click.BadParameter(f"{recipe.widths!r}: of this data set they begin with {begin} and end with {end}")
+    seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
+    job = make_digits_job(
+        client,
+        control=None if key is None else session.control(),
+        key=key,
+        progress=show_progress("Uploading the data set"),
+        seed=seed,
+        max_price_per_gpu_s=recipe.max_price,
+        gpu_ms_per_step_max=recipe.gpu_ms_per_step,
+        widths=widths,
+        total_steps=recipe.steps,
+        segment_steps=SEGMENT_STEPS,
+        window_steps=recipe.steps // recipe.windows,
+        match_ms=recipe.match_s * 1000,
+    )
+    raw = encode_spec(job.spec)
+    try:
+        decode_spec(raw)
+    except DekubeError as error:
+        raise ConfigError(f"this job cannot be run: {error}") from None
+    return raw
+
+
+@click.command()
+@session_options
+@_recipe_options
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job to FILE (JSON).")
+@json_option
+def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -> None:
+    """Show what creating a task would lock; nothing is sent.
+
+    The whole price is locked, what is not used comes back.
+
+    \b
+    Examples:
+      dekube task quote --steps 1200 --windows 6 --max-price 0.0001
+      dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
+    """
+    with session.client() as client:
+        raw = _job(client, session, recipe)
+        amounts = client.quote_task(raw)
+    spec = spec_to_json(decode_spec(raw))
+    if save is not None:
+        import json
+
+        write_file(save, (json.dumps(spec, indent=2) + "\n").encode())
+    if as_json:
+        parts = ("price", "verification", "fee", "total")
+        show({**{name: amounts.document[name] for name in parts}, "spec": spec})
+        return
+    show_fields(
+        {
+            "work, at the price limit": show_amount(amounts.price),
+            "verification": show_amount(amounts.verification),
+            "protocol fee": show_amount(amounts.fee),
+            "locked in all": show_amount(amounts.total),
+        },
+        as_json=False,
+        title="Quote",
+    )
+    if save is not None:
+        click.echo(f"The job is in {save}.")
+
+
+@click.command()
+@session_options
+@_recipe_options
+@click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
+@json_option
+def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> None:
+    """Post a task: lock its price and let the chain find a worker.
+
+    Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
+    The data set goes to the blob store of the node in --home; with --rpc, or without a node there, to that of a
+    gateway that takes uploads, signed for by the key. Workers fetch it from there. Where the node that is asked
+    does not hold the data set of a job (--spec), that is said before anything is paid.
+
+    \b
+    Examples:
+      dekube task create --watch
+      dekube task create --steps 1200 --windows 6 --max-price 0.0001 --seed mine
+      dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
+    """
+    key = session.key()
+    with session.client() as client:
+        raw = _job(client, session, recipe, key)
+        _tell_of_data(client, decode_spec(raw).dataset.blob)
+        say(f"Locking {show_amount(client.quote_task(raw).total)} and waiting until the task is final ...")
+        made = client.create_task(key, raw)
+        answer = {
+            "task": hexed(made.id),
+            "transaction": made.receipt.transaction_hash,
+            "height": made.receipt.block.height,
+            "locked": str(made.locked),
+        }
+        if not watches:
+            if not as_json:
+                answer["locked"] = show_amount(made.locked)
+            show_fields(answer, as_json=as_json)
+            if not as_json:
+                click.echo(f"\nFollow it: dekube task watch {hexed(made.id)}")
+            return
+        if not as_json:
+            click.echo(f"Task {hexed(made.id)}")
+        answer["phase"] = watch_to_end(client, made.id, as_json, WATCH_TIMEOUT_S)
+    if as_json:
+        show(answer)
+    expect_settled(made.id, str(answer["phase"]))
+
+
+def _tell_of_data(client: Client, blob: bytes) -> None:
+    """Say where the data set of a job is not known to be had, before anything is paid for it."""
+    if client.is_held(blob) is False:
+        say(
+            f"Mind: the node that is asked does not hold the data set {hexed(blob)}, and nobody else is known to. "
+            "The worker will ask the whole network; where nobody has it, the task expires: its price comes back, "
+            "the fee of this transaction does not. `dekube blob put FILE` puts a data set there."
+        )

@@ -1,0 +1,73 @@
+"""``dekube task result``: the trained state, checked against its proof and tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from node.cli.arguments import TASK
+from node.cli.blobs import download_folder, show_progress
+from node.cli.jobs import FORMATS, encode_state, write_file
+from node.cli.output import json_option, show_fields
+from node.cli.session import Session, session_options
+from node.cli.tasks.following import record_of, say
+from rpc.client import NoResult
+from rpc.client.core import hexed
+
+__all__ = ["result"]
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+              help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip
+@click.option("--window", type=click.IntRange(0), help="The state after this window; default: the last final one.")
+@json_option
+def result(session: Session, task_id: bytes, out: Path | None, window: int | None, as_json: bool) -> None:
+    """Fetch the trained state, check it against the proof on chain, and test it on data it has not seen.
+
+    The node in --home fetches it from the worker, through relays where it must; with --rpc, or without a node
+    there, the gateway's node does. What has come is kept for the next try when this is interrupted.
+
+    \b
+    Example:
+      dekube task result 0x1234... --out model.npz
+    """
+    if out is not None and out.suffix not in FORMATS:
+        raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
+    say("Fetching the state from its worker ...")
+    with session.client() as client:
+        record_of(client, task_id)
+        found = client.result(
+            task_id,
+            control=session.control(),
+            window=window,
+            progress=show_progress("Fetching"),
+            folder=download_folder(),
+        )
+    plan = found.spec.plan()
+    if out is not None:
+        write_file(out, encode_state(found.state, plan, out.suffix))
+    answer: dict[str, Any] = {
+        "task": hexed(task_id),
+        "window": found.window.number,
+        "step": found.window.proof.step_to,
+        "state_root": found.window.proof.state_root_out,
+        "proved": True,
+        "bytes": len(found.data),
+        "accuracy": None,
+    }
+    try:
+        right, samples = found.test()
+        answer |= {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
+    except NoResult as error:
+        say(f"The state is not tested: {error}")
+    if out is not None:
+        answer["file"] = str(out)
+    if not as_json and answer["accuracy"] is not None:
+        answer["accuracy"] = f"{answer['accuracy']:.2%} ({answer['right']} of {answer['samples']} unseen samples)"
+        del answer["right"], answer["samples"]
+    show_fields(answer, as_json=as_json, title="Result")

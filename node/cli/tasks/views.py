@@ -1,0 +1,218 @@
+"""``dekube task list``, ``show``, ``proof`` and ``bill``: what the chain knows of tasks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from node.cli.arguments import ADDRESS, TASK
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
+from node.cli.session import Session, session_options
+from node.cli.tasks.following import record_of, show_sums
+from node.posting import NEXT
+from rpc.client.core import hexed
+from tasks.lifecycle import Phase
+
+__all__ = ["bill", "list_", "proof", "show_"]
+
+PAGE_MAX: Final = 100
+_LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
+
+
+@click.command(name="list")
+@session_options
+@click.option("--phase", type=click.Choice([phase.name.lower() for phase in Phase]), help="Only in this phase.")
+@click.option("--requester", type=ADDRESS, metavar="ADDRESS", help="Only created by this account.")
+@click.option("--worker", type=ADDRESS, metavar="ADDRESS", help="Only ever given to this machine.")
+@click.option("--mine", is_flag=True, help="Only created by the signing key.")
+@click.option("--cursor", metavar="TEXT", help="Go on after an earlier page: its `next`.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, PAGE_MAX), help="Tasks of a page.")
+@click.option("--all", "shows_all", is_flag=True, help="All pages.")
+@json_option
+def list_(
+    session: Session, phase: str | None, requester: str | None, worker: str | None, mine: bool,
+    cursor: str | None, limit: int, shows_all: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """List tasks, the oldest first; a list is of one height, whatever happens meanwhile.
+
+    \b
+    Examples:
+      dekube task list --phase running
+      dekube task list --mine --all --json
+    """
+    if sum(1 for chosen in (phase, requester, worker, mine or None) if chosen is not None) > 1:
+        raise click.UsageError("one of --phase, --requester, --worker and --mine at most")
+    if shows_all and cursor is not None:
+        raise click.UsageError("--all begins with the first page: leave --cursor out")
+    if mine:
+        requester = "0x" + session.key().address.hex()
+    following = cursor
+    with session.client() as client:
+        if shows_all:
+            items = list(client.items("dekube_getTasks", phase=phase, requester=requester, worker=worker))
+        else:
+            page = client.call(
+                "dekube_getTasks", phase=phase, requester=requester, worker=worker, cursor=cursor, limit=limit
+            )
+            items, following = page["items"], page["next"]
+    if as_json:
+        show({"items": items, "next": following})
+        return
+    rows = [
+        {
+            "id": item["id"],
+            "phase": item["phase"],
+            "windows": f"{item['final_windows']}/{item['windows']}",
+            "worker": item["worker"],
+            "price": show_amount(int(item["price_per_gpu_s"])) + "/s" if int(item["price_per_gpu_s"]) else None,
+            "created": f"height {item['created_height']}",
+        }
+        for item in items
+    ]
+    show_rows(rows, _LIST_COLUMNS, as_json=False, title="Tasks")
+    if following is not None:
+        click.echo(f"More: --cursor {following}")
+
+
+@click.command(name="show")
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def show_(session: Session, task_id: bytes, as_json: bool) -> None:
+    """Show a task: its job, its phase, every change, its windows and what their verifiers found."""
+    with session.client() as client:
+        record = record_of(client, task_id).document
+        changes = list(client.items("dekube_getTaskHistory", task=hexed(task_id)))
+        windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
+    if as_json:
+        show({"task": record, "history": changes, "windows": windows})
+        return
+    spec = record["spec"]
+    schedule = spec["schedule"]
+    show_fields(
+        {
+            "phase": f"{record['phase']} ({record['reason'].replace('_', ' ')})",
+            "requester": record["requester"],
+            "worker": record["worker"],
+            "price": f"{show_amount(int(record['price_per_gpu_s']))} a GPU-second, at most "
+            f"{show_amount(int(spec['price']['max_price_per_gpu_s']))}",
+            "job": f"{spec['kind']} {spec['model']['name']} {'-'.join(map(str, spec['model']['widths']))} in "
+            f"{counted(schedule['total_steps'], 'step')}, batch {spec['batch']}, {spec['optimiser']['name']}, "
+            f"{spec['profile']}",
+            "data set": spec["dataset"]["blob"],
+            "windows": f"{record['final_windows']} of {record['windows']} final, "
+            f"{record['proved_windows']} proved",
+            "created": f"height {record['created_height']}",
+            "changed": f"height {record['changed_height']}",
+            "state root": record["final_root"] or record["state_root"],
+            **({"next": NEXT[record["phase"]]} if record["phase"] in NEXT else {}),
+        },
+        as_json=False,
+        title=f"Task {hexed(task_id)}",
+    )
+    rows = [
+        {"height": change["height"], "phase": change["after"], "why": change["reason"], "by": _actor(change)}
+        for change in changes
+    ]
+    show_rows(rows, ("height", "phase", "why", "by"), as_json=False, title="\nHistory")
+    _show_proofs(windows)
+    _show_verdicts(windows)
+
+
+def _actor(change: dict[str, Any]) -> str:
+    # The end of a block acts for nobody: a match, a draw, a deadline.
+    acts = change["actor"] is not None and int(change["actor"], 16)
+    return str(change["actor"]) if acts else "the chain"
+
+
+def _show_proofs(windows: list[dict[str, Any]]) -> None:
+    rows = [
+        {
+            "window": window["number"],
+            "phase": window["phase"],
+            "steps": f"{window['proof']['step_from']}-{window['proof']['step_to']}",
+            "state after": window["proof"]["state_root_out"],
+            "GPU ms": window["proof"]["meter"]["gpu_ms"],
+            "charge": show_amount(int(window["charge"])),
+        }
+        for window in windows
+    ]
+    columns = ("window", "phase", "steps", "state after", "GPU ms", "charge")
+    show_rows(rows, columns, as_json=False, title="\nProofs of work")
+
+
+def _show_verdicts(windows: list[dict[str, Any]]) -> None:
+    rows = [
+        {
+            "window": window["number"],
+            "verifier": seat["address"] + (" (jury)" if role == "jurors" else ""),
+            "segments": ", ".join(str(f["segment"]) for f in seat["findings"] or ()) or None,
+            "verdict": _verdict(seat),
+        }
+        for window in windows
+        for role in ("verifiers", "jurors")
+        for seat in window[role]
+    ]
+    show_rows(rows, ("window", "verifier", "segments", "verdict"), as_json=False, title="\nVerdicts")
+
+
+def _verdict(seat: dict[str, Any]) -> str:
+    if seat["findings"] is not None:
+        return ", ".join(sorted({finding["code"] for finding in seat["findings"]}))
+    return "sealed" if seat["seal"] else "awaited"
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def proof(session: Session, task_id: bytes, as_json: bool) -> None:
+    """Show the proofs of work of a task: one for each window, with what was drawn, re-run and opened."""
+    with session.client() as client:
+        record_of(client, task_id)
+        windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
+    if as_json:
+        show(windows)
+        return
+    if not windows:
+        click.echo("No window is proved yet.")
+    for window in windows:
+        found = window["proof"]
+        show_fields(
+            {
+                "phase": f"{window['phase']} ({window['reason'].replace('_', ' ')})",
+                "worker": window["worker"],
+                "steps": f"{found['step_from']} to {found['step_to']} in {counted(found['segments'], 'segment')}",
+                "state before": found["state_root_in"],
+                "state after": found["state_root_out"],
+                "root of segments": found["segment_root"],
+                "blob of segments": found["leaves_blob"],
+                "blob of the state": found["output_blob"],
+                "measured": f"{found['meter']['gpu_ms']} ms, {counted(found['meter']['samples'], 'sample')}",
+                "re-run segments": window["sampled"],
+            },
+            as_json=False,
+            title=f"\nWindow {window['number']}",
+        )
+    _show_verdicts(windows)
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@json_option
+def bill(session: Session, task_id: bytes, as_json: bool) -> None:
+    """Show the bill line by line, and its sums: locked + paid + refunded + burned = deposited, exactly."""
+    with session.client() as client:
+        record_of(client, task_id)
+        found = client.bill(task_id)
+    if as_json:
+        totals = found.totals.document
+        lines = [line.document for line in found.lines]
+        show({"lines": lines, "totals": totals, "exact": found.totals.is_exact})
+        return
+    rows = [{**line.document, "amount": show_amount(line.amount)} for line in found.lines]
+    columns = ("height", "movement", "purpose", "window", "party", "amount")
+    show_rows(rows, columns, as_json=False, title=f"Bill of task {hexed(task_id)}")
+    show_sums(found.totals)
