@@ -119,7 +119,14 @@ def set_(name: str, line: str, settings: tuple[str, ...]) -> None:
 @wan.command()
 @click.argument("name")
 @click.argument("host")
-@click.option("--away", default=0.0, show_default=True, metavar="SECONDS", help="Without any address so long.")
+@click.option(
+    "--away",
+    default=0.0,
+    type=click.FloatRange(0, 3_600),
+    show_default=True,
+    metavar="SECONDS",
+    help="Without any address so long.",
+)
 @json_option
 def roam(name: str, host: str, away: float, as_json: bool) -> None:
     """Change the addresses of HOST, which is behind a gateway: its connections break without a word."""

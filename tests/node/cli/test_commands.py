@@ -67,6 +67,13 @@ def test_a_list_of_commands_says_whole_sentences(path: tuple[str, ...]) -> None:
     assert "..." not in listed
 
 
+def test_no_option_takes_what_is_no_number() -> None:
+    """A plain float of click reads "nan" and "inf", which no clock takes."""
+    for path, command in COMMANDS.items():
+        for parameter in command.params:
+            assert parameter.type is not click.FLOAT, (path, parameter.name)
+
+
 def test_the_verbs_are_those_of_the_documents() -> None:
     verbs = {name: {path[1] for path in COMMANDS if path[0:1] == (name,) and len(path) == 2} for name in
              ("task", "worker", "node", "db")}  # fmt: skip
