@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from node.cli.arguments import SECONDS
 from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_rows
 from testnet.cluster import hold_folder
@@ -122,7 +123,7 @@ def set_(name: str, line: str, settings: tuple[str, ...]) -> None:
 @click.option(
     "--away",
     default=0.0,
-    type=click.FloatRange(0, 3_600),
+    type=SECONDS,
     show_default=True,
     metavar="SECONDS",
     help="Without any address so long.",
