@@ -299,6 +299,9 @@ class Dispatcher:
             name = method.name
             if not is_paid:
                 self._charge(caller, method.cost)
+            if method.needs_session and caller.session is None:  # before its parameters, which nobody can mend
+                message = f"the method {name} does not exist/is not available over HTTP, use a WebSocket"
+                raise RpcError("method_not_found", message, method=name)
             result = await self._run(method, bind(expected, request.get("params")), caller)
             self._observe(name, "ok")
             return self._say(identifier, result, caller) if wants_answer else None
@@ -349,12 +352,6 @@ class Dispatcher:
                 await lane.enter(caller.key)
                 turns = lane
             if method.needs_session:
-                if caller.session is None:
-                    raise RpcError(
-                        "method_not_found",
-                        f"the method {method.name} does not exist/is not available over HTTP, use a WebSocket",
-                        method=method.name,
-                    )
                 return await method.handle(caller.session, *values)
             if method.needs_caller:
                 return await method.handle(self._node, caller.key, *values)

@@ -74,6 +74,8 @@ REFUSALS: list[tuple[str, list[Any], int, str]] = [
         )
     ),
     ("eth_subscribe", ["newHeads"], -32601, "does not exist/is not available over HTTP, use a WebSocket"),
+    ("eth_subscribe", ["syncing"], -32601, "does not exist/is not available over HTTP, use a WebSocket"),
+    ("eth_unsubscribe", [], -32601, "does not exist/is not available over HTTP, use a WebSocket"),
     ("eth_getProof", [SOMEBODY, [], "latest"], -32601, "dekube_getAccountProof"),
     # parameters
     ("eth_getBalance", [], -32602, "missing parameter address"),
