@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -21,6 +22,7 @@ from rpc.direct import BODY_DEADLINE_S, SEND_DEADLINE_S, DirectRequest, Port
 from rpc.dispatch import Caller
 from rpc.holding import Held, Ledger
 from rpc.limits import Proxies, caller_key
+from rpc.offers import head_without_offer, new_parser
 from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
 
 __all__ = ["DoorOptions", "Doors", "Unread", "make_protocols"]
@@ -178,7 +180,7 @@ class _Outlet:
 
 
 class _Refused(Exception):
-    """Ends the parsing of what came behind a body that is refused."""
+    """Ends the parsing of what nobody answers: what came behind a body that is refused, a tunnel to elsewhere."""
 
 
 def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
@@ -224,6 +226,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         """Requests that began in the bytes that are being read."""
         _is_between = True
         """The parser waits for the first byte of a request."""
+        _offers = False
+        """The request offers another protocol, which is passed over: it is read once more without that."""
         _head: bytes | None = None
         """The head of the answer to the last request in these bytes, where it goes the short way."""
 
@@ -324,7 +328,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                     return
             self._begun, self._head = 0, None
             idle_since = self._idle_since
-            super().data_received(data)
+            self._parse(data)
             if not self._begun and self._is_between:
                 self._idle_since = idle_since  # empty lines are no request: who sends them has asked for nothing
             if begins and self._begun == 1 and self._is_between and self._head is not None:
@@ -339,6 +343,28 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                     self._deadline = self.loop.call_later(doors.options.first_request_s, self.transport.abort)
             elif self._deadline is None and self._awaits_body():
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+
+        def _parse(self, data: bytes) -> None:
+            """Do as uvicorn, but read requests that offer another protocol than WebSocket as if they did not."""
+            self._unset_keepalive_if_required()
+            try:
+                while True:
+                    try:
+                        self.parser.feed_data(data)
+                    except HttpParserUpgrade as upgrade:
+                        if not self._offers:
+                            self.handle_websocket_upgrade()
+                            return
+                        self._offers = False
+                        version = self.parser.get_http_version()
+                        head = head_without_offer(self.parser.get_method(), self.url, version, self.headers)
+                        self.parser = new_parser(self)
+                        self.parser.feed_data(head)
+                        data = data[upgrade.args[0] :]
+                    else:
+                        return
+            except HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
 
         def _awaits_body(self) -> bool:
             """Tell whether the rest of a body is to come that nothing else has a deadline for."""
@@ -382,6 +408,11 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
+            if self.parser.should_upgrade() and not self._should_upgrade():
+                if self.parser.get_method() == b"CONNECT":
+                    raise _Refused
+                self._offers = True
+                return
             if self._is_proxy:
                 self._find_client()
             self._direct = self._begin_direct()
@@ -451,6 +482,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self._direct.on_body(body)
 
         def on_message_complete(self) -> None:
+            if self._offers:
+                return
             self._is_between = True
             if self._deadline is not None:
                 self._deadline.cancel()
