@@ -201,7 +201,7 @@ class Dispatcher:
             raise RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit)
         answers: list[bytes | Late | None] = []
         late: dict[Late, Any] = {}
-        sum_ = _Sum(Held(self._ledger, caller.key), self._options.answer_bytes_max)
+        sum_ = _Sum(Held(self._ledger, caller.key), self._options.answer_bytes_max, self._failure_of)
         try:
             for index, request in enumerate(requests):
                 if index % YIELD_EVERY == YIELD_EVERY - 1:
@@ -325,7 +325,14 @@ class Dispatcher:
             _log.error("rpc method failed", method=name, exc_info=error)
             known = RpcError("internal_error", "internal error")
         self._observe(name, known.reason)
-        return _failure(identifier, known.to_json())
+        return self._failure_of(name, identifier, known)
+
+    def _failure_of(self, name: str, identifier: Any, error: RpcError) -> bytes:
+        found = self._table.get(name)
+        told = error.to_json()
+        if found is not None and found[0].may_revert and type(told["data"]) is dict:
+            told["data"] = [told["data"]]
+        return _failure(identifier, told)
 
     def _charge(self, caller: Caller, cost: int) -> None:
         wait_s = self._budgets.take(caller.key, cost, self._clock())
@@ -515,10 +522,11 @@ def _ignore(_late: Late) -> None:
 class _Sum:
     """Bounds the answers of one batch together, as they come."""
 
-    __slots__ = ("_limit", "_noted", "_size", "held")
+    __slots__ = ("_failure_of", "_limit", "_noted", "_size", "held")
 
-    def __init__(self, held: Held, limit: int) -> None:
+    def __init__(self, held: Held, limit: int, failure_of: Callable[[str, Any, RpcError], bytes]) -> None:
         self.held = held
+        self._failure_of = failure_of
         self._limit = limit
         self._size = 0
         self._noted = FREE_BYTES
@@ -528,9 +536,13 @@ class _Sum:
         size = self._size + len(answer)
         if size > self._noted:
             if size > self._limit or not self.held.keep(size):
-                identifier = request.get("id") if type(request) is dict else None
+                identifier, name = None, None
+                if type(request) is dict:
+                    identifier, name = request.get("id"), request.get("method")
                 error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
-                answer = _failure(identifier if _is_identifier(identifier) else None, error.to_json())
+                answer = self._failure_of(
+                    name if type(name) is str else "", identifier if _is_identifier(identifier) else None, error
+                )  # fmt: skip
                 self._size += len(answer)  # a full batch of refusals is small
                 return answer
             self._noted = self.held.told

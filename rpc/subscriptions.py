@@ -9,6 +9,7 @@ subscribes again with ``from_height``. Nothing here can delay another session or
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ POOL_POLL_S: Final = 0.25
 """How often the node is asked what came into its mempool, while somebody wants to know."""
 POOL_NEWS_MAX: Final = 1_000
 """Hashes told at a time; the newest, where more came in."""
+IDENTIFIER_BITS: Final = 64
 TELLS_OF_TURN: Final = 8
 """Subscriptions told of a block before others have their turn: each may look at every event of it."""
 BLOCKS_OF_UNIT: Final = 10
@@ -152,7 +154,6 @@ class Session:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._next_identifier = 1
         self.subscriptions: dict[str, Subscription] = {}
         self.is_closed = False
 
@@ -270,8 +271,9 @@ class Session:
             raise RpcError(
                 "limit_exceeded", f"limit exceeded: {CATCH_UP_MAX} blocks are replayed", limit=CATCH_UP_MAX
             )
-        identifier = f"0x{self._next_identifier:x}"
-        self._next_identifier += 1
+        # Drawn, and not counted anew for each connection: a client that has come back and still ends what it began
+        # on the one before (viem) would end another subscription.
+        identifier = f"0x{secrets.randbits(IDENTIFIER_BITS) | 1 << (IDENTIFIER_BITS - 1):x}"
         subscription = Subscription(identifier, self, select, start, weight)
         self.subscriptions[identifier] = subscription
         if (begun := _begun.get()) is None:

@@ -230,6 +230,9 @@ class Method(NamedTuple):
     """Heading in the documentation."""
     lane: Lane | None = None
     """Where a call waits for its turn, if it takes long or much memory."""
+    may_revert: bool = False
+    """Some failures are reverts, whose data is bytes. The data of all others is then a list of one object: clients
+    (web3.py) take an object there for a revert, whatever code and text say."""
     posting: Posting | None = None
     """How a call is answered whose only parameter that is given is a transaction; no ``weigh``, no ``lane``."""
 

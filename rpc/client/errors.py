@@ -49,6 +49,8 @@ class ClientError(RpcError):
 
     def __init__(self, error: Any) -> None:
         data = error.get("data") if type(error) is dict else None
+        if type(data) is list and len(data) == 1:  # of a method whose failures may be reverts
+            data = data[0]
         fields = dict(data) if type(data) is dict else {}
         # Ethereum's methods carry the bytes of a revert where ours carry fields.
         self.data: str | None = data if type(data) is str else None

@@ -16,14 +16,13 @@ from rpc.schema import Param, ParamType
 from rpc.table import Json, Method, Node
 from state.view.accounts import account_key
 
-__all__ = ["ACCOUNT_METHODS", "balance_now"]
+__all__ = ["ACCOUNT_METHODS", "balance_at"]
 
 
 async def get_balance(node: Node, who: bytes, block: BlockParam) -> Json:
     """Answer ``eth_getBalance``."""
     height = node.head.height if block is None else await height_of(node, block)
-    [record] = await node.read(height, account_key(who))
-    return quantity(nonce_and_balance(record)[1])
+    return quantity(await balance_at(node, who, height))
 
 
 async def get_transaction_count(node: Node, who: bytes, block: tuple[BlockParam, bool]) -> Json:
@@ -47,9 +46,9 @@ async def get_storage_at(node: Node, _who: bytes, _slot: int, block: BlockParam)
     return render.ZERO_HASH
 
 
-async def balance_now(node: Node, who: bytes) -> int:
-    """Return the free balance of an account in the newest state."""
-    [record] = await node.read(node.head.height, account_key(who))
+async def balance_at(node: Node, who: bytes, height: int) -> int:
+    """Return the free balance of an account in the state after the block ``height``."""
+    [record] = await node.read(height, account_key(who))
     return nonce_and_balance(record)[1]
 
 

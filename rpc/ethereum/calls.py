@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from rpc.errors import RpcError
-from rpc.ethereum.accounts import balance_now
+from rpc.ethereum.accounts import balance_at
 from rpc.ethereum.contracts import view_of
 from rpc.ethereum.errors import Reverted, as_revert
 from rpc.ethereum.line import method
-from rpc.ethereum.params import CALL, BlockParam, CallParam
+from rpc.ethereum.params import CALL, NO_OVERRIDE, BlockParam, CallParam
 from rpc.ethereum.places import AT_PARAM, height_of
 from rpc.ethereum.render import QUANTITY_OUT, quantity
 from rpc.parameters import parameters_of
@@ -42,13 +42,15 @@ _FORMS: Final = (0, DYNAMIC_FORM)
 _NO_CREATION: Final = "contract creation is not supported"
 
 
-async def call(node: Node, request: CallParam, block: BlockParam) -> Json:
+async def call(node: Node, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
     """Answer ``eth_call``: views read the state of any block, what writes is tried on the newest one."""
     height = await height_of(node, block)
     to = request.to
     if to is None:
         raise RpcError("not_supported", _NO_CREATION)
     if not to.startswith(SYSTEM_PREFIX):
+        if request.sender is not None and request.value:
+            await _check_balance(node, request.sender, request.value, height)
         return "0x"
     view = view_of(to, request.data)
     if view is None:
@@ -69,7 +71,7 @@ async def call(node: Node, request: CallParam, block: BlockParam) -> Json:
         raise Reverted(error.code) from None
 
 
-async def estimate_gas(node: Node, request: CallParam, block: BlockParam) -> Json:
+async def estimate_gas(node: Node, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
     """Answer ``eth_estimateGas``: the weight of the kind, which is what passes and what is paid."""
     await height_of(node, block)
     to = request.to
@@ -109,8 +111,8 @@ def _check_form(node: Node, request: CallParam) -> None:
             raise FeeCapTooLow(fee_cap=request.price, base_fee=base_fee)
 
 
-async def _check_balance(node: Node, sender: bytes, needed: int) -> None:
-    balance = await balance_now(node, sender)
+async def _check_balance(node: Node, sender: bytes, needed: int, height: int | None = None) -> None:
+    balance = await balance_at(node, sender, node.head.height if height is None else height)
     if needed > balance:
         raise InsufficientFunds(balance=balance, needed=needed)
 
@@ -140,6 +142,11 @@ async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
 
 _CALL: Final = Param("call", CALL, "The call: from, to, value, input and fees.")
 
+_OVERRIDES: Final = tuple(
+    Param(name, NO_OVERRIDE, "None: the state and the block are what they are.", required=False)
+    for name in ("stateOverride", "blockOverrides")
+)
+
 CALL_METHODS: Final[tuple[Method, ...]] = (
     method(
         "eth_call",
@@ -148,8 +155,10 @@ CALL_METHODS: Final[tuple[Method, ...]] = (
         BYTES_OUT,
         _CALL,
         AT_PARAM,
+        *_OVERRIDES,
         cost=5,
         lane=Lane.VIEW,
+        may_revert=True,
     ),
     method(
         "eth_estimateGas",
@@ -158,7 +167,9 @@ CALL_METHODS: Final[tuple[Method, ...]] = (
         QUANTITY_OUT,
         _CALL,
         AT_PARAM,
+        *_OVERRIDES,
         cost=5,
         lane=Lane.VIEW,
+        may_revert=True,
     ),
 )

@@ -23,6 +23,7 @@ def method(
     weigh: Callable[..., int] | None = None,
     lane: Lane | None = None,
     posting: Posting | None = None,
+    may_revert: bool = False,
 ) -> Method:
     """Return the line; ``caller`` says whether ``handle`` gets the name of the caller's budget."""
     return Method(
@@ -37,5 +38,6 @@ def method(
         weigh=weigh,
         group="ethereum",
         lane=lane,
+        may_revert=may_revert,
         posting=posting,
     )

@@ -15,6 +15,7 @@ __all__ = [
     "CALL",
     "COUNT",
     "FILTER",
+    "NO_OVERRIDE",
     "PERCENTILES",
     "QUANTITY",
     "SLOT",
@@ -81,6 +82,10 @@ class FilterParam(NamedTuple):
     first: BlockParam
     last: BlockParam
     block_hash: bytes | None
+
+
+_MEMBERS_OF_FORM: Final = {3: {"blobs", "blobVersionedHashes", "maxFeePerBlobGas"}, 4: {"authorizationList"}}
+"""What only transactions of a type have, by its number: clients need not name it then."""
 
 
 def _quantity(value: Any, limit: int = VALUE_MAX) -> int:
@@ -154,6 +159,8 @@ def _call(value: Any) -> CallParam:
         _quantity(fields[name]) if name in fields else None
         for name in ("maxPriorityFeePerGas", "gas", "type", "chainId")
     )
+    if form is None:
+        form = next((number for number, names in _MEMBERS_OF_FORM.items() if fields.keys() & names), None)
     return CallParam(
         _address(fields["from"]) if "from" in fields else None,
         _address(fields["to"]) if "to" in fields else None,
@@ -166,6 +173,12 @@ def _call(value: Any) -> CallParam:
         chain_id,
         bool(fields.get("accessList")),
     )
+
+
+def _no_override(value: Any) -> None:
+    """Nothing in the state or the block can be other than it is; clients send an empty object for that too."""
+    if value:
+        raise ValueError("overrides are not supported")
 
 
 def _choices(value: Any, read: Any) -> frozenset[bytes]:
@@ -277,6 +290,7 @@ CALL: Final = ParamType(
     },
     _call,
 )
+NO_OVERRIDE: Final = ParamType({"anyOf": [{"type": "object", "maxProperties": 0}, NULL]}, _no_override)
 FILTER: Final = ParamType(
     {
         "type": "object",

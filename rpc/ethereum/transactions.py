@@ -7,7 +7,7 @@ from typing import Final
 from rpc.blocks import waiting_transaction
 from rpc.errors import RpcError
 from rpc.ethereum import render
-from rpc.ethereum.accounts import balance_now
+from rpc.ethereum.accounts import balance_at
 from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
 from rpc.ethereum.line import method
 from rpc.ethereum.params import SYNC_WAIT, SYNC_WAIT_MS, BlockParam
@@ -44,7 +44,7 @@ async def _hand_in(node: Node, raw: bytes) -> tuple[bytes, bytes]:
     prepared = _prepare_raw(node, raw)
     if prepared is None:
         transaction = decode_transaction(raw)
-        balance = await balance_now(node, transaction.recover_sender())
+        balance = await balance_at(node, transaction.recover_sender(), node.head.height)
         raise InsufficientFunds(balance=balance, needed=transaction.payload[1])
     sender, is_native = prepared
     try:

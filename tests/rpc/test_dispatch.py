@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Suspended, start
 from rpc.errors import NodeUnavailable
+from rpc.holding import FREE_BYTES
 from rpc.schema import Param, natural
 from rpc.table import Method
 
@@ -32,6 +33,29 @@ def dispatcher(handle: Callable[..., Any]) -> Dispatcher:
         DispatchOptions(rate_per_s=0, requests_per_caller_max=1000),
         lambda: 0.0,
     )
+
+
+def test_where_a_failure_may_be_a_revert_each_refusal_is_listed_also_of_a_whole_batch() -> None:
+    """The last answers to a batch are refused where all together are too large."""
+
+    async def handle(_node: object, number: int) -> str:
+        return "x" * number
+
+    param = Param("number", natural(0, 10**6), "")
+    for may_revert in (False, True):
+        method = Method("do", "", handle, {}, (param,), has_min_height=False, may_revert=may_revert)
+        options = DispatchOptions(rate_per_s=0, answer_bytes_max=FREE_BYTES)
+        it = Dispatcher(None, {"do": method}, options, lambda: 0.0)  # type: ignore[arg-type]
+
+        async def main(it: Dispatcher = it, may_revert: bool = may_revert) -> None:
+            answer = await it.answer(asked(FREE_BYTES // 2, FREE_BYTES // 2, 2**30), ASKER)
+            assert answer is not None
+            _, large, malformed = json.loads(answer)
+            for one, code in ((large, -32005), (malformed, -32602)):
+                assert one["error"]["code"] == code
+                assert (type(one["error"]["data"]) is list) is may_revert
+
+        run(main())
 
 
 def asked(*numbers: int) -> bytes:

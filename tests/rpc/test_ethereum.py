@@ -12,7 +12,10 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from web3._utils.error_formatters_utils import raise_contract_logic_error_on_revert
+from web3.exceptions import ContractLogicError
 
+from rpc.client import ClientError
 from rpc.dispatch import DispatchOptions
 from rpc.errors import RpcError
 from rpc.ethereum.contracts import VIEWS, abi_json
@@ -684,6 +687,8 @@ async def test_what_is_estimated_is_what_would_be_taken(tmp_path: Path) -> None:
                 ({"gas": hex(int(least, 16) - 1)}, -32000, "intrinsic gas too low"),
                 ({"accessList": [{"address": who(BOB), "storageKeys": []}]}, -32000, "access lists are not"),
                 ({"type": "0x3"}, -32000, "transaction type not supported"),
+                ({"authorizationList": []}, -32000, "transaction type not supported: 0x4"),
+                ({"maxFeePerBlobGas": "0x1"}, -32000, "transaction type not supported: 0x3"),
                 ({"chainId": "0x1"}, -32000, "invalid chain id"),
                 ({"gasPrice": hex(FEE), "maxFeePerGas": hex(FEE)}, -32602, "both gasPrice and"),
                 ({"value": hex(2**255)}, -32000, "insufficient funds for gas * price + value"),
@@ -693,7 +698,55 @@ async def test_what_is_estimated_is_what_would_be_taken(tmp_path: Path) -> None:
         # What is lent to a call that offers no price is in no number that is told.
         poor = {"from": who(DAVE), "to": staking, "value": hex(COIN), "data": hexed(stake_data(node, DAVE))}
         error = await it.error("eth_estimateGas", poor)
-        assert (error["data"]["balance"], error["data"]["needed"]) == ("0", str(COIN)), error
+        [fields] = error["data"]
+        assert (fields["balance"], fields["needed"]) == ("0", str(COIN)), error
+
+
+async def test_of_what_may_revert_nothing_else_looks_like_a_revert(tmp_path: Path) -> None:
+    """web3.py takes any object as data of these methods for a revert, whatever code and text say."""
+    options = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=1, burst=200))
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
+        revert = await it.error("eth_call", {"to": hexed(STAKING_ADDRESS), "data": "0x01020304", "from": who(BOB)})
+        failures = [
+            await it.error(method, *params)
+            for method in ("eth_call", "eth_estimateGas")
+            for params in (
+                [{"from": who(DAVE), "to": who(BOB), "value": "0x1"}],
+                [{"data": "0x6000"}],
+                [{"to": who(BOB)}, "0x3e8"],
+                [{"to": who(BOB)}, "0x" + "de" * 32],
+                [{"to": "0x12"}],
+                [{"to": who(BOB)}, "latest", {who(BOB): {"balance": "0x1"}}],
+                [],
+            )
+        ]
+        many = [
+            {"jsonrpc": "2.0", "id": number, "method": "eth_call", "params": [{"to": who(BOB)}]}
+            for number in range(200)
+        ]
+        failures += [answer["error"] for answer in await it.raw(many) if "error" in answer]
+        assert failures[-1]["code"] == -32005
+        for error in failures:
+            [fields] = error["data"]
+            assert fields["reason"]
+            assert ClientError(error).reason == fields["reason"]
+            raise_contract_logic_error_on_revert({"id": 1, "jsonrpc": "2.0", "error": error})
+        assert revert["data"].startswith("0x08c379a0")
+        with pytest.raises(ContractLogicError, match="unknown function"):
+            raise_contract_logic_error_on_revert({"id": 1, "jsonrpc": "2.0", "error": revert})
+
+
+async def test_a_call_moves_no_more_than_the_sender_has(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        pays = {"to": who(BOB), "value": "0x1"}
+        assert await it.call("eth_call", pays) == "0x", "nobody in particular"
+        assert await it.call("eth_call", pays | {"from": who(ALICE)}) == "0x"
+        assert await it.call("eth_call", {"to": who(BOB), "from": who(DAVE)}, "latest", None, {}) == "0x"
+        for sender, value in ((DAVE, "0x1"), (ALICE, hex(2**256 - 1))):
+            error = await it.error("eth_call", pays | {"from": who(sender), "value": value})
+            assert (error["code"], "insufficient funds" in error["message"]) == (-32000, True)
 
 
 def test_a_time_that_is_not_allowed_stands_for_the_usual_one() -> None:

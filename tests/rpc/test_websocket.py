@@ -143,6 +143,11 @@ async def test_heads_events_and_tasks_in_order_without_gaps(tmp_path: Path) -> N
         assert other["result"]["subscription"] != events["result"]["subscription"]
         assert (await second.call("dekube_unsubscribe", replay))["result"] == {"found": True}
         assert (await second.call("dekube_unsubscribe", replay))["result"] == {"found": False}
+        # Who comes back and ends what an earlier connection began ends nothing else.
+        third = await Socket.open(it)
+        names = {(await third.call("dekube_subscribe", "heads"))["result"]["subscription"] for _ in range(3)}
+        assert len(names | {heads, replay}) == 5
+        assert (await third.call("dekube_unsubscribe", heads))["result"] == {"found": False}
         payload = stake_payload(2_000 * COIN, BOB, genesis_hash=node.runtime.genesis_hash, address=BOB.address)
         raw = transfer(BOB, 0, b"", 0, kind=STAKE_KIND, payload=payload, gas_limit=600_000)
         await it.call("dekube_sendTransaction", hexed(raw))
