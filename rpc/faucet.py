@@ -318,11 +318,11 @@ class Application:
                 await self._post(scope, receive, send)
             case "OPTIONS", _:
                 await _answer(send, 204, b"")
-            case "GET", "/":
+            case "GET" | "HEAD", "/":  # of HEAD, uvicorn sends no body
                 await _answer_json(send, 200, self._faucet.about())
-            case "GET", "/healthz":
+            case "GET" | "HEAD", "/healthz":
                 await _answer_json(send, 200, {"status": "ok"})
-            case "GET", "/metrics":
+            case "GET" | "HEAD", "/metrics":
                 await _answer(send, 200, self._faucet.metrics(), CONTENT_TYPE_LATEST)
             case _:
                 refusal = FaucetRefused("not_found", "POST / or GET / is there", status=404)

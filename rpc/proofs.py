@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from rpc.accounts import ACCOUNT_PARAM
-from rpc.errors import RpcError
 from rpc.heights import AT_HEIGHT, stamp, state_height
 from rpc.light import HEADERS_MAX, certified_headers
 from rpc.render import AT, BYTES_OUT, HASH_OUT, hexed
@@ -29,8 +28,6 @@ async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
 
     The root after block h stands in the header of h + 1, so the newest provable height is one below the head.
     """
-    if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise RpcError("invalid_params", f"invalid params: key: 1 to {KEY_BYTES_MAX} bytes expected", param="key")
     newest = node.head.height
     number = max(newest - 1, 0) if height is None else state_height(node, height)
     path = await certified_headers(node, number + 1)
@@ -55,6 +52,7 @@ _PROOF: Final = obj(
         "certificate": nullable(BYTES_OUT),
     }
 )
+_KEY: Final = Param("key", data(KEY_BYTES_MAX, bytes_min=1), "The key: the table's byte and the table's own key.")
 
 PROOF_METHODS: Final[tuple[Method, ...]] = (
     Method(
@@ -72,7 +70,7 @@ PROOF_METHODS: Final[tuple[Method, ...]] = (
         "The value of any key of the state, or its absence, with the proof",
         get_proof,
         _PROOF,
-        (Param("key", data(KEY_BYTES_MAX), "The key: the table's byte and the table's own key."), AT_HEIGHT),
+        (_KEY, AT_HEIGHT),
         cost=10,
         group="accounts",
         lane=Lane.VIEW,

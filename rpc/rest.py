@@ -10,6 +10,8 @@ import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rpc.dispatch import Caller
 from rpc.errors import NodeUnavailable, RpcError, as_rpc_error
@@ -74,6 +76,8 @@ ROUTES: Final[tuple[tuple[str, str], ...]] = (
 def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
     """Return the REST application: health, metrics, convenience over the table, documents, and ``pages``."""
     api = FastAPI(title="DEKUBE node", docs_url=None, redoc_url=None)
+    api.add_middleware(_HeadAsGet)
+    api.add_exception_handler(405, _refuse_method)
     for path, name in ROUTES:
         _add_route(api, application, path, SURFACE[name])
 
@@ -106,6 +110,30 @@ def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
     for router in pages:
         api.include_router(router)
     return api
+
+
+class _HeadAsGet:
+    """Answers HEAD as GET (RFC 9110, 9.3.2): one route for both is one operation in the OpenAPI document.
+
+    uvicorn sends no body, for its own scope says HEAD still.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
+async def _refuse_method(_request: Request, error: Exception) -> Response:
+    """Answer 405; the routes know nothing of HEAD, which is allowed where GET is."""
+    assert isinstance(error, HTTPException)
+    allowed = dict(error.headers or {}).get("Allow", "").split(", ")
+    if "GET" in allowed:
+        allowed = sorted({*allowed, "HEAD"})
+    return _json({"detail": error.detail}, 405, {"allow": ", ".join(allowed)})
 
 
 def _add_route(api: FastAPI, application: Application, path: str, method: Method) -> None:

@@ -171,21 +171,23 @@ def natural(minimum: int, maximum: int) -> ParamType[int]:
     return ParamType({"type": "integer", "minimum": minimum, "maximum": maximum}, read)
 
 
-def read_hex(value: Any, bytes_max: int) -> bytes:
+def read_hex(value: Any, bytes_max: int, bytes_min: int = 0) -> bytes:
     """Return bytes in 0x hex. Raises ValueError."""
-    if type(value) is str and len(value) <= 2 + 2 * bytes_max and value.startswith("0x"):
+    if type(value) is str and 2 * bytes_min <= len(value) - 2 <= 2 * bytes_max and value.startswith("0x"):
         try:
             return binascii.unhexlify(value[2:])  # ``fromhex`` takes twice as long, and spaces
         except ValueError:
             pass
-    raise ValueError(f"0x and at most {bytes_max} bytes of hex expected")
+    span = f"{bytes_min} to" if bytes_min else "at most"
+    raise ValueError(f"0x and {span} {bytes_max} bytes of hex expected")
 
 
-def data(bytes_max: int) -> ParamType[bytes]:
+def data(bytes_max: int, *, bytes_min: int = 0) -> ParamType[bytes]:
     """Return the type of bytes in 0x hex."""
 
-    schema = {"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$", "maxLength": 2 + 2 * bytes_max}
-    return ParamType(schema, partial(read_hex, bytes_max=bytes_max))
+    times = f"{{{bytes_min},}}" if bytes_min else "*"
+    schema = {"type": "string", "pattern": f"^0x([0-9a-fA-F]{{2}}){times}$", "maxLength": 2 + 2 * bytes_max}
+    return ParamType(schema, partial(read_hex, bytes_max=bytes_max, bytes_min=bytes_min))
 
 
 def choice(*names: str) -> ParamType[str]:
@@ -240,7 +242,7 @@ CURSOR: Final = ParamType({"type": "string", "maxLength": CURSOR_LIMIT_CHARACTER
 BLOCK: Final[ParamType[int | bytes | None]] = ParamType(
     {
         "anyOf": [
-            {"type": "integer", "minimum": 0},
+            NUMBER,
             {"type": "string", "pattern": "^(latest|earliest|0x[0-9a-fA-F]{64})$"},
         ]
     },

@@ -23,7 +23,11 @@ _ERRORS: Final = (
     (4, "eth_sendRawTransactionSync: taken, not final in time; the data is the hash", "not_final_yet"),
     (5, "eth_sendRawTransactionSync: taken, waits for an earlier nonce; the data is the hash", "not_ready"),
     (-32000, "a rule refused it; data.reason says which", "*"),
-    (-32001, "below what the node keeps, or above the newest block", "pruned | height_unknown | not_found"),
+    (
+        -32001,
+        "below what the node keeps, above the newest block, or nowhere",
+        "pruned | height_unknown | not_found | task_unknown | escrow_unknown",
+    ),
     (-32002, "try again soon", "node_unavailable | height_not_reached"),
     (-32005, "limit exceeded; data.retry_after_s", "limit_exceeded"),
 )

@@ -13,7 +13,7 @@ import anyio.to_thread
 import httpx
 
 from rpc.client.api import Api
-from rpc.client.arguments import check_timeout
+from rpc.client.arguments import check_options
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,
@@ -54,9 +54,9 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
     """
 
     def __init__(self, *urls: str, options: ClientOptions | None = None) -> None:
-        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for a timeout that is none."""
+        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for options that cannot be."""
         options = options or ClientOptions()
-        check_timeout("timeout_s", options.timeout_s)
+        check_options(options)
         self.core = Core(urls, options)
         self._http = httpx.AsyncClient(trust_env=False)
 
@@ -77,6 +77,7 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
             for effect in steps:
                 steps.give(*await self._do(effect, heard))
         finally:
+            flow.close()
             await heard.close()
         result: _T = steps.result
         return result
@@ -91,6 +92,7 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
                 else:
                     steps.give(*await self._do(effect, heard))
         finally:
+            stream.close()
             await heard.close()
 
     async def _do(self, effect: Effect, heard: _Socket) -> tuple[Any, DekubeError | None]:

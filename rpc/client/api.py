@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import orjson
 
 from rpc.client.arguments import check_address, check_amount, check_fees, check_hash, check_timeout
 from rpc.client.contracts import ContractFunction, find_function, read_revert
-from rpc.client.core import Call, Core, Flow, Found, Post, Stream, hexed, http_url, through
+from rpc.client.core import (
+    Call,
+    Core,
+    Flow,
+    Found,
+    Now,
+    Pause,
+    Post,
+    Stream,
+    TimeOver,
+    hexed,
+    http_url,
+    through,
+    within,
+)
 from rpc.client.errors import AnswerMalformed, ClientError, TransactionRefused
+from rpc.client.news import news
 from rpc.client.shapes import (
     Account,
     Block,
@@ -35,13 +51,15 @@ from state.primitives.errors import ConfigError
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
-from state.primitives.transactions import sign_transaction
+from state.primitives.transactions import decode_transaction, sign_transaction
 
 __all__ = ["Api", "each", "one", "send"]
 
 _S = TypeVar("_S", bound=Shape)
 
 WAIT_MS: Final = 10_000
+GRACE_S: Final = 5.0
+"""Beyond the time for a receipt, for the last answer to come."""
 FINAL_TIMEOUT_S: Final = 300.0
 """How long ``send`` waits for a transaction to become final."""
 TIP_QUOTED_MAX: Final = 10 * 10**9
@@ -181,24 +199,50 @@ def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow
     it, TransactionRefused where its rule does, or where it is not final in time.
     """
     check_timeout("timeout_s", timeout_s)
-    hash_ = yield from _submit(core, raw)
-    url = core.url
-    for _ in range(max(1, int(timeout_s * 1000) // WAIT_MS)):
-        answer = yield from core.call("dekube_waitForReceipt", hash=hexed(hash_), timeout_ms=WAIT_MS)
+    yield from _submit(core, raw)
+    return (yield from _await_receipt(core, raw, timeout_s))
+
+
+def _await_receipt(core: Core, raw: bytes, timeout_s: float) -> Flow[Receipt]:
+    """Return the receipt of what was handed in. Raises as ``wait``."""
+    hash_ = keccak(raw)
+    try:
+        # A gateway may take as long as it was given to say that it is not final.
+        receipt = yield from within(_ask_receipt(core, raw, hash_, timeout_s), timeout_s + GRACE_S)
+    except TimeOver:
+        receipt = None
+    if receipt is None:
+        text = f"transaction {hexed(hash_)} is not final yet; it may still become so"
+        raise TransactionRefused(text, hash_=hash_)
+    if not receipt.succeeded:
+        text = f"transaction {hexed(hash_)} failed: {receipt.reason}"
+        raise TransactionRefused(text, reason=receipt.reason or "unknown", hash_=hash_)
+    return receipt
+
+
+def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow[Receipt | None]:
+    """Ask for a receipt until there is one or the time is over; None in that case."""
+    now = yield Now()
+    deadline, url = now + timeout_s, core.url
+    while True:
+        began = now
+        left_ms = max(0, min(WAIT_MS, int((deadline - began) * 1000)))
+        answer = yield from core.call("dekube_waitForReceipt", hash=hexed(hash_), timeout_ms=left_ms)
         match answer:
             case {"receipt": dict() as found}:
-                receipt = read_shape(Receipt, found)
-                if not receipt.succeeded:
-                    text = f"transaction {hexed(hash_)} failed: {receipt.reason}"
-                    raise TransactionRefused(text, reason=receipt.reason or "unknown", hash_=hash_)
-                return receipt
+                return read_shape(Receipt, found)
             case {"receipt": None, "pending": bool(pending)}:
                 if core.url != url or not pending:
                     url = core.url
                     yield from _submit(core, raw)
             case _:
                 raise AnswerMalformed("dekube_waitForReceipt: not an answer")
-    raise TransactionRefused(f"transaction {hexed(hash_)} is not final yet; it may still become so", hash_=hash_)
+        now = yield Now()
+        if now >= deadline:
+            return None
+        if now - began < left_ms / 2000:  # it did not wait, and is not to be asked without a pause
+            yield Pause(min(core.options.pause_s, deadline - now))
+            now = yield Now()
 
 
 def _sign(
@@ -218,7 +262,7 @@ def _sign(
     return sign_transaction(
         key,
         chain_id=chain.chain_id,
-        nonce=place.pending_nonce if nonce is None else nonce,
+        nonce=core.next_nonce(key.address, place.pending_nonce) if nonce is None else nonce,
         kind=kind,
         payload=payload,
         gas_limit=gas,
@@ -258,8 +302,28 @@ def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
 
 def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Receipt]:
     """Sign a native transaction, hand it in, and return its receipt when it is final. Raises as ``wait``."""
-    raw = yield from _sign(core, key, kind, payload)
-    return (yield from _wait(core, raw))
+    return _deliver(core, key.address, lambda: _sign(core, key, kind, payload))
+
+
+def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flow[Receipt]:
+    """Sign and hand in when it is the turn of an account; return the receipt. Raises as ``wait``.
+
+    So what is sent at the same time has nonces of its own, in the order in which it is handed in.
+    """
+    nonce: int | None = None
+    yield from core.take_turn(address)
+    try:
+        try:
+            raw = yield from sign()
+            nonce = decode_transaction(raw).nonce
+            core.note_nonce(address, nonce)
+            yield from _submit(core, raw)
+        finally:
+            core.end_turn(address)
+        return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S))
+    finally:
+        if nonce is not None:
+            core.drop_nonce(address, nonce)
 
 
 def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receipt]:
@@ -291,7 +355,7 @@ def _sign_call(
     return sign_dynamic(
         key,
         chain_id=chain.chain_id,
-        nonce=place.pending_nonce if nonce is None else nonce,
+        nonce=core.next_nonce(key.address, place.pending_nonce) if nonce is None else nonce,
         to=to,
         value=value,
         data=data,
@@ -352,8 +416,8 @@ def _write(
     """
     check_amount("value", value)
     data = function.encode(arguments)
-    raw = yield from _sign_call(core, key, function.address, value=value, data=data)
-    return (yield from _wait(core, raw))
+    sign = partial(_sign_call, core, key, function.address, value=value, data=data)
+    return (yield from _deliver(core, key.address, sign))
 
 
 # Coins for tests
@@ -404,7 +468,7 @@ def _news(
             check_hash(name, value)
     if timeout_s is not None:
         check_timeout("timeout_s", timeout_s)
-    return core.news(kind, from_height=from_height, address=address, topic=topic, task=task, timeout_s=timeout_s)
+    return news(core, kind, from_height=from_height, address=address, topic=topic, task=task, timeout_s=timeout_s)
 
 
 class Api:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from rpc.client.core import ClientOptions
 from rpc.client.errors import ArgumentInvalid
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.hashing import HASH_BYTES
 
-__all__ = ["check_address", "check_amount", "check_fees", "check_hash", "check_timeout"]
+__all__ = ["check_address", "check_amount", "check_fees", "check_hash", "check_options", "check_timeout"]
 
 TIMEOUT_S_MAX: Final = 10**9
 AMOUNT_LIMIT: Final = 2**256
+ROUNDS_MAX: Final = 100
 
 
 def check_address(name: str, value: object) -> None:
@@ -44,6 +46,14 @@ def check_fees(fee: int | None, tip: int | None) -> None:
     for name, value in (("max_fee_per_gas", fee), ("max_priority_fee_per_gas", tip)):
         if value is not None:
             check_amount(name, value)
+
+
+def check_options(options: ClientOptions) -> None:
+    """Check how patient a client is to be. Raises ArgumentInvalid."""
+    check_timeout("timeout_s", options.timeout_s)
+    check_timeout("pause_s", options.pause_s)
+    if type(options.rounds) is not int or not 1 <= options.rounds <= ROUNDS_MAX:
+        raise ArgumentInvalid(f"rounds: an int from 1 to {ROUNDS_MAX} expected, not {options.rounds!r}")
 
 
 def _check_bytes(name: str, value: object, size: int, what: str) -> None:

@@ -7,6 +7,7 @@ state may be, and how a subscription goes on where it was cut off.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -15,7 +16,6 @@ from urllib.parse import urlsplit
 import orjson
 
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, OtherChain
-from rpc.client.shapes import Block, Header, News, Receipt, read_shape
 from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = [
@@ -37,35 +37,33 @@ __all__ = [
     "Steps",
     "Stream",
     "Tell",
+    "TimeOver",
     "Work",
     "gather",
     "hexed",
     "http_url",
+    "read_answers",
+    "read_json",
     "through",
+    "within",
 ]
 
 _T = TypeVar("_T")
 _E = TypeVar("_E")
 
+TURN_PAUSE_S: Final = 0.02
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ANSWER_BYTES_PER_S_MIN: Final = 16 * 1024
 """An answer has the time of its call, and for each so many bytes that came a second more."""
 DEFAULT_PORT: Final = 8545
+_PATH: Final = re.compile("[!-~]+")
 ELSEWHERE: Final = frozenset(("node_unavailable", "height_not_reached"))
 """Reasons that another gateway, or the same a moment later, need not give."""
 RATION: Final = "limit_exceeded"
 WITHOUT_MIN_HEIGHT: Final = frozenset(("dekube_sendTransaction", "dekube_subscribe", "dekube_unsubscribe"))
 RATION_PAUSE_S_MAX: Final = 10.0
-IDLE_S: Final = 20.0
-"""A subscription that is silent for so long is asked for a sign of life."""
-RECONNECTS_MAX: Final = 12
-"""Tries in a row, for each gateway, to take up a subscription again."""
-RECONNECT_PAUSE_S_MAX: Final = 5.0
 BATCH_MAX: Final = 1_000
 """Calls of one request, as many as gateways take unless they are set up otherwise."""
-REPLAY_MAX: Final = 900
-"""Blocks that a gateway is asked to replay: it does so for 1,000, and makes more meanwhile."""
-REPLAY_BATCH: Final = 25
 
 
 class Call(NamedTuple):
@@ -212,6 +210,45 @@ def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]
                 steps.give(None, failed)
 
 
+class TimeOver(Exception):
+    """What was to be done within a time is not done."""
+
+
+def within(run: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any, _T]:
+    """Perform the effects of a flow or a stream for ``timeout_s`` at most, whatever each may take by itself.
+
+    Returns what ``run`` returns. Raises TimeOver.
+    """
+    deadline = (yield Now()) + timeout_s
+    steps = Steps(run)
+    try:
+        for effect in steps:
+            if isinstance(effect, Found):
+                yield effect
+                continue
+            left_s = deadline - (yield Now())
+            if left_s <= 0:
+                raise TimeOver
+            try:
+                steps.give((yield _shortened(effect, left_s)), None)
+            except DekubeError as failed:
+                steps.give(None, failed)
+    finally:
+        run.close()
+    result: _T = steps.result
+    return result
+
+
+def _shortened(effect: Effect, left_s: float) -> Effect:
+    match effect:
+        case Post() | Fetch() | Dial() | Hear():
+            return effect._replace(timeout_s=min(effect.timeout_s, left_s))
+        case Pause(seconds):
+            return Pause(min(seconds, left_s))
+        case _:
+            return effect
+
+
 def gather(stream: Stream[_T]) -> Flow[list[_T]]:
     """Return all that ``stream`` finds."""
     found: list[_T] = []
@@ -248,6 +285,9 @@ class Core:
         self.height = 0
         """The newest height that any answer was of."""
         self._chain_id = options.chain_id
+        self._signing: set[bytes] = set()
+        self._nonces: set[tuple[bytes, int]] = set()
+        """Of what was handed in here and is not final yet, with the accounts."""
 
     def check_chain(self, chain_id: int) -> None:
         """Check that a gateway names the chain that is signed for. Raises OtherChain."""
@@ -255,6 +295,36 @@ class Core:
             self._chain_id = chain_id
         elif chain_id != self._chain_id:
             raise OtherChain(f"{self.url} is of chain {chain_id}, and chain {self._chain_id} is signed for")
+
+    def take_turn(self, address: bytes) -> Flow[None]:
+        """Wait until nobody else signs for an account; ``end_turn`` when what was signed is handed in.
+
+        Two that sign at once would get the same nonce of a gateway.
+        """
+        while address in self._signing:
+            yield Pause(TURN_PAUSE_S)
+        self._signing.add(address)
+
+    def end_turn(self, address: bytes) -> None:
+        """Let others sign for an account."""
+        self._signing.discard(address)
+
+    def next_nonce(self, address: bytes, pending: int) -> int:
+        """Return the nonce for what an account signs next, where ``pending`` is next for a gateway.
+
+        One that has taken over may not know yet what was handed in with another.
+        """
+        while (address, pending) in self._nonces:
+            pending += 1
+        return pending
+
+    def note_nonce(self, address: bytes, nonce: int) -> None:
+        """Note that a transaction is handed in; ``drop_nonce`` when nobody here waits for it any more."""
+        self._nonces.add((address, nonce))
+
+    def drop_nonce(self, address: bytes, nonce: int) -> None:
+        """Forget a transaction."""
+        self._nonces.discard((address, nonce))
 
     @property
     def gateways(self) -> int:
@@ -375,174 +445,16 @@ class Core:
                 raise AnswerMalformed(f"{method}: a page that follows itself")
             cursor = following
 
-    # Subscriptions
-
-    def news(
-        self, kind: str, *, from_height: int | None = None, address: bytes | None = None,
-        topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
-    ) -> Stream[News]:  # fmt: skip
-        """Find the news of each block, in order, each once: over gateways that end, and long silences.
-
-        Without end, or until ``timeout_s`` are over.
-
-        Raises ClientError for what can never be told (pruned blocks), GatewayUnreachable when no gateway is left.
-        """
-        named = {"address": address, "topic": topic, "task": task}
-        wanted = {name: hexed(value) for name, value in named.items() if value is not None}
-        following = from_height
-        failures = 0
-        deadline = None if timeout_s is None else (yield Now()) + timeout_s
-        while True:
-            url = self.url
-            try:
-                if following is not None:
-                    following = yield from self._replay(kind, wanted, following)
-                request: dict[str, Any] = {"kind": kind, **wanted}
-                if following is not None:
-                    request["from_height"] = following
-                url = self.url
-                yield Dial(_socket_url(url), self.options.timeout_s)
-                yield Tell(_message("dekube_subscribe", request))
-                started = yield from self._hear_answer()
-                following = started if following is None else following
-                while True:
-                    told = yield from self._hear_news(deadline)
-                    if told is None:
-                        return
-                    failures = 0
-                    self.height = max(self.height, told.at.height)
-                    if told.at.height >= following:
-                        following = told.at.height + 1
-                        yield Found(told)
-            except GatewayUnreachable:
-                failures += 1
-                if failures > RECONNECTS_MAX * len(self._urls):
-                    raise
-            except ClientError as error:
-                if error.reason not in ELSEWHERE and error.reason != RATION:
-                    raise
-                failures += 1
-                if failures > RECONNECTS_MAX * len(self._urls):
-                    raise
-            self.turn(url)
-            if deadline is not None and (yield Now()) >= deadline:
-                return
-            yield Pause(min(self.options.pause_s * 2 ** min(failures, 16), RECONNECT_PAUSE_S_MAX))
-
-    def _hear_answer(self) -> Flow[int]:
-        """Return the height from which the subscription tells."""
-        text = yield Hear(self.options.timeout_s)
-        if text is None:
-            raise GatewayUnreachable("no answer over the WebSocket")
-        [answer] = read_answers(text, 1, is_batch=False)
-        if isinstance(answer, ClientError):
-            raise answer
-        match answer:
-            case {"from_height": int(height)}:
-                return height
-            case _:
-                raise AnswerMalformed("not an answer to a subscription")
-
-    def _hear_news(self, deadline: float | None) -> Flow[News | None]:
-        """Return the next news, None when the time is over."""
-        silent = False
-        while True:
-            left_s = IDLE_S if deadline is None else deadline - (yield Now())
-            if left_s <= 0:
-                return None
-            text = yield Hear(min(left_s, IDLE_S))
-            if text is None:
-                if left_s < IDLE_S:
-                    return None
-                if silent:
-                    raise GatewayUnreachable("the WebSocket is silent")
-                silent = True
-                yield Tell(_message("dekube_head", {}))
-                continue
-            silent = False
-            match _json(text):
-                case {"method": "dekube_subscription", "params": {"result": result}}:
-                    return read_shape(News, result)
-                case {"id": _}:  # the sign of life
-                    continue
-                case _:
-                    raise AnswerMalformed("not a notification")
-
-    def _replay(
-        self, kind: str, wanted: Mapping[str, str], following: int
-    ) -> Generator[Effect | Found[News], Any, int]:
-        """Find what blocks tell that are too many to be replayed by a subscription; return the next height."""
-        while True:
-            answer = yield from self.call("dekube_head")
-            match answer:
-                case {"at": {"height": int(newest)}}:
-                    pass
-                case _:
-                    raise AnswerMalformed("dekube_head: not a head")
-            if following > newest - REPLAY_MAX:
-                return following
-            heights = range(following, min(following + REPLAY_BATCH, newest - REPLAY_MAX // 2))
-            calls = [Call("dekube_getBlock", {"block": height}) for height in heights]
-            if kind != "heads":
-                calls += [Call("dekube_getBlockReceipts", {"block": height}) for height in heights]
-            answers = yield from self.batch(calls)
-            for found in answers:
-                if isinstance(found, ClientError):
-                    raise found
-            for number, height in enumerate(heights):
-                receipts = None if kind == "heads" else answers[len(heights) + number]
-                told = news_of(answers[number], receipts, kind, wanted)
-                following = height + 1
-                if told is not None:
-                    yield Found(told)
-
-
-def news_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, str]) -> News | None:
-    """Return what a subscription would have told of a block, from the answers that have it whole.
-
-    Raises AnswerMalformed.
-    """
-    match block, receipts:
-        case {"block": dict() as found}, None:
-            header = read_shape(Header, found)
-            at = {"height": header.height, "hash": found["hash"]}
-            return read_shape(News, {"at": at, "header": found})
-        case {"block": dict() as found}, {"receipts": list() as listed}:
-            whole = read_shape(Block, found)
-            items: list[dict[str, Any]] = []
-            for index, receipt in enumerate(listed):
-                read_shape(Receipt, receipt)
-                hash_ = receipt["transaction_hash"]
-                items += [
-                    {"transaction_hash": hash_, "index": index, "event": event} for event in receipt["events"]
-                ]
-            items += [{"transaction_hash": None, "index": None, "event": event} for event in found["events"]]
-            items = [item for item in items if _is_wanted(item["event"], kind, wanted)]
-            if not items:
-                return None
-            return read_shape(News, {"at": {"height": whole.height, "hash": found["hash"]}, "items": items})
-        case _:
-            raise AnswerMalformed("not a block and its receipts")
-
-
-LEDGERS: Final = frozenset(f"0x{number:040x}" for number in (0x702, 0x703))
-"""The contracts of tasks and billing, whose events a subscription to tasks tells."""
-
-
-def _is_wanted(event: Mapping[str, Any], kind: str, wanted: Mapping[str, str]) -> bool:
-    source, topics = str(event["address"]).lower(), [str(topic).lower() for topic in event["topics"]]
-    if kind == "tasks":
-        return source in LEDGERS and ("task" not in wanted or topics[1:2] == [wanted["task"]])
-    return wanted.get("address", source) == source and ("topic" not in wanted or topics[:1] == [wanted["topic"]])
-
 
 def read_answers(data: bytes, count: int, *, is_batch: bool) -> list[Any]:
     """Return the ``count`` results in a gateway's answer, a failed one as its ClientError.
 
     Where the whole was refused, that is the result of each. Raises AnswerMalformed.
     """
-    answer = _json(data)
+    answer = read_json(data)
     if not is_batch or type(answer) is dict:
+        if not is_batch and type(answer) is dict and answer.get("id") not in (0, None):
+            raise AnswerMalformed("an answer to what was not asked")
         result = _result(answer)
         if is_batch and not isinstance(result, ClientError):
             raise AnswerMalformed("one answer for a batch")
@@ -576,15 +488,12 @@ def _result(answer: Any) -> Any:
             raise AnswerMalformed("not an answer of a gateway")
 
 
-def _json(data: bytes) -> Any:
+def read_json(data: bytes) -> Any:
+    """Return what a gateway said. Raises AnswerMalformed."""
     try:
         return orjson.loads(data)
     except ValueError:
         raise AnswerMalformed("not JSON") from None
-
-
-def _message(method: str, params: Mapping[str, Any]) -> bytes:
-    return orjson.dumps({"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
 
 
 def _is_to_be_asked_again(result: Any) -> bool:
@@ -609,15 +518,14 @@ def http_url(url: str) -> str:
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # as whoever connects does
     except ValueError:
         raise ConfigError(f"not the URL of a gateway: {url}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    path = parts.path or "/"
+    if parts.scheme not in ("http", "https") or not host or port == 0 or not _PATH.fullmatch(path):
         raise ConfigError(f"not the URL of a gateway: {url}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if parts.query or parts.fragment or "@" in parts.netloc:  # not to be left out without a word
+        raise ConfigError("the URL of a gateway has no query, fragment, name or password")
     usual = DEFAULT_PORT if "://" not in url else 443 if parts.scheme == "https" else 80
-    return f"{parts.scheme}://{host}:{port or usual}{parts.path or '/'}"
-
-
-def _socket_url(url: str) -> str:
-    return "ws" + url.removeprefix("http")
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or usual}{path}"

@@ -8,11 +8,13 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from rpc.client.api import Api
-from rpc.client.arguments import check_timeout
+from rpc.client.arguments import check_options
 from rpc.client.blobs import BlobApi
 from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,
@@ -45,16 +47,18 @@ __all__ = ["Client"]
 
 _T = TypeVar("_T")
 READ_BYTES: Final = 65536
+OVERHEAD_BYTES_MAX: Final = 1024 * 1024
+"""Of an answer beside its body, which may come in small chunks: heads, and what else delays its end."""
 
 
 class Client(Api, NetworkApi, TaskApi, BlobApi):
     """Speaks to the gateways at ``urls`` (http or https), the first that answers. One thread at a time."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:
-        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for a timeout that is none."""
+        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for options that cannot be."""
         if options is None:
             options = ClientOptions() if timeout_s is None else ClientOptions(timeout_s=timeout_s)
-        check_timeout("timeout_s", options.timeout_s)
+        check_options(options)
         self.core = Core(urls, options)
         self._connection: http.client.HTTPConnection | None = None
         self._connected_to = ""
@@ -74,7 +78,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
     def perform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
         steps = Steps(flow)
-        with _Socket() as heard:
+        with closing(flow), _Socket() as heard:
             for effect in steps:
                 steps.give(*self._do(effect, heard))
         result: _T = steps.result
@@ -83,7 +87,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
     def iterate(self, stream: Stream[_T]) -> Iterator[_T]:
         """Perform the effects of ``stream``; yield what it finds."""
         steps = Steps(stream)
-        with _Socket() as heard:
+        with closing(stream), _Socket() as heard:
             for effect in steps:
                 if isinstance(effect, Found):
                     yield effect.item
@@ -132,7 +136,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
             is_fresh = self._connection is None
             try:
                 return self._send(fetch, place)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: sizes of chunks
                 self.close()
                 # A kept connection may have been closed meanwhile; only then nothing was done yet.
                 was_closed = isinstance(error, http.client.RemoteDisconnected | BrokenPipeError)
@@ -145,17 +149,21 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(str(parts.hostname), parts.port, timeout=fetch.timeout_s)
-            self._connection.response_class = _Response
             self._connected_to = place
         elif self._connection.sock is not None:
             self._connection.sock.settimeout(fetch.timeout_s)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
+        limit_bytes = 2 * fetch.limit_bytes + OVERHEAD_BYTES_MAX
+        self._connection.response_class = partial(_Response, limit_bytes=limit_bytes)  # type: ignore[assignment]
         self._connection.request(fetch.method, target, fetch.body or None, dict(fetch.headers))
         response = self._connection.getresponse()
-        data = response.read(fetch.limit_bytes + 1)
-        if len(data) > fetch.limit_bytes:
-            self.close()
-            raise GatewayUnreachable(f"{_place(fetch.url)}: an answer without end")
+        try:
+            data = response.read(fetch.limit_bytes + 1)
+            if len(data) > fetch.limit_bytes:
+                raise http.client.HTTPException("an answer without end")
+        except BaseException:
+            response.close()  # it holds the socket beside the connection
+            raise
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Reply(response.status, headers, data)
 
@@ -172,25 +180,29 @@ def _place(url: str) -> str:
 class _Response(http.client.HTTPResponse):
     """An answer that has to come in time as a whole: a gateway must not keep a client with a byte now and then."""
 
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(_Paced(sock), *args, **options)  # type: ignore[arg-type]  # all that it takes is a file
+    def __init__(self, sock: socket.socket, *args: Any, limit_bytes: int, **options: Any) -> None:
+        """``limit_bytes``: of all that comes, heads and ends of chunks as well."""
+        paced = _Paced(sock, limit_bytes)
+        super().__init__(paced, *args, **options)  # type: ignore[arg-type]  # all that it takes is a file
 
 
 class _Paced:
     """A socket, as far as an answer is read from it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit_bytes: int) -> None:
         self._sock = sock
+        self._limit_bytes = limit_bytes
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_PacedReader(self._sock), READ_BYTES)
+        return io.BufferedReader(_PacedReader(self._sock, self._limit_bytes), READ_BYTES)
 
 
 class _PacedReader(io.RawIOBase):
     """Reads from a socket within its timeout, longer by a second for each ``ANSWER_BYTES_PER_S_MIN`` that came."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit_bytes: int) -> None:
         self._sock = sock
+        self._left_bytes = limit_bytes
         self._raw = sock.makefile("rb", buffering=0)
         self._until = time.monotonic() + (sock.gettimeout() or 0)
 
@@ -204,6 +216,9 @@ class _PacedReader(io.RawIOBase):
         self._sock.settimeout(left_s)
         size = self._raw.readinto(buffer)
         self._until += (size or 0) / ANSWER_BYTES_PER_S_MIN
+        self._left_bytes -= size or 0
+        if self._left_bytes < 0:
+            raise OSError("an answer without end")
         return size
 
     def close(self) -> None:

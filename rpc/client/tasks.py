@@ -16,6 +16,7 @@ from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
 from rpc.client.core import Call, Core, Flow, Found, Stream, Work, gather, hexed, through
 from rpc.client.errors import AnswerMalformed, ClientError, NoResult, ResultMismatch, TaskEnded
+from rpc.client.news import news
 from rpc.client.shapes import (
     Bill,
     BillLine,
@@ -267,7 +268,7 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
             ended = yield from look()
         return ended
 
-    told = core.news("tasks", task=task, from_height=height + 1, timeout_s=timeout_s)
+    told = news(core, "tasks", task=task, from_height=height + 1, timeout_s=timeout_s)
     yield from through(told, handle)
     if not ended:
         raise TaskEnded(f"task {hexed(task)} has not ended in {timeout_s or 0:.0f} s")

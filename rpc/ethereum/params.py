@@ -6,7 +6,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from rpc.ethereum.logs import LogFilter
-from rpc.schema import EARLIEST, NULL, ParamType, Schema, array, read_hex
+from rpc.schema import BOOLEAN, EARLIEST, NULL, ParamType, Schema, array, nullable, obj, read_hex
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES, VALUE_MAX
 
 __all__ = [
@@ -129,6 +129,8 @@ def _block(value: Any) -> BlockParam:
         return EARLIEST
     match value:
         case {"blockHash": block_hash, **rest} if rest.keys() <= {"requireCanonical"}:
+            if type(rest.get("requireCanonical", False)) not in (bool, type(None)):
+                raise ValueError("requireCanonical: true or false expected")
             return _hash(block_hash)
         case {"blockNumber": number, **rest} if not rest:
             return _quantity(number, HEIGHT_MAX)
@@ -155,6 +157,8 @@ def _call(value: Any) -> CallParam:
         raise ValueError("both gasPrice and (maxFeePerGas or maxPriorityFeePerGas) specified")
     if "nonce" in fields:
         _quantity(fields["nonce"])
+    if type(fields.get("accessList", [])) is not list:
+        raise ValueError("accessList: a list expected")
     tip, gas, form, chain_id = (
         _quantity(fields[name]) if name in fields else None
         for name in ("maxPriorityFeePerGas", "gas", "type", "chainId")
@@ -177,7 +181,7 @@ def _call(value: Any) -> CallParam:
 
 def _no_override(value: Any) -> None:
     """Nothing in the state or the block can be other than it is; clients send an empty object for that too."""
-    if value:
+    if value not in (None, {}):
         raise ValueError("overrides are not supported")
 
 
@@ -261,14 +265,22 @@ _LOGS_IN: Final[dict[str, Schema]] = {
         ]
     },
 }
+_HEIGHT_PATTERN: Final = "0x(0|[1-9a-fA-F][0-9a-fA-F]{0,14}|[1-7][0-9a-fA-F]{15})"
+"""Quantities up to HEIGHT_MAX."""
 _BLOCK_TAG: Final[Schema] = {
     "type": "string",
-    "pattern": "^(latest|pending|safe|finalized|earliest|0x(0|[1-9a-fA-F][0-9a-fA-F]{0,15}))$",
+    "pattern": f"^(latest|pending|safe|finalized|earliest|{_HEIGHT_PATTERN})$",
 }
+_BLOCK_OF_HASH: Final = obj(
+    {"blockHash": _HASH_IN, "requireCanonical": nullable(BOOLEAN.schema)}, optional=("requireCanonical",)
+)
+_BLOCK_OF_NUMBER: Final = obj({"blockNumber": {"type": "string", "pattern": f"^{_HEIGHT_PATTERN}$"}})
+_COUNT_PATTERN: Final = "^0x([1-9a-fA-F][0-9a-fA-F]{0,6}|[1-7][0-9a-fA-F]{7}|80000000)$"
+"""Quantities from 1 to COUNT_MAX."""
 
 QUANTITY: Final = ParamType(_QUANTITY_IN, _quantity)
 ACCOUNT: Final = ParamType(_ADDRESS_IN, _address)
-BLOCK: Final = ParamType({"anyOf": [_BLOCK_TAG, _HASH_IN, {"type": "object"}]}, _block)
+BLOCK: Final = ParamType({"anyOf": [_BLOCK_TAG, _HASH_IN, _BLOCK_OF_HASH, _BLOCK_OF_NUMBER]}, _block)
 CALL: Final = ParamType(
     {
         "type": "object",
@@ -290,7 +302,7 @@ CALL: Final = ParamType(
     },
     _call,
 )
-NO_OVERRIDE: Final = ParamType({"anyOf": [{"type": "object", "maxProperties": 0}, NULL]}, _no_override)
+NO_OVERRIDE: Final = ParamType(nullable(obj({})), _no_override)
 FILTER: Final = ParamType(
     {
         "type": "object",
@@ -307,6 +319,16 @@ SLOT: Final = ParamType({"type": "string", "pattern": "^0x[0-9a-fA-F]{1,64}$"}, 
 TOPIC_FILTER: Final = ParamType(
     {"anyOf": [{"type": "object", "properties": _LOGS_IN}, {"type": "boolean"}]}, _topic_filter
 )
-COUNT: Final = ParamType({"anyOf": [_QUANTITY_IN, {"type": "integer", "minimum": 1}]}, _count)
+COUNT: Final = ParamType(
+    {
+        "anyOf": [
+            {"type": "string", "pattern": _COUNT_PATTERN},
+            {"type": "integer", "minimum": 1, "maximum": COUNT_MAX},
+        ]
+    },
+    _count,
+)
 SYNC_WAIT: Final = ParamType({}, _sync_wait)
-PERCENTILES: Final = ParamType(array({"type": "number"}, maximum=PERCENTILES_MAX), _percentiles)
+PERCENTILES: Final = ParamType(
+    array({"type": "number", "minimum": 0, "maximum": 100}, maximum=PERCENTILES_MAX), _percentiles
+)

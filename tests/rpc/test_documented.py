@@ -53,6 +53,19 @@ def test_every_number_of_an_error_is_described() -> None:
     assert described == numbers
 
 
+def test_every_reason_of_a_number_is_described() -> None:
+    of_rules = rpc.errors.SERVER_ERROR
+    rows = re.findall(r"^\| ((?:-?\d+(?:, )?)+) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    shown = {int(number): text for numbers, text in rows for number in numbers.split(", ")}
+    for number, error in SPECIFIED["components"]["errors"].items():
+        reasons = set(error["data"]["reason"].split(" | "))
+        known = {reason for reason, of in rpc.errors._NUMBERS.items() if of == int(number)}
+        if int(number) < 0:  # the others are those of one error each
+            assert reasons == (known or {"*"}), number
+            assert bool(known) == (int(number) != of_rules)
+        assert all(f"`{reason}`" in shown[int(number)] for reason in known), number
+
+
 def test_two_methods_of_one_name_are_refused() -> None:
     method = SURFACE["dekube_head"]
     with pytest.raises(AssertionError):

@@ -241,6 +241,7 @@ async def test_coins_are_given_within_limits_that_outlive_the_process(tmp_path: 
             about = (await running.http.get(running.url)).json()
             assert (about["chain_id"], about["amount"]) == (7, str(5 * COIN))
             assert await running.metric("dekube_faucet_grants_total") == 5
+            await check_heads(running)
             assert await running.metric("dekube_faucet_balance_low") == 1
 
         async with faucet(tmp_path, it, *limits) as running:
@@ -250,6 +251,27 @@ async def test_coins_are_given_within_limits_that_outlive_the_process(tmp_path: 
             assert (status, body["error"]["reason"]) == (429, "day_limit")
     with sqlite3.connect(tmp_path / "faucet.db") as database:
         assert database.execute("SELECT count(*) FROM grants").fetchone() == (6,)
+
+
+async def check_heads(running: Faucet) -> None:
+    """Hold what HEAD answers, byte for byte, against what GET does."""
+    for path in ("/", "/healthz", "/metrics", "/nothing"):
+        whole = await running.http.get(running.url + path)
+        stream = await trio.open_tcp_stream("127.0.0.1", int(running.url.rpartition(":")[2]))
+        lines = b"%s HTTP/1.1\r\nhost: localhost\r\n" % path.encode()
+        async with stream:
+            await stream.send_all(
+                b"HEAD " + lines + b"\r\nGET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+            )
+            with trio.fail_after(120):
+                data = b"".join([part async for part in stream])
+        first, second, body = data.split(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 %d " % whole.status_code)
+        assert second.startswith(b"HTTP/1.1 200 ") and json.loads(body) == {"status": "ok"}
+        found = dict(line.decode().split(": ", 1) for line in first.split(b"\r\n")[1:])
+        assert found.keys() == whole.headers.keys() and int(found["content-length"]) > 0
+        if path in ("/healthz", "/nothing"):
+            assert {**found, "date": ""} == {**whole.headers, "date": ""}
 
 
 async def test_a_chain_that_is_not_for_tests_gets_no_faucet(

@@ -10,15 +10,20 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
+import pytest
 import trio
+from fastapi import APIRouter
 
 from rpc.direct import BURST_MAX, CHUNK_BYTES
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions
+from rpc.rest import ROUTES, rest_api
 from tests.rpc.harness import Gateway, Node, gateway, served
 from tests.rpc.raw import Wire, call, chunked, post
 
@@ -205,6 +210,85 @@ async def test_the_short_way_keeps_order_and_limits(tmp_path: Path) -> None:
     async with running(tmp_path) as it:
         for scenario in (order_of_answers, bodies_in_pieces, bodies_over_the_limit, large_answers):
             await scenario(it)
+
+
+PATHS = (
+    "/readyz", "/status", "/metrics", "/docs", "/openrpc.json", "/openapi.json", "/healthz", "/v1/chain",
+    "/v1/blocks?limit=1", "/v1/blocks/77", "/v1/blocks/pending", "/v1/network", "/nothing", "/blobs/nothing",
+)  # fmt: skip
+
+
+def asked(method: str, path: str, *headers: str) -> bytes:
+    lines = "".join(f"{line}\r\n" for line in ("host: localhost", *headers))
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+async def all_bytes(it: Gateway, *requests: bytes) -> bytes:
+    """Return what comes on one connection until its end."""
+    async with await Wire.open(it) as wire:
+        await wire.send(b"".join(requests))
+        with trio.fail_after(120):
+            return b"".join([part async for part in wire.stream])
+
+
+def fields(head: bytes, *varying: bytes) -> list[bytes]:
+    """Return status and headers but those that may be others in each answer."""
+    return [line for line in head.split(b"\r\n") if line.split(b":")[0] not in (b"date", b"connection", *varying)]
+
+
+async def test_head_is_answered_as_get_without_the_body(tmp_path: Path) -> None:
+    async with running(tmp_path) as it:
+        for path in PATHS:
+            head, _, body = (await all_bytes(it, asked("GET", path, "connection: close"))).partition(b"\r\n\r\n")
+            assert body and b"content-length: %d" % len(body) in head
+            # Two in one piece, then a question: a byte of a body would stand before the next answer.
+            bare = [asked("HEAD", path)] * 2
+            *heads, last = (await all_bytes(it, *bare, post(CHAIN, "connection: close"))).split(b"\r\n\r\n")
+            assert len(heads) == 3 and json.loads(last)["result"] == "0x7"
+            varying = (b"content-length",) if path == "/metrics" else ()
+            for found in heads[:2]:
+                assert b"content-length: " in found
+                assert fields(found, *varying) == fields(head, *varying), path
+        assert (await it.http.head(it.url + "/openrpc.json")).headers["content-length"]
+
+
+async def test_head_costs_what_get_costs(tmp_path: Path) -> None:
+    limited = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=1e-9, burst=400))  # type: ignore[arg-type]
+    found: dict[str, list[int]] = {}
+    for method in ("GET", "HEAD"):
+        async with running(tmp_path / method, limited) as it:
+            ask = partial(it.http.request, method)
+            found[method] = [(await ask(it.url + path)).status_code for path in 4 * PATHS if path != "/healthz"]
+    assert found["HEAD"] == found["GET"]
+    assert found["GET"][0] == 200 and found["GET"][-1] == 429
+
+
+async def test_who_may_not_is_told_what_is_allowed(tmp_path: Path) -> None:
+    async with running(tmp_path) as it:
+        for path in ("/status", "/v1/chain", "/openapi.json"):
+            refused = await it.http.post(it.url + path)
+            assert (refused.status_code, refused.json()) == (405, {"detail": "Method Not Allowed"})
+            assert sorted(refused.headers["allow"].split(", ")) == ["GET", "HEAD"]
+
+
+async def test_a_page_of_get_has_head_and_one_of_post_has_not() -> None:
+    page = APIRouter()
+    page.add_api_route("/read", lambda: "read")
+    page.add_api_route("/write", lambda: "write", methods=["POST"])
+    api = rest_api(cast(Any, None), [page])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
+        assert (await client.head("/read")).headers["content-length"] == str(len('"read"'))
+        refused = await client.head("/write")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_openapi_document_has_each_operation_once() -> None:
+    paths = rest_api(cast(Any, None), ()).openapi()["paths"]
+    assert paths.keys() > {path for path, _ in ROUTES} | {"/readyz", "/status", "/metrics", "/docs"}
+    assert all(operations.keys() == {"get"} for operations in paths.values())
+    ids = [operations["get"]["operationId"] for operations in paths.values()]
+    assert len(set(ids)) == len(ids)
 
 
 async def test_an_idle_connection_is_closed_and_one_that_waits_is_not(tmp_path: Path) -> None:

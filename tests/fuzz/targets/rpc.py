@@ -14,8 +14,9 @@ from rpc.client.api import read_grant
 from rpc.client.contracts import functions_of, parse_argument, read_revert
 from rpc.client.control import ControlRefused, ControlUnavailable
 from rpc.client.control import read_answer as read_control_answer
-from rpc.client.core import news_of, read_answers
+from rpc.client.core import read_answers
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
+from rpc.client.news import news_of
 from rpc.client.shapes import Account, Contract, News, Task, Window, read_shape
 from rpc.client.shapes import Receipt as ShownReceipt
 from rpc.client.websocket import Conversation
@@ -232,7 +233,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "client answers", Target(
         read_gateway_answer, GATEWAY_ANSWERS,
-        ("rpc.client.core:read_answers", "rpc.client.core:_json", "rpc.client.shapes:read_shape",
+        ("rpc.client.core:read_answers", "rpc.client.core:read_json", "rpc.client.shapes:read_shape",
          "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
     )  # fmt: skip
     yield "client contracts", Target(

@@ -124,6 +124,13 @@ def test_a_client_has_a_timeout(timeout_s: Any) -> None:
             Client("http://127.0.0.1:9", timeout_s=timeout_s)
 
 
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": 1.5}, {"rounds": 10**9}, {"pause_s": -1}])
+def test_a_client_asks_a_number_of_times(wrong: dict[str, Any]) -> None:
+    for cls in (Client, AsyncClient):
+        with pytest.raises(ArgumentInvalid, match=next(iter(wrong))):
+            cls("http://127.0.0.1:9", options=ClientOptions(**wrong))
+
+
 def test_what_may_be_is_asked() -> None:
     asked = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -20,8 +21,9 @@ from rpc.client import (
     OtherChain,
     TransactionRefused,
 )
-from rpc.client.api import _sign, _submit, _wait
-from rpc.client.core import BATCH_MAX, REPLAY_MAX, Core, Flow, Post
+from rpc.client.api import GRACE_S, _sign, _submit, _wait, send
+from rpc.client.core import BATCH_MAX, Core, Flow, Post, http_url
+from rpc.client.news import REPLAY_BATCH, REPLAY_MAX, news
 from rpc.dispatch import DispatchOptions
 from rpc.errors import RpcError
 from state.primitives.errors import ConfigError
@@ -195,13 +197,42 @@ def test_two_flows_that_fail_at_one_gateway_turn_from_it_once() -> None:
     assert world.core.url == second != first
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://[", "://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x",
+        "http://",
+        "http://x:99999",
+        "http://[",
+        "://",
+        "http://a..b:80",
+        f"http://{'a' * 64}.b",
+        "http://x/\u00e9",
+        "http://x/a b",
+        "http://x:0",
+        "http://x/?key=1",
+        "http://x/#a",
+        "http://me@x",
+        "me:pw@x",
+    ],
+)
 def test_what_is_no_address_of_a_gateway_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         World.__new__(World).core = Core([url], World(head(1)).core.options)
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b"null", b"\xff", b"[1]"])
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("x", "http://x:8545/"), ("http://x", "http://x:80/"), ("https://x/rpc", "https://x:443/rpc"),
+        ("http://[::1]:7", "http://[::1]:7/"), ("http://B\u00fccher.example", "http://b\u00fccher.example:80/"),
+    ],
+)  # fmt: skip
+def test_an_address_of_a_gateway_is_made_whole(url: str, asked: str) -> None:
+    assert http_url(url) == asked
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b"null", b"\xff", b"[1]", b'{"id":7,"result":1}'])
 def test_what_is_no_answer_is_refused(document: bytes) -> None:
     world = World(head(1))
     flow = world.core.call("dekube_head")
@@ -272,6 +303,121 @@ def test_a_rule_that_refuses_and_a_wait_in_vain_are_told_apart() -> None:
     with pytest.raises(TransactionRefused) as caught:
         world.run(_wait(world.core, RAW, timeout_s=30))
     assert caught.value.reason == ""
+    assert world.now_s == pytest.approx(30)
+    assert len(world.all[0].asked) < 200, "who says so at once is not asked without a pause"
+
+
+@pytest.mark.parametrize("timeout_s", [0, 1, 12])
+def test_a_wait_takes_no_longer_than_it_may(timeout_s: float) -> None:
+    def waits(method: str, params: Any) -> Any:
+        world.now_s += params.get("timeout_ms", 0) / 1000
+        return {"hash": RAW_HASH} if "send" in method else {"receipt": None, "pending": True}
+
+    world = World(waits)
+    with pytest.raises(TransactionRefused):
+        world.run(_wait(world.core, RAW, timeout_s=timeout_s))
+    assert world.now_s == pytest.approx(timeout_s)
+    assert world.pauses == []
+
+    def taken_and_gone(method: str, _params: Any) -> Any:
+        world.all[0].is_silent = True
+        return {"hash": RAW_HASH}
+
+    world = World(taken_and_gone)
+    with pytest.raises((TransactionRefused, GatewayUnreachable)):
+        world.run(_wait(world.core, RAW, timeout_s=timeout_s))
+    assert world.now_s <= timeout_s + GRACE_S
+
+
+class Pool:
+    """A gateway with a mempool, whose blocks take everything when they are told to."""
+
+    def __init__(self) -> None:
+        self.raws: list[str] = []
+        self.is_away = False
+
+    def answer(self, method: str, params: Any) -> Any:
+        if self.is_away:
+            raise GatewayUnreachable("away")
+        match method:
+            case "dekube_sendTransaction":
+                if params["raw"] in self.raws:
+                    raise RpcError("already_known", "already known")
+                self.raws.append(params["raw"])
+                return {"hash": "0x" + keccak(bytes.fromhex(params["raw"][2:])).hex()}
+            case "dekube_waitForReceipt":
+                return {"receipt": receipt() | {"transaction_hash": params["hash"]}, "pending": False}
+            case "dekube_getNonce":
+                return {"at": at(5), "nonce": 3, "pending_nonce": 3 + len(self.raws)}
+            case _:
+                return chain_of(5)(method, params)
+
+    @property
+    def nonces(self) -> list[int]:
+        return [decode_transaction(bytes.fromhex(raw[2:])).nonce for raw in self.raws]
+
+
+def interleaved(world: World, flows: list[Flow[Any]], order: list[int]) -> list[Any]:
+    """Return what the flows return, their effects performed in any order."""
+    ready = {number: (flow, None, None) for number, flow in enumerate(flows)}
+    results: list[Any] = [None] * len(flows)
+    picks = itertools.chain(order, itertools.count())  # at the end in turns: none is forgotten
+    while ready:
+        number = sorted(ready)[next(picks) % len(ready)]
+        flow, answer, error = ready[number]
+        try:
+            effect = flow.send(answer) if error is None else flow.throw(error)
+        except StopIteration as end:
+            results[number] = end.value
+            del ready[number]
+        except Exception as failed:
+            results[number] = failed
+            del ready[number]
+        else:
+            ready[number] = (flow, *world._perform(effect))  # type: ignore[assignment]
+    return results
+
+
+@given(st.lists(st.integers(0, 7), max_size=200))
+def test_what_is_sent_at_the_same_time_is_sent_as_often(order: list[int]) -> None:
+    pool = Pool()
+    world = World(pool.answer)
+    flows = [send(world.core, KEY, 1, []) for _ in range(3)] + [send(world.core, SecretKey(b"\x06" * 32), 1, [])]
+    found = interleaved(world, flows, order)
+    assert len({one.transaction_hash for one in found}) == len(set(pool.raws)) == 4
+    assert not world.core._signing
+    assert not world.core._nonces
+
+
+def test_a_gateway_that_takes_over_may_not_know_what_is_under_way() -> None:
+    first, second = Pool(), Pool()
+    world = World(first.answer, second.answer)
+    under_way = send(world.core, KEY, 1, [])
+    answer: Any = None
+    while not first.raws:
+        answer, _ = world._perform(under_way.send(answer))
+    under_way.send(answer)  # it asks for its receipt
+    first.is_away = True
+    world.run(send(world.core, KEY, 1, []))
+    assert (first.nonces, second.nonces) == ([3], [4])
+    under_way.close()
+    assert not world.core._nonces
+
+
+def test_what_is_refused_leaves_its_nonce_to_the_next() -> None:
+    pool = Pool()
+
+    def refuses(method: str, params: Any) -> Any:
+        if method == "dekube_sendTransaction" and not refused:
+            refused.append(1)
+            raise RpcError("insufficient_funds", "no")
+        return pool.answer(method, params)
+
+    refused: list[int] = []
+    world = World(refuses)
+    found = interleaved(world, [send(world.core, KEY, 1, []) for _ in range(3)], [0, 1, 2] * 20)
+    assert [type(one) for one in found].count(ClientError) == 1
+    assert pool.nonces == [3, 4]
 
 
 # Subscriptions
@@ -351,7 +497,7 @@ def test_each_block_is_told_once_and_in_order_however_often_the_connection_break
 
     chain.world.all[0].answer = cut
     expected = [h for h in range(start, 61) if kind == "heads" or h in loud]
-    told = chain.world.take(chain.world.core.news(kind, from_height=start), len(expected))
+    told = chain.world.take(news(chain.world.core, kind, from_height=start), len(expected))
     assert [news.at.height for news in told] == expected
     assert all((news.header is not None) == (kind == "heads") for news in told)
 
@@ -361,15 +507,78 @@ def test_what_is_too_long_ago_for_a_subscription_is_read_block_by_block(kind: st
     loud = {3, 700, 1999, 2000}
     chain = Chain(2000, loud)
     expected = [h for h in range(2, 2001) if kind == "heads" or h in loud]
-    told = chain.world.take(chain.world.core.news(kind, from_height=2), len(expected))
+    told = chain.world.take(news(chain.world.core, kind, from_height=2), len(expected))
     assert [news.at.height for news in told] == expected
     subscribed = [params for method, params in chain.world.all[0].asked if method == "dekube_subscribe"]
     assert [params["from_height"] > 2000 - REPLAY_MAX for params in subscribed] == [True]
 
 
+@settings(max_examples=60, deadline=None)
+@given(kind=st.sampled_from(["heads", "events"]), fails=st.sets(st.integers(0, 160), max_size=40))
+def test_what_is_read_block_by_block_is_told_once_whatever_fails(kind: str, fails: set[int]) -> None:
+    loud = {3, 26, 27, 700, 1999, 2000}
+    chain = Chain(2000, loud)
+    plain, asked = chain.answer, 0
+
+    def failing(method: str, params: Any) -> Any:
+        nonlocal asked
+        if method in ("dekube_head", "dekube_getBlock"):
+            asked += method == "dekube_head" or params["block"] % 25 == 2
+            if asked in fails:
+                fails.discard(asked)
+                raise (
+                    GatewayUnreachable("gone")
+                    if asked % 2
+                    else RpcError("limit_exceeded", "much", retry_after_s=0)
+                )
+        return plain(method, params)
+
+    chain.world.all[0].answer = failing
+    expected = [h for h in range(2, 2001) if kind == "heads" or h in loud]
+    told = chain.world.take(news(chain.world.core, kind, from_height=2), len(expected))
+    assert [one.at.height for one in told] == expected
+
+
+@pytest.mark.parametrize("newest", [5, 2000])
+def test_a_block_that_never_was_is_an_error_at_once(newest: int) -> None:
+    chain = Chain(newest, set())
+    plain = chain.answer
+
+    def genesis(method: str, params: Any) -> Any:
+        if method == "dekube_getBlock" and params["block"] == 0:
+            return {"at": at(newest), "block": None}
+        if method == "dekube_subscribe" and params.get("from_height") == 0:
+            raise RpcError("pruned", "height 0 is pruned", oldest_height=1)
+        return plain(method, params)
+
+    chain.world.all[0].answer = genesis
+    with pytest.raises(ClientError) as caught:
+        chain.world.take(news(chain.world.core, "heads", from_height=0), 1)
+    assert caught.value.reason == "pruned"
+    assert chain.world.now_s == 0
+
+
+def test_no_gateway_keeps_who_listens_beyond_the_time_it_has() -> None:
+    for from_height in (None, 2):
+        chain = Chain(2000, set())
+        chain.world.all[0].is_silent = True
+        assert chain.world.take(news(chain.world.core, "heads", from_height=from_height, timeout_s=2)) == []
+        assert chain.world.now_s == pytest.approx(2)
+    chain = Chain(100_000, set())
+    plain = chain.answer
+
+    def slow(method: str, params: Any) -> Any:
+        chain.world.now_s += method == "dekube_head"
+        return plain(method, params)
+
+    chain.world.all[0].answer = slow
+    assert len(chain.world.take(news(chain.world.core, "heads", from_height=2, timeout_s=5))) <= 5 * REPLAY_BATCH
+    assert chain.world.now_s == pytest.approx(5, abs=1)
+
+
 def test_a_silent_connection_is_asked_for_a_sign_of_life_and_left_when_it_gives_none() -> None:
     chain = Chain(5, {5})
-    stream = chain.world.core.news("events", from_height=5)
+    stream = news(chain.world.core, "events", from_height=5)
     assert [news.at.height for news in chain.world.take(stream, 1)] == [5]
     world = chain.world
     world.all[0].said = [None, None, None]  # the sign of life is put before these
@@ -394,7 +603,7 @@ def test_a_subscription_ends_when_its_time_is_over() -> None:
         return {"from_height": 6}
 
     chain.world.all[0].answer = silent
-    assert chain.world.take(chain.world.core.news("heads", timeout_s=50)) == []
+    assert chain.world.take(news(chain.world.core, "heads", timeout_s=50)) == []
     assert 50 <= chain.world.now_s < 60
 
 
@@ -408,11 +617,11 @@ def test_what_can_never_be_told_is_an_error_and_so_are_gateways_that_stay_away()
 
     world = World(pruned)
     with pytest.raises(ClientError) as caught:
-        world.take(world.core.news("heads", from_height=1), 1)
+        world.take(news(world.core, "heads", from_height=1), 1)
     assert caught.value.reason == "pruned"
     world = World(dead, dead)
     with pytest.raises(GatewayUnreachable):
-        world.take(world.core.news("heads"), 1)
+        world.take(news(world.core, "heads"), 1)
     assert max(world.pauses) <= 5
 
 

@@ -60,10 +60,12 @@ class Slow(io.RawIOBase):
         return len(found)
 
 
-def response(monkeypatch: pytest.MonkeyPatch, data: bytes, size: int) -> tuple[http.client.HTTPResponse, Slow]:
+def response(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, size: int, limit_bytes: int = 2**30
+) -> tuple[http.client.HTTPResponse, Slow]:
     slow = Slow(data, size)
     monkeypatch.setattr(time, "monotonic", lambda: slow.now_s)
-    return sync._Response(slow, method="POST"), slow  # type: ignore[arg-type]
+    return sync._Response(slow, method="POST", limit_bytes=limit_bytes), slow  # type: ignore[arg-type]
 
 
 def test_an_answer_that_drips_is_given_up_in_its_head_and_in_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +76,25 @@ def test_an_answer_that_drips_is_given_up_in_its_head_and_in_its_body(monkeypatc
             came.read()
         assert slow.now_s == pytest.approx(TIMEOUT_S, abs=1)
         assert slow.timeouts == sorted(slow.timeouts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 9_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1;" + b"x" * 60 + b"\r\n.\r\n" * 9_000,
+    ],
+    ids=["heads", "trailers", "chunks"],
+)
+def test_an_answer_without_end_is_given_up_however_fast_it_comes(
+    monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    came, slow = response(monkeypatch, data, ANSWER_BYTES_PER_S_MIN * 100, 30_000)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        came.begin()
+        came.read(20_000)
+    assert slow.now_s < TIMEOUT_S
 
 
 def test_an_answer_that_is_long_has_the_time_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

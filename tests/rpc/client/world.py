@@ -40,6 +40,8 @@ class Gateway:
         self.asked: list[tuple[str, Any]] = []
         self.serve: Callable[[Fetch], Reply] = lambda _fetch: Reply(404, {}, b"")
         """What it answers to other requests of HTTP; it may raise GatewayUnreachable."""
+        self.is_silent = False
+        """It takes connections and says nothing."""
         self.said: list[Any] = []
         """What the WebSocket says next: a document, None for silence, an error that breaks it."""
 
@@ -104,6 +106,9 @@ class World:
     def _perform(self, effect: Any) -> tuple[Any, DekubeError | None]:
         try:
             match effect:
+                case Post(url, _, timeout_s) | Dial(url, timeout_s) if self._gateway(url).is_silent:
+                    self.now_s += timeout_s
+                    raise GatewayUnreachable("too slow an answer")
                 case Post(url, body, _):
                     return orjson.dumps(self._gateway(url).reply(orjson.loads(body))), None
                 case Fetch():
