@@ -63,7 +63,9 @@ def check(answer: bytes | None, body: bytes) -> None:
         assert one.keys() in ({"jsonrpc", "id", "result"}, {"jsonrpc", "id", "error"})
         if "error" in one:
             assert type(one["error"]["code"]) is int
-            assert one["error"]["data"]["reason"] != "internal_error", body
+            data = one["error"]["data"]
+            [fields] = data if type(data) is list else [data]
+            assert fields["reason"] != "internal_error", body
 
 
 def test_any_body_gets_an_answer_of_the_protocol() -> None:

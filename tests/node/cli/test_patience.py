@@ -15,7 +15,7 @@ from node.config import NodeOptions, RpcOptions
 from node.home import create_home
 from node.keyring import random_key
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
-from rpc.client.core import ClientOptions, Core, Pause, Post, Steps
+from rpc.client.core import ClientOptions, Core, Now, Pause, Post, Steps
 from state.primitives.hashing import keccak
 from state.primitives.transactions import sign_transaction
 from tests.node.cli.test_mistakes import plan_genesis
@@ -137,6 +137,16 @@ def signed() -> bytes:
     )  # fmt: skip
 
 
+def give(flow: Any, answers: list[bytes]) -> None:
+    """Give a flow the answers to its requests, and a clock that stands."""
+    effect, left = next(flow), iter(answers)
+    while True:
+        answer = 0.0 if isinstance(effect, Now) else next(left, None)
+        if answer is None:
+            return
+        effect = flow.send(answer)
+
+
 @pytest.mark.parametrize(
     ("answers", "names"),
     [
@@ -158,9 +168,7 @@ def test_the_hash_is_told_once_as_soon_as_a_gateway_has_the_transaction(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: list[bytes], names: int
 ) -> None:
     def perform(self: Client, flow: Any) -> None:
-        next(flow)
-        for answer in answers:
-            flow.send(answer)
+        give(flow, answers)
         raise GatewayUnreachable("gone")
 
     raw = signed()
@@ -196,9 +204,7 @@ def test_who_is_interrupted_is_told_of_the_transaction_that_was_handed_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: list[bytes], tells: bool
 ) -> None:
     def perform(self: Client, flow: Any) -> None:
-        next(flow)
-        for answer in answers:
-            flow.send(answer)
+        give(flow, answers)
         raise KeyboardInterrupt
 
     raw = signed()
