@@ -111,8 +111,8 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
                     return await anyio.to_thread.run_sync(do), None
                 case Dial(url, timeout_s):
                     await heard.dial(url, timeout_s)
-                case Tell(text):
-                    await heard.tell(text)
+                case Tell(text, timeout_s):
+                    await heard.tell(text, timeout_s)
                 case Hear(timeout_s):
                     return await heard.hear(timeout_s), None
                 case _:
@@ -183,7 +183,7 @@ class _Socket:
         except _BROKEN as error:  # a TimeoutError is one of these
             raise GatewayUnreachable(f"{parts.netloc}: {str(error) or type(error).__name__}") from None
 
-    async def tell(self, text: bytes) -> None:
+    async def tell(self, text: bytes, timeout_s: float) -> None:
         assert self._conversation is not None
         self._conversation.tell(text)
         try:

@@ -102,6 +102,8 @@ class Post(NamedTuple):
     body: bytes
     timeout_s: float
     any_status: bool = False
+    whole_s: float | None = None
+    """However long the answer is, it has no more time than this."""
 
 
 class Fetch(NamedTuple):
@@ -113,6 +115,8 @@ class Fetch(NamedTuple):
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     limit_bytes: int = ANSWER_LIMIT_BYTES
+    whole_s: float | None = None
+    """However long the answer is, it has no more time than this."""
 
 
 class Reply(NamedTuple):
@@ -150,6 +154,7 @@ class Tell(NamedTuple):
     """Send a message over the WebSocket. Raises GatewayUnreachable."""
 
     text: bytes
+    timeout_s: float
 
 
 class Hear(NamedTuple):
@@ -241,7 +246,9 @@ def within(run: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any
 
 def _shortened(effect: Effect, left_s: float) -> Effect:
     match effect:
-        case Post() | Fetch() | Dial() | Hear():
+        case Post() | Fetch():
+            return effect._replace(timeout_s=min(effect.timeout_s, left_s), whole_s=left_s)
+        case Dial() | Tell() | Hear():
             return effect._replace(timeout_s=min(effect.timeout_s, left_s))
         case Pause(seconds):
             return Pause(min(seconds, left_s))

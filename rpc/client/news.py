@@ -80,7 +80,7 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
                 request["from_height"] = following
             url = core.url
             yield Dial(_socket_url(url), core.options.timeout_s)
-            yield Tell(_message("dekube_subscribe", request))
+            yield Tell(_message("dekube_subscribe", request), core.options.timeout_s)
             started = yield from _hear_answer(core)
             following = started if following is None else following
             while True:
@@ -128,7 +128,7 @@ def _hear_news() -> Flow[News]:
             if silent:
                 raise GatewayUnreachable("the WebSocket is silent")
             silent = True
-            yield Tell(_message("dekube_head", {}))
+            yield Tell(_message("dekube_head", {}), IDLE_S)
             continue
         silent = False
         match read_json(text):

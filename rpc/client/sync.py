@@ -110,8 +110,8 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
                     return do(), None
                 case Dial(url, timeout_s):
                     heard.dial(url, timeout_s)
-                case Tell(text):
-                    heard.tell(text)
+                case Tell(text, timeout_s):
+                    heard.tell(text, timeout_s)
                 case Hear(timeout_s):
                     return heard.hear(timeout_s), None
                 case _:
@@ -260,7 +260,7 @@ class _Socket:
         except OSError as error:
             raise GatewayUnreachable(f"{parts.netloc}: {error}") from None
 
-    def tell(self, text: bytes) -> None:
+    def tell(self, text: bytes, timeout_s: float) -> None:
         assert self._conversation is not None
         self._conversation.tell(text)
         try:

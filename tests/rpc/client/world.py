@@ -106,10 +106,10 @@ class World:
     def _perform(self, effect: Any) -> tuple[Any, DekubeError | None]:
         try:
             match effect:
-                case Post(url, _, timeout_s) | Dial(url, timeout_s) if self._gateway(url).is_silent:
+                case Post(url=url, timeout_s=timeout_s) | Dial(url, timeout_s) if self._gateway(url).is_silent:
                     self.now_s += timeout_s
                     raise GatewayUnreachable("too slow an answer")
-                case Post(url, body, _):
+                case Post(url=url, body=body):
                     return orjson.dumps(self._gateway(url).reply(orjson.loads(body))), None
                 case Fetch():
                     return self._gateway(effect.url).serve(effect), None
@@ -123,7 +123,7 @@ class World:
                 case Dial(url, _):
                     self._dialled = self._gateway(url)
                     self._dialled.answer("dial", {})
-                case Tell(text):
+                case Tell(text, _):
                     assert self._dialled is not None
                     request = orjson.loads(text)
                     self._dialled.said.insert(0, self._dialled.reply(request))
