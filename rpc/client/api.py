@@ -12,6 +12,8 @@ import orjson
 from rpc.client.arguments import check_address, check_amount, check_fees, check_hash, check_timeout
 from rpc.client.contracts import ContractFunction, find_function, read_revert
 from rpc.client.core import (
+    ELSEWHERE,
+    RATION,
     Call,
     Core,
     Flow,
@@ -19,6 +21,7 @@ from rpc.client.core import (
     Now,
     Pause,
     Post,
+    Steps,
     Stream,
     TimeOver,
     hexed,
@@ -26,7 +29,7 @@ from rpc.client.core import (
     through,
     within,
 )
-from rpc.client.errors import AnswerMalformed, ClientError, TransactionRefused
+from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.news import news
 from rpc.client.shapes import (
     Account,
@@ -53,11 +56,17 @@ from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import decode_transaction, sign_transaction
 
-__all__ = ["Api", "each", "one", "send"]
+__all__ = ["Api", "each", "one", "send", "send_signed"]
 
 _S = TypeVar("_S", bound=Shape)
+_T = TypeVar("_T")
 
 WAIT_MS: Final = 10_000
+PAUSE_S: Final = 1.0
+"""Between two questions for a receipt where a gateway does not wait with its answer, or does not answer."""
+DOUBT_BYTES: Final = 4096
+TRANSIENT: Final = ELSEWHERE | {RATION}
+_QUANTITY: Final = re.compile("0x[0-9a-f]{1,64}")
 GRACE_S: Final = 5.0
 """Beyond the time for a receipt, for the last answer to come."""
 FINAL_TIMEOUT_S: Final = 300.0
@@ -109,8 +118,10 @@ def _items(core: Core, method: str, /, **named: Any) -> Stream[Any]:
 
 
 def _chain(core: Core) -> Flow[ChainInfo]:
-    """Return which chain it is."""
-    return read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+    """Return which chain it is. Raises OtherChain where that is not the one that is signed for."""
+    info = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+    core.check_chain(info.chain_id)
+    return info
 
 
 def _head(core: Core) -> Flow[Head]:
@@ -141,13 +152,17 @@ def _balance(core: Core, address: bytes, *, height: int | None = None) -> Flow[i
 def _transaction(core: Core, hash_: bytes) -> Flow[Transaction | None]:
     """Return a transaction of a final block or of the mempool."""
     check_hash("hash_", hash_)
-    return one(core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(hash_))
+    found = yield from one(core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(hash_))
+    if found is not None and found.hash != hash_:
+        raise AnswerMalformed("another transaction than was asked for")
+    return found
 
 
 def _receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
     """Return the receipt of a final transaction."""
     check_hash("hash_", hash_)
-    return one(core, Receipt, "receipt", "dekube_getReceipt", hash=hexed(hash_))
+    found = yield from one(core, Receipt, "receipt", "dekube_getReceipt", hash=hexed(hash_))
+    return None if found is None else _of_hash(found, hash_)
 
 
 def _history(core: Core, address: bytes) -> Stream[HistoryEntry]:
@@ -195,8 +210,9 @@ def _submit(core: Core, raw: bytes) -> Flow[bytes]:
 def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow[Receipt]:
     """Hand in a signed transaction and return its receipt when it is final.
 
-    When the gateway that took it goes away, another is given it too. Raises ClientError where the mempool refuses
-    it, TransactionRefused where its rule does, or where it is not final in time.
+    When the gateway that took it goes away, another is given it too; doing this again does no harm. Raises
+    ClientError where the mempool refuses it, GatewayUnreachable where nobody takes it, TransactionRefused where
+    its rule does, or where it is not final in time.
     """
     check_timeout("timeout_s", timeout_s)
     yield from _submit(core, raw)
@@ -204,7 +220,10 @@ def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow
 
 
 def _await_receipt(core: Core, raw: bytes, timeout_s: float) -> Flow[Receipt]:
-    """Return the receipt of what was handed in. Raises as ``wait``."""
+    """Return the receipt of what was handed in, or may have been.
+
+    It may become final whatever a gateway says now: all that is raised is TransactionRefused, with its hash.
+    """
     hash_ = keccak(raw)
     try:
         # A gateway may take as long as it was given to say that it is not final.
@@ -224,25 +243,53 @@ def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow
     """Ask for a receipt until there is one or the time is over; None in that case."""
     now = yield Now()
     deadline, url = now + timeout_s, core.url
+    wait_max_ms = min(WAIT_MS, int(core.options.timeout_s * 500))
     while True:
         began = now
-        left_ms = max(0, min(WAIT_MS, int((deadline - began) * 1000)))
-        answer = yield from core.call("dekube_waitForReceipt", hash=hexed(hash_), timeout_ms=left_ms)
-        match answer:
-            case {"receipt": dict() as found}:
-                return read_shape(Receipt, found)
-            case {"receipt": None, "pending": bool(pending)}:
-                if core.url != url or not pending:
-                    url = core.url
-                    yield from _submit(core, raw)
-            case _:
-                raise AnswerMalformed("dekube_waitForReceipt: not an answer")
+        left_ms = max(0, min(wait_max_ms, int((deadline - began) * 1000)))
+        asked = core.url
+        try:
+            answer = yield from core.call("dekube_waitForReceipt", hash=hexed(hash_), timeout_ms=left_ms)
+            match answer:
+                case {"receipt": dict() as found}:
+                    return _of_hash(read_shape(Receipt, found), hash_)
+                case {"receipt": None, "pending": bool(pending)}:
+                    if core.url != url or not pending:
+                        url = core.url
+                        yield from _hand_in_again(core, raw, hash_)
+                case _:
+                    raise AnswerMalformed("dekube_waitForReceipt: not an answer")
+        except GatewayUnreachable:
+            core.turn(asked)
+        except ClientError as error:
+            if error.reason not in TRANSIENT:
+                text = f"transaction {hexed(hash_)} was handed in and may become final, but: {error}"
+                raise TransactionRefused(text, hash_=hash_) from None
         now = yield Now()
         if now >= deadline:
             return None
         if now - began < left_ms / 2000:  # it did not wait, and is not to be asked without a pause
-            yield Pause(min(core.options.pause_s, deadline - now))
+            yield Pause(min(PAUSE_S, deadline - now))
             now = yield Now()
+
+
+def _hand_in_again(core: Core, raw: bytes, hash_: bytes) -> Flow[None]:
+    """Hand in what a gateway does not know or lost. That it refuses says nothing of the one that took it.
+
+    Raises TransactionRefused where another transaction has its nonce for good.
+    """
+    try:
+        yield from _submit(core, raw)
+    except ClientError as error:
+        if error.reason == "nonce_too_low":
+            text = f"another transaction than {hexed(hash_)} has its nonce: {error}"
+            raise TransactionRefused(text, reason=error.reason, hash_=hash_) from None
+
+
+def _of_hash(receipt: Receipt, hash_: bytes) -> Receipt:
+    if receipt.transaction_hash != hash_:
+        raise AnswerMalformed("the receipt of another transaction")
+    return receipt
 
 
 def _sign(
@@ -301,14 +348,24 @@ def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
 
 
 def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Receipt]:
-    """Sign a native transaction, hand it in, and return its receipt when it is final. Raises as ``wait``."""
+    """Sign a native transaction, hand it in, and return its receipt when it is final.
+
+    Raises ClientError where it is refused, else TransactionRefused: once it may be on its way, that is all.
+    """
+    return (yield from send_signed(core, key, kind, payload))[0]
+
+
+def send_signed(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[tuple[Receipt, bytes]]:
+    """Do as ``send``; return the signed bytes as well."""
     return _deliver(core, key.address, lambda: _sign(core, key, kind, payload))
 
 
-def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flow[Receipt]:
-    """Sign and hand in when it is the turn of an account; return the receipt. Raises as ``wait``.
+def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flow[tuple[Receipt, bytes]]:
+    """Sign and hand in when it is the turn of an account; return the receipt and what was signed.
 
-    So what is sent at the same time has nonces of its own, in the order in which it is handed in.
+    So what is sent at the same time has nonces of its own, in the order in which it is handed in. Once it may have
+    arrived anywhere, it is waited for: whoever is told that it failed would send again, and pay twice. Raises
+    ClientError where it is surely refused, else as ``wait``.
     """
     nonce: int | None = None
     yield from core.take_turn(address)
@@ -317,13 +374,37 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
             raw = yield from sign()
             nonce = decode_transaction(raw).nonce
             core.note_nonce(address, nonce)
-            yield from _submit(core, raw)
+            doubts: list[str] = []
+            try:
+                yield from _noting(_submit(core, raw), doubts)
+            except GatewayUnreachable:
+                pass  # its answer may have been lost, or be none
+            except ClientError as error:
+                if not doubts and error.reason not in ELSEWHERE:
+                    raise
         finally:
             core.end_turn(address)
-        return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S))
+        return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S)), raw
     finally:
         if nonce is not None:
             core.drop_nonce(address, nonce)
+
+
+def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
+    """Perform a flow; note where what it asked may have been done without a word."""
+    steps = Steps(flow)
+    for effect in steps:
+        try:
+            answer = yield effect
+        except GatewayUnreachable as failed:
+            doubts.append(str(failed))
+            steps.give(None, failed)
+        else:
+            if isinstance(answer, bytes) and b'"node_unavailable"' in answer[:DOUBT_BYTES]:
+                doubts.append("node_unavailable")  # its node may have it
+            steps.give(answer, None)
+    result: _T = steps.result
+    return result
 
 
 def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receipt]:
@@ -374,12 +455,9 @@ def _ethereum(core: Core, method: str, *params: Any) -> Flow[Any]:
 
 
 def _quantity(value: Any) -> int:
-    if type(value) is not str or not value.startswith("0x") or len(value) > 2 + 64:
+    if type(value) is not str or not _QUANTITY.fullmatch(value):
         raise AnswerMalformed("not a quantity")
-    try:
-        return int(value, 16)
-    except ValueError:
-        raise AnswerMalformed("not a quantity") from None
+    return int(value, 16)
 
 
 def _contracts(core: Core) -> Flow[tuple[Contract, ...]]:
@@ -417,7 +495,7 @@ def _write(
     check_amount("value", value)
     data = function.encode(arguments)
     sign = partial(_sign_call, core, key, function.address, value=value, data=data)
-    return (yield from _deliver(core, key.address, sign))
+    return (yield from _deliver(core, key.address, sign))[0]
 
 
 # Coins for tests

@@ -7,6 +7,7 @@ state may be, and how a subscription goes on where it was cut off.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, OtherChain
+from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, GatewayUnreachable, OtherChain
 from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Found",
     "Hear",
     "Now",
+    "Pages",
     "Pause",
     "Post",
     "Reply",
@@ -52,6 +54,8 @@ _T = TypeVar("_T")
 _E = TypeVar("_E")
 
 TURN_PAUSE_S: Final = 0.02
+PAGES_MAX: Final = 1_000_000
+EMPTY_PAGES_MAX: Final = 1_000
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ANSWER_BYTES_PER_S_MIN: Final = 16 * 1024
 """An answer has the time of its call, and for each so many bytes that came a second more."""
@@ -238,6 +242,10 @@ def within(run: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any
                 steps.give((yield _shortened(effect, left_s)), None)
             except DekubeError as failed:
                 steps.give(None, failed)
+    except GatewayUnreachable:
+        if (yield Now()) >= deadline:
+            raise TimeOver from None
+        raise
     finally:
         run.close()
     result: _T = steps.result
@@ -272,6 +280,23 @@ def gather(stream: Stream[_T]) -> Flow[list[_T]]:
 def hexed(data: bytes) -> str:
     """Return ``data`` as 0x hex."""
     return "0x" + data.hex()
+
+
+class Pages:
+    """Holds a list to an end: none of its pages comes twice, and few in a row are empty."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._seen: set[bytes] = set()
+        self._empty = 0
+
+    def turn(self, cursor: str, items: Sequence[Any]) -> None:
+        """Note the page that comes after ``items``. Raises AnswerMalformed."""
+        name = hashlib.sha256(cursor.encode(errors="surrogatepass")).digest()
+        self._empty = 0 if items else self._empty + 1
+        if name in self._seen or self._empty > EMPTY_PAGES_MAX or len(self._seen) == PAGES_MAX:
+            raise AnswerMalformed(f"{self._method}: pages without end")
+        self._seen.add(name)
 
 
 class Core:
@@ -408,7 +433,11 @@ class Core:
     def _exchange(self, calls: Sequence[Call], *, is_batch: bool) -> Flow[list[Any]]:
         requests = [self._request(number, call) for number, call in enumerate(calls)]
         at = self._at
-        data = yield Post(self.url, orjson.dumps(requests if is_batch else requests[0]), self.options.timeout_s)
+        try:
+            body = orjson.dumps(requests if is_batch else requests[0])
+        except TypeError as error:  # a number of more than 64 bits among them
+            raise ArgumentInvalid(f"{calls[0].method}: {error}") from None
+        data = yield Post(self.url, body, self.options.timeout_s)
         results = read_answers(data, len(calls), is_batch=is_batch)
         for result in results:
             self._note(at, result)
@@ -439,6 +468,7 @@ class Core:
     def pages(self, method: str, /, **named: Any) -> Stream[Any]:
         """Find all items of a paged method; its pages are bound to one height."""
         cursor: str | None = None
+        pages = Pages(method)
         while True:
             page = yield from self.call(method, **named, cursor=cursor, limit=100)
             if type(page) is not dict or type(page.get("items")) is not list:
@@ -448,8 +478,7 @@ class Core:
             following = page.get("next")
             if not isinstance(following, str):
                 return
-            if following == cursor:
-                raise AnswerMalformed(f"{method}: a page that follows itself")
+            pages.turn(following, page["items"])
             cursor = following
 
 

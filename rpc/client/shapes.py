@@ -441,6 +441,8 @@ def _reader(kind: Any) -> _Reader:
         return _hex
     if origin is not None:
         return lambda value: {_exactly(str, k): _exactly(str, v) for k, v in _exactly(dict, value).items()}
+    if kind is int:
+        return _natural
     if isinstance(kind, type) and issubclass(kind, Shape):
         return lambda value: read_shape(kind, value)
     return lambda value: _exactly(kind, value)
@@ -450,6 +452,13 @@ def _exactly(kind: Any, value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{kind.__name__} expected")
     return value
+
+
+def _natural(value: Any) -> int:
+    number: int = _exactly(int, value)
+    if number < 0:
+        raise ValueError("a natural number expected")
+    return number
 
 
 def _amount(value: Any) -> int:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpc.client.api import each, one, send
+from rpc.client.api import each, one, send, send_signed
 from rpc.client.arguments import check_address, check_amount, check_hash, check_timeout
 from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
-from rpc.client.core import Call, Core, Flow, Found, Stream, Work, gather, hexed, through
-from rpc.client.errors import AnswerMalformed, ClientError, NoResult, ResultMismatch, TaskEnded
+from rpc.client.core import Call, Core, Flow, Found, Pages, Stream, TimeOver, Work, gather, hexed, through, within
+from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, NoResult, ResultMismatch, TaskEnded
 from rpc.client.news import news
 from rpc.client.shapes import (
     Bill,
@@ -27,13 +28,13 @@ from rpc.client.shapes import (
     Task,
     TaskChange,
     TaskQuote,
-    Transaction,
     Window,
     read_shape,
 )
 from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
 
 if TYPE_CHECKING:
     from tasks.engine.state import TrainingState
@@ -140,12 +141,15 @@ def _bill(core: Core, task: bytes) -> Flow[Bill]:
     totals: EscrowTotals | None = None
     lines: list[BillLine] = []
     cursor: str | None = None
+    pages = Pages("dekube_getBill")
     while totals is None or cursor is not None:
         answer = yield from core.call("dekube_getBill", task=hexed(task), cursor=cursor, limit=100)
         match answer:
             case {"totals": dict() as sums, "items": list() as items, "next": (str() | None) as cursor}:
                 totals = totals or read_shape(EscrowTotals, sums)
                 lines += [read_shape(BillLine, item) for item in items]
+                if cursor is not None:
+                    pages.turn(cursor, items)
             case _:
                 raise AnswerMalformed("dekube_getBill: not an answer")
     return Bill(tuple(lines), totals)
@@ -162,13 +166,8 @@ def _create_task(core: Core, key: SecretKey, spec: bytes) -> Flow[CreatedTask]:
     from tasks.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
 
     quote = yield from _quote_task(core, spec)
-    receipt = yield from send(core, key, CREATE_TASK, [spec])
-    made = yield from one(
-        core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(receipt.transaction_hash)
-    )
-    if made is None:
-        raise AnswerMalformed("a final transaction that is not there")
-    return CreatedTask(task_id_of(key.address, made.nonce), quote.total, receipt)
+    receipt, raw = yield from send_signed(core, key, CREATE_TASK, [spec])
+    return CreatedTask(task_id_of(key.address, decode_transaction(raw).nonce), quote.total, receipt)
 
 
 def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
@@ -214,8 +213,18 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
     Raises TaskEnded when it has not within ``timeout_s``, ClientError for a task that is not there.
     """
     check_hash("task", task)
-    if timeout_s is not None:
-        check_timeout("timeout_s", timeout_s)
+    if timeout_s is None:
+        yield from _follow_to_end(core, task)
+        return
+    check_timeout("timeout_s", timeout_s)
+    try:
+        yield from within(_follow_to_end(core, task), timeout_s)
+    except TimeOver:
+        raise TaskEnded(f"task {hexed(task)} has not ended in {timeout_s:.10g} s") from None
+
+
+def _follow_to_end(core: Core, task: bytes) -> Stream[TaskUpdate]:
+    """Find each change of a task and of its windows, until it has ended."""
     seen, phases = 0, dict[int, str]()
     looked = -1
     """The height up to which all is known."""
@@ -268,15 +277,13 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
             ended = yield from look()
         return ended
 
-    told = news(core, "tasks", task=task, from_height=height + 1, timeout_s=timeout_s)
-    yield from through(told, handle)
-    if not ended:
-        raise TaskEnded(f"task {hexed(task)} has not ended in {timeout_s or 0:.0f} s")
+    yield from through(news(core, "tasks", task=task, from_height=height + 1), handle)
 
 
 def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[Any], int]]:
     """Return all items of the list whose first page is ``answer``, and the height that it is of."""
     items: list[Any] = []
+    pages = Pages(method)
     while True:
         match answer:
             case ClientError() as error:
@@ -287,6 +294,7 @@ def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[A
                 raise AnswerMalformed(f"{method}: not a page")
         if cursor is None:
             return items, height
+        pages.turn(cursor, page)
         answer = yield from core.call(method, task=task, cursor=cursor, limit=PAGE)
 
 
@@ -405,8 +413,8 @@ def _result(
         state = yield Work(partial(_check_state, spec, found, data))
         try:
             dataset: bytes | None = yield from _fetch(core, places, spec.dataset.blob, _dataset_limit())
-        except NoResult:
-            dataset = None
+        except (NoResult, GatewayUnreachable):
+            dataset = None  # the state is there, and would be fetched again; it is only not tested
     finally:
         if made is not None:
             made.cleanup()
@@ -424,9 +432,9 @@ def _spec_of(task: Task) -> JobSpec:
 
     match task.document:
         case {"spec": {"raw": str(raw)}} if raw.startswith("0x"):
-            return decode_spec(bytes.fromhex(raw[2:]))
-        case _:
-            raise AnswerMalformed("a task without its job")
+            with suppress(ValueError):
+                return decode_spec(bytes.fromhex(raw[2:]))
+    raise AnswerMalformed("a task without its job")
 
 
 def _check_state(spec: JobSpec, window: Window, data: bytes) -> TrainingState:
