@@ -8,7 +8,7 @@ from billing.relay import Receipt
 from relay.credit import Standing
 from relay.errors import LedgerUnavailable
 from rpc.client import Client, TransactionRefused
-from rpc.client.errors import ClientError, GatewayUnreachable
+from rpc.client.errors import ClientError, GatewayUnreachable, OtherChain
 from state.primitives.address import parse_address
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
@@ -110,7 +110,7 @@ class GatewayLedger:
                 client.send(self._key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
         except TransactionRefused as error:
             return error.reason or str(error)
-        except (GatewayUnreachable, ClientError) as error:
+        except (GatewayUnreachable, ClientError, OtherChain) as error:
             raise LedgerUnavailable(str(error)) from error
         return None
 
