@@ -497,9 +497,9 @@ class Suspended(Late):
         if self.is_cancelled:
             waiting_for.cancel()
 
-    def _go_on(self, waited_for: asyncio.Future[Any] | None = None) -> None:
+    def _go_on(self, _waited_for: asyncio.Future[Any] | None = None) -> None:
         try:
-            if waited_for is None and self.is_cancelled:
+            if self.is_cancelled:  # also where what it waited for came in the very moment, as in a task
                 waiting_for = self._coroutine.throw(asyncio.CancelledError())
             else:
                 waiting_for = self._coroutine.send(None)  # what the future failed with is raised within

@@ -251,6 +251,7 @@ class Link:
         self._leaders.clear()
         self.blooms.clear()
         self.filters.clear()
+        self.waits.look_again()
 
     def _session_lost(self, session: _Session) -> None:
         if session is self._session:
@@ -342,14 +343,20 @@ class Link:
         return found
 
     async def _fetch_block(self, height: int) -> LoadedBlock | None:
-        """Return the block at ``height`` with its leader, None above the newest."""
-        value = await self.request("block", height)
-        if value is None:
-            return None
-        loaded = LoadedBlock(read_record(BlockRecord, value))
-        if len(loaded.block.transactions) > self._options.large_block_transactions:
-            await self._shelf.in_thread(_decode_all, loaded)
-        await self._name_leader(loaded)
+        """Return the block at ``height`` with its leader, None above the newest.
+
+        Asked for again where the node has turned out to have other blocks: decoding may outlast a connection.
+        """
+        era = None
+        while era != self.era:
+            era = self.era
+            value = await self.request("block", height)
+            if value is None:
+                return None
+            loaded = LoadedBlock(read_record(BlockRecord, value))
+            if len(loaded.block.transactions) > self._options.large_block_transactions:
+                await self._shelf.in_thread(_decode_all, loaded)
+            await self._name_leader(loaded)
         self._hashes.put(height, loaded.hash)
         self._heights.put(loaded.hash, height)
         return loaded

@@ -257,6 +257,8 @@ class Session:
 
         Raises Pruned or RpcError.
         """
+        if self.is_closed:  # since it was asked for: ``end`` has been, and nothing else would remove it
+            raise RpcError("connection_closed", "the connection is closed")
         if len(self.subscriptions) >= self._options.subscriptions_max:
             limit = self._options.subscriptions_max
             raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)

@@ -52,8 +52,8 @@ class Waits:
         self._waiters_max = waiters_max
         self._waiting: dict[bytes, set[asyncio.Future[Place | None]]] = {}
         self._count = 0
-        self._seen = 0
-        """Height of the last block that those who wait were matched against."""
+        self._seen: int | None = 0
+        """Height of the last block that those who wait were matched against; None: that block is no more."""
         self._scanning: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -63,6 +63,13 @@ class Waits:
         """Look at what is new, unless that is being done."""
         if self._waiting and (self._scanning is None or self._scanning.done()):
             self._scanning = asyncio.ensure_future(self._scan())
+
+    def look_again(self) -> None:
+        """Go on behind other blocks than were told: at the next head all that is waited for is looked up once."""
+        self._seen = None
+        if self._scanning is not None:
+            self._scanning.cancel()  # what it reads may be of before
+            self._scanning = None
 
     async def wait(self, transaction_hash: bytes, timeout_s: float) -> Place | None:
         """Return the place of a transaction as soon as it is final, None when the time is over."""
@@ -99,15 +106,17 @@ class Waits:
     async def _scan(self) -> None:
         source = self._source
         try:
-            while self._waiting and self._seen < (newest := source.head.height):
-                if newest - self._seen > BLOCKS_MAX:
+            while self._waiting and ((seen := self._seen) is None or seen < source.head.height):
+                newest = source.head.height
+                if seen is None or newest - seen > BLOCKS_MAX:
                     await self._look_up(list(self._waiting))
-                    self._seen = max(self._seen, newest)
+                    self._seen = max(self._seen or 0, newest)
                     continue
-                loaded = await source.block(self._seen + 1)
+                loaded = await source.block(seen + 1)
                 if loaded is None:
                     return
-                self._seen = max(self._seen, loaded.height)  # all may have left meanwhile, and others have come
+                # Meanwhile all may have left, and others have come.
+                self._seen = max(self._seen or 0, loaded.height)
                 for index, found in enumerate(loaded.hashes):
                     self._tell(found, (loaded.height, index))
         except DekubeError as error:

@@ -94,23 +94,29 @@ async def new_pending_filter(node: Node, caller: str) -> Json:
 async def get_filter_changes(node: Node, identifier: int) -> Json:
     """Answer ``eth_getFilterChanges``."""
     live = node.filters.get(identifier)
+    if live.is_polled:  # who polls twice at a time is told each thing once: what is left comes with the next poll
+        return []
+    live.is_polled = True
+    try:
+        return await _news(node, live)
+    finally:
+        live.is_polled = False
+
+
+async def _news(node: Node, live: LiveFilter) -> list[Json]:
+    """Return what is new; what was not looked at, or failed, is told at the next poll."""
     if live.of_pool:
         live.next, news = await node.pool_news(live.next)
         return [hexed(item) for item in news]
     first, last = _due(node, live)
     if last < first:
         return []
-    live.next = last + 1  # at once: who polls twice at a time is told each thing once
-    seen = first - 1
-    try:
-        if live.logs is None:
-            hashes = [hexed(await node.hash_of(height)) for height in range(first, last + 1)]
-            seen = last
-            return hashes
-        found, seen = await find_first_logs(node, live.logs, first, last)
-        return found
-    finally:  # what was not looked at is told at the next poll
-        live.next = min(live.next, seen + 1)
+    if live.logs is None:
+        found: list[Json] = [hexed(await node.hash_of(height)) for height in range(first, last + 1)]
+    else:
+        found, last = await find_first_logs(node, live.logs, first, last)
+    live.next = last + 1
+    return found
 
 
 def _due(node: Node, live: LiveFilter) -> tuple[int, int]:

@@ -25,6 +25,7 @@ class LiveFilter:
     """``logs`` None: hashes of new blocks, or of what comes into the mempool where ``of_pool``.
 
     ``first`` and ``last`` bound the blocks, ``next`` is told of next; of the mempool it is the place there.
+    ``is_polled`` while a poll is under way.
     """
 
     caller: str
@@ -34,6 +35,7 @@ class LiveFilter:
     next: int
     used_s: float
     of_pool: bool = False
+    is_polled: bool = False
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -16,6 +17,7 @@ from rpc.errors import NodeUnavailable
 from rpc.holding import FREE_BYTES
 from rpc.schema import Param, natural
 from rpc.table import Method
+from rpc.turns import Turns
 
 ASKER = Caller("somebody")
 
@@ -151,5 +153,74 @@ def test_what_fails_while_it_waits_says_why() -> None:
         assert json.loads(answering.answer)["error"]["data"]["reason"] == "node_unavailable"
         answering.cancel()  # changes nothing any more
         assert not answering.is_cancelled
+
+    run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_gives_up_as_what_it_waited_for_comes_does_not_go_on(fails: bool) -> None:
+    async def main() -> None:
+        complaints: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+        futures: list[asyncio.Future[None]] = [loop.create_future()]
+        went_on: list[int] = []
+
+        async def handle(_node: object, number: int) -> int:
+            try:
+                await futures[0]
+            except NodeUnavailable:
+                pass
+            went_on.append(number)
+            return number
+
+        it = dispatcher(handle)
+        answering = start(it.answer(asked(7)[1:-1], ASKER))
+        assert isinstance(answering, Suspended)
+        told: list[bool] = []
+        answering.then(lambda one: told.append(one.is_cancelled))
+        if fails:
+            futures[0].set_exception(NodeUnavailable())
+        else:
+            futures[0].set_result(None)
+        answering.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (went_on, told, answering.answer) == ([], [True], None)
+        assert it._running == 0 and it._running_of == {}
+        futures.clear()
+        del answering
+        gc.collect()
+        assert complaints == []
+
+    run(main())
+
+
+def test_a_place_that_is_granted_to_one_who_gives_up_in_that_moment_is_given_back() -> None:
+    async def main() -> None:
+        turns = Turns(1, 0)
+        inside: list[str] = []
+
+        async def visit(caller: str) -> bytes:
+            await turns.enter(caller)
+            try:
+                inside.append(caller)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                turns.leave(caller)
+            raise AssertionError
+
+        first, second, third = (start(visit(caller)) for caller in ("first", "second", "third"))
+        assert isinstance(first, Suspended) and isinstance(second, Suspended) and isinstance(third, Suspended)
+        first.cancel()
+        await asyncio.sleep(0)  # the place is the second one's, who has not noticed yet
+        second.cancel()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert inside == ["first", "third"]
+        assert second.is_cancelled and third.is_waiting
+        third.cancel()
+        await asyncio.sleep(0)
+        await asyncio.wait_for(turns.enter("anybody"), 1)
 
     run(main())

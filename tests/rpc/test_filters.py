@@ -38,6 +38,7 @@ class Node:
         self.filters = Filters(lambda: 0.0)
         self.blooms: Cache[int, int] = Cache(1000)
         self.away_at = -1
+        self.arrived: list[bytes] = []
         self._events = events or {}
 
     async def block(self, height: int) -> Any:
@@ -51,6 +52,10 @@ class Node:
         if height == self.away_at:
             raise NodeUnavailable
         return height.to_bytes(32, "big")
+
+    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
+        await asyncio.sleep(0)
+        return len(self.arrived), self.arrived[since or 0 :]
 
     async def yield_turn(self) -> None:
         await asyncio.sleep(0)
@@ -111,6 +116,49 @@ def test_two_polls_at_a_time_are_told_each_thing_once_and_a_failed_one_loses_not
         given_up.cancel()
         await asyncio.wait([given_up])
         assert sorted({*heights(await node.poll(identifier))}) == [3, 4]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", ["early", "away", "given up"])
+def test_what_comes_while_a_poll_goes_on_is_told_once_however_that_ends(ends: str) -> None:
+    async def main() -> None:
+        node = Node()
+        identifier = node.filters.add("a", EVERYTHING, first=1, last=None, start=1)
+        node.head.height = 6
+        one = asyncio.ensure_future(node.poll(identifier))
+        await asyncio.sleep(0)
+        node.head.height = 8
+        if ends == "away":
+            node.away_at = 2
+        elif ends == "given up":
+            one.cancel()
+        told = heights(await node.poll(identifier))
+        assert told == [], "the second of two at a time has no news"
+        await asyncio.wait([one])
+        if ends == "early":
+            told += heights(one.result())
+        node.away_at = -1
+        while part := heights(await node.poll(identifier)):
+            told += part
+        assert told == [height for height in range(1, 9) for _ in range(PER_BLOCK)]
+
+    asyncio.run(main())
+
+
+def test_two_polls_of_the_mempool_at_a_time_are_told_each_hash_once() -> None:
+    async def main() -> None:
+        node = Node()
+        identifier = node.filters.add("a", None, first=0, last=None, start=0, of_pool=True)
+        node.arrived = [b"\x01", b"\x02"]
+        one, other = await asyncio.gather(node.poll(identifier), node.poll(identifier))
+        assert (one, other) == (["0x01", "0x02"], [])
+        given_up = asyncio.ensure_future(node.poll(identifier))
+        await asyncio.sleep(0)
+        node.arrived.append(b"\x03")
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert await node.poll(identifier) == ["0x03"]
 
     asyncio.run(main())
 

@@ -203,6 +203,7 @@ class Source:
         self.asked: dict[int, asyncio.Future[None]] = {}
         self.holds = False
         self.era = 0
+        self.polls = 0
 
     @property
     def head(self) -> Head:
@@ -220,6 +221,13 @@ class Source:
             self.asked[height] = asyncio.get_running_loop().create_future()
             await self.asked[height]
         return SimpleNamespace(height=height) if height <= self.height else None
+
+    async def pool_news(self, _since: int | None) -> tuple[int, list[bytes]]:
+        self.polls += 1
+        if self.holds:
+            self.asked[-1] = asyncio.get_running_loop().create_future()
+            await self.asked[-1]
+        return 1, []
 
 
 class Heights:
@@ -360,5 +368,44 @@ def test_who_listens_is_told_when_the_node_was_set_back() -> None:
         await settle()
         assert heights(new) == [4, 5] and heights(old) == []
         running.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_who_leaves_as_the_node_answers_listens_to_nothing(is_batch: bool) -> None:
+    """Else the subscription would keep its place, and the node be asked for nobody, for ever."""
+
+    async def main() -> None:
+        link = Source(5)
+        hub = Hub(cast(Link, link))
+        one = session(hub, [])
+        it = Dispatcher(cast(Any, link), SURFACE, DispatchOptions(), asyncio.get_running_loop().time)
+        link.holds = True
+        call_ = {"jsonrpc": "2.0", "id": 1, "method": "eth_subscribe", "params": ["newPendingTransactions"]}
+        body = json.dumps([call_] if is_batch else call_).encode()
+        asking = asyncio.ensure_future(it.answer(body, Caller("somebody", one)))
+        await settle()
+        link.holds = False
+        link.asked[-1].set_result(None)
+        one.end()
+        if is_batch:
+            asking.cancel()
+        await settle()
+        assert asking.done()
+        assert (hub.weight_of("somebody"), one.subscriptions, link.polls) == (0, {}, 1)
+
+    asyncio.run(main())
+
+
+def test_a_session_that_is_over_starts_no_subscription() -> None:
+    async def main() -> None:
+        hub = Hub(cast(Link, Source(5)))
+        one = session(hub, [])
+        one.end()
+        with pytest.raises(RpcError) as refused:
+            one.start(cast(Filter, Heights()), None)
+        assert refused.value.reason == "connection_closed"
+        assert hub.weight_of("somebody") == 0
 
     asyncio.run(main())

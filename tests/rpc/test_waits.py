@@ -55,6 +55,8 @@ class Chain:
     async def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
         self.asked["locate"] += 1
         await asyncio.sleep(0)
+        if self.fails:
+            raise NodeUnavailable
         for height, hashes in self.blocks.items():
             if height <= self.height and transaction_hash in hashes:
                 return height, hashes.index(transaction_hash)
@@ -169,6 +171,59 @@ def test_who_comes_while_a_block_of_those_who_left_is_read_misses_nothing() -> N
         chain.mint(name(2))
         waits.on_head(chain.head)
         assert await asyncio.wait_for(second, 20) == (4, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_scanning", [False, True])
+def test_behind_a_node_that_was_set_back_all_are_looked_up_once_and_then_each_block(is_scanning: bool) -> None:
+    async def main() -> None:
+        chain = Chain()
+        waits = Waits(chain, 10)
+        for _ in range(100):
+            chain.mint()
+        old = [asyncio.ensure_future(waits.wait(name(n), 60.0)) for n in (1, 1, 2)]
+        await turn()
+        chain.mint()
+        waits.on_head(chain.head)
+        if not is_scanning:
+            await turn()
+        else:
+            await asyncio.sleep(0)  # the block that is read is taken back meanwhile
+        waits.look_again()
+        chain.height = 60
+        chain.mint(name(1))
+        new = asyncio.ensure_future(waits.wait(name(3), 60.0))
+        await turn()
+        chain.asked.clear()
+        waits.on_head(chain.head)
+        await turn()
+        assert [task.done() for task in (*old, new)] == [True, True, False, False]
+        assert dict(chain.asked) == {"locate": 3}
+        chain.mint(name(3), name(2))
+        waits.on_head(chain.head)
+        assert await asyncio.gather(*old, new) == [(61, 0), (61, 0), (62, 1), (62, 0)]
+        assert dict(chain.asked) == {"locate": 3, "block": 1}
+
+    run(main())
+
+
+def test_a_node_that_is_away_again_after_it_was_set_back_is_asked_at_its_next_head() -> None:
+    async def main() -> None:
+        chain = Chain()
+        waits = Waits(chain, 10)
+        chain.mint()
+        waiting = asyncio.ensure_future(waits.wait(name(1), 60.0))
+        await turn()
+        waits.look_again()
+        chain.blocks[1] = [name(1)]
+        chain.fails = True
+        waits.on_head(chain.head)
+        await turn()
+        assert not waiting.done()
+        chain.fails = False
+        waits.on_head(chain.head)
+        assert await waiting == (1, 0)
 
     run(main())
 
