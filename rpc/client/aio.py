@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any, Final, Self, TypeVar
@@ -44,7 +45,9 @@ __all__ = ["AsyncClient"]
 
 _T = TypeVar("_T")
 READ_BYTES: Final = 65536
-_BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+_REFUSED = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
+"""What a request fails with; the last is of ``idna``: no name of a machine, here or where an answer leads."""
+_BROKEN = (OSError, UnicodeError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
@@ -123,7 +126,8 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
 
     async def _post(self, post: Post) -> bytes:
         headers = (("content-type", "application/json"),)
-        reply = await self._fetch(Fetch("POST", post.url, post.timeout_s, post.body, headers))
+        fetch = Fetch("POST", post.url, post.timeout_s, post.body, headers, whole_s=post.whole_s)
+        reply = await self._fetch(fetch)
         if reply.status != 200 and not post.any_status:
             raise GatewayUnreachable(f"{urlsplit(post.url).netloc}: HTTP status {reply.status}")
         return reply.body
@@ -131,22 +135,24 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
     async def _fetch(self, fetch: Fetch) -> Reply:
         place = urlsplit(fetch.url).netloc
         data = bytearray()
+        whole_s = math.inf if fetch.whole_s is None else fetch.whole_s
+        deadline = anyio.current_time() + whole_s
         try:
             # As a whole, head and all: a gateway must not keep a client with a byte now and then.
-            with anyio.fail_after(fetch.timeout_s) as scope:
+            with anyio.fail_after(min(fetch.timeout_s, whole_s)) as scope:
                 async with self._http.stream(
                     fetch.method, fetch.url, content=fetch.body, headers=list(fetch.headers),
                     timeout=fetch.timeout_s,
                 ) as response:  # fmt: skip
                     async for part in response.aiter_bytes():
                         data += part
-                        scope.deadline += len(part) / ANSWER_BYTES_PER_S_MIN
+                        scope.deadline = min(scope.deadline + len(part) / ANSWER_BYTES_PER_S_MIN, deadline)
                         if len(data) > fetch.limit_bytes:
                             raise GatewayUnreachable(f"{place}: an answer without end")
                     headers = {name.lower(): value for name, value in response.headers.items()}
                     return Reply(response.status_code, headers, bytes(data))
-        except httpx.HTTPError as error:
-            raise GatewayUnreachable(f"{place}: {str(error) or type(error).__name__}") from None
+        except _REFUSED as error:
+            raise GatewayUnreachable(f"{place}: {_why(error)}") from None
         except TimeoutError:
             raise GatewayUnreachable(f"{place}: too slow an answer") from None
 
@@ -167,6 +173,7 @@ class _Socket:
         await self.close()
         parts = urlsplit(url)
         context = ssl.create_default_context() if parts.scheme == "wss" else None
+        deadline = anyio.current_time() + timeout_s
         try:
             with anyio.fail_after(timeout_s):
                 host, port = str(parts.hostname), int(parts.port or 0)
@@ -176,44 +183,60 @@ class _Socket:
                     self._stream = await anyio.connect_tcp(
                         host, port, ssl_context=context, tls_standard_compatible=False
                     )
-                self._conversation = Conversation(url)
-                await self._flush()
-                while not self._conversation.is_open:
-                    await self._receive()
+            self._conversation = Conversation(url)
+            await self._flush(deadline)
+            while not self._conversation.is_open:
+                if not await self._receive(deadline):
+                    raise GatewayUnreachable(f"{parts.netloc}: no WebSocket in {timeout_s:.0f} s")
         except _BROKEN as error:  # a TimeoutError is one of these
-            raise GatewayUnreachable(f"{parts.netloc}: {str(error) or type(error).__name__}") from None
+            raise GatewayUnreachable(f"{parts.netloc}: {_why(error)}") from None
 
     async def tell(self, text: bytes, timeout_s: float) -> None:
         assert self._conversation is not None
         self._conversation.tell(text)
         try:
-            await self._flush()
+            await self._flush(anyio.current_time() + timeout_s)
         except _BROKEN as error:
-            raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
+            raise GatewayUnreachable(f"the WebSocket broke: {_why(error)}") from None
 
     async def hear(self, timeout_s: float) -> bytes | None:
         assert self._conversation is not None
+        deadline = anyio.current_time() + timeout_s
         try:
-            with anyio.move_on_after(timeout_s):
-                while (text := self._conversation.next_message()) is None:
-                    await self._receive()
-                return text
+            while (text := self._conversation.next_message()) is None:
+                if not await self._receive(deadline):
+                    return None
         except _BROKEN as error:
-            raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
-        return None
+            raise GatewayUnreachable(f"the WebSocket broke: {_why(error)}") from None
+        return text
 
-    async def _receive(self) -> None:
+    async def _receive(self, deadline: float) -> bool:
+        """Take in what comes; return False when the time is over."""
         assert self._stream is not None
         assert self._conversation is not None
-        try:
-            data = await self._stream.receive(READ_BYTES)
-        except anyio.EndOfStream:
-            data = b""
+        data = b""
+        with anyio.CancelScope(deadline=deadline) as scope:
+            try:
+                data = await self._stream.receive(READ_BYTES)
+            except anyio.EndOfStream:
+                pass
+        if scope.cancelled_caught:
+            return False
         self._conversation.receive(data)
-        await self._flush()
+        await self._flush(deadline)
+        return True
 
-    async def _flush(self) -> None:
+    async def _flush(self, deadline: float) -> None:
+        """Send what is to be sent. Raises TimeoutError where the other side has not taken it by ``deadline``.
+
+        Part of a message may be sent by then: the connection is of no more use.
+        """
         assert self._stream is not None
         assert self._conversation is not None
         if data := self._conversation.outgoing():
-            await self._stream.send(data)
+            with anyio.fail_after(deadline - anyio.current_time()):
+                await self._stream.send(data)
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -6,11 +6,12 @@ manifest says. Both directions go on where they were cut off, at another gateway
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
@@ -37,6 +38,7 @@ WAIT_S_MAX: Final = 900.0
 LOOK_S: Final = 1.0
 GRANT_BLOCKS: Final = 600
 ERROR_LIMIT_BYTES: Final = 65_536
+PAUSE_S_MIN: Final = 0.25
 PAUSE_S_MAX: Final = 10.0
 
 
@@ -104,7 +106,9 @@ def _refusal(reply: Reply) -> DekubeError:
 
 def _seconds(reply: Reply) -> float:
     text = reply.headers.get("retry-after", "")
-    return min(float(text), PAUSE_S_MAX) if text.isascii() and text.isdigit() and len(text) < 6 else LOOK_S
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        return LOOK_S
+    return min(max(float(text), PAUSE_S_MIN), PAUSE_S_MAX)
 
 
 # Out of the network
@@ -136,8 +140,8 @@ def download(
         first, end = run[0] * PIECE_BYTES, run[-1] * PIECE_BYTES + manifest.piece_bytes(run[-1])
         began = yield Now()
         headers = (("range", f"bytes={first}-{end - 1}"),)
-        url = core.url
         reply = yield from _ask(core, "GET", f"/{blob.hex()}{query}", headers=headers, limit_bytes=end - first)
+        url = core.url
         if reply.status == 202:  # it was dropped there meanwhile, and is fetched again
             if began - news > WAIT_S_MAX:
                 raise _absent()
@@ -171,19 +175,21 @@ def _manifest(
     limit_bytes: int | None,
 ) -> Flow[Manifest]:  # fmt: skip
     """Return the manifest of a blob as soon as a gateway has all of it."""
-    forged, news = 0, (-1, -1)
+    forged, before = 0, (-1, -1)
+    most: dict[str, int] = {}
     since = yield Now()
     while True:
-        url = core.url
         reply = yield from _ask(
             core, "GET", f"/{blob.hex()}/manifest{_query(task, window)}", limit_bytes=MANIFEST_BYTES_MAX
         )
+        url = core.url
         if reply.status == 202:
             told = _told(reply)
-            if told != news:
-                news, since = told, (yield Now())
-                if progress is not None and told[1] > 0:
-                    progress(0, told[1] * PIECE_BYTES)
+            if told != before and progress is not None and told[1] > 0:
+                progress(0, told[1] * PIECE_BYTES)
+            before = told
+            if told[0] > most.get(url, -1):  # no other change is news: some could be told for ever
+                most[url], since = told[0], (yield Now())
             elif (yield Now()) - since > WAIT_S_MAX:
                 raise _absent()
             yield Pause(_seconds(reply))
@@ -254,8 +260,7 @@ def _prepare(part: Path, manifest: Manifest) -> list[int]:
     """Make room for a blob in ``part``; return the pieces that are not there yet."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
+        with _open(part, os.O_CREAT) as file:
             missing = [
                 number
                 for number in range(len(manifest.hashes))
@@ -263,18 +268,28 @@ def _prepare(part: Path, manifest: Manifest) -> list[int]:
             ]
             file.truncate(manifest.size_bytes)
     except OSError as error:
-        raise StoreError(f"{part}: {error.strerror}") from None
+        raise _not_kept(part, error) from None
     return missing
 
 
 def _write(part: Path, pieces: list[tuple[int, bytes]]) -> None:
     try:
-        with part.open("r+b") as file:
+        with _open(part) as file:
             for number, data in pieces:
                 file.seek(number * PIECE_BYTES)
                 file.write(data)
     except OSError as error:
-        raise StoreError(f"{part}: {error.strerror}") from None
+        raise _not_kept(part, error) from None
+
+
+def _open(part: Path, flags: int = 0) -> BinaryIO:
+    """Open ``part`` to read and to write, never what a link in its place leads to. Raises OSError."""
+    return os.fdopen(os.open(part, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600), "r+b")
+
+
+def _not_kept(part: Path, error: OSError) -> StoreError:
+    is_link = error.errno == errno.ELOOP
+    return StoreError(f"{part}: {'a symbolic link, which is not followed' if is_link else error.strerror}")
 
 
 def _finish(part: Path, file: Path) -> None:
@@ -291,14 +306,15 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
     """Leave a file with a gateway's node, signed for by ``key``; return its name. Workers fetch it from there.
 
     What the node has already is not sent again. Raises ClientError where no gateway takes it (``uploads_off``,
-    ``account_quota``, ``balance_too_low``, ...), GatewayUnreachable, StoreError.
+    ``account_quota``, ``balance_too_low``, ...), GatewayUnreachable, OtherChain, StoreError.
     """
     manifest: Manifest = yield Work(partial(blob_of_file, file))
     name = manifest.blob_id
     chain = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+    core.check_chain(chain.chain_id)
     tries = core.options.rounds * core.gateways
     pieces = _Sent(manifest, progress or (lambda _done, _all: None))
-    before: tuple[str, list[int]] = ("", [])
+    taken: dict[str, int] = {}  # how many pieces each gateway lacked when it last took all that it lacked
     while True:
         head = read_shape(Head, (yield from core.call("dekube_head")))
         until = head.at.height + GRANT_BLOCKS
@@ -312,9 +328,8 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
             return name
         failed: DekubeError | None = None
         url = core.url
-        if (url, missing) == before:
+        if url in taken and len(missing) >= taken[url]:
             failed = AnswerMalformed("a gateway that lacks what it has taken")
-        before = url, missing
         for number in missing if failed is None else ():
             pieces.tell(manifest.size_bytes - sum(manifest.piece_bytes(n) for n in missing if n >= number))
             data: bytes = yield Work(partial(_read, file, manifest, number))
@@ -327,12 +342,14 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
             if reply.status >= 300:
                 failed = _refusal(reply)
                 break
-        if failed is not None:
-            tries -= 1
-            if tries <= 0:
-                raise failed
-            core.turn(url)
-            yield Pause(_seconds(reply) if reply.status in (429, 503) else core.options.pause_s)
+        if failed is None:
+            taken[url] = len(missing)
+            continue
+        tries -= 1
+        if tries <= 0:
+            raise failed
+        core.turn(url)
+        yield Pause(_seconds(reply) if reply.status in (429, 503) else core.options.pause_s)
 
 
 class _Sent:

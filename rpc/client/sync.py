@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import math
 import socket
 import ssl
 import time
@@ -122,7 +123,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
 
     def _post(self, post: Post) -> bytes:
         headers = (("content-type", "application/json"),)
-        reply = self._fetch(Fetch("POST", post.url, post.timeout_s, post.body, headers))
+        reply = self._fetch(Fetch("POST", post.url, post.timeout_s, post.body, headers, whole_s=post.whole_s))
         if reply.status != 200 and not post.any_status:
             self.close()
             raise GatewayUnreachable(f"{_place(post.url)}: HTTP status {reply.status}")
@@ -130,12 +131,13 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
 
     def _fetch(self, fetch: Fetch) -> Reply:
         place = _origin(fetch.url)
+        deadline = math.inf if fetch.whole_s is None else time.monotonic() + fetch.whole_s
         if place != self._connected_to:
             self.close()
         for attempt in (1, 2):
             is_fresh = self._connection is None
             try:
-                return self._send(fetch, place)
+                return self._send(fetch, place, deadline)
             except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: sizes of chunks
                 self.close()
                 # A kept connection may have been closed meanwhile; only then nothing was done yet.
@@ -144,17 +146,20 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
                     raise GatewayUnreachable(f"{_place(fetch.url)}: {error}") from None
         raise AssertionError("unreachable")
 
-    def _send(self, fetch: Fetch, place: str) -> Reply:
+    def _send(self, fetch: Fetch, place: str, deadline: float) -> Reply:
         parts = urlsplit(fetch.url)
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._connection = kind(str(parts.hostname), parts.port, timeout=fetch.timeout_s)
+            self._connection = kind(str(parts.hostname), parts.port)
             self._connected_to = place
-        elif self._connection.sock is not None:
-            self._connection.sock.settimeout(fetch.timeout_s)
+        if self._connection.sock is None:
+            self._connection.timeout = min(fetch.timeout_s, _left_s(deadline))
+            self._connection.connect()
+        self._connection.sock.settimeout(min(fetch.timeout_s, _left_s(deadline)))
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         limit_bytes = 2 * fetch.limit_bytes + OVERHEAD_BYTES_MAX
-        self._connection.response_class = partial(_Response, limit_bytes=limit_bytes)  # type: ignore[assignment]
+        kept = partial(_Response, limit_bytes=limit_bytes, deadline=deadline)
+        self._connection.response_class = kept  # type: ignore[assignment]
         self._connection.request(fetch.method, target, fetch.body or None, dict(fetch.headers))
         response = self._connection.getresponse()
         try:
@@ -177,32 +182,47 @@ def _place(url: str) -> str:
     return urlsplit(url).netloc
 
 
+def _left_s(deadline: float) -> float:
+    """Return the time until ``deadline``. Raises TimeoutError where that is over."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the time is over")
+    return left_s
+
+
 class _Response(http.client.HTTPResponse):
     """An answer that has to come in time as a whole: a gateway must not keep a client with a byte now and then."""
 
-    def __init__(self, sock: socket.socket, *args: Any, limit_bytes: int, **options: Any) -> None:
-        """``limit_bytes``: of all that comes, heads and ends of chunks as well."""
-        paced = _Paced(sock, limit_bytes)
+    def __init__(
+        self, sock: socket.socket, *args: Any, limit_bytes: int, deadline: float = math.inf, **options: Any
+    ) -> None:
+        """``limit_bytes``: of all that comes, heads and ends of chunks as well; by ``deadline``, however long."""
+        paced = _Paced(sock, limit_bytes, deadline)
         super().__init__(paced, *args, **options)  # type: ignore[arg-type]  # all that it takes is a file
 
 
 class _Paced:
     """A socket, as far as an answer is read from it."""
 
-    def __init__(self, sock: socket.socket, limit_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, limit_bytes: int, deadline: float) -> None:
         self._sock = sock
         self._limit_bytes = limit_bytes
+        self._deadline = deadline
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_PacedReader(self._sock, self._limit_bytes), READ_BYTES)
+        return io.BufferedReader(_PacedReader(self._sock, self._limit_bytes, self._deadline), READ_BYTES)
 
 
 class _PacedReader(io.RawIOBase):
-    """Reads from a socket within its timeout, longer by a second for each ``ANSWER_BYTES_PER_S_MIN`` that came."""
+    """Reads from a socket within its timeout, longer by a second for each ``ANSWER_BYTES_PER_S_MIN`` that came.
 
-    def __init__(self, sock: socket.socket, limit_bytes: int) -> None:
+    Never after ``deadline``.
+    """
+
+    def __init__(self, sock: socket.socket, limit_bytes: int, deadline: float) -> None:
         self._sock = sock
         self._left_bytes = limit_bytes
+        self._deadline = deadline
         self._raw = sock.makefile("rb", buffering=0)
         self._until = time.monotonic() + (sock.gettimeout() or 0)
 
@@ -210,7 +230,7 @@ class _PacedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left_s = self._until - time.monotonic()
+        left_s = min(self._until, self._deadline) - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("too slow an answer")
         self._sock.settimeout(left_s)
@@ -246,14 +266,15 @@ class _Socket:
 
         self.__exit__()
         parts = urlsplit(url)
+        deadline = time.monotonic() + timeout_s
         try:
             self._socket = socket.create_connection((parts.hostname, parts.port), timeout_s)
             if parts.scheme == "wss":
                 context = ssl.create_default_context()
+                self._socket.settimeout(_left_s(deadline))
                 self._socket = context.wrap_socket(self._socket, server_hostname=parts.hostname)
             self._conversation = Conversation(url)
-            self._flush()
-            deadline = time.monotonic() + timeout_s
+            self._flush(deadline)
             while not self._conversation.is_open:
                 if not self._receive(deadline):
                     raise GatewayUnreachable(f"{parts.netloc}: no WebSocket in {timeout_s:.0f} s")
@@ -264,7 +285,7 @@ class _Socket:
         assert self._conversation is not None
         self._conversation.tell(text)
         try:
-            self._flush()
+            self._flush(time.monotonic() + timeout_s)
         except OSError as error:
             raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
 
@@ -292,11 +313,17 @@ class _Socket:
         except TimeoutError:
             return False
         self._conversation.receive(data)
-        self._flush()
+        self._flush(deadline)
         return True
 
-    def _flush(self) -> None:
+    def _flush(self, deadline: float) -> None:
+        """Send what is to be sent. Raises TimeoutError where the other side has not taken it by ``deadline``.
+
+        Part of a message may be sent by then: the connection is of no more use.
+        """
         assert self._socket is not None
         assert self._conversation is not None
-        if data := self._conversation.outgoing():
-            self._socket.sendall(data)
+        data = memoryview(self._conversation.outgoing())
+        while data:  # not sendall: over TLS each part would have the whole time
+            self._socket.settimeout(_left_s(deadline))
+            data = data[self._socket.send(data) :]

@@ -44,7 +44,11 @@ class Conversation:
             raise GatewayUnreachable(f"the WebSocket is closed: {error}") from None
 
     def receive(self, data: bytes) -> None:
-        """Take in bytes, none where the connection has ended. Raises GatewayUnreachable when it is over."""
+        """Take in bytes, none where the connection has ended. Raises GatewayUnreachable when it is over.
+
+        What came before the end is to be taken first, but of one that ends with its handshake.
+        """
+        was_connecting = self._protocol.state is State.CONNECTING
         if data:
             self._protocol.receive_data(data)
         else:
@@ -54,7 +58,8 @@ class Conversation:
                 self._take(event)
         if self._protocol.handshake_exc is not None:
             raise GatewayUnreachable(f"not a WebSocket of a gateway: {self._protocol.handshake_exc}")
-        if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
+        is_over = self._protocol.state in (State.CLOSING, State.CLOSED)
+        if is_over and (was_connecting or not self._messages):
             close = self._protocol.close_rcvd
             why = "the connection ended" if close is None else f"{close.code} {close.reason}"
             raise GatewayUnreachable(f"the WebSocket is closed: {why}")

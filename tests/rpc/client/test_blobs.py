@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc.client import AnswerMalformed, ClientError, GatewayUnreachable
-from rpc.client.blobs import WAIT_S_MAX, blob_of_file, download, is_held, upload
+from rpc.client import AnswerMalformed, ClientError, ClientOptions, GatewayUnreachable, OtherChain
+from rpc.client.blobs import PAUSE_S_MIN, WAIT_S_MAX, blob_of_file, download, is_held, upload
 from rpc.client.core import Fetch, Reply
 from rpc.grants import read_grant
 from state.primitives.errors import StoreError
@@ -180,6 +180,82 @@ def test_a_blob_that_is_fetched_first_is_waited_for_and_one_that_never_comes_is_
     assert WAIT_S_MAX <= made.now_s < WAIT_S_MAX + 10
 
 
+def fetched(done: int, every: int = 5, after: str = "1") -> Reply:
+    document = {"pieces_done": done, "pieces": every}
+    return Reply(202, {"retry-after": after}, json.dumps(document).encode())
+
+
+def absent(made: World, file: Path) -> None:
+    with pytest.raises(ClientError) as refused:
+        get(made, file)
+    assert refused.value.reason == "blob_unavailable"
+
+
+@pytest.mark.parametrize("keeps_manifest", [False, True])
+def test_a_gateway_that_wants_no_pause_is_left_one(tmp_path: Path, keeps_manifest: bool) -> None:
+    asked = 0
+
+    def hurrying(fetch: Fetch) -> Reply:
+        nonlocal asked
+        asked += 1
+        assert asked <= WAIT_S_MAX / PAUSE_S_MIN + 10, "without end"
+        return serve(fetch) if keeps_manifest and "/manifest" in fetch.url else fetched(1, after="0")
+
+    made = world(hurrying)
+    absent(made, tmp_path / "file")
+    assert min(made.pauses) == PAUSE_S_MIN
+
+
+def test_only_more_pieces_than_ever_are_news(tmp_path: Path) -> None:
+    asked = 0
+
+    def wavering(_fetch: Fetch) -> Reply:
+        nonlocal asked
+        asked += 1
+        assert asked <= WAIT_S_MAX + 10, "without end"
+        return fetched(3 + asked % 2, 5 + asked % 3)
+
+    made = world(wavering)
+    absent(made, tmp_path / "file")
+    assert WAIT_S_MAX <= made.now_s < WAIT_S_MAX + 10
+
+
+def test_a_gateway_that_takes_over_begins_anew(tmp_path: Path) -> None:
+    made = World(answer, answer)
+
+    def first(_fetch: Fetch) -> Reply:
+        if made.now_s > 10:
+            raise GatewayUnreachable("gone")
+        return fetched(4)
+
+    def second(fetch: Fetch) -> Reply:
+        done = int(made.now_s / (WAIT_S_MAX / 2))
+        return fetched(done) if done < 5 else serve(fetch)
+
+    made.all[0].serve, made.all[1].serve = first, second
+    get(made, tmp_path / "file")
+    assert made.now_s > 2 * WAIT_S_MAX
+
+
+@pytest.mark.parametrize("comes_later", [False, True])
+def test_what_a_link_leads_to_is_not_written(tmp_path: Path, comes_later: bool) -> None:
+    other, part = tmp_path / "other", tmp_path / "file.part"
+    other.write_bytes(b"precious")
+
+    def linking(fetch: Fetch) -> Reply:
+        if comes_later and "/manifest" not in fetch.url:
+            part.unlink()
+            part.symlink_to(other)
+        return serve(fetch)
+
+    if not comes_later:
+        part.symlink_to(other)
+    with pytest.raises(StoreError, match=r"file\.part: a symbolic link"):
+        get(world(linking), tmp_path / "file")
+    assert other.read_bytes() == b"precious"
+    assert not (tmp_path / "file").is_symlink()
+
+
 def test_more_than_was_expected_is_not_fetched(tmp_path: Path) -> None:
     with pytest.raises(AnswerMalformed):
         get(world(serve), tmp_path / "file", limit_bytes=SIZE - 1)
@@ -271,6 +347,39 @@ def test_a_gateway_that_keeps_nothing_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(AnswerMalformed):
         put(world(taking), tmp_path)
     assert len(taking.grants) < 10
+
+
+def test_a_gateway_that_lacks_another_piece_each_time_is_given_up(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def wavering(fetch: Fetch) -> Reply:
+        asked.append(fetch.method)
+        assert len(asked) < 20, "without end"
+        return Reply(200, {}, json.dumps({"missing": [[asked.count("POST") % 2, 1]]}).encode())
+
+    with pytest.raises(AnswerMalformed):
+        put(world(wavering), tmp_path)
+    with pytest.raises(AnswerMalformed):
+        asked.clear()
+        put(world(wavering, wavering), tmp_path)
+
+
+def test_a_piece_that_did_not_go_through_is_sent_again(tmp_path: Path) -> None:
+    taking = Taking()
+    taking.breaks_at = 0  # what is missing is the same then, and no lie
+    made = world(taking)
+    put(made, tmp_path)
+    assert len(taking.grants) == 3
+    assert taking.pieces == dict(enumerate(PIECES))
+
+
+def test_nothing_is_signed_for_another_chain(tmp_path: Path) -> None:
+    taking = Taking()
+    made = World(answer, options=ClientOptions(chain_id=5))
+    made.all[0].serve = taking
+    with pytest.raises(OtherChain):
+        put(made, tmp_path)
+    assert not taking.grants
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,29 @@ def test_what_came_before_the_end_is_heard_and_the_end_is_told() -> None:
         client.tell(b"more")
 
 
+def test_what_ends_with_its_handshake_was_never_open() -> None:
+    client, server = Conversation("ws://gateway:8545/"), ServerProtocol()
+    server.receive_data(client.outgoing())
+    [request] = server.events_received()
+    assert isinstance(request, Request)
+    server.send_response(server.accept(request))
+    server.send_text(b"unasked")
+    server.send_close(1000, "enough")
+    with pytest.raises(GatewayUnreachable, match="1000 enough"):
+        client.receive(b"".join(server.data_to_send()))
+
+
+def test_an_end_without_a_word_is_told_each_time_that_nothing_is_left() -> None:
+    client, server = connected()
+    server.send_text(b"last")
+    client.receive(b"".join(server.data_to_send()))
+    client.receive(b"")
+    assert taken(client) == [b"last"]
+    for _ in range(2):
+        with pytest.raises(GatewayUnreachable, match="the connection ended"):
+            client.receive(b"")
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
