@@ -13,11 +13,11 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 import structlog
@@ -25,9 +25,10 @@ import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from rpc.client.aio import AsyncClient
-from rpc.client.core import hexed
-from rpc.client.errors import ClientError, GatewayUnreachable
-from rpc.client.shapes import ChainInfo
+from rpc.client.api import Api
+from rpc.client.core import Call, ClientOptions, Flow, Post, Steps, Stream, hexed
+from rpc.client.errors import ClientError, OtherChain
+from rpc.client.shapes import ChainInfo, Nonce, read_shape
 from rpc.direct import DirectRequest
 from rpc.dispatch import Caller
 from rpc.doors import DoorOptions, Doors, make_protocols
@@ -37,11 +38,13 @@ from rpc.limits import Budgets, Proxies, caller_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.transfer import TRANSFER_KIND
 
 __all__ = ["Faucet", "FaucetOptions", "FaucetRefused", "GrantBook", "caller_of", "read_address", "serve"]
 
+_T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 BODY_LIMIT_BYTES: Final = 1024
@@ -54,9 +57,20 @@ WAITING_MAX: Final = 64
 DAY_MS: Final = 24 * 3600 * 1000
 BALANCE_EVERY_S: Final = 10.0
 GRANTS_PER_DAY_MAX: Final = 1_000_000
-_COUNT_ADDRESS: Final = "SELECT count(*), min(time_ms) FROM grants WHERE address = ?"
-_COUNT_CALLER: Final = "SELECT count(*), min(time_ms) FROM grants WHERE caller = ?"
-_COUNT_ALL: Final = "SELECT count(*), min(time_ms) FROM grants WHERE time_ms > ?"
+UNDER_WAY_MAX: Final = 64
+"""Grants that are handed in and not final: as many as a mempool queues behind one that it lacks."""
+UNDER_WAY_MS: Final = 10 * 60 * 1000
+"""A grant that is not final after so long is lost, and its nonce is free again."""
+NOT_TAKEN: Final = frozenset(
+    (
+        "fee_cap_too_low", "insufficient_funds", "mempool_full", "nonce_too_high", "replacement_underpriced",
+        "sender_limit", "wrong_chain_id",
+    )
+)  # fmt: skip
+"""Reasons of a mempool that has not taken what it was given. A lower nonce is none: it may be this one's own."""
+_OF_ADDRESS: Final = "FROM grants WHERE address = ?"
+_OF_CALLER: Final = "FROM grants WHERE caller = ?"
+_OF_ALL: Final = "FROM grants WHERE time_ms > ?"
 _PROXIES: Final = Proxies(("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7"))
 """Where a proxy of one's own stands; who asks from elsewhere names himself in vain."""
 AGAIN_S: Final = 5
@@ -70,6 +84,8 @@ class FaucetOptions:
     gateways: tuple[str, ...]
     book: Path
     """The file that keeps what was given."""
+    chain_id: int | None = None
+    """Of the chain whose coins are given; None: that which a gateway names at the start."""
     host: str = "127.0.0.1"
     port: int = 8600
     amount: int = 10 * 10**18
@@ -142,13 +158,17 @@ class GrantBook:
         self._database.execute("DELETE FROM grants WHERE time_ms <= ?", (now_ms - DAY_MS,))
         options = self._options
         for query, value, limit, reason in (
-            (_COUNT_ADDRESS, address, options.per_address, "address_limit"),
-            (_COUNT_CALLER, caller, options.per_caller, "caller_limit"),
-            (_COUNT_ALL, 0, options.per_day, "day_limit"),
+            (_OF_ADDRESS, address, options.per_address, "address_limit"),
+            (_OF_CALLER, caller, options.per_caller, "caller_limit"),
+            (_OF_ALL, 0, options.per_day, "day_limit"),
         ):
-            count, oldest = self._database.execute(query, (value,)).fetchone()
+            (count,) = self._database.execute(f"SELECT count(*) {query}", (value,)).fetchone()
             if count >= limit:
-                wait_s = max(1, -(-(oldest + DAY_MS - now_ms) // 1000)) if count else DAY_MS // 1000
+                # More than the limit are there after it was lowered: so many of them have to go first.
+                last = self._database.execute(
+                    f"SELECT time_ms {query} ORDER BY time_ms LIMIT 1 OFFSET ?", (value, count - limit)
+                ).fetchone()
+                wait_s = max(1, -(-(last[0] + DAY_MS - now_ms) // 1000)) if last else DAY_MS // 1000
                 text = f"{limit} a day: {reason.replace('_', ' ')}; come again in {_in_words(wait_s)}"
                 raise FaucetRefused(reason, text, status=429, retry_after_s=wait_s)
         made = self._database.execute(
@@ -186,6 +206,48 @@ def read_address(body: bytes) -> bytes:
     return address
 
 
+@dataclass(slots=True)
+class _Grant:
+    """A grant that was handed in and is not final, as far as is known."""
+
+    raw: bytes
+    time_ms: int
+    url: str | None = None
+    """The gateway that took it; None where that is in doubt."""
+
+
+class _Counting(Api):
+    """A client that counts its requests.
+
+    Only a refusal that answers the first means that nobody took what was handed in: an earlier request may have
+    been taken, and its answer lost.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.core = client.core
+        self.requests = 0
+        self._client = client
+
+    async def aperform(self, flow: Flow[_T]) -> _T:
+        """Perform the effects of ``flow``; return what it returns."""
+        return await self._client.aperform(self._counted(flow))
+
+    def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
+        """Perform the effects of ``stream``, which are not counted; yield what it finds."""
+        return self._client.aiterate(stream)
+
+    def _counted(self, flow: Flow[_T]) -> Flow[_T]:
+        steps = Steps(flow)
+        for effect in steps:
+            self.requests += isinstance(effect, Post)
+            try:
+                steps.give((yield effect), None)
+            except DekubeError as failed:
+                steps.give(None, failed)
+        result: _T = steps.result
+        return result
+
+
 class Faucet:
     """Gives coins of ``key``."""
 
@@ -193,9 +255,11 @@ class Faucet:
         self, key: SecretKey, chain: ChainInfo, client: AsyncClient, book: GrantBook, options: FaucetOptions,
         now_ms: Callable[[], int],
     ) -> None:  # fmt: skip
-        """Raises ConfigError for a chain that is not for tests."""
+        """Raises ConfigError for a chain that is not for tests, OtherChain for one that is not signed for."""
         if not chain.testnet:
             raise ConfigError(f"{chain.name} (id {chain.chain_id}) is no test network by its genesis: no faucet")
+        # A gateway that takes over may be of another chain, and what it names may not be signed for.
+        client.core.check_chain(chain.chain_id)
         self.options = options
         self.chain = chain
         self.address = key.address
@@ -205,6 +269,8 @@ class Faucet:
         self._now_ms = now_ms
         self._turn = asyncio.Lock()
         self._waiting = 0
+        self._under_way: dict[int, _Grant] = {}
+        """By nonce."""
         self._owned = 0
         self._registry = CollectorRegistry()
         self._given = Counter("dekube_faucet_grants", "Coins given.", registry=self._registry)
@@ -235,17 +301,12 @@ class Faucet:
             },
         }
 
+    def count_refused(self, error: FaucetRefused) -> None:
+        """Count a request that was refused."""
+        self._refused.labels(error.reason).inc()
+
     async def give(self, address: bytes, caller: str) -> bytes:
         """Send coins to ``address``; return the transaction's hash. Raises FaucetRefused."""
-        try:
-            found = await self._give(address, caller)
-        except FaucetRefused as error:
-            self._refused.labels(error.reason).inc()
-            raise
-        self._given.inc()
-        return found
-
-    async def _give(self, address: bytes, caller: str) -> bytes:
         if self._waiting >= WAITING_MAX:
             raise FaucetRefused("busy", "too many ask at once", status=503, retry_after_s=AGAIN_S)
         self._waiting += 1
@@ -254,22 +315,70 @@ class Faucet:
                 # What waits for its answer when the process ends counts as given.
                 number = self._book.enter(address, caller, self._now_ms())
                 try:
-                    chain = await self._client.chain()
-                    if chain.genesis_hash != self.chain.genesis_hash:
-                        raise FaucetRefused("wrong_chain", "the node is of another chain now", status=503)
-                    raw = await self._client.sign(self._key, TRANSFER_KIND, [address, self.options.amount])
-                except (ClientError, GatewayUnreachable, FaucetRefused) as error:
+                    nonce, raw = await self._sign(address)
+                except DekubeError as error:  # nothing is handed in
                     self._book.strike(number)
                     raise _told(error) from None
-                try:
-                    return await self._client.submit(raw)
-                except ClientError as error:
-                    self._book.strike(number)
-                    raise _told(error) from None
-                except GatewayUnreachable as error:  # it may have been taken
-                    raise _told(error) from None
+                found = await self._hand_in(nonce, raw, number)
         finally:
             self._waiting -= 1
+        self._given.inc()
+        return found
+
+    async def _sign(self, address: bytes) -> tuple[int, bytes]:
+        chain = await self._client.chain()
+        if chain.genesis_hash != self.chain.genesis_hash:
+            raise OtherChain(f"{chain.name} has another genesis")
+        await self._forget_final()
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            raise FaucetRefused("busy", "too many grants are not final", status=503, retry_after_s=AGAIN_S)
+        raw = await self._client.sign(self._key, TRANSFER_KIND, [address, self.options.amount])
+        nonce = decode_transaction(raw).nonce  # raises for fees that no transaction can name
+        await self._hand_in_again()
+        return nonce, raw
+
+    async def _hand_in(self, nonce: int, raw: bytes, number: int) -> bytes:
+        """Hand in the grant ``number``; return its hash. It is struck only where it was surely not taken."""
+        grant = self._under_way[nonce] = _Grant(raw, self._now_ms())
+        self._client.core.note_nonce(self.address, nonce)
+        client = _Counting(self._client)
+        try:
+            found = await client.submit(raw)
+        except DekubeError as error:
+            if isinstance(error, ClientError) and error.reason in NOT_TAKEN and client.requests == 1:
+                self._forget(nonce)
+                self._book.strike(number)
+            raise _told(error) from None
+        grant.url = self._client.core.url
+        return found
+
+    async def _forget_final(self) -> None:
+        """Free the nonces of grants that are final, or lost."""
+        if not self._under_way:
+            return
+        answer = await self._client.call("dekube_getNonce", address=hexed(self.address))
+        place, now_ms = read_shape(Nonce, answer), self._now_ms()
+        for nonce, grant in list(self._under_way.items()):
+            if nonce < place.nonce or not 0 <= now_ms - grant.time_ms < UNDER_WAY_MS:
+                self._forget(nonce)
+
+    def _forget(self, nonce: int) -> None:
+        del self._under_way[nonce]
+        self._client.core.drop_nonce(self.address, nonce)
+
+    async def _hand_in_again(self) -> None:
+        """Give the gateway that is asked now the grants before the next: without them that one would not be taken.
+
+        The gateway that took them may have gone with them, and one in doubt counts as given.
+        """
+        url = self._client.core.url
+        again = [grant for _, grant in sorted(self._under_way.items()) if grant.url != url]
+        if not again:
+            return
+        calls = [Call("dekube_sendTransaction", {"raw": hexed(grant.raw)}) for grant in again]
+        for grant, answer in zip(again, await self._client.batch(calls), strict=True):
+            is_taken = not isinstance(answer, ClientError) or answer.reason == "already_known"
+            grant.url = self._client.core.url if is_taken else None
 
     async def watch_balance(self) -> None:
         """Keep the metrics of the balance, until cancelled."""
@@ -293,6 +402,11 @@ def _told(error: DekubeError) -> FaucetRefused:
         return error
     if isinstance(error, ClientError) and error.reason == "insufficient_funds":
         return FaucetRefused("faucet_empty", "the faucet is empty", status=503)
+    # A chain that does not know transfers is a ConfigError, and not the one of the start.
+    if isinstance(error, OtherChain | ConfigError) or (
+        isinstance(error, ClientError) and error.reason == "wrong_chain_id"
+    ):
+        return FaucetRefused("wrong_chain", "the node is of another chain now", status=503)
     return FaucetRefused("node_unavailable", "the node does not take it now", status=503, retry_after_s=AGAIN_S)
 
 
@@ -335,6 +449,7 @@ class Application:
                 raise FaucetRefused("too_often", "too many requests", status=429, retry_after_s=int(wait_s) + 1)
             hash_ = await self._faucet.give(read_address(await _read_body(receive)), caller)
         except FaucetRefused as error:
+            self._faucet.count_refused(error)
             extra = [(b"retry-after", b"%d" % error.retry_after_s)] if error.retry_after_s is not None else []
             await _answer_json(send, error.status, error.to_json(), extra)
             return
@@ -413,14 +528,15 @@ class _NoShortWay:
 async def serve(key: SecretKey, options: FaucetOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises ConfigError when the chain is not for tests or the address cannot be bound, GatewayUnreachable.
+    Raises ConfigError when the chain is not for tests or the address cannot be bound, OtherChain when it is not
+    that of the options, GatewayUnreachable.
     """
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listener = socket.create_server((options.host, options.port), family=family)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"faucet: cannot listen on {options.host}:{options.port}: {error}") from None
-    async with AsyncClient(*options.gateways) as client:
+    async with AsyncClient(*options.gateways, options=ClientOptions(chain_id=options.chain_id)) as client:
         book = GrantBook(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
         doors = Doors(DoorOptions(connections_max=1_024, connections_per_address_max=32))

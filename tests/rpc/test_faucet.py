@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
@@ -20,14 +22,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.home import save_key
-from rpc.client import AnswerMalformed, AsyncClient, ClientError
-from rpc.client.api import read_grant
-from rpc.faucet import DAY_MS, FaucetOptions, FaucetRefused, GrantBook, caller_of, read_address
+from rpc.client import AnswerMalformed, AsyncClient, ClientError, ClientOptions, GatewayUnreachable, OtherChain
+from rpc.client.api import Api, read_grant
+from rpc.client.core import Flow
+from rpc.client.shapes import ChainInfo, read_shape
+from rpc.errors import RpcError
+from rpc.faucet import (
+    DAY_MS,
+    NOT_TAKEN,
+    UNDER_WAY_MAX,
+    UNDER_WAY_MS,
+    Application,
+    FaucetOptions,
+    FaucetRefused,
+    GrantBook,
+    caller_of,
+    read_address,
+)
+from rpc.faucet import Faucet as Giver
 from rpc.limits import caller_key
 from state.primitives.errors import ConfigError
+from state.primitives.genesis import genesis_to_json
+from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
-from tests.rpc.harness import ALICE, COIN, DAVE, Gateway, Node, gateway, hexed, served
+from state.primitives.transactions import decode_transaction
+from state.transition.transfer import TRANSFER_KIND
+from tests.rpc.client.answers import HASH, at
+from tests.rpc.client.world import Answer, World
+from tests.rpc.harness import ALICE, COIN, DAVE, Gateway, Node, gateway, genesis, hexed, served
 
+_T = TypeVar("_T")
 OPTIONS = FaucetOptions((), Path("unused"), per_address=2, per_caller=3, per_day=5)
 HOUR_MS = 3_600_000
 
@@ -96,6 +120,20 @@ def test_who_asks_too_often_is_told_when_to_come_again(tmp_path: Path, passed_ms
     book.close()
 
 
+def test_a_limit_that_was_lowered_says_when_it_is_kept_again(tmp_path: Path) -> None:
+    path = tmp_path / "book.db"
+    book = GrantBook(path, replace(OPTIONS, per_address=3))
+    for hour in (0, 5, 10):
+        book.enter(people(1), "a", 10**12 + hour * HOUR_MS)
+    book.close()
+    book = GrantBook(path, OPTIONS)
+    with pytest.raises(FaucetRefused) as caught:
+        book.enter(people(1), "b", 10**12 + 11 * HOUR_MS)
+    assert caught.value.retry_after_s == 18 * 3600, "two have to go"
+    book.enter(people(1), "b", 10**12 + 29 * HOUR_MS)
+    book.close()
+
+
 @pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_no_book_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "book.db"
@@ -126,6 +164,246 @@ def test_what_asks_for_no_account_is_refused(body: bytes) -> None:
 def test_what_is_no_answer_of_a_faucet_is_refused(data: bytes) -> None:
     with pytest.raises(AnswerMalformed):
         read_grant(data)
+
+
+# Grants
+
+
+class Pool:
+    """A gateway with a mempool, whose blocks take nothing until they are told to."""
+
+    def __init__(self, chain_id: int = 5) -> None:
+        self.chain_id = chain_id
+        self.final = 3
+        self.is_away = False
+        self.raws: list[str] = []
+
+    def answer(self, method: str, params: Any) -> Any:
+        if self.is_away:
+            raise GatewayUnreachable("away")
+        match method:
+            case "dekube_sendTransaction":
+                if params["raw"] in self.raws:
+                    raise RpcError("already_known", "already known")
+                self.raws.append(params["raw"])
+                return {"at": at(5), "hash": "0x" + keccak(bytes.fromhex(params["raw"][2:])).hex()}
+            case "dekube_getNonce":
+                pending = self.final
+                while pending in self.nonces:
+                    pending += 1
+                return {"at": at(5), "nonce": self.final, "pending_nonce": pending}
+            case "dekube_getReceipt":
+                return {"at": at(5), "receipt": None}
+            case "dekube_quote":
+                kind = {"kind": TRANSFER_KIND, "name": "transfer", "gas": 21_000, "fee": "5"}
+                fees = {"base_fee_next": "7", "max_fee_per_gas": "9", "max_priority_fee_per_gas": "1"}
+                return {"at": at(5), **fees, "kinds": [kind]}
+            case _:
+                return {"at": at(5), **chain_info(self.chain_id)}
+
+    @property
+    def nonces(self) -> list[int]:
+        return [decode_transaction(bytes.fromhex(raw[2:])).nonce for raw in self.raws]
+
+
+def chain_info(chain_id: int) -> dict[str, Any]:
+    return {"chain_id": chain_id, "name": "a", "genesis_hash": HASH, "testnet": True, "version": "1"}
+
+
+class WorldClient(Api):
+    """The client of a world without I/O."""
+
+    def __init__(self, world: World) -> None:
+        self.core = world.core
+        self._world = world
+
+    async def aperform(self, flow: Flow[_T]) -> _T:
+        return self._world.run(flow)
+
+
+class Giving:
+    """A faucet of chain 5 that asks gateways which are functions."""
+
+    def __init__(self, path: Path, *answers: Answer, chain_id: int | None = None) -> None:
+        options = FaucetOptions((), path / "book.db", per_caller=1_000)
+        self.now_ms = 10**12
+        self.world = World(*answers, options=ClientOptions(chain_id=chain_id))
+        self.book = GrantBook(options.book, options)
+        chain: ChainInfo = read_shape(ChainInfo, {"at": at(5), **chain_info(5)})
+        client: Any = WorldClient(self.world)
+        self.faucet = Giver(ALICE, chain, client, self.book, options, lambda: self.now_ms)
+        self.application = Application(self.faucet)
+
+    def give(self, who: int) -> str:
+        """Return what came of a grant: the reason why there is none, or nothing."""
+        try:
+            asyncio.run(self.faucet.give(people(who), "a"))
+        except FaucetRefused as error:
+            return error.reason
+        return ""
+
+    def post(self, body: bytes) -> tuple[int, Any]:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/", "client": ("192.0.2.7", 1), "headers": []}
+        asyncio.run(self.application(scope, receive, send))
+        return sent[0]["status"], orjson.loads(sent[1]["body"])
+
+    def refused(self, reason: str) -> float:
+        name = f'dekube_faucet_refused_total{{reason="{reason}"}} '
+        lines = self.faucet.metrics().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def refusing(pool: Pool, *reasons: str | None, is_taken: bool = False) -> Answer:
+    """Return a gateway that answers what is handed in with each reason in turn; None is an answer that is lost."""
+    left = list(reasons)
+
+    def answer(method: str, params: Any) -> Any:
+        if method != "dekube_sendTransaction" or not left:
+            return pool.answer(method, params)
+        if is_taken and params["raw"] not in pool.raws:
+            pool.answer(method, params)
+        if (reason := left.pop(0)) is None:
+            raise GatewayUnreachable("no answer")
+        raise RpcError(reason, "no", **({"retry_after_s": 1} if reason == "limit_exceeded" else {}))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        ("node_unavailable",) * 3,
+        ("node_unavailable", "insufficient_funds"),
+        ("limit_exceeded", "mempool_full"),
+        ("height_not_reached",) * 3,
+        ("nonce_too_low",),
+        ("internal_error",),
+        (None,),
+    ],
+)
+def test_a_grant_that_may_have_been_taken_counts_as_given(tmp_path: Path, reasons: tuple[str | None, ...]) -> None:
+    pool = Pool()
+    it = Giving(tmp_path, refusing(pool, *reasons, is_taken=True))
+    assert it.give(1) in ("node_unavailable", "faucet_empty")
+    assert it.give(1) == "address_limit"
+    assert pool.nonces == [3]
+
+
+@pytest.mark.parametrize("reason", ["node_unavailable", "insufficient_funds", "mempool_full"])
+def test_another_gateway_that_refuses_says_nothing_of_the_first(tmp_path: Path, reason: str) -> None:
+    first, second = Pool(), Pool()
+    it = Giving(tmp_path, refusing(first, None, None, None, is_taken=True), refusing(second, *[reason] * 3))
+    assert it.give(1)
+    assert it.give(1) == "address_limit"
+    assert (first.nonces, second.nonces) == ([3], [])
+
+
+@pytest.mark.parametrize("reason", sorted(NOT_TAKEN))
+def test_a_grant_that_a_mempool_refused_is_struck_and_leaves_its_nonce(tmp_path: Path, reason: str) -> None:
+    pool = Pool()
+    it = Giving(tmp_path, refusing(pool, reason))
+    told = {"insufficient_funds": "faucet_empty", "wrong_chain_id": "wrong_chain"}
+    assert it.give(1) == told.get(reason, "node_unavailable")
+    assert it.book.count() == 0
+    assert it.give(1) == ""
+    assert pool.nonces == [3]
+
+
+def gone_after_the_chain(pool: Pool) -> Callable[[str, Any], Any]:
+    def answer(method: str, params: Any) -> Any:
+        found = pool.answer(method, params)
+        pool.is_away = True
+        return found
+
+    return answer
+
+
+@pytest.mark.parametrize("chain_id", [None, 5])
+def test_nothing_is_signed_for_another_chain_than_the_one_checked(tmp_path: Path, chain_id: int | None) -> None:
+    first, second = Pool(5), Pool(9)
+    it = Giving(tmp_path, gone_after_the_chain(first), second.answer, chain_id=chain_id)
+    status, body = it.post(orjson.dumps({"address": hexed(people(1))}))
+    assert (status, body["error"]["reason"]) == (503, "wrong_chain")
+    assert (first.raws, second.raws, it.book.count()) == ([], [], 0)
+    assert it.refused("wrong_chain") == 1
+
+
+def test_a_chain_without_transfers_is_another_one(tmp_path: Path) -> None:
+    pool = Pool()
+
+    def answer(method: str, params: Any) -> Any:
+        return pool.answer(method, params) | ({"kinds": []} if method == "dekube_quote" else {})
+
+    it = Giving(tmp_path, answer)
+    assert (it.give(1), it.book.count()) == ("wrong_chain", 0)
+
+
+def test_fees_that_no_transaction_can_name_cost_no_grant(tmp_path: Path) -> None:
+    pool = Pool()
+
+    def answer(method: str, params: Any) -> Any:
+        return pool.answer(method, params) | ({"max_fee_per_gas": str(2**128)} if method == "dekube_quote" else {})
+
+    it = Giving(tmp_path, answer)
+    assert (it.give(1), it.book.count()) == ("node_unavailable", 0)
+
+
+def test_a_faucet_is_of_the_chain_that_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OtherChain):
+        Giving(tmp_path, Pool().answer, chain_id=9)
+
+
+def test_grants_at_two_gateways_have_nonces_of_their_own(tmp_path: Path) -> None:
+    first, second = Pool(), Pool()
+    it = Giving(tmp_path, first.answer, second.answer)
+    assert it.give(1) == ""
+    first.is_away = True
+    assert it.give(2) == it.give(3) == ""
+    assert (first.nonces, second.nonces) == ([3], [3, 4, 5]), "the first is handed in again, once"
+    assert second.raws[0] == first.raws[0]
+
+
+def test_a_grant_in_doubt_is_handed_in_before_the_next(tmp_path: Path) -> None:
+    pool = Pool()
+    it = Giving(tmp_path, refusing(pool, None))
+    assert it.give(1) == "node_unavailable"
+    assert it.give(2) == ""
+    assert pool.nonces == [3, 4]
+
+
+def test_nonces_under_way_are_bounded_and_free_when_they_are_final_or_lost(tmp_path: Path) -> None:
+    pool = Pool()
+    it = Giving(tmp_path, pool.answer)
+    for who in range(UNDER_WAY_MAX):
+        assert it.give(who + 1) == ""
+    assert it.give(200) == "busy"
+    assert it.book.count() == len(it.world.core._nonces) == UNDER_WAY_MAX
+    pool.final += UNDER_WAY_MAX - 1
+    assert it.give(200) == ""
+    assert len(it.world.core._nonces) == 2
+    pool.raws.clear()
+    it.now_ms += UNDER_WAY_MS
+    assert it.give(201) == ""
+    assert pool.nonces == [pool.final], "who waits behind what is lost waits for ever"
+    assert len(it.world.core._nonces) == 1
+
+
+def test_all_that_is_refused_is_counted_once(tmp_path: Path) -> None:
+    it = Giving(tmp_path, Pool().answer)
+    body = orjson.dumps({"address": hexed(people(1))})
+    assert [it.post(body)[0] for _ in range(2)] == [200, 429]
+    statuses = [it.post(b"{")[0] for _ in range(25)]
+    assert it.refused("address_limit") == 1
+    assert it.refused("invalid_request") == statuses.count(400) > 0
+    assert it.refused("too_often") == statuses.count(429) > 0
 
 
 # The process
@@ -282,18 +560,32 @@ async def test_a_chain_that_is_not_for_tests_gets_no_faucet(
     keys(tmp_path)
     plain = tests.rpc.harness.genesis
     monkeypatch.setattr(tests.rpc.harness, "genesis", lambda **p: _serious(plain(**p)))
-    async with chain(tmp_path) as (_, it):
-        run = partial(subprocess.run, command(tmp_path, it), capture_output=True, text=True, timeout=60)
+    await check_refused(tmp_path, (), "no test network", "config_error")
+
+
+@pytest.mark.parametrize("names", ["the command", "the genesis of the home"])
+async def test_a_chain_that_is_not_the_one_named_gets_no_faucet(tmp_path: Path, names: str) -> None:
+    keys(tmp_path)
+    if names == "the command":
+        options: tuple[object, ...] = ("--chain-id", 999)
+    else:
+        options = ()
+        (tmp_path / "genesis.json").write_text(genesis_to_json(replace(genesis(), chain_id=999)))
+    await check_refused(tmp_path, options, "chain 999 is signed for", "other_chain")
+
+
+async def check_refused(path: Path, options: tuple[object, ...], text: str, code: str) -> None:
+    """Check that a faucet does not start, and says why in a line."""
+    async with chain(path) as (_, it):
+        run = partial(subprocess.run, command(path, it, *options), capture_output=True, text=True, timeout=60)
         done = await trio.to_thread.run_sync(run)
     assert done.returncode == 1
-    assert "no test network" in done.stderr
-    assert done.stderr.rstrip().endswith("[config_error]")
+    assert text in done.stderr
+    assert done.stderr.rstrip().endswith(f"[{code}]")
     assert "Traceback" not in done.stderr
 
 
 def _serious(genesis: Any) -> Any:
-    from dataclasses import replace
-
     return replace(genesis, testnet=False)
 
 
