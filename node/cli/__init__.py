@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from node.cli.output import show_amount
-from node.cli.terminal import printable_lines
+from node.cli.terminal import printable, printable_lines
 from state.primitives.errors import DekubeError
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ WHAT_HELPS: Final = {
     "or make a home of its own for the other network (dekube init --home DIR)",
 }
 """What to do about errors of layers that know no commands, by code."""
+HAS_LINES: Final = "testnet_error"
+"""The code of errors that quote the log of a process of this machine, line by line."""
 _FUNDS: Final = re.compile(r"\b(balance|cost|overshot) ([0-9]{1,40})\b")
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -175,7 +177,9 @@ def _as_known(error: DekubeError | OSError) -> DekubeError:
 
 
 def _say(error: DekubeError) -> None:
-    click.echo(f"dekube: {printable_lines(_text(error))} [{_told(error)}]", err=True)
+    # By the class: a gateway names the code of its own errors.
+    plain = printable_lines if type(error).code == HAS_LINES else printable
+    click.echo(f"dekube: {plain(_text(error))} [{printable(_told(error))}]", err=True)
 
 
 def _text(error: DekubeError) -> str:

@@ -12,6 +12,7 @@ from node.cli.commands import Commands
 from node.cli.forks import accuse, settle
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
+from node.cli.terminal import printable, printable_heading
 from node.home import Home
 from node.tenancy import live_in
 from state.primitives.errors import ConfigError, StoreError
@@ -112,7 +113,7 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
         if unfinished:
             click.echo("\nA state sync is unfinished; the next start of the node goes on with it.")
         for line in found.damage:
-            click.echo(f"\nDamaged: {line}", err=True)
+            click.echo(printable_heading(f"\nDamaged: {line}"), err=True)
     if found.damage:
         raise click.exceptions.Exit(1)
 
@@ -217,7 +218,7 @@ def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: boo
             show_fields({"damage": None, "moved_to": None}, as_json=as_json, title="Nothing is wrong")
             return
     if not as_json and damage:
-        click.echo(f"Damaged: {damage}", err=True)
+        click.echo(printable(f"Damaged: {damage}"), err=True)
     moved = move_aside(home.chain, "damaged") if home.chain.exists() else None
     options = home.load_options()
     wants_blocks = options.store.profile == "archive" or options.sync.mode == "blocks"

@@ -17,6 +17,7 @@ from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
 from node.cli.commands import Commands
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_rows
+from node.cli.terminal import printable
 from node.home import load_genesis
 from node.light import (
     Endpoint,
@@ -225,7 +226,7 @@ def open_light(home: Path, urls: Sequence[str]) -> Iterator[LightNode]:
         node.save(home)
         for endpoint in node.endpoints:
             if endpoint.banned:
-                click.echo(f"banned {endpoint.url}: {endpoint.banned}", err=True)
+                click.echo(printable(f"banned {endpoint.url}: {endpoint.banned}"), err=True)
 
 
 @light.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from node.cli.terminal import printable
+from node.cli.terminal import printable, printable_heading
 
 if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks ask for JSON
     from rich.console import Console
@@ -35,6 +35,8 @@ __all__ = [
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DECIMALS = 18
 GWEI_DECIMALS = 9
+TIME_MS_END = 253_402_300_800_000
+"""The year 10000: what is later is no time that a chain agreed upon, and some systems cannot write it."""
 
 
 def json_option(function: _Function) -> _Function:
@@ -53,7 +55,9 @@ def counted(count: int, what: str) -> str:
 
 
 def show_time(time_ms: int) -> str:
-    """Return an agreed time as people write it."""
+    """Return an agreed time as people write it. Raises ValueError for one that no calendar has."""
+    if not 0 <= time_ms < TIME_MS_END:
+        raise ValueError(f"not a time: {time_ms}")
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_ms // 1000))
 
 
@@ -86,16 +90,20 @@ def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json
         show(list(rows))
         return
     if not rows:
-        click.echo(f"{title or 'Nothing'}: none.")
+        click.echo(f"{printable_heading(title or 'Nothing')}: none.")
         return
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", header_style="bold")
+    table = Table(header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_plain(row.get(column)) for column in columns))
-    _console().print(table)
+    console = _console()
+    if title:  # not the table's own, which is broken where the table is narrower
+        console.print(Text(printable_heading(title), style="italic"))
+    console.print(table)
 
 
 def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: bool = False) -> None:
@@ -110,10 +118,10 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in fields.items():
-        table.add_row(name, _plain(value))
+        table.add_row(_plain(name), _plain(value))
     console = _console(err=err)
-    if title:  # not the table's own, which is broken where the fields are narrower
-        console.print(Text(title, style="italic"))
+    if title:  # as above
+        console.print(Text(printable_heading(title), style="italic"))
     console.print(table)
 
 

@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 
 import click
 
+from node.cli.answers import note_asked
 from node.cli.terminal import printable
-from rpc.client import Client, GatewayUnreachable, TransactionRefused
+from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.control import short_path
 from rpc.client.core import ClientOptions, Fetch, Flow, Post
 from rpc.client.shapes import Receipt
@@ -37,6 +38,8 @@ LOOK_BYTES: Final = 4096
 _METHOD: Final = re.compile(rb'"method":"([a-zA-Z_.]{1,64})"')
 RECEIPT: Final = "dekube_waitForReceipt"
 HAND_IN: Final = "dekube_sendTransaction"
+DOUBTFUL: Final = (b'"node_unavailable"', b'"internal_error"')
+"""Reasons of failure that refuse nothing: the node behind the gateway may have got what was handed in."""
 
 
 class GatewayNotUp(GatewayUnreachable):
@@ -52,12 +55,14 @@ class NotFinal(TransactionRefused):
 class TellingClient(Client):
     """Tells after NOTICE_S what it waits for, and the hash of what is handed in as soon as that is taken.
 
-    In all else the client that it is.
+    What fails or is interrupted when a transaction may be on its way tells how to look for it. In all else the
+    client that it is.
     """
 
     def __init__(self, *urls: str, control: Path | None = None, chain_id: int | None = None) -> None:
         """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
         super().__init__(*urls, options=ClientOptions(chain_id=chain_id))
+        note_asked()
         self._control = control
         self._watches: Callable[[], Watch] = Watch
 
@@ -75,24 +80,36 @@ class TellingClient(Client):
             try:
                 return super().perform(watched(flow, watch))
             except KeyboardInterrupt:
-                if hash_ := _hash_of(watch.handed_in):
-                    click.echo(
-                        f"\nThe transaction {hash_} was handed in and may still become final: "
-                        f"`dekube wallet tx {hash_}` shows it.",
-                        err=True,
-                    )
+                if watch.handed_in:
+                    click.echo(err=True)  # below the ^C of the terminal
+                _tell_of(watch)
                 raise
             except TransactionRefused as error:
                 if error.reason or not error.hash:
                     raise
+                _tell_of(watch)
                 raise NotFinal(str(error), hash_=error.hash) from None
+            except ClientError:
+                _tell_of(watch)
+                raise
             except GatewayUnreachable as error:
+                _tell_of(watch)
                 if self._control is None or "refused" not in str(error) or not _listens(self._control):
                     raise
                 raise GatewayNotUp(
                     f"{error}; the node runs, but its gateway does not listen yet: try again in some seconds, "
                     "`dekube status` says what the node does"
                 ) from None
+
+
+def _tell_of(watch: Watch) -> None:
+    """Say which transaction may be on its way, and how to look for it; nothing where there is none."""
+    if hash_ := _hash_of(watch.handed_in):
+        click.echo(
+            f"The transaction {hash_} was handed in and may still become final: "
+            f"`dekube wallet tx {hash_}` shows it.",
+            err=True,
+        )
 
 
 def _listens(control: Path) -> bool:
@@ -119,6 +136,8 @@ class Watch:
         self._told = ""
         self.handed_in = b""
         """The request with a transaction of which no receipt has come, and no refusal."""
+        self.is_doubtful = False
+        """Whether some gateway may have the transaction, so that another's refusal ends nothing."""
 
     def __enter__(self) -> Watch:
         threading.Thread(target=self._run, name="patience", daemon=True).start()
@@ -177,19 +196,30 @@ def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
         if isinstance(effect, Post | Fetch):
             told = _still(effect, answer, watch.behind)
             watch.wait_for(told)
-            if _is_over(_method(effect), answer):
-                watch.handed_in = b""
-            elif _method(effect) == HAND_IN and _is_taken(answer):
-                watch.taken(watch.handed_in)
+            _note(watch, _method(effect), answer, error)
 
 
-def _is_over(method: str, answer: Any) -> bool:
-    """Tell whether an answer ends the uncertainty about a transaction: a receipt, or a refusal."""
+def _note(watch: Watch, method: str, answer: Any, error: Exception | None) -> None:
+    """Note what came of a request: whether a gateway has the transaction, may have it, or surely has not."""
+    has_receipt = isinstance(answer, bytes) and b'"receipt":{' in answer[:LOOK_BYTES]
+    if method == RECEIPT and has_receipt and _hash_of(watch.handed_in).encode() in answer:  # not that of another
+        watch.handed_in = b""
+    if method != HAND_IN:
+        return
+    if _is_taken(answer):
+        watch.taken(watch.handed_in)
+    if not _is_refused(answer, error):
+        watch.is_doubtful = True
+    elif not watch.is_doubtful:
+        watch.handed_in = b""
+
+
+def _is_refused(answer: Any, error: Exception | None) -> bool:
+    """Tell whether a gateway surely has not what was handed in: it refused it, or nobody listens there."""
     if not isinstance(answer, bytes):
-        return False
-    if method == HAND_IN:
-        return b'"error"' in answer[:LOOK_BYTES] and not _is_taken(answer)
-    return method == RECEIPT and b'"receipt":{' in answer[:LOOK_BYTES]
+        return str(error).endswith("refused")
+    head = answer[:LOOK_BYTES]
+    return b'"error"' in head and not _is_taken(answer) and not any(reason in head for reason in DOUBTFUL)
 
 
 def _is_taken(answer: Any) -> bool:

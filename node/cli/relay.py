@@ -11,15 +11,17 @@ from typing import Any
 
 import click
 
+from node.cli.answers import reading_answers
 from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
 from node.cli.options import ask_passphrase, ask_unseen, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
+from node.cli.patience import TellingClient
 from node.cli.relay_status import status
 from node.cli.session import Session, send, session_options
 from node.home import Home, create_home, load_genesis, load_key
 from node.keyring import random_key
-from rpc.client import Client, TransactionRefused
+from rpc.client import TransactionRefused
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SecretKey
@@ -171,7 +173,7 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
         pcie_lanes=0, price_per_gpu_s=1, score=0, slots=1, notice_ms=0, endpoints=(str(endpoint),),
         version=version("dekube-node"),
     )  # fmt: skip
-    with Client(url) as client:
+    with reading_answers(), TellingClient(url) as client:
         is_known = client.call("dekube_getNode", "0x" + key.address.hex())["node"] is not None
         least = 0 if is_known else int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
         amount = least if bond is None else bond
@@ -204,7 +206,7 @@ def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
 
     store = ReceiptStore(home.path(RECEIPTS))
     rows: list[dict[str, Any]] = []
-    client = Client(url) if url else None
+    client = TellingClient(url) if url else None
     key = _account(home) if client is not None else None
     fee = 0
     if client is not None and not is_all:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from node.cli.answers import reading_answers
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key
 from node.cli.patience import TellingClient
 from node.home import Home, read_keystore
@@ -122,7 +123,8 @@ def session_options(function: _Function) -> _Function:
         **arguments: Any,
     ) -> Any:
         root = Home(Path(os.path.expanduser(home)).absolute())
-        return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
+        with reading_answers():
+            return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
 
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
     wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]

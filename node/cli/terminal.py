@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "printable_lines"]
+__all__ = ["printable", "printable_heading", "printable_lines"]
 
 
 def printable(text: str) -> str:
@@ -10,6 +10,14 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
+def printable_heading(text: str) -> str:
+    """Return ``text`` as ``printable`` gives it, below an empty line where it begins with one."""
+    return "\n" * text.startswith("\n") + printable(text.removeprefix("\n"))
+
+
 def printable_lines(text: str) -> str:
-    """Return ``text`` with its lines kept, each as ``printable`` gives it."""
+    """Return ``text`` with its lines kept, each as ``printable`` gives it: for what no stranger has a part in.
+
+    A line of a stranger would pass for one of the command's own.
+    """
     return "\n".join(printable(line) for line in text.split("\n"))

@@ -1,7 +1,7 @@
 """Typed data as wallets sign it (EIP-712), read strictly: all that stands there is signed, and no more.
 
-Refused although some wallets take it: members that a type does not name or that are missing, null for a struct,
-numbers that do not fit their type.
+Refused although some wallets take it: members that a type does not name or that are missing or twice there, null
+for a struct, numbers that do not fit their type, a message where the domain alone is signed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _DOMAIN_MEMBERS: Final = {
     "name": "string", "version": "string", "chainId": "uint256", "verifyingContract": "address", "salt": "bytes32",
 }  # fmt: skip
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]{0,127}")
-_ATOM: Final = re.compile(r"address|bool|string|bytes(?:[1-9]|[12]\d|3[0-2])?|u?int(?:\d{1,3})")
-_ARRAY: Final = re.compile(r"(.+)\[(\d{0,5})\]")
-_INTEGER: Final = re.compile(r"-?\d+|0x[0-9a-fA-F]+")
+_ATOM: Final = re.compile(r"address|bool|string|bytes(?:[1-9]|[12][0-9]|3[0-2])?|u?int(?:[0-9]{1,3})")
+_ARRAY: Final = re.compile(r"(.+)\[([0-9]{0,5})\]")
+_INTEGER: Final = re.compile(r"-?[0-9]+|0x[0-9a-fA-F]+")
 _HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _WORD: Final = 32
 _Types = Mapping[str, tuple[tuple[str, str], ...]]
@@ -51,7 +51,7 @@ def parse_typed_data(text: str) -> TypedData:
     if len(text) > TYPED_DATA_LIMIT_BYTES:
         raise DecodeError(f"typed data: more than {TYPED_DATA_LIMIT_BYTES} characters")
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_members)
     except (ValueError, RecursionError):
         raise DecodeError("typed data: not a JSON document") from None
     match document:
@@ -72,7 +72,17 @@ def parse_typed_data(text: str) -> TypedData:
     digest = b"\x19\x01" + coder.hash_struct(_DOMAIN, domain, 0)
     if primary != _DOMAIN:
         digest += coder.hash_struct(primary, message, 0)
+    elif message:
+        raise DecodeError("typed data: a message, where the domain alone is signed")
     return TypedData(primary, domain, message, keccak(digest))
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the document. Raises DecodeError for two members of one name: one would go unsigned."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise DecodeError("typed data: two members of one name")
+    return members
 
 
 def _types(listed: Mapping[str, Any]) -> dict[str, tuple[tuple[str, str], ...]]:

@@ -10,7 +10,7 @@ import click
 from node.cli.arguments import SECONDS, TASK
 from node.cli.output import json_option, show, show_amount
 from node.cli.session import Session, session_options
-from node.cli.terminal import printable_lines
+from node.cli.terminal import printable
 from node.posting import follow
 from rpc.client import Client, TaskEnded
 from rpc.client.core import hexed
@@ -32,7 +32,7 @@ def record_of(client: Client, task_id: bytes) -> Task:
 
 def say(line: str, *, err: bool = True) -> None:
     """Tell a person a line, on standard error unless it is what was asked for."""
-    click.echo(printable_lines(line), err=err)
+    click.echo(printable(line), err=err)
 
 
 def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
@@ -41,11 +41,12 @@ def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float
         phase = follow(client, task_id, partial(say, err=as_json), timeout_s=timeout_s)
     except KeyboardInterrupt:
         told = hexed(task_id)
-        say(f"\nThe task goes on: `dekube task watch {told}` follows it, `dekube task cancel` ends it early.")
+        click.echo(err=True)  # below the ^C of the terminal
+        say(f"The task goes on: `dekube task watch {told}` follows it, `dekube task cancel` ends it early.")
         raise
     if not as_json:
         show_sums(client.bill(task_id).totals)
-        click.echo(f"The task has ended: {phase}.")
+        say(f"The task has ended: {phase}.", err=False)
     return phase
 
 

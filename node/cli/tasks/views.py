@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, Final
 
 import click
@@ -10,6 +11,7 @@ from node.cli.arguments import ADDRESS, TASK
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, session_options
 from node.cli.tasks.following import record_of, show_sums
+from node.cli.terminal import printable
 from node.posting import NEXT
 from rpc.client.core import hexed
 from tasks.lifecycle import Phase
@@ -72,7 +74,7 @@ def list_(
     ]
     show_rows(rows, _LIST_COLUMNS, as_json=False, title="Tasks")
     if following is not None:
-        click.echo(f"More: --cursor {following}")
+        click.echo(f"More: --cursor {shlex.quote(printable(following))}")
 
 
 @click.command(name="show")

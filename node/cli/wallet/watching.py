@@ -15,7 +15,7 @@ from node.cli.arguments import SECONDS, parse_hash
 from node.cli.output import json_option, show_amount
 from node.cli.patience import NotFinal
 from node.cli.session import Session, session_options
-from node.cli.terminal import printable_lines
+from node.cli.terminal import printable
 from node.cli.wallet.views import HISTORY_MAX, change_text
 from rpc.client import Client
 from rpc.client.core import hexed
@@ -23,6 +23,7 @@ from rpc.client.shapes import HistoryEntry, Receipt
 
 __all__ = ["watch"]
 
+_INDENT: Final = " " * 16
 _MORE_THAN_ADDRESS: Final = re.compile(r"0[xX][0-9a-fA-F]{41,}")
 
 
@@ -42,7 +43,8 @@ def watch(session: Session, what: str | None, timeout_s: float | None, as_json: 
             _watch_transaction(client, parse_hash(what, "WHAT"), timeout_s, as_json)
             return
         for line in _account_news(client, session.address(what, known=False), timeout_s):
-            _say(line, as_json, f"height {line['height']:>7}  {_account_text(line)}")
+            first, *more = _account_lines(line)
+            _say(line, as_json, f"height {line['height']:>7}  {first}", *more)
 
 
 def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterator[dict[str, Any]]:
@@ -80,16 +82,16 @@ def _since(client: Client, who: bytes, height: int) -> list[HistoryEntry]:
     return found[::-1]
 
 
-def _account_text(line: dict[str, Any]) -> str:
+def _account_lines(line: dict[str, Any]) -> list[str]:
     text = f"{show_amount(int(line['balance']))}, nonce {line['nonce']}"
     if "change" in line:
         change = int(line["change"])
         text += f"  ({'+' if change >= 0 else '-'}{show_amount(abs(change))})"
-    for found in line["transactions"]:
-        text += f"\n                {found['kind_name']} {found['hash']} from {found['from']}"
-    for found in line["changes"]:
-        text += f"\n                {change_text(found)}"
-    return text
+    return [
+        text,
+        *(f"{_INDENT}{found['kind_name']} {found['hash']} from {found['from']}" for found in line["transactions"]),
+        *(_INDENT + change_text(found) for found in line["changes"]),
+    ]
 
 
 def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as_json: bool) -> None:
@@ -120,6 +122,6 @@ def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as
         raise click.exceptions.Exit(1)
 
 
-def _say(document: dict[str, Any], as_json: bool, text: str) -> None:
-    click.echo(json.dumps(document) if as_json else printable_lines(text))
+def _say(document: dict[str, Any], as_json: bool, *lines: str) -> None:
+    click.echo(json.dumps(document) if as_json else "\n".join(map(printable, lines)))
     sys.stdout.flush()

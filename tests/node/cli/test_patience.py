@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.cli import main
-from node.cli.patience import NOTICE_S, TellingClient, Watch, watched
+from node.cli.patience import NOTICE_S, NotFinal, TellingClient, Watch, watched
 from node.config import NodeOptions, RpcOptions
 from node.home import create_home
 from node.keyring import random_key
@@ -214,6 +215,85 @@ def test_who_is_interrupted_is_told_of_the_transaction_that_was_handed_in(
         client.wait(raw)
     told = f"0x{keccak(raw).hex()} was handed in and may still become final" in capsys.readouterr().err
     assert (told, ended.type is KeyboardInterrupt) == (tells, tells)
+
+
+LOST = GatewayUnreachable("h:1: Remote end closed connection without response")
+NOBODY = GatewayUnreachable("h:1: [Errno 111] Connection refused")
+POOR = b'{"id":0,"error":{"code":-32000,"message":"no","data":{"reason":"insufficient_funds"}}}'
+TAKEN = b'{"id":0,"result":{"hash":"0x12"}}'
+
+
+@pytest.mark.parametrize(
+    ("urls", "answers", "tells"),
+    [
+        (["h:1"], [LOST], True),
+        (["h:1"], [b"<html>"], True),
+        (["h:1"], [UNAVAILABLE] * 3, True),  # its node may have it
+        (["h:1"], [NOBODY], False),
+        (["h:1"], [POOR], False),
+        (["h:1", "h:2"], [LOST, POOR], True),  # the one that took it, perhaps, has not refused it
+        (["h:1", "h:2"], [NOBODY, POOR], False),
+    ],
+)
+def test_who_fails_while_a_transaction_may_be_on_its_way_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], urls: list[str], answers: list[Any],
+    tells: bool,
+) -> None:  # fmt: skip
+    left = iter(answers)
+
+    def post(_client: object, _post: Post) -> bytes:
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer)
+
+    monkeypatch.setattr(Client, "_post", post)
+    monkeypatch.setattr("rpc.client.sync.time.sleep", lambda _: None)
+    raw = signed()
+    with pytest.raises((GatewayUnreachable, ClientError)):
+        TellingClient(*urls).hand_in(raw)
+    assert next(left, None) is None
+    hash_ = f"0x{keccak(raw).hex()}"
+    told = (
+        f"The transaction {hash_} was handed in and may still become final: `dekube wallet tx {hash_}` shows it.\n"
+    )
+    assert capsys.readouterr().err == told * tells
+
+
+@pytest.mark.parametrize(("is_own", "tells"), [(True, False), (False, True)])
+def test_only_the_receipt_of_a_transaction_ends_the_doubt_about_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_own: bool, tells: bool
+) -> None:
+    raw = signed()
+    receipt = b'{"id":0,"result":{"receipt":{"transaction_hash":"0x%s"}}}'
+
+    def perform(self: Client, flow: Any) -> None:
+        named = keccak(raw) if is_own else b"h" * 32
+        with contextlib.suppress(GatewayUnreachable):
+            give(flow, [TAKEN, receipt % named.hex().encode()])
+        raise GatewayUnreachable("gone")
+
+    monkeypatch.setattr(Client, "perform", perform)
+    with pytest.raises(GatewayUnreachable, match="gone"):
+        TellingClient("h:1").wait(raw)
+    assert ("may still become final" in capsys.readouterr().err) == tells
+
+
+@pytest.mark.parametrize(("reason", "tells"), [("", True), ("nonce_too_low", False)])
+def test_what_is_not_final_in_time_is_told_with_how_to_look_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: str, tells: bool
+) -> None:
+    raw = signed()
+
+    def perform(self: Client, flow: Any) -> None:
+        give(flow, [TAKEN])
+        raise TransactionRefused("x", reason=reason, hash_=keccak(raw))
+
+    monkeypatch.setattr(Client, "perform", perform)
+    with pytest.raises(TransactionRefused) as caught:
+        TellingClient("h:1").wait(raw)
+    assert (caught.value.hash, isinstance(caught.value, NotFinal)) == (keccak(raw), tells)
+    assert (f"`dekube wallet tx 0x{keccak(raw).hex()}` shows it" in capsys.readouterr().err) == tells
 
 
 def test_who_is_interrupted_while_nothing_is_handed_in_is_told_nothing(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from state.primitives.address import format_address
 from state.primitives.errors import DecodeError, KeystoreError, SignatureInvalid
+from state.primitives.hashing import keccak
 from state.primitives.hd import HARDENED, derive_key, ethereum_path
 from state.primitives.keys import SecretKey
 from state.primitives.signing import (
@@ -216,11 +217,43 @@ def changed(path: str, value: Any) -> str:
         changed("types/string", []),
         changed("types/A", [{"name": "a", "type": "bool" + "[]" * 40}]),
         changed("more", 1),
+        changed("primaryType", "EIP712Domain"),  # its message would be shown, and not signed
+        changed("domain/chainId", "١٢"),
+        json.dumps(MAIL).replace('"contents": "Hello', '"contents": "Hi", "contents": "Hello'),
+        json.dumps(MAIL).replace('"chainId": 1', '"chainId": 1, "chainId": 1'),
+        json.dumps(MAIL).replace('"primaryType"', '"domain": {}, "primaryType"'),
     ],
 )  # fmt: skip
 def test_what_is_no_typed_data_is_refused(text: str) -> None:
     with pytest.raises(DecodeError):
         parse_typed_data(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("uint256", "12"),
+        ("uint٢٥٦", 1),
+        ("uint256", "١٢"),
+        ("bytes1٢", "0x" + "ab" * 12),
+        ("bool[٢]", [True, True]),
+    ],
+)
+def test_only_the_digits_of_ascii_are_digits(kind: str, value: Any) -> None:
+    types = {"EIP712Domain": [], "One": [{"name": "a", "type": kind}]}
+    text = json.dumps({"types": types, "primaryType": "One", "domain": {}, "message": {"a": value}})
+    if (kind + str(value)).isascii():
+        parse_typed_data(text)
+    else:
+        with pytest.raises(DecodeError):
+            parse_typed_data(text)
+
+
+def test_a_domain_alone_is_signed_without_a_message() -> None:
+    document = {**MAIL, "primaryType": "EIP712Domain", "message": {}}
+    separator = "f2cee375fa42b42143804025fc449deafd50cc031ca257e0b194a650a912090f"  # of the standard's example
+    typed = parse_typed_data(json.dumps(document))
+    assert typed.digest == keccak(b"\x19\x01" + bytes.fromhex(separator))
 
 
 def test_types_that_hold_themselves_are_hashed_up_to_a_depth() -> None:
