@@ -221,7 +221,9 @@ class DirectRequest:
         self._finish()
 
     def _answered(self, done: Late) -> None:
-        if not done.is_cancelled and not self.disconnected:
+        if done.is_cancelled or self.disconnected or self._connection.transport.is_closing():
+            self.let_go()
+        else:
             self._respond(done.answer)
 
     async def _send(self, body: bytes) -> None:

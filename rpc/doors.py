@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
-from rpc.direct import BODY_DEADLINE_S, SEND_DEADLINE_S, DirectRequest, Port
+from rpc.direct import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE, SEND_DEADLINE_S, DirectRequest, Port
 from rpc.dispatch import Caller
 from rpc.holding import Held, Ledger
 from rpc.limits import Proxies, caller_key
@@ -28,6 +28,7 @@ from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
 __all__ = ["DoorOptions", "Doors", "Unread", "make_protocols"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
+"""Of a request without its body: the head, and what stands between and behind the pieces of a body."""
 LINGER_S: Final = 5.0
 """Time in which whoever sends a body that is refused may send the rest of it, which is dropped, and read why."""
 LINGER_IDLE_S: Final = 1.0
@@ -207,8 +208,13 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         _dropped_at = 0.0
         """When the last of it came."""
         _answering: Any = None
-        """The request that had to wait for those before it, and is answered now."""
+        """The request that is answered now, where others wait behind it or it had to wait itself."""
         _header_bytes = 0
+        """What came of a request since it began or since the last piece that brought something of its body."""
+        _brought_body = False
+        _pieces = 0
+        """Of the body of a request of ASGI."""
+        _piece_bytes = 0
         _asker: Caller | None = None
         _is_proxy = False
         _waiting: Held
@@ -302,13 +308,13 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 request.body = bytearray()
 
         def send_400_response(self, msg: str) -> None:
-            if not self._lingers:  # the answer is written already
+            if not self._lingers and not self.transport.is_closing():  # the answer is written already
                 super().send_400_response(msg)
 
         def on_message_begin(self) -> None:
             if self._lingers:
                 raise _Refused
-            self._in_headers, self._header_bytes, self._trailers = True, 0, 0
+            self._in_headers, self._header_bytes, self._trailers, self._brought_body = True, 0, 0, False
             self._begun += 1
             self._is_between = False
             self._idle_since = None  # it may have come in one piece with a request that is answered already
@@ -319,7 +325,8 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self._drop_rest(len(data))
                 return
             self.burst = 0
-            begins = self._is_between and not self._is_proxy and self._asker is not None
+            was_between = self._is_between
+            begins = was_between and not self._is_proxy and self._asker is not None
             if begins and (self.cycle is None or self.cycle.response_complete):
                 end = data.find(_HEAD_END, 0, HEAD_KEPT_BYTES_MAX) + len(_HEAD_END)
                 known = heads.get(data[:end])
@@ -329,20 +336,30 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self._begun, self._head = 0, None
             idle_since = self._idle_since
             self._parse(data)
-            if not self._begun and self._is_between:
+            if not self._begun and self._is_between and self._idle_since is None:
                 self._idle_since = idle_since  # empty lines are no request: who sends them has asked for nothing
             if begins and self._begun == 1 and self._is_between and self._head is not None:
                 self._keep_head(data, self._head)
             if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):
                 self.transport.abort()
-            if self._in_headers:  # the end of the headers is not here yet, which is rare
-                self._header_bytes += len(data)
-                if self._header_bytes > HEADERS_LIMIT_BYTES:
-                    self.transport.abort()
-                elif self._deadline is None:
-                    self._deadline = self.loop.call_later(doors.options.first_request_s, self.transport.abort)
-            elif self._deadline is None and self._awaits_body():
-                self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+            if not self._is_between:  # the end of the request is not here yet, which is rare
+                self._await_rest(len(data), is_of_one=self._begun + (not was_between) == 1)
+
+        def _await_rest(self, size: int, *, is_of_one: bool) -> None:
+            """Bound what may come until the request is whole, and its time; ``is_of_one``: all that came is of it.
+
+            The parser joins a line to what it has of it whenever more comes, so a line without an end takes the
+            square of its length.
+            """
+            if self._brought_body or not is_of_one:
+                self._header_bytes, self._brought_body = 0, False
+            else:
+                self._header_bytes += size
+            if self._header_bytes > HEADERS_LIMIT_BYTES:
+                self.transport.abort()
+            elif self._deadline is None and (self._in_headers or self._awaits_body()):
+                time_s = doors.options.first_request_s if self._in_headers else BODY_DEADLINE_S
+                self._deadline = self.loop.call_later(time_s, self.transport.abort)
 
         def _parse(self, data: bytes) -> None:
             """Do as uvicorn, but read requests that offer another protocol than WebSocket as if they did not."""
@@ -371,7 +388,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if self._direct is not None:
                 return self._direct.awaits_body
             # Of a request that was answered before its end; what comes of it has ended the wait for the next one.
-            return not self._is_between and self.cycle is not None and self.cycle.response_complete
+            return self.cycle is not None and self.cycle.response_complete
 
         def _take_known(self, head: bytes, body: bytes) -> None:
             """Answer a plain request whose head was parsed before."""
@@ -421,7 +438,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 super().on_message_begin()  # makes the scope, which plain requests do without
                 self.url, self.expect_100_continue = url, expects
                 self.headers += headers
+                self._pieces = self._piece_bytes = 0
                 before = self.cycle
+                if not self.pipeline:
+                    self._answering = before
                 super().on_headers_complete()
                 if self.cycle is not before:  # it is no upgrade
                     self.cycle.transport = _Outlet(self.transport, self.linger)  # type: ignore[assignment]
@@ -467,14 +487,22 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             )
             self.cycle = request  # type: ignore[assignment]
             if not request.is_first:
-                if len(self.pipeline) >= PIPELINE_MAX:
+                if not self.pipeline:
+                    self._answering = before
+                elif len(self.pipeline) >= PIPELINE_MAX:
                     self.transport.abort()
                 self.flow.pause_reading()
                 self.pipeline.appendleft((request, self.app))  # type: ignore[arg-type]
             return request
 
         def on_body(self, body: bytes) -> None:
+            self._brought_body = True
             if self._direct is None:
+                self._pieces += 1
+                self._piece_bytes += len(body)
+                if self._pieces > PIECES_FREE + self._piece_bytes // PIECE_BYTES_MIN:
+                    self.transport.abort()
+                    raise _Refused
                 super().on_body(body)
                 if not self._waiting.keep(len(self.cycle.body)):
                     self.transport.abort()
@@ -531,14 +559,26 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self.timeout_keep_alive_handler()
 
         def handle_websocket_upgrade(self) -> None:
+            if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
+                self.send_400_response("No WebSocket opens behind a request that is not answered.")
+                return
             self._caller = None  # the WebSocket protocol counts the connection out
             doors.unread.discard(self._unread)  # and looks after it
+            self._let_go()
             super().handle_websocket_upgrade()
+            if self.flow.write_paused:  # answers that are not read
+                self.transport.get_protocol().pause_writing()
 
-        def connection_lost(self, exc: Exception | None) -> None:
+        def _let_go(self) -> None:
+            """Leave nothing behind that runs or counts."""
             for timer in (self._deadline, self._idle_timer, self._linger_timer):
                 if timer is not None:
                     timer.cancel()
+            if self._asker is not None:
+                self._waiting.keep(0)
+                self._unsent.keep(0)
+
+        def connection_lost(self, exc: Exception | None) -> None:
             if self._caller is not None:
                 doors.leave(self._caller)
                 self._caller = None
@@ -546,9 +586,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             for request in (self.cycle, self._answering, *(waiting for waiting, _ in self.pipeline)):
                 if request is not None and not request.response_complete:
                     self._forget(request)
-            if self._asker is not None:
-                self._waiting.keep(0)
-                self._unsent.keep(0)
+            self._let_go()
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:

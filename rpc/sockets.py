@@ -45,6 +45,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     _pongs_unsent = 0
     _deadline: asyncio.TimerHandle | None = None
     """When a large message that is not whole ends its connection."""
+    _was_unread = False
+    """Since the last ping there was a time in which nothing was read."""
     _held: Held
     _unsent: Held
 
@@ -85,10 +87,14 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._fail(CloseCode.TRY_AGAIN_LATER, "too many bytes under way")
             return
         if wait_s or (self._rest and not self.read_paused):
-            self.transport.pause_reading()
+            self._pause()
             self._next_turn = self.loop.call_later(min(wait_s, CHARGE_WAIT_S_MAX), self._read_on)
         elif self._rest:
-            self.transport.pause_reading()  # ``receive`` goes on
+            self._pause()  # ``receive`` goes on
+
+    def _pause(self) -> None:
+        self._was_unread = True
+        self.transport.pause_reading()
 
     def _read_on(self) -> None:
         self._next_turn = None
@@ -109,13 +115,17 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _note_held(self) -> bool:
         unfinished = len(self.conn.reader.buffer) + self._fragment_bytes
         is_noted = self._held.keep(len(self._rest) + unfinished + self._queued_bytes)
-        if unfinished and self._held.told:
+        if unfinished and self._held.told and not self.read_paused:
             if self._deadline is None:
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
-        elif self._deadline is not None:
+        else:
+            self._end_deadline()
+        return is_noted
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        return is_noted
 
     async def receive(self) -> Any:
         """Return the next event; the message before it is done with."""
@@ -162,6 +172,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Hand a whole message to the application."""
         data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
         self.frames, self._fragments, self._fragment_bytes = [], 0, 0
+        self._end_deadline()  # it was this message's; what stands behind it has one of its own
         if self.close_sent:
             return
         if self.curr_msg_data_type == "text":
@@ -175,7 +186,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._queued_bytes += len(data)
         if not self.read_paused:
             self.read_paused = True
-            self.transport.pause_reading()
+            self._pause()
 
     def handle_ping(self) -> None:
         """Answer a ping, unless the client sends them without reading the answers."""
@@ -191,6 +202,20 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Take the answer to a ping."""
         self._small += 1
         super().handle_pong(event)
+
+    def send_keepalive_ping(self) -> None:
+        """Ask whether the client is there."""
+        self._was_unread = self.read_paused or self._next_turn is not None
+        super().send_keepalive_ping()
+
+    def keepalive_timeout(self) -> None:
+        """Throw out who has not answered; who was not read meanwhile may have, and is asked once more."""
+        if not self._was_unread:
+            super().keepalive_timeout()
+            return
+        self.pong_timer = self.pending_ping_payload = None
+        if not self.close_sent and not self.transport.is_closing():
+            self.schedule_ping()
 
     def _fail(self, code: int, reason: str) -> None:
         """Say why and end the connection soon, read or not."""

@@ -113,7 +113,7 @@ class Application:
         elif scope["method"] == "POST" and scope["path"] == "/":
             await self._post(scope, receive, send, origin, length)
         elif scope["method"] == "OPTIONS":
-            await self._preflight(send, origin)
+            await self._preflight(scope, _with_headers(send, self._cors_headers(origin)))
         else:
             await self._other(scope, receive, _with_headers(send, self._cors_headers(origin)))
 
@@ -124,11 +124,7 @@ class Application:
             await _say(send, 200, b"ok\n", [(b"content-type", b"text/plain; charset=utf-8")])
             return
         if wait_s := self.dispatcher.charge(caller, 0):
-            error = RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
-            headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % (int(wait_s) + 1))]
-            if method not in ("GET", "HEAD"):
-                headers.append((b"connection", b"close"))  # a body is not read
-            await _say(send, 429, orjson.dumps({"error": error.to_json()}), headers)
+            await _refuse_now(method, send, wait_s)
             return
         try:
             if path == BLOBS or path.startswith(BLOBS + "/"):
@@ -187,9 +183,11 @@ class Application:
             return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
         return []
 
-    async def _preflight(self, send: Send, origin: bytes) -> None:
+    async def _preflight(self, scope: Scope, send: Send) -> None:
+        if wait_s := self.dispatcher.charge(_caller_of(scope), 1):
+            await _refuse_now(scope["method"], send, wait_s)
+            return
         headers = [
-            *self._cors_headers(origin),
             (b"access-control-allow-methods", b"POST, GET, PUT, OPTIONS"),
             (b"access-control-allow-headers", b"content-type, authorization, range"),
             (b"access-control-max-age", b"86400"),
@@ -359,6 +357,15 @@ async def _refuse_host(scope: Scope, send: Send) -> None:
         await send({"type": "websocket.close", "code": 1008})
         return
     await _say(send, 403, b"unknown host name\n", [(b"content-type", b"text/plain")])
+
+
+async def _refuse_now(method: str, send: Send, wait_s: float) -> None:
+    """Refuse a request whose caller has used up its budget."""
+    error = RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % (int(wait_s) + 1))]
+    if method not in ("GET", "HEAD"):
+        headers.append((b"connection", b"close"))  # a body is not read
+    await _say(send, 429, orjson.dumps({"error": error.to_json()}), headers)
 
 
 def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import trio
 
 from rpc.direct import PIECE_BYTES_MIN, PIECES_FREE
 from rpc.dispatch import DispatchOptions
-from rpc.doors import DoorOptions
+from rpc.doors import PIPELINE_MAX, DoorOptions
 from rpc.gateway import GatewayOptions
 from tests.rpc.harness import Gateway
 from tests.rpc.raw import Wire, call, chunked, post
@@ -211,8 +212,40 @@ async def who_leaves_behind_requests_in_line(place: Place) -> None:
                     await wire.answer()
 
 
+async def who_is_thrown_out_behind_a_request_that_waits(place: Place) -> None:
+    slow = call("dekube_waitForReceipt", NOWHERE, 300) + b" " * MIB
+    for behind in (post(CHAIN) * (PIPELINE_MAX + 10), post(CHAIN) * 400 + UPGRADE, post(CHAIN) + b"\0"):
+        for _ in range(3):
+            async with await Wire.open(place.it) as wire:
+                await wire.send(post(slow))
+                await flood(wire, behind, 1)
+                with trio.move_on_after(1), suppress(trio.BrokenResourceError):
+                    while await wire.stream.receive_some(65_536):
+                        pass
+
+    async def is_free() -> bool:
+        return await held(place) == 0
+
+    await until(is_free)
+    await trio.sleep(0.4)  # until they would have been answered
+
+
+async def a_line_without_end(place: Place) -> None:
+    before = rss_mib(place.it.process.pid)
+    async with await Wire.open(place.it) as wire:
+        await wire.send(chunked(CHAIN)[:-2] + b"x: ")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other_answers, place)
+            with pytest.raises(trio.BrokenResourceError):
+                for _ in range(100):
+                    await wire.send(b"a" * MIB)
+        assert rss_mib(place.it.process.pid) - before < 30
+
+
 SCENARIOS = [
     who_leaves_behind_requests_in_line,
+    who_is_thrown_out_behind_a_request_that_waits,
+    a_line_without_end,
     chunks_of_a_byte,
     trailers_without_end,
     fragments_of_nothing,

@@ -266,6 +266,8 @@ LONG = b"GET /docs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
         ([post(BODY), b"\r\n"], IDLE_S),
         ([post(BODY), b"\r\n", b"\r\n\r\n"], IDLE_S),
         ([post(BODY), post(BODY)], 4 + IDLE_S),
+        ([post(b"{}")[:-1], post(b"{}")[-1:]], 4 + IDLE_S),
+        ([LONG, b"y" * 100], IDLE_S),
         ([GET], IDLE_S),
         ([LONG], IDLE_S),
         ([LONG, b"y"], 4 + BODY_DEADLINE_S),  # of a body that nobody waits for

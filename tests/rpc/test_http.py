@@ -263,6 +263,19 @@ async def test_head_costs_what_get_costs(tmp_path: Path) -> None:
     assert found["GET"][0] == 200 and found["GET"][-1] == 429
 
 
+async def test_a_question_beforehand_costs_a_unit(tmp_path: Path) -> None:
+    limited = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=1e-9, burst=3))  # type: ignore[arg-type]
+    async with running(tmp_path, limited) as it:
+        asked = [await it.http.options(it.url + path) for path in 2 * ("/", "/v1/chain", "/healthz")]
+        assert [answer.status_code for answer in asked][:3] == [204, 204, 204]
+        assert {answer.headers["access-control-allow-origin"] for answer in asked} == {"*"}
+        assert asked[0].headers["access-control-allow-methods"]
+        assert asked[-1].status_code == 429 and asked[-1].headers["retry-after"]
+        assert asked[-1].json()["error"]["code"] == -32005
+        assert (await it.http.get(it.url + "/v1/chain")).status_code == 429
+        assert (await it.http.get(it.url + "/healthz")).status_code == 200
+
+
 async def test_who_may_not_is_told_what_is_allowed(tmp_path: Path) -> None:
     async with running(tmp_path) as it:
         for path in ("/status", "/v1/chain", "/openapi.json"):
