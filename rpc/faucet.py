@@ -13,7 +13,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,7 @@ import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
 from rpc.client.aio import AsyncClient
-from rpc.client.api import Api
-from rpc.client.core import Call, ClientOptions, Flow, Post, Steps, Stream, hexed
+from rpc.client.core import Call, ClientOptions, hexed
 from rpc.client.errors import ClientError, OtherChain
 from rpc.client.shapes import ChainInfo, Nonce, read_shape
 from rpc.direct import DirectRequest
@@ -216,38 +215,6 @@ class _Grant:
     """The gateway that took it; None where that is in doubt."""
 
 
-class _Counting(Api):
-    """A client that counts its requests.
-
-    Only a refusal that answers the first means that nobody took what was handed in: an earlier request may have
-    been taken, and its answer lost.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self.core = client.core
-        self.requests = 0
-        self._client = client
-
-    async def aperform(self, flow: Flow[_T]) -> _T:
-        """Perform the effects of ``flow``; return what it returns."""
-        return await self._client.aperform(self._counted(flow))
-
-    def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
-        """Perform the effects of ``stream``, which are not counted; yield what it finds."""
-        return self._client.aiterate(stream)
-
-    def _counted(self, flow: Flow[_T]) -> Flow[_T]:
-        steps = Steps(flow)
-        for effect in steps:
-            self.requests += isinstance(effect, Post)
-            try:
-                steps.give((yield effect), None)
-            except DekubeError as failed:
-                steps.give(None, failed)
-        result: _T = steps.result
-        return result
-
-
 class Faucet:
     """Gives coins of ``key``."""
 
@@ -341,11 +308,10 @@ class Faucet:
         """Hand in the grant ``number``; return its hash. It is struck only where it was surely not taken."""
         grant = self._under_way[nonce] = _Grant(raw, self._now_ms())
         self._client.core.note_nonce(self.address, nonce)
-        client = _Counting(self._client)
         try:
-            found = await client.submit(raw)
+            found = await self._client.submit(raw)
         except DekubeError as error:
-            if isinstance(error, ClientError) and error.reason in NOT_TAKEN and client.requests == 1:
+            if isinstance(error, ClientError) and error.reason in NOT_TAKEN:
                 self._forget(nonce)
                 self._book.strike(number)
             raise _told(error) from None

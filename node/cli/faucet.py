@@ -60,13 +60,10 @@ def run(
 
     host, port = parse_host_port(listen)
     check_listen("--listen", listen)
-    chain_id = session.chain_id
-    if chain_id is None and session.home.genesis.exists():
-        chain_id = session.home.load_genesis().chain_id
     options = FaucetOptions(
         gateways=session.gateways(),
         book=book or session.home.root / "faucet.db",
-        chain_id=chain_id,
+        chain_id=session.signed_for(),
         host=host,
         port=port,
         amount=amount,

@@ -52,9 +52,9 @@ class Session:
     def client(self) -> Client:
         """Return a client of the gateways, which says what it waits for when that takes long."""
         control = None if self.urls else self.home.control
-        return TellingClient(*self.gateways(), control=control, chain_id=self._signed_for())
+        return TellingClient(*self.gateways(), control=control, chain_id=self.signed_for())
 
-    def _signed_for(self) -> int | None:
+    def signed_for(self) -> int | None:
         """Return the chain that is signed for: --chain-id, else the home's; None where only a gateway can tell."""
         if self.chain_id is None and self.home.genesis.exists():
             return self.home.load_genesis().chain_id

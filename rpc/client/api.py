@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -66,6 +67,8 @@ PAUSE_S: Final = 1.0
 """Between two questions for a receipt where a gateway does not wait with its answer, or does not answer."""
 DOUBT_BYTES: Final = 4096
 TRANSIENT: Final = ELSEWHERE | {RATION}
+DOUBTFUL: Final = TRANSIENT | {"internal_error"}
+"""Reasons that refuse nothing: who gives them may have passed on what was handed in."""
 _QUANTITY: Final = re.compile("0x[0-9a-f]{1,64}")
 GRACE_S: Final = 5.0
 """Beyond the time for a receipt, for the last answer to come."""
@@ -193,18 +196,40 @@ def _machines(core: Core) -> Stream[Machine]:
 def _submit(core: Core, raw: bytes) -> Flow[bytes]:
     """Hand in a signed transaction of any form; return its hash. Doing so twice does no harm.
 
-    Raises ClientError with the reason why it is refused.
+    Raises ClientError with the reason why it is refused, and surely was not taken before; GatewayUnreachable where
+    it may have been taken: an answer that is lost says nothing, nor does the refusal of another gateway after it.
     """
     hash_ = keccak(raw)
+    doubts: list[str] = []
     try:
-        yield from core.call("dekube_sendTransaction", raw=hexed(raw))
+        yield from _noting(core.call("dekube_sendTransaction", raw=hexed(raw)), doubts)
     except ClientError as error:
         if error.reason == "already_known":
             return hash_
         # An answer that was lost: the transaction may be final by now.
-        if error.reason != "nonce_too_low" or (yield from _receipt(core, hash_)) is None:
-            raise
+        if error.reason == "nonce_too_low" and (yield from _receipt(core, hash_)) is not None:
+            return hash_
+        if doubts or error.reason in DOUBTFUL:
+            raise GatewayUnreachable(f"{error}; it may have been taken all the same") from None
+        raise
     return hash_
+
+
+def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
+    """Perform a flow; note where what it asked may have been done without a word."""
+    steps = Steps(flow)
+    for effect in steps:
+        try:
+            answer = yield effect
+        except GatewayUnreachable as failed:
+            doubts.append(str(failed))
+            steps.give(None, failed)
+        else:
+            if isinstance(answer, bytes):
+                doubts += [reason for reason in DOUBTFUL if f'"{reason}"'.encode() in answer[:DOUBT_BYTES]]
+            steps.give(answer, None)
+    result: _T = steps.result
+    return result
 
 
 def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow[Receipt]:
@@ -374,37 +399,14 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
             raw = yield from sign()
             nonce = decode_transaction(raw).nonce
             core.note_nonce(address, nonce)
-            doubts: list[str] = []
-            try:
-                yield from _noting(_submit(core, raw), doubts)
-            except GatewayUnreachable:
-                pass  # its answer may have been lost, or be none
-            except ClientError as error:
-                if not doubts and error.reason not in ELSEWHERE:
-                    raise
+            with suppress(GatewayUnreachable):  # it may have been taken
+                yield from _submit(core, raw)
         finally:
             core.end_turn(address)
         return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S)), raw
     finally:
         if nonce is not None:
             core.drop_nonce(address, nonce)
-
-
-def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
-    """Perform a flow; note where what it asked may have been done without a word."""
-    steps = Steps(flow)
-    for effect in steps:
-        try:
-            answer = yield effect
-        except GatewayUnreachable as failed:
-            doubts.append(str(failed))
-            steps.give(None, failed)
-        else:
-            if isinstance(answer, bytes) and b'"node_unavailable"' in answer[:DOUBT_BYTES]:
-                doubts.append("node_unavailable")  # its node may have it
-            steps.give(answer, None)
-    result: _T = steps.result
-    return result
 
 
 def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receipt]:

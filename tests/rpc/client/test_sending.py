@@ -25,6 +25,7 @@ from rpc.client.api import (
     _receipt,
     _sign,
     _sign_call,
+    _submit,
     _transaction,
     send,
     send_signed,
@@ -36,7 +37,7 @@ from state.primitives.hashing import keccak
 from state.primitives.transactions import decode_transaction
 from tasks.transitions import task_id_of
 from tests.rpc.client.answers import HASH, at
-from tests.rpc.client.test_core import KEY, Pool, chain_of, receipt
+from tests.rpc.client.test_core import KEY, RAW, Pool, chain_of, receipt
 from tests.rpc.client.world import World
 
 TASK = b"t" * 32
@@ -124,6 +125,29 @@ def test_a_refusal_after_an_answer_that_was_lost_says_nothing() -> None:
     world = World(taken.answer, full)
     found = world.run(send(world.core, KEY, 1, []))
     assert found.transaction_hash == keccak(bytes.fromhex(taken.raws[0][2:]))
+
+
+@pytest.mark.parametrize(
+    "failure", [lost, malformed, away, busy, lambda: RpcError("internal_error", "internal error")]
+)
+@pytest.mark.parametrize("after", [(), ("mempool_full",), ("nonce_too_low",)])
+def test_a_hand_in_says_whether_it_may_have_been_taken(
+    failure: Callable[[], Exception], after: tuple[str, ...]
+) -> None:
+    sure = World(lambda *_: (_ for _ in ()).throw(RpcError("mempool_full", "full")))
+    with pytest.raises(ClientError):
+        sure.run(_submit(sure.core, RAW))
+
+    def answer(method: str, _params: Any) -> Any:
+        if method == "dekube_getReceipt":
+            return {"receipt": None}
+        raise failures.pop(0)() if failures else refusals.pop(0) if len(refusals) > 1 else refusals[0]
+
+    failures = [failure] * (1 if after else 100)
+    refusals = [RpcError(reason, "no") for reason in after]
+    world = World(answer, answer)
+    with pytest.raises(GatewayUnreachable):
+        world.run(_submit(world.core, RAW))
 
 
 def test_a_nonce_that_another_transaction_has_is_an_end() -> None:
