@@ -17,7 +17,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev help testnet test lint unit fuzz simulation sim-nightly sim-release soak cluster test-wallets compose lock wheels image clean
+.PHONY: dev ml help testnet test lint unit fuzz simulation sim-nightly sim-release soak cluster test-wallets compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,7 +35,14 @@ $(VENV)/dev.stamp: requirements-dev.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# uv is a tool of the development environment: it links 4.5 GB of packages from its cache in a second, pip copies them.
+$(VENV)/ml.stamp: requirements-ml.lock $(VENV)/dev.stamp
+	UV_HTTP_TIMEOUT=300 $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-ml.lock
+	touch $@
+
 dev: $(VENV)/dev.stamp ## the virtual environment with what the tests need
+
+ml: $(VENV)/ml.stamp ## add torch with its CUDA packages (4.5 GB on disk): the second numerics engine, and the one for GPUs
 
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
@@ -77,11 +84,13 @@ test-wallets: $(VENV)/dev.stamp ## viem, ethers, web3.py and cast against four v
 compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
 	$(BIN)/pytest -q -m compose
 
-lock: ## pin the dependencies anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-	  --no-annotate pyproject.toml --extra datasets --extra build -o requirements.lock --upgrade
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-	  --no-annotate pyproject.toml --extra datasets --extra build --extra dev -o requirements-dev.lock --upgrade
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+  --no-annotate pyproject.toml --extra datasets --extra build --upgrade
+
+lock: $(VENV)/dev.stamp ## update the pinned versions of all dependencies
+	$(LOCK) -o requirements.lock
+	$(LOCK) --extra dev -o requirements-dev.lock
+	$(LOCK) --extra ml -c requirements-dev.lock -o requirements-ml.lock
 
 wheels: ## wheels for building the image where the builder reaches no package index
 	mkdir -p build/wheels

@@ -35,7 +35,7 @@ class TorchArrays:
         try:
             import torch
         except ImportError as error:
-            raise EngineMissing("torch is not installed: pip install dekube-node[ml]") from error
+            raise EngineMissing("torch is not installed: make ml, or pip install dekube-node[ml]") from error
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise EngineMissing("torch sees no CUDA device")
         torch.set_grad_enabled(False)
