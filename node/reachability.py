@@ -8,11 +8,27 @@ from typing import NamedTuple
 from p2p.reach import Verdict
 from p2p.transport import Endpoint
 
-__all__ = ["Reachability", "judge"]
+__all__ = ["Reachability", "RelayDown", "judge"]
+
+
+class RelayDown(NamedTuple):
+    """A relay at which the node wants a reservation and cannot get one."""
+
+    relay: str
+    since: str
+    """Date and time in UTC."""
+    since_ms: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.relay} is down since {self.since} UTC ({self.why})"
 
 
 class Reachability(NamedTuple):
-    """``how``: direct, relays, unconfirmed (advertised, and nobody said whether it answers) or none."""
+    """``how``: direct, relays, unconfirmed (advertised, and nobody said whether it answers), none or outbound.
+
+    ``outbound``: it is configured to dial only, so nobody is expected to reach it; ``none`` is a fault.
+    """
 
     how: str
     why: str
@@ -20,6 +36,7 @@ class Reachability(NamedTuple):
     """Own endpoints and what is known of each: public, closed or unknown."""
     relays: tuple[str, ...]
     """Where this node has reserved."""
+    relays_down: tuple[RelayDown, ...] = ()
 
 
 def judge(
@@ -28,8 +45,12 @@ def judge(
     configured: Sequence[Endpoint],
     verdicts: Mapping[Endpoint, Verdict],
     relays: Sequence[Endpoint],
+    down: Sequence[RelayDown] = (),
 ) -> Reachability:
-    """Return how a node is reached that ``listens`` or not, has such endpoints, and reservations at ``relays``."""
+    """Return how a node is reached that ``listens`` or not, has such endpoints, and reservations at ``relays``.
+
+    ``down``: relays at which it tried in vain to reserve.
+    """
     public = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is Verdict.PUBLIC]
     closed = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is Verdict.CLOSED]
     is_advertised = any(verdicts.get(endpoint) is not Verdict.CLOSED for endpoint in configured)
@@ -50,7 +71,10 @@ def judge(
     elif is_advertised:
         how = "unconfirmed"
     else:
-        how = "none"
-        why += "; no relay is known (p2p.relays, or one on the chain)"
+        how = "none" if listens or down else "outbound"
+        if down:
+            why += "; " + "; ".join(map(str, down))
+        else:
+            why += "; no relay is known (p2p.relays, or one on the chain)"
     endpoints = {str(endpoint): verdict.value for endpoint, verdict in verdicts.items()}
-    return Reachability(how, why, endpoints, tuple(map(str, relays)))
+    return Reachability(how, why, endpoints, tuple(map(str, relays)), tuple(down))

@@ -41,7 +41,7 @@ from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from node.metrics import NodeMetrics, serve_metrics
 from node.ports import check_listen, format_host_port
-from node.reachability import Reachability, judge
+from node.reachability import Reachability, RelayDown, judge
 from node.relays import is_bonded, registered_relays
 from node.runtime import make_runtime
 from node.signals import stop_when_told
@@ -400,11 +400,18 @@ class Node:
 
     def reachability(self) -> Reachability:
         """Return how others reach this node."""
+        began_s = time.time() - trio.current_time()
+        down = []
+        for relay in self.relays.down:
+            since_s = began_s + relay.since_s
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(since_s))
+            down.append(RelayDown(str(relay.endpoint), since, round(since_s * 1000), relay.why))
         return judge(
             listens=bool(self.options.p2p.listen),
             configured=self.network.direct,
             verdicts=self.reach.verdicts,
             relays=[reservation.endpoint for reservation in self.relays.reservations],
+            down=down,
         )
 
     def _make_identity(self) -> Identity:
@@ -543,7 +550,7 @@ class Node:
             "peers": sync.peers,
             "mempool": len(self.ledger.mempool),
             "relays": len(self.relays.reservations),
-            "reachability": self.reachability()._asdict(),
+            "reachability": self._reachability_fields(),
             "jobs": self.duties.jobs(),
             "troubles": self.duties.troubles(),
             "draining": self.drain.is_on,
@@ -551,6 +558,10 @@ class Node:
             "roles": list(self.options.roles),
             "version": version("dekube-node"),
         }
+
+    def _reachability_fields(self) -> dict[str, Any]:
+        found = self.reachability()
+        return found._asdict() | {"relays_down": [relay._asdict() for relay in found.relays_down]}
 
     async def _stop_verb(self, _request: Mapping[str, Any]) -> Any:
         self.stop()

@@ -49,7 +49,7 @@ from relay.route import HOPS_MAX, Route
 from relay.stream import CircuitStream
 from state.primitives.errors import ConfigError, DecodeError
 
-__all__ = ["RelayClient", "RelayClientOptions", "Reservation"]
+__all__ = ["DownRelay", "RelayClient", "RelayClientOptions", "Reservation"]
 
 RENEW_AT: Final = 0.8
 """Part of a reservation's life after which it is renewed."""
@@ -77,6 +77,17 @@ class Reservation:
     voucher: Voucher
     observed: str
     """The host and port from which the relay sees this node, as the relay says."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownRelay:
+    """A relay at which this node wants a reservation and has none."""
+
+    endpoint: Endpoint
+    since_s: float
+    """When the reservation was lost, or first failed; on trio's clock."""
+    why: str
+    """The newest reason."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +133,7 @@ class RelayClient:
         self._reservations: dict[Endpoint, Reservation] = {}
         self._keepers: dict[Endpoint, trio.CancelScope] = {}
         self._leaving: dict[Endpoint, float] = {}
+        self._down: dict[Endpoint, DownRelay] = {}
         self._missed: Counter[Endpoint] = Counter()
         """How often in a row a place of a known relay could not be connected to."""
         self._watchers: list[Callable[[Endpoint], None]] = []
@@ -138,6 +150,16 @@ class RelayClient:
     def reservations(self) -> tuple[Reservation, ...]:
         """The promises that stand now, in the order of the known relays."""
         return tuple(self._reservations[e] for e in self._relays if e in self._reservations)
+
+    @property
+    def down(self) -> tuple[DownRelay, ...]:
+        """The relays at which a reservation is wanted and cannot be had, in the order of the known relays."""
+        reserved = {endpoint.relay for endpoint in self._reservations}
+        found: dict[bytes | None, DownRelay] = {}
+        for endpoint in self._relays:
+            if endpoint in self._down and endpoint.relay not in reserved:
+                found.setdefault(endpoint.relay, self._down[endpoint])
+        return tuple(found.values())
 
     @property
     def links(self) -> tuple[Endpoint, ...]:
@@ -174,7 +196,7 @@ class RelayClient:
                 del known[endpoint]
                 places[endpoint.relay] -= 1
                 left -= 1
-        for kept in (self._named_at, self._missed):
+        for kept in (self._named_at, self._missed, self._down):
             for endpoint in [endpoint for endpoint in kept if endpoint not in known]:
                 del kept[endpoint]
 
@@ -504,6 +526,9 @@ class RelayClient:
             if endpoint not in wanted:
                 scope.cancel()
                 del self._keepers[endpoint]
+        for endpoint in [e for e in self._down if e not in wanted and e not in self._configured]:
+            if endpoint not in self._leaving:
+                del self._down[endpoint]
         return wanted
 
     async def _probe(self, known: Sequence[Endpoint]) -> None:
@@ -527,6 +552,7 @@ class RelayClient:
         scope = self._keepers.pop(endpoint, None)
         if scope is not None:
             scope.cancel()
+            self._note_down(endpoint, "it is shutting down")
         self._rechoose.set()
         for watcher in self._watchers:
             watcher(endpoint)
@@ -556,15 +582,19 @@ class RelayClient:
                     life_s = await self._reserve(link)
                     with trio.move_on_after(max(RENEW_S_MIN, life_s * RENEW_AT)):
                         await link.ended.wait()
+                        self._note_down(endpoint, str(link.error))
                         break
             except RelayRefused as error:
+                self._note_down(endpoint, f"refused the reservation: {error.refusal.label}")
                 log.warning("relay refused the reservation", relay=str(endpoint), reason=error.refusal.label)
                 retry_s = options.backoff_s_max if endpoint not in self._reservations else 0.0
                 self._blame(endpoint, Fault.REFUSED)
             except RelayProtocolError as error:
+                self._note_down(endpoint, f"broke the protocol: {error}")
                 log.warning("relay lied", relay=str(endpoint), detail=str(error))
                 self._blame(endpoint, Fault.LIED)
             except RelayUnreachable as error:
+                self._note_down(endpoint, str(error).removeprefix(f"{endpoint}: "))
                 log.debug("relay not reached", relay=str(endpoint), error=error.code, detail=str(error))
             if self._forget_reservation(endpoint):
                 log.warning("relay lost", relay=str(endpoint))
@@ -574,6 +604,14 @@ class RelayClient:
             pause_s = min(options.backoff_s_max, options.backoff_s_min * 2 ** min(failures, 16))
             failures += 1
             await trio.sleep(max(pause_s, retry_s) * random.uniform(0.5, 1))
+
+    def _note_down(self, endpoint: Endpoint, why: str) -> None:
+        """Note that no reservation is had at a relay, for the operator; says so in the log once."""
+        known = self._down.get(endpoint)
+        since_s = trio.current_time() if known is None else known.since_s
+        self._down[endpoint] = DownRelay(endpoint, since_s, why)
+        if known is None and endpoint not in self._reservations:
+            log.warning("relay is down", relay=str(endpoint), reason=why)
 
     def _forget_reservation(self, endpoint: Endpoint) -> bool:
         if self._reservations.pop(endpoint, None) is None:
@@ -592,6 +630,7 @@ class RelayClient:
                 except (DecodeError, RelayProtocolError) as error:
                     raise link.fail(RelayProtocolError(str(error))) from None
                 is_new = link.endpoint not in self._reservations
+                self._down.pop(link.endpoint, None)
                 self._reservations[link.endpoint] = Reservation(link.endpoint, voucher, observed)
                 if is_new:
                     log.info("relay reserved", relay=str(link.endpoint), observed=observed)

@@ -9,8 +9,9 @@ import click
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_fields, show_rows
 from node.places import Home
+from node.reachability import RelayDown
 
-__all__ = ["is_following", "status"]
+__all__ = ["is_following", "is_reachable", "status"]
 
 BEHIND_MS_MAX = 60_000
 SILENT_MAX = 8
@@ -20,6 +21,7 @@ REACHED = {
     "relays": "through relays",
     "unconfirmed": "perhaps directly",
     "none": "by nobody, it dials others",
+    "outbound": "not at all, as configured: it only dials others",
 }
 
 
@@ -28,9 +30,17 @@ def is_following(state: dict[str, Any]) -> bool:
     return not state["syncing"] and state["peers"] > 0 and state["behind_ms"] <= BEHIND_MS_MAX
 
 
+def is_reachable(state: dict[str, Any]) -> bool:
+    """Tell whether others can reach the node, as far as it is configured to be reached."""
+    reachability = state.get("reachability")
+    return reachability is None or reachability["how"] != "none"
+
+
 @click.command()
 @home_option
-@click.option("--check", is_flag=True, help="Exit status 1 unless the node follows the chain (for health checks).")
+@click.option(
+    "--check", is_flag=True, help="Exit status 1 unless the node follows the chain and others can reach it."
+)
 @json_option
 def status(home: Home, check: bool, as_json: bool) -> None:
     """Show height, peers, consensus and jobs of the node in --home.
@@ -46,7 +56,7 @@ def status(home: Home, check: bool, as_json: bool) -> None:
     else:
         is_validator = "validator" in state["roles"] and state.get("state_sync") is None
         _show(state, ask_home(home, "admin", method="admin_getValidator") if is_validator else None)
-    if check and not is_following(state):
+    if check and not (is_following(state) and is_reachable(state)):
         raise click.exceptions.Exit(1)
 
 
@@ -59,7 +69,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "state root": "0x" + state["state_root"],
         "consensus": f"epoch {state['epoch']}, view {state['view']:,}",
         "peers": state["peers"],
-        "relays": f"reserved at {state['relays']}" if state["relays"] else "none",
+        "relays": _relays(state),
         "reached": _reached(state.get("reachability")),
         **_gateway(state),
         "mempool": counted(state["mempool"], "transaction"),
@@ -124,6 +134,13 @@ def _upgrade(state: dict[str, Any]) -> dict[str, str]:
     if (last := coming["last_height"]) is not None:
         text = f"version {coming['version']} of the protocol holds after block {last:,}, where this node ends"
     return {"upgrade": f"{text}: install a release that knows it"}
+
+
+def _relays(state: dict[str, Any]) -> list[str]:
+    """Return where the node has reserved, and which relays are down since when."""
+    lines = [f"reserved at {state['relays']}" if state["relays"] else "none"]
+    down = (state.get("reachability") or {}).get("relays_down", ())
+    return lines + [str(RelayDown(**relay)) for relay in down]
 
 
 def _reached(reachability: dict[str, Any] | None) -> str:

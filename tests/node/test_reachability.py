@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.reachability import judge
+from node.reachability import RelayDown, judge
 from p2p.reach import Verdict
 from p2p.transport import Endpoint
 
@@ -15,7 +15,7 @@ RELAY = Endpoint("9.9.9.9", 2, b"r" * 20)
 @pytest.mark.parametrize(
     ("listens", "configured", "verdicts", "relays", "how", "says"),
     [
-        (False, [], {}, [], "none", "p2p.listen is empty); no relay is known"),
+        (False, [], {}, [], "outbound", "p2p.listen is empty); no relay is known"),
         (False, [], {}, [RELAY], "relays", "p2p.listen is empty"),
         (True, [], {}, [], "none", "p2p.advertise); no relay is known"),
         (True, [], {HERE: Verdict.PUBLIC}, [], "direct", "have dialled tcp:8.8.4.4:1"),
@@ -33,6 +33,17 @@ def test_an_owner_is_told_how_the_node_is_reached_and_why(
     found = judge(listens=listens, configured=configured, verdicts=verdicts, relays=relays)
     assert found.how == how and says in found.why
     assert found.relays == tuple(map(str, relays))
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_relay_that_is_down_is_named_instead_of_none_being_known(listens: bool) -> None:
+    down = RelayDown(str(RELAY), "2027-01-15 08:00:00", 1_800_000_000_000, "connection refused")
+    found = judge(listens=listens, configured=[], verdicts={}, relays=[], down=[down])
+    assert found.how == "none" and found.relays_down == (down,)
+    assert f"{RELAY} is down since 2027-01-15 08:00:00 UTC (connection refused)" in found.why
+    assert "no relay is known" not in found.why
+    beside = judge(listens=listens, configured=[], verdicts={}, relays=[RELAY], down=[down])
+    assert beside.how == "relays" and beside.relays_down == (down,)
 
 
 @given(

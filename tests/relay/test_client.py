@@ -192,6 +192,48 @@ async def test_a_relay_that_falls_silent_is_left_and_tried_again() -> None:
             assert str(relay.endpoint) in bob.advertised
 
 
+async def test_a_relay_without_a_reservation_is_named_as_down_since_it_was_lost() -> None:
+    is_up = True
+
+    async def script(relay: FakeRelay) -> None:
+        message = await relay.hear()
+        assert isinstance(message, Reserve)
+        if is_up:
+            await relay.say(Reserved(message.request, 60, voucher, "192.0.2.1:5"))
+            await ended.wait()
+
+    ended = trio.Event()
+    voucher = Voucher.issue(identity_of("relay", Role.RELAY), client=BOB, not_after_ms=2**50).encode()
+    relay = FakeRelay(script)
+    async with serving(relay):
+        bob = Node("bob", relay.endpoint, options=SOON)
+        async with running(bob):
+            await bob.client.wait_reserved()
+            assert not bob.client.down
+            is_up = False
+            lost_at = trio.current_time()
+            ended.set()
+            await wait_until(lambda: bool(bob.client.down))
+            await wait_until(lambda: relay.connections >= 4)
+            [down] = bob.client.down
+            assert down.endpoint == relay.endpoint and down.why == "the relay closed the connection"
+            assert lost_at <= down.since_s <= lost_at + 1  # of the loss, not of the newest attempt
+            is_up, ended = True, trio.Event()
+            await bob.client.wait_reserved()
+            assert bob.client.down == ()
+
+
+async def test_a_relay_that_was_never_reached_is_named_as_down_with_the_reason() -> None:
+    with trio.socket.socket() as unused:
+        await unused.bind(("127.0.0.1", 0))
+        nowhere = Endpoint("127.0.0.1", unused.getsockname()[1], RELAY)
+        bob = Node("bob", nowhere, options=SOON)
+        async with running(bob):
+            await wait_until(lambda: bool(bob.client.down))
+            [down] = bob.client.down
+            assert down.endpoint == nowhere and "failed" in down.why and str(nowhere) not in down.why
+
+
 async def test_a_relay_that_pings_is_answered() -> None:
     pongs: list[Message] = []
 

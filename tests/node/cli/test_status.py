@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from node.cli.status import _seat
+from node.cli import status as module
+from node.cli.status import _seat, status
+from node.reachability import RelayDown, judge
 
 OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail": None}
 
@@ -28,3 +32,38 @@ OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail
 )
 def test_who_has_no_seat_is_told_why(known: dict[str, Any], said: str) -> None:
     assert _seat({**OUT, **known}) == said
+
+
+def _status_of(*, down: bool, listens: bool = True) -> dict[str, Any]:
+    relay = "relay:" + "ab" * 20 + ":198.51.100.7:7"
+    relays_down = [RelayDown(relay, "2027-01-15 08:00:00", 1_800_000_000_000, "refused")] * down
+    found = judge(listens=listens, configured=[], verdicts={}, relays=[], down=relays_down)
+    return {
+        "syncing": False, "peers": 3, "behind_ms": 900, "height": 7, "block": "00", "state_root": "00", "epoch": 1,
+        "view": 1, "relays": 0, "mempool": 0, "roles": [], "version": "1", "address": "0x", "chain": "c",
+        "chain_id": 1, "jobs": [], "sync": {},
+        "reachability": found._asdict() | {"relays_down": [relay._asdict() for relay in relays_down]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code"),
+    [
+        (_status_of(down=True), 1),
+        (_status_of(down=True, listens=False), 1),
+        (_status_of(down=False), 1),
+        (_status_of(down=False, listens=False), 0),  # nothing is configured by which it could be reached
+    ],
+)
+def test_a_check_fails_for_a_node_that_nobody_reaches(
+    state: dict[str, Any], exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ask_home", lambda *_arguments, **_named: state)
+    told = CliRunner().invoke(status, ["--check"])
+    assert told.exit_code == exit_code
+    assert ("by nobody" in told.output) == bool(exit_code)
+    text = " ".join(told.output.split())
+    is_down = bool(state["reachability"]["relays_down"])
+    assert ("is down since 2027-01-15 08:00:00 UTC (refused)" in text) == is_down
+    as_json = CliRunner().invoke(status, ["--check", "--json"])
+    assert as_json.exit_code == exit_code and json.loads(as_json.output) == json.loads(json.dumps(state))
