@@ -123,23 +123,38 @@ def _data(value: Any) -> bytes:
 
 
 def _block(value: Any) -> BlockParam:
-    if value in _NEWEST and type(value) is str:
-        return None
-    if value == "earliest":
-        return EARLIEST
     match value:
-        case {"blockHash": block_hash, **rest} if rest.keys() <= {"requireCanonical"}:
-            if type(rest.get("requireCanonical", False)) not in (bool, type(None)):
-                raise ValueError("requireCanonical: true or false expected")
-            return _hash(block_hash)
-        case {"blockNumber": number, **rest} if not rest:
-            return _quantity(number, HEIGHT_MAX)
+        case dict():
+            return _block_of_object(_object(value))
         case str() if len(value) == HASH_CHARACTERS:
             return _hash(value)
         case str():
-            return _quantity(value, HEIGHT_MAX)
+            return _number_or_tag(value)
         case _:
-            raise ValueError("a block expected: a number in hex, a tag, or an object with blockHash")
+            raise ValueError(
+                "a block expected: a number in hex, a tag, or an object with blockHash or blockNumber"
+            )
+
+
+def _number_or_tag(value: Any) -> BlockParam:
+    if type(value) is str and value in _NEWEST:
+        return None
+    return EARLIEST if value == "earliest" else _quantity(value, HEIGHT_MAX)
+
+
+def _block_of_object(fields: dict[str, Any]) -> BlockParam:
+    """Return the block that an object of EIP-1898 names; where a number may stand, so may a tag."""
+    if type(fields.get("requireCanonical", False)) is not bool:
+        raise ValueError("requireCanonical: true or false expected")
+    match {name: item for name, item in fields.items() if name != "requireCanonical"}:
+        case {"blockHash": block_hash, **rest} if not rest:
+            return _hash(block_hash)
+        case {"blockNumber": number, **rest} if not rest:
+            return _number_or_tag(number)
+        case {"blockHash": _, "blockNumber": _}:
+            raise ValueError("cannot specify both blockHash and blockNumber, choose one or the other")
+        case _:
+            raise ValueError("a block expected: an object with blockHash or blockNumber")
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -271,10 +286,13 @@ _BLOCK_TAG: Final[Schema] = {
     "type": "string",
     "pattern": f"^(latest|pending|safe|finalized|earliest|{_HEIGHT_PATTERN})$",
 }
+_CANONICAL: Final[dict[str, Schema]] = {"requireCanonical": nullable(BOOLEAN.schema)}
 _BLOCK_OF_HASH: Final = obj(
-    {"blockHash": _HASH_IN, "requireCanonical": nullable(BOOLEAN.schema)}, optional=("requireCanonical",)
+    {"blockHash": _HASH_IN, "blockNumber": NULL} | _CANONICAL, optional=("blockNumber", "requireCanonical")
 )
-_BLOCK_OF_NUMBER: Final = obj({"blockNumber": {"type": "string", "pattern": f"^{_HEIGHT_PATTERN}$"}})
+_BLOCK_OF_NUMBER: Final = obj(
+    {"blockNumber": _BLOCK_TAG, "blockHash": NULL} | _CANONICAL, optional=("blockHash", "requireCanonical")
+)
 _COUNT_PATTERN: Final = "^0x([1-9a-fA-F][0-9a-fA-F]{0,6}|[1-7][0-9a-fA-F]{7}|80000000)$"
 """Quantities from 1 to COUNT_MAX."""
 

@@ -4,22 +4,24 @@ A block's roots are those of its own header; ``timestamp`` is in whole seconds, 
 is the operator of the seat that led it. ``gasLimit`` is what one transaction may ask for, and the limit of the
 whole block where more was used than that: a wallet takes a third of it when an estimate fails, and the sum has to
 be covered, though only what is used is paid.
-Transactions of the native form have its type byte, their own bytes as input, and as recipient the system
-contract that they are for.
+Transactions of the native form are shown as legacy ones with a zero signature: clients with typed transactions
+decode no type that Ethereum does not have. Recipient, value and input are those of the call of the same meaning.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rpc.blocks import LoadedBlock
 from rpc.ethereum.contracts import rules_of
 from rpc.ethereum.logs import BLOOM_BYTES, Log, block_bloom, bloom_of, log_json
 from rpc.render import BYTES_OUT, HASH_OUT, hexed
-from rpc.schema import NULL, Schema, array, nullable, obj, ref
+from rpc.schema import NULL, Schema, array, obj, ref
 from rpc.view import Description
 from state.primitives.errors import DecodeError
-from state.primitives.transactions import CALL_KIND, LEGACY_FORM, Transaction
+from state.primitives.merkle import EMPTY_ROOT
+from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM, NATIVE_FORM, Transaction
+from state.transition.calls import SYSTEM_PREFIX
 from state.transition.transfer import TRANSFER_KIND
 
 __all__ = [
@@ -40,11 +42,15 @@ __all__ = [
 Json = Any
 
 NO_UNCLES: Final = "0x1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347"
+EMPTY_LIST_ROOT: Final = "0x56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421"
+"""Root of an empty Merkle-Patricia trie: clients read from it, and from nothing else, that a list is empty."""
 ZERO_HASH: Final = "0x" + "00" * 32
 NOBODY: Final = "0x" + "00" * 20
 """Whoever made the genesis."""
 GAS_SHOWN_MAX: Final = 30_000_000
 """Most gas that a transaction of a wallet may ask for; the heaviest kind weighs a small part of it."""
+_UNKNOWN: Final = SYSTEM_PREFIX + b"\0"
+"""Whom a transaction of an unknown kind is for."""
 
 QUANTITY_OUT: Final[Schema] = {"type": "string", "pattern": "^0x(0|[1-9a-f][0-9a-f]*)$"}
 ETH_ADDRESS_OUT: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-f]{40}$"}
@@ -97,10 +103,6 @@ _TYPED: Final[dict[str, Schema]] = {
 }
 _LEGACY: Final[dict[str, Schema]] = {"type": {"type": "string", "enum": ["0x0"]}, "to": ETH_ADDRESS_OUT}
 _DYNAMIC: Final[dict[str, Schema]] = _TYPED | {"type": {"type": "string", "enum": ["0x2"]}, "to": ETH_ADDRESS_OUT}
-_NATIVE: Final[dict[str, Schema]] = _TYPED | {
-    "type": {"type": "string", "enum": ["0x44"]},
-    "to": nullable(ETH_ADDRESS_OUT),
-}
 
 COMPONENTS: Final[dict[str, Schema]] = {
     "EthHeader": obj(_HEADER),
@@ -114,11 +116,10 @@ COMPONENTS: Final[dict[str, Schema]] = {
     ),
     "EthTransaction": {
         "anyOf": [
-            obj(place | _SIGNED | fields)
-            for place in (_PLACED, _WAITING)
-            for fields in (_LEGACY, _DYNAMIC, _NATIVE)
+            obj(place | _SIGNED | fields) for place in (_PLACED, _WAITING) for fields in (_LEGACY, _DYNAMIC)
         ],
-        "description": "Of the native form (type 0x44), `input` is the whole transaction.",
+        "description": "One of the native form is a legacy one whose v, r and s are 0; `input` is that of the "
+        "call of the same meaning.",
     },
     "EthReceipt": obj(
         {
@@ -129,7 +130,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "blockHash": HASH_OUT,
             "blockNumber": QUANTITY_OUT,
             "from": ETH_ADDRESS_OUT,
-            "to": nullable(ETH_ADDRESS_OUT),
+            "to": ETH_ADDRESS_OUT,
             "contractAddress": NULL,
             "cumulativeGasUsed": QUANTITY_OUT,
             "gasUsed": QUANTITY_OUT,
@@ -160,6 +161,11 @@ def quantity(number: int) -> str:
     return hex(number)
 
 
+def _list_root(root: bytes) -> str:
+    """Return the root of a list as clients compare it: that of an empty one is Ethereum's."""
+    return hexed(root) if root != EMPTY_ROOT else EMPTY_LIST_ROOT
+
+
 def _bloom(bits: int) -> str:
     return hexed(bits.to_bytes(BLOOM_BYTES, "big"))
 
@@ -186,8 +192,8 @@ def header(loaded: LoadedBlock, what: Description) -> Json:
         "sha3Uncles": NO_UNCLES,
         "miner": hexed(loaded.leader),
         "stateRoot": hexed(item.state_root),
-        "transactionsRoot": hexed(item.tx_root),
-        "receiptsRoot": hexed(item.receipt_root),
+        "transactionsRoot": _list_root(item.tx_root),
+        "receiptsRoot": _list_root(item.receipt_root),
         "logsBloom": _bloom(block_bloom(loaded)),
         "gasLimit": hex(gas_max if gas_used <= gas_max else gas_limit_of(what)),
         "gasUsed": hex(gas_used),
@@ -218,8 +224,8 @@ def genesis_block(block_hash: bytes, what: Description) -> Json:
         "sha3Uncles": NO_UNCLES,
         "miner": NOBODY,
         "stateRoot": ZERO_HASH,
-        "transactionsRoot": ZERO_HASH,
-        "receiptsRoot": ZERO_HASH,
+        "transactionsRoot": EMPTY_LIST_ROOT,
+        "receiptsRoot": EMPTY_LIST_ROOT,
         "logsBloom": _bloom(0),
         "gasLimit": hex(transaction_gas_max(what)),
         "gasUsed": "0x0",
@@ -235,31 +241,53 @@ def genesis_block(block_hash: bytes, what: Description) -> Json:
     }
 
 
+class _Call(NamedTuple):
+    """A transaction as a call: whom it is for, what it moves beside the fee, and its input."""
+
+    to: bytes
+    value: int
+    input: bytes
+
+
 def _type(item: Transaction) -> str:
-    return "0x0" if item.form == LEGACY_FORM else hex(item.form)
+    return "0x2" if item.form == DYNAMIC_FORM else "0x0"
 
 
-def _recipient(item: Transaction, what: Description) -> tuple[str | None, int]:
-    """Return whom a transaction is for, and what it moves out of the sender's balance beside the fee."""
+def _call_of(item: Transaction, what: Description) -> _Call:
+    """Return the call that a transaction is or means.
+
+    One that this version cannot read is for the prefix of the system contracts, with its own bytes as input: no
+    recipient at all would be the creation of a contract.
+    """
     if item.kind == CALL_KIND:
-        return hexed(item.payload[0]), item.payload[1]
+        return _Call(*item.payload)
     rule = rules_of(what.parameters).get(item.kind)
     if rule is None:
-        return None, 0
+        return _Call(_UNKNOWN, 0, item.raw)
+    contract = _UNKNOWN if rule.call is None else rule.call.contract
     try:
-        value = rule.moves(rule.decode(item.payload))
+        moved = rule.moves(rule.decode(item.payload))
     except DecodeError:  # a payload of a later version
-        return None, 0
+        return _Call(contract, 0, item.raw)
     if rule.kind == TRANSFER_KIND:
-        return hexed(item.payload[0]), value
-    return None if rule.call is None else hexed(rule.call.contract), value
+        return _Call(item.payload[0], moved, b"")
+    if rule.call is None:
+        return _Call(contract, moved, item.raw)
+    return _Call(contract, *rule.call.call_of(item.payload, moved))
+
+
+def _recipient(item: Transaction, what: Description) -> bytes:
+    """Return whom a transaction is for, without encoding its call."""
+    if item.kind == CALL_KIND or item.kind == TRANSFER_KIND:
+        recipient: bytes = item.payload[0]
+        return recipient
+    rule = rules_of(what.parameters).get(item.kind)
+    return _UNKNOWN if rule is None or rule.call is None else rule.call.contract
 
 
 def transaction(item: Transaction, what: Description, loaded: LoadedBlock | None, index: int = 0) -> Json:
     """Return a transaction with a known sender; ``loaded`` is None while it waits in the mempool."""
-    to, value = _recipient(item, what)
-    parity = item.signature[64]
-    is_legacy = item.form == LEGACY_FORM
+    call = _call_of(item, what)
     if loaded is None:
         price = item.max_fee_per_gas
     else:
@@ -270,20 +298,25 @@ def transaction(item: Transaction, what: Description, loaded: LoadedBlock | None
         "blockTimestamp": None if loaded is None else hex(loaded.block.header.time_ms // 1000),
         "transactionIndex": None if loaded is None else hex(index),
         "from": hexed(item.sender),
-        "to": to,
+        "to": hexed(call.to),
         "hash": hexed(item.hash),
         "nonce": hex(item.nonce),
-        "value": hex(value),
+        "value": hex(call.value),
         "gas": hex(item.gas_limit),
         "gasPrice": hex(price),
-        "input": hexed(item.payload[2] if item.kind == CALL_KIND else item.raw),
+        "input": hexed(call.input),
         "type": _type(item),
         "chainId": hex(item.chain_id),
-        "v": hex(35 + 2 * item.chain_id + parity if is_legacy else parity),
+    }
+    if item.form == NATIVE_FORM:  # its signature is over other bytes than those of a legacy transaction
+        return shown | {"v": "0x0", "r": "0x0", "s": "0x0"}
+    parity = item.signature[64]
+    shown |= {
+        "v": hex(parity if item.form == DYNAMIC_FORM else 35 + 2 * item.chain_id + parity),
         "r": hex(int.from_bytes(item.signature[:32], "big")),
         "s": hex(int.from_bytes(item.signature[32:64], "big")),
     }
-    if not is_legacy:
+    if item.form == DYNAMIC_FORM:
         shown |= {
             "yParity": hex(parity),
             "maxFeePerGas": hex(item.max_fee_per_gas),
@@ -305,7 +338,7 @@ def receipt(loaded: LoadedBlock, index: int, what: Description) -> Json:
         "blockHash": hexed(loaded.hash),
         "blockNumber": hex(loaded.height),
         "from": hexed(item.sender),
-        "to": _recipient(item, what)[0],
+        "to": hexed(_recipient(item, what)),
         "contractAddress": None,
         "cumulativeGasUsed": hex(gas_before + outcome.gas_used),
         "gasUsed": hex(outcome.gas_used),

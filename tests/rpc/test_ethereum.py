@@ -18,21 +18,26 @@ from web3.exceptions import ContractLogicError
 from rpc.client import ClientError
 from rpc.dispatch import DispatchOptions
 from rpc.errors import RpcError
+from rpc.ethereum import render
 from rpc.ethereum.contracts import VIEWS, abi_json
 from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
 from rpc.ethereum.logs import LogFilter, bloom_of
-from rpc.ethereum.params import FILTER, SYNC_WAIT, SYNC_WAIT_MS
+from rpc.ethereum.params import BLOCK, FILTER, SYNC_WAIT, SYNC_WAIT_MS
 from rpc.events import EVENTS
 from rpc.gateway import GatewayOptions
 from rpc.parameters import parameters_of
+from rpc.store_view import describe
 from rpc.surface import DOCUMENT, SURFACE
 from state.primitives.abi import AbiValue, Function, encode_values
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.receipts import Event
-from state.transition.staking import STAKED, STAKING_ADDRESS, UNBONDED, stake_payload
+from state.primitives.transactions import decode_transaction, sign_transaction
+from state.transition.runtime import Runtime
+from state.transition.staking import STAKE_KIND, STAKED, STAKING_ADDRESS, UNBONDED, stake_payload
 from state.transition.transfer import TRANSFER_GAS
 from state.view import EMPTY, Overlay
+from tasks.parameters import TaskParameters
 from tests.ethereum import rlp, sign_dynamic, sign_legacy
 from tests.fuzz.mutate import mutate
 from tests.rpc.harness import (
@@ -45,6 +50,7 @@ from tests.rpc.harness import (
     FEE,
     Node,
     gateway,
+    genesis,
     hexed,
     mint,
     served,
@@ -56,6 +62,7 @@ from tests.rpc.validate import validate
 COMPONENTS = DOCUMENT["components"]["schemas"]
 ETHEREUM = {name for name, method in SURFACE.items() if method.group == "ethereum" and not method.needs_session}
 NOWHERE = "0x" + "00" * 32
+EMPTY_LIST_ROOT = hexed(keccak(rlp(b"")))
 UNSTAKE = Function("unstake(uint256 amount)")
 STAKE_OF = Function("stakeOf(address validator)")
 STAKE = Function("stake(bytes32 voteKey, bytes possession, bytes32 vrfKey, bytes vrfPossession)")
@@ -104,6 +111,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert (genesis["number"], genesis["hash"]) == ("0x0", hexed(node.runtime.genesis_hash))
         assert await call("eth_getBlockByHash", genesis["hash"], False) == genesis
         assert await call("eth_getBlockReceipts", "0x0") == []
+        assert (genesis["transactionsRoot"], genesis["receiptsRoot"]) == (EMPTY_LIST_ROOT, EMPTY_LIST_ROOT)
 
         # Transactions of every form
         price, tip = await call("eth_gasPrice"), await call("eth_maxPriorityFeePerGas")
@@ -157,7 +165,11 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         shown = {item["hash"]: item for item in block["transactions"]}
         assert set(shown) == set(hashes)
         assert (await call("eth_getBlockByNumber", "0x1", False))["transactions"] == list(shown)
-        assert [shown[hash_]["type"] for hash_ in hashes] == ["0x2", "0x0", "0x2", "0x44", "0x2"]
+        assert [shown[hash_]["type"] for hash_ in hashes] == ["0x2", "0x0", "0x2", "0x0", "0x2"]
+        native = shown[hashes[3]]
+        assert (native["to"], native["value"], native["input"]) == (who(DAVE), "0x9", "0x")
+        assert (native["from"], native["v"], native["r"], native["s"]) == (who(CAROL), "0x0", "0x0", "0x0")
+        assert block["transactionsRoot"] not in (NOWHERE, EMPTY_LIST_ROOT)
         assert (block["parentHash"], block["gasLimit"]) == (genesis["hash"], hex(30_000_000))
         seat = node.voting.leader(1)
         assert block["miner"] == hexed(node.voting.seats[seat].address)
@@ -230,6 +242,8 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
 
         # Fees
         await mint(it, node, 2)
+        empty = await call("eth_getBlockByNumber", "latest", True)
+        assert (empty["transactionsRoot"], empty["receiptsRoot"]) == (EMPTY_LIST_ROOT, EMPTY_LIST_ROOT)
         history = await call("eth_feeHistory", "0xa", "latest", [20.0, 50])
         assert history["oldestBlock"] == "0x0"
         assert (len(history["baseFeePerGas"]), len(history["gasUsedRatio"]), len(history["reward"])) == (5, 4, 4)
@@ -271,11 +285,11 @@ async def test_a_client_can_make_the_signed_bytes_of_what_it_is_shown(tmp_path: 
     node = Node(tmp_path / "db")
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
         to = DAVE.address
-        raws = dynamic(ALICE, 0, to, 5, b"n", tip=3), legacy(BOB, 0, to, 3), transfer(CAROL, 0, to, 1)
+        raws = dynamic(ALICE, 0, to, 5, b"n", tip=3), legacy(BOB, 0, to, 3)
         for raw in raws:
             await it.call("eth_sendRawTransaction", hexed(raw))
         await mint(it, node)
-        one, two, three = [await it.call("eth_getTransactionByHash", hexed(keccak(raw))) for raw in raws]
+        one, two = [await it.call("eth_getTransactionByHash", hexed(keccak(raw))) for raw in raws]
 
         def fields(shown: Any, *names: str) -> list[Any]:
             return [
@@ -288,8 +302,82 @@ async def test_a_client_can_make_the_signed_bytes_of_what_it_is_shown(tmp_path: 
         )
         assert b"\2" + rlp([*first, [], *fields(one, "yParity", "r", "s")]) == raws[0]
         assert rlp(fields(two, "nonce", "gasPrice", "gas", "to", "value", "input", "v", "r", "s")) == raws[1]
-        assert three["input"] == hexed(raws[2])
-        assert number(three["r"]).to_bytes(32, "big") in raws[2]
+
+
+async def test_a_native_transaction_is_shown_as_the_legacy_one_of_the_same_meaning(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        stakes = stake_payload(2_000 * COIN, BOB, genesis_hash=node.runtime.genesis_hash, address=BOB.address)
+        native = {"chain_id": CHAIN_ID, "gas_limit": 600_000, "max_fee_per_gas": FEE}
+        raw = sign_transaction(BOB, nonce=0, kind=STAKE_KIND, payload=stakes, **native)
+        hash_ = await it.call("eth_sendRawTransaction", hexed(raw))
+        waiting = await it.checked_call("eth_getTransactionByHash", hash_)
+        await mint(it, node)
+        shown = await it.checked_call("eth_getTransactionByHash", hash_)
+        receipt = await it.checked_call("eth_getTransactionReceipt", hash_)
+        for found in (waiting, shown):
+            assert [found[name] for name in ("type", "v", "r", "s")] == ["0x0"] * 4
+            assert (found["from"], found["to"]) == (who(BOB), hexed(STAKING_ADDRESS))
+            assert (found["value"], found["input"]) == (hex(2_000 * COIN), hexed(stake_data(node, BOB)))
+            assert not found.keys() & {"yParity", "maxFeePerGas", "maxPriorityFeePerGas", "accessList"}
+        assert (receipt["type"], receipt["to"], receipt["status"]) == ("0x0", hexed(STAKING_ADDRESS), "0x1")
+        own = (await it.call("dekube_getTransaction", hash_))["transaction"]
+        assert (own["kind"], own["payload"][0]) == (STAKE_KIND, str(2_000 * COIN))
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "to"),
+    [
+        (0xFFFF, [1], "0x" + "00" * 18 + "0700"),  # of a later version
+        (STAKE_KIND, ["later"], hexed(STAKING_ADDRESS)),
+    ],
+)
+def test_what_this_version_cannot_read_is_no_creation_of_a_contract(kind: int, payload: Any, to: str) -> None:
+    raw = sign_transaction(
+        ALICE, chain_id=CHAIN_ID, nonce=0, kind=kind, payload=payload, gas_limit=1, max_fee_per_gas=1
+    )
+    transaction = decode_transaction(raw)
+    transaction.recover_sender()
+    runtime = Runtime(genesis())
+    what = describe(
+        runtime, address=b"", roles=(), version="", parameters={"chain": runtime.chain, "tasks": TaskParameters()}
+    )
+    shown = render.transaction(transaction, what, None)
+    assert (shown["type"], shown["to"], shown["value"], shown["input"]) == ("0x0", to, "0x0", hexed(raw))
+    validate(shown, COMPONENTS["EthTransaction"], COMPONENTS)
+
+
+async def test_a_block_is_named_in_every_form_of_eip_1898(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        await mint(it, node, 2)
+        newest = await it.call("eth_getBlockByNumber", "0x2", False)
+        genesis = await it.call("eth_getBlockByNumber", "0x0", False)
+        good: list[tuple[Any, Any]] = [
+            ({"blockHash": newest["hash"]}, newest),
+            ({"blockHash": newest["hash"], "requireCanonical": True}, newest),
+            ({"blockHash": newest["hash"], "blockNumber": None}, newest),
+            *(({"blockNumber": tag}, newest) for tag in ("latest", "pending", "safe", "finalized", "0x2")),
+            ({"blockNumber": "0x2", "requireCanonical": False}, newest),
+            ({"blockNumber": "earliest"}, genesis),
+        ]
+        for block, expected in good:
+            validate(block, BLOCK.schema, COMPONENTS)
+            assert await it.call("eth_getBlockByNumber", block, False) == expected
+            assert await it.call("eth_getBlockReceipts", block) == []
+            await it.call("eth_getBalance", who(ALICE), block)
+        bad: list[tuple[Any, str]] = [
+            ({}, "an object with blockHash or blockNumber"),
+            ({"blockNumber": "newest"}, "a quantity expected"),
+            ({"blockNumber": 2}, "a quantity expected"),
+            ({"blockNumber": newest["hash"]}, "a quantity"),
+            ({"blockHash": newest["hash"], "blockNumber": "0x2"}, "cannot specify both"),
+            ({"blockHash": newest["hash"], "requireCanonical": "yes"}, "requireCanonical"),
+            ({"blockNumber": "latest", "block": 1}, "a block expected"),
+        ]
+        for block, text in bad:
+            error = await it.error("eth_getBlockReceipts", block)
+            assert (error["code"], text in error["message"]) == (-32602, True), error
 
 
 REFUSED: list[tuple[Callable[[], bytes], int, str]] = [
