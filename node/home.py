@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from node.config import KeyOptions, NodeOptions, dump_options
 from node.config_edit import edit_options
@@ -39,6 +39,9 @@ __all__ = [
     "write_private",
     "write_whole",
 ]
+
+SECRET_FILE_LIMIT_BYTES: Final = 64 * 1024
+UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -262,16 +265,33 @@ def node_secret(home: Home) -> bytes:
     return secret
 
 
-def read_passphrase(path: Path) -> str:
-    """Return the first line of a passphrase file that only its owner can read. Raises KeystoreError."""
+def read_passphrase(path: Path, what: str = "passphrase") -> str:
+    """Return the secret in a file of one line that only its owner can read; ``what`` names it in errors.
+
+    A byte order mark (editors of Windows write one) is no part of it. Raises KeystoreError, also for an empty line
+    and for a second one, of which nobody knows whether it was meant to count.
+    """
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise KeystoreError(f"{path}: a folder; a file with the passphrase in its first line is expected")
+            raise KeystoreError(f"{path}: a folder; a file with the {what} in one line is expected")
         if mode & 0o077:
-            raise KeystoreError(f"{path}: others can read the passphrase; chmod 600 it")
-        return path.read_text().split("\n", 1)[0]
+            raise KeystoreError(f"{path}: others can read the {what} (mode {mode & 0o777:04o}); chmod 600 it")
+        with path.open("rb") as file:
+            data = file.read(SECRET_FILE_LIMIT_BYTES + 1)
     except OSError as error:
         raise KeystoreError(f"{path}: {error.strerror}") from None
+    if len(data) > SECRET_FILE_LIMIT_BYTES:
+        raise KeystoreError(f"{path}: file too large; one line with the {what} is expected")
+    if data[:2] in UTF_16_MARKS:
+        raise KeystoreError(f"{path}: UTF-16 text; save the {what} as UTF-8")
+    try:
+        first, *more = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
-        raise KeystoreError(f"{path}: {error}") from None
+        raise KeystoreError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    if lines := sum(1 for line in more if line.strip()):
+        raise KeystoreError(f"{path}: {lines + 1} lines found; the {what} is expected in one line, alone")
+    if not first:
+        found = "the file is empty" if not data else "the first line is empty"
+        raise KeystoreError(f"{path}: {found}; the {what} is expected in it")
+    return first

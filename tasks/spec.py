@@ -235,12 +235,77 @@ def _integers(items: list[Any], count: int, *, below: int = 1 << 63) -> bool:
     return len(items) == count and all(type(item) is int and 0 <= item < below for item in items)
 
 
+_PARTS: Final[tuple[tuple[str, type, tuple[str, ...]], ...]] = (
+    ("version", int, ()), ("kind", str, ()), ("level", int, ()), ("profile", str, ()),
+    ("model", list, ("name", "widths", "activation")), ("dataset", list, Dataset._fields), ("batch", int, ()),
+    ("optimiser", list, Optimiser._fields), ("seed", bytes, ()), ("init_root", bytes, ()),
+    ("schedule", list, Schedule._fields), ("price", list, Price._fields),
+    ("requirements", list, Requirements._fields), ("match_ms", int, ()),
+)  # fmt: skip
+_INTEGER_LIMIT: Final = 1 << 63
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "version": (_VERSION, _VERSION),
+    "dataset.samples": (1, SAMPLES_MAX),
+    "schedule.total_steps": (1, STEPS_MAX),
+    "schedule.window_steps": (1, STEPS_MAX),
+    "schedule.segment_steps": (1, STEPS_MAX),
+    "price.max_price_per_gpu_s": (1, PRICE_MAX),
+    "price.gpu_ms_per_step_max": (1, GPU_MS_PER_STEP_MAX),
+    "requirements.gpus": (0, 1024),
+    "requirements.memory_mib": (0, MEMORY_MIB_MAX),
+    "requirements.score_min": (0, (1 << 48) - 1),
+    "match_ms": (1, MATCH_MS_MAX),
+    **{f"optimiser.{rate}": (0, _INTEGER_LIMIT - 1) for rate in Optimiser._fields[1:]},
+}
+_HASHES: Final = frozenset({"dataset.blob", "dataset.root", "seed", "init_root"})
+
+
+def _fault(value: Value) -> str:
+    """Return which field of a decoded value is not what a specification has there, and what is expected."""
+    if not isinstance(value, list) or len(value) != len(_PARTS):
+        return f"a list of {len(_PARTS)} fields is expected"
+    fields: dict[str, Any] = {}
+    for (name, kind, inner), item in zip(_PARTS, value, strict=True):
+        if type(item) is not kind:
+            return f"{name}: {kind.__name__} expected"
+        if not isinstance(item, list):
+            fields[name] = item
+        elif len(item) != len(inner):
+            return f"{name}: {len(inner)} fields expected"
+        else:
+            fields |= {f"{name}.{part}": found for part, found in zip(inner, item, strict=True)}
+    for name, found in fields.items():
+        if name in _HASHES and (type(found) is not bytes or len(found) != HASH_BYTES):
+            return f"{name}: {HASH_BYTES} bytes expected"
+        if name in _RANGES:
+            first, last = _RANGES[name]
+            if type(found) is not int or not first <= found <= last:
+                return f"{name}: an integer from {first} to {last} expected, not {str(found)[:80]}"
+    widths = fields["model.widths"]
+    if type(widths) is not list or not _integers(widths, len(widths)):
+        return "model.widths: a list of integers expected"
+    total, segment, window = (fields[f"schedule.{name}_steps"] for name in ("total", "segment", "window"))
+    if not segment <= window <= total:
+        return f"schedule: segment_steps {segment} <= window_steps {window} <= total_steps {total} expected"
+    if window % segment:
+        return f"schedule.window_steps: a multiple of segment_steps ({segment}) expected, not {window}"
+    if window // segment > SEGMENTS_MAX:
+        return f"schedule: {window // segment} segments in a window, at most {SEGMENTS_MAX}"
+    if total > window * WINDOWS_MAX:
+        return f"schedule: {-(-total // window)} windows, at most {WINDOWS_MAX}"
+    window_ms = window * fields["price.gpu_ms_per_step_max"]
+    if window_ms > WINDOW_GPU_MS_MAX:
+        return f"price.gpu_ms_per_step_max: a window may be charged {window_ms} ms, at most {WINDOW_GPU_MS_MAX}"
+    return "model.name, model.activation or optimiser.name: a text expected"
+
+
 def decode_spec(data: bytes) -> JobSpec:
     """Return the specification of ``data``.
 
     Raises DecodeError for anything that this version cannot run: malformed, out of range, unknown profile.
     """
-    match decode(data, limit_bytes=SPEC_LIMIT_BYTES):
+    value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
+    match value:
         case [
             1, str(kind), int(level), str(profile),
             [str(model), list(widths), str(activation)],
@@ -266,7 +331,7 @@ def decode_spec(data: bytes) -> JobSpec:
         ):  # fmt: skip
             pass
         case _:
-            raise DecodeError("not a job specification")
+            raise DecodeError(f"not a job specification: {_fault(value)}")
     if (kind, level, profile, model, optimiser) != (
         KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_1, MODEL_MLP, OPTIMISER_ADAMW,
     ):  # fmt: skip

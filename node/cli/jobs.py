@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from node.cli.files import parse_json
+from node.cli.options import read_input
 from rpc.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engine.plan import TrainingPlan
@@ -30,6 +32,10 @@ from tasks.spec import (
 __all__ = ["FORMATS", "encode_state", "read_spec", "spec_from_json", "spec_to_json", "write_file"]
 
 FILE_LIMIT_BYTES: Final = 16 * SPEC_LIMIT_BYTES
+EXPECTED: Final = "a job specification, as `dekube task quote --save FILE` writes it"
+DIGITS_MAX: Final = 40
+CANONICAL_FIRST: Final = tuple(bytes([first]) for first in range(0x80, 0xA0))
+"""How canonical bytes begin (a list of CBOR); no text of UTF-8 does."""
 _RATES: Final = ("learning_rate_nano", "beta1_nano", "beta2_nano", "epsilon_nano", "weight_decay_nano")
 
 
@@ -89,24 +95,17 @@ def read_spec(path: Path) -> bytes:
 
     Raises ConfigError.
     """
+    data = read_input(path, FILE_LIMIT_BYTES)
+    is_canonical = data[:1] in CANONICAL_FIRST
+    document = None if is_canonical else parse_json(data, str(path), EXPECTED)
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    if len(data) > FILE_LIMIT_BYTES:
-        raise ConfigError(f"{path}: file too large for a job specification")
-    try:
-        if not data.lstrip().startswith(b"{"):
+        if is_canonical:
             return _checked(data)
-        document = json.loads(data)
         # The answer of dekube_getTask and of `dekube task show --json` may be taken as it is.
         for outer in ("task", "spec"):
             if isinstance(document, dict) and isinstance(document.get(outer), dict):
                 document = document[outer]
         return encode_spec(spec_from_json(document))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -136,10 +135,12 @@ def _text(value: Any, where: str) -> str:
 
 
 def _number(value: Any, where: str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 40:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        if len(value) >= DIGITS_MAX:
+            raise ConfigError(f"{where}: too large a number ({len(value)} digits)")
         return int(value)  # amounts beyond what other JSON readers take as integers
     if type(value) is not int or value < 0:
-        raise ConfigError(f"{where}: a number expected")
+        raise ConfigError(f"{where}: a number of 0 or more expected, not {json.dumps(value)[:80]}")
     return value
 
 

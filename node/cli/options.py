@@ -25,6 +25,7 @@ __all__ = [
     "ask_passphrase",
     "ask_whether",
     "home_option",
+    "is_at_terminal",
     "open_key",
     "read_input",
     "relay_home_option",
@@ -95,7 +96,7 @@ def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
     if str(file) != STDIO:
         from node.home import read_passphrase
 
-        return read_passphrase(file)
+        return read_passphrase(file, _asked(prompt))
     line = _piped_line()
     if line is None:
         raise KeystoreError(f"standard input has no line for the {_asked(prompt)}")
@@ -105,7 +106,7 @@ def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
 def _piped_line() -> str | None:
     """Return the next line of standard input without its end; None where there is none. Raises KeystoreError."""
     try:
-        line = "" if sys.stdin is None else sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode()
+        line = "" if sys.stdin is None else sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise KeystoreError(_NOT_UTF8) from None
     except OSError:
@@ -126,7 +127,7 @@ def read_input(file: Path, limit_bytes: int) -> bytes:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     if len(data) > limit_bytes:
-        raise ConfigError(f"{file}: more than {limit_bytes} bytes")
+        raise ConfigError(f"{file}: too large: more than {limit_bytes} bytes")
     return data
 
 
@@ -161,15 +162,20 @@ def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False, instead: str 
     return line
 
 
+def is_at_terminal() -> bool:
+    """Tell whether somebody can be asked: standard input and standard error are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
+
+
 def ask_whether(question: str) -> None:
     """Go on if somebody at a terminal says so; scripts are not asked."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
+    if is_at_terminal():
         click.confirm(question, abort=True, err=True)
 
 
 def _asked(prompt: str) -> str:
     """Return what ``prompt`` asks for, as it stands in a sentence."""
-    what = prompt.removeprefix("New ")
+    what = prompt.removeprefix("New ").partition(" (")[0]
     return what[:1].lower() + what[1:]
 
 

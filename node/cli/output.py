@@ -34,6 +34,9 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DECIMALS = 18
+AMOUNT_DIGITS_MAX = 30
+"""Of an amount before its point: more than there will ever be."""
+AMOUNT_SHOWN = 64
 GWEI_DECIMALS = 9
 TIME_MS_END = 253_402_300_800_000
 """The year 10000: what is later is no time that a chain agreed upon, and some systems cannot write it."""
@@ -149,15 +152,29 @@ def parse_amount(text: str) -> int:
     if cleaned.endswith("wei"):
         cleaned, unit = cleaned.removesuffix("wei").strip(), 0
     whole, _, fraction = cleaned.partition(".")
-    if (
-        not (whole + fraction).isdigit()
-        or not (whole + fraction).isascii()
-        or len(fraction) > unit
-        or len(whole) > 30
-    ):
-        raise click.BadParameter(f"{text!r} is not an amount; write 1.5 (DKB) or 1500wei")
+    if why := _why_no_amount(cleaned, whole, fraction, unit):
+        raise click.BadParameter(f"{text[:AMOUNT_SHOWN]!r} is not an amount: {why}; write 1.5 (DKB) or 1500wei")
     scale: int = 10**unit
     return int(whole or "0") * scale + (int((fraction or "0").ljust(unit, "0")) if unit else 0)
+
+
+def _why_no_amount(cleaned: str, whole: str, fraction: str, unit: int) -> str:
+    """Return what is wrong with the parts of an amount of ``unit`` decimals; empty where nothing is."""
+    if not cleaned:
+        return "it is empty"
+    if cleaned.startswith("-"):
+        return "it is negative"
+    if "," in cleaned:
+        return "the decimal point is a point, and digits are not grouped"
+    if not (whole + fraction).isdigit() or not (whole + fraction).isascii():
+        return "it has other characters than digits and one point"
+    if fraction and not unit:
+        return "wei is the smallest unit, it has no fraction"
+    if len(fraction) > unit:
+        return f"it has {len(fraction)} decimals, and 1 DKB has {DECIMALS} (1wei is the smallest amount)"
+    if len(whole) > AMOUNT_DIGITS_MAX:
+        return f"it is too large ({len(whole)} digits, at most {AMOUNT_DIGITS_MAX})"
+    return ""
 
 
 def _plain(value: Any) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ import click
 
 from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
+from node.cli.files import read_json
 from node.cli.options import ask_passphrase
 from node.cli.output import json_option, show_amount, show_receipt, show_time
 from node.cli.session import Session, send, session_options
@@ -25,6 +25,7 @@ from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
 __all__ = ["read_possession", "tx"]
 
 POSSESSION_LIMIT_BYTES: Final = 64 * 1024
+EXPECTED: Final = "what `dekube signer possession --json` writes"
 SEATED_AFTER_EPOCHS: Final = 3
 """Committees are chosen from stakes and keys as the end of an epoch froze them, and sit two epochs later."""
 
@@ -198,14 +199,15 @@ def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKe
 
 def read_possession(file: Path) -> list[Value]:
     """Return vote key, VRF key and the proof of each, which the chain checks. Raises ConfigError."""
-    try:
-        with file.open("rb") as opened:
-            document: Any = json.loads(opened.read(POSSESSION_LIMIT_BYTES))
-        return [
-            bytes.fromhex(document[name].removeprefix("0x"))
-            for name in ("vote_key", "possession", "vrf_key", "vrf_possession")
-        ]
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ConfigError(f"{file}: not what `dekube signer possession --json` writes") from None
+    document = read_json(file, POSSESSION_LIMIT_BYTES, EXPECTED)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{file}: not an object; expected {EXPECTED}")
+    found: list[Value] = []
+    for name in ("vote_key", "possession", "vrf_key", "vrf_possession"):
+        if name not in document:
+            raise ConfigError(f"{file}: {name} is missing; expected {EXPECTED}")
+        try:
+            found.append(bytes.fromhex(document[name].removeprefix("0x")))
+        except (ValueError, AttributeError):
+            raise ConfigError(f"{file}: {name}: 0x and hex digits expected") from None
+    return found

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.arguments import FILE, parse_hex
+from node.cli.files import parse_json, read_text
 from node.cli.options import ask_whether, read_input
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
@@ -22,6 +23,7 @@ __all__ = ["sign", "verify"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MESSAGE_LIMIT_BYTES: Final = 1024 * 1024
+EXPECTED: Final = "typed data (EIP-712): an object with types, primaryType, domain and message"
 
 
 def _message_options(function: _Function) -> _Function:
@@ -41,11 +43,12 @@ def _digest(
     if sum(given is not None for given in (message, message_file, typed_file)) != 1:
         raise click.UsageError("one of MESSAGE, --file and --typed is expected")
     if typed_file is not None:
-        raw = read_input(typed_file, TYPED_DATA_LIMIT_BYTES)
+        text = read_text(typed_file, TYPED_DATA_LIMIT_BYTES, EXPECTED)
+        parse_json(text.encode(), str(typed_file), EXPECTED)  # what is no JSON is told with its line
         try:
-            typed = parse_typed_data(raw.decode())
-        except UnicodeDecodeError:
-            raise DecodeError("typed data: not UTF-8") from None
+            typed = parse_typed_data(text)
+        except DecodeError as error:
+            raise DecodeError(f"{typed_file}: {error}") from None
         if shows:
             parts = {"domain": typed.domain, "primaryType": typed.primary_type, "message": typed.message}
             click.echo(json.dumps(parts, indent=2), err=True)  # as ASCII: nothing of it reaches the terminal raw

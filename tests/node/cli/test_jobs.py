@@ -102,7 +102,7 @@ def _without(name: str) -> dict[str, Any]:
         (spec_to_json(SPEC) | {"model": {"name": "mlp", "widths": 3, "activation": "relu"}}, "model.widths"),
         (spec_to_json(SPEC) | {"kind": 7}, "kind: a text"),
         (spec_to_json(SPEC) | {"raw": "0x00"}, "raw: these are not the bytes"),
-        ([1], "not JSON|cannot be run"),
+        ([1], "an object expected"),
     ],
 )
 def test_a_bad_job_is_refused_by_name(tmp_path: Path, document: Any, said: str) -> None:

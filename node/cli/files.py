@@ -1,0 +1,86 @@
+"""Files that a person hands in: an error names the file, the place in it, and what was expected there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from node.cli.options import STDIO, read_input
+from state.primitives.errors import ConfigError
+
+__all__ = ["check_free", "check_regular", "overwrite_option", "parse_json", "read_json", "read_text"]
+
+NAMED_STDIN: Final = "standard input"
+
+
+def read_text(file: Path, limit_bytes: int, expected: str) -> str:
+    """Return the text of ``file`` ("-": standard input) without a byte order mark. Raises ConfigError."""
+    return _decoded(read_input(file, limit_bytes), _name(file), expected)
+
+
+def read_json(file: Path, limit_bytes: int, expected: str) -> Any:
+    """Return the JSON document in ``file`` ("-": standard input). Raises ConfigError naming file and line."""
+    return parse_json(read_input(file, limit_bytes), _name(file), expected)
+
+
+def parse_json(data: bytes, name: str, expected: str) -> Any:
+    """Return the JSON document ``data``, which is of the file ``name`` and should be ``expected``.
+
+    Raises ConfigError.
+    """
+    text = _decoded(data, name, expected)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"{name}: not valid JSON ({place}: {error.msg}); expected {expected}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: JSON that is nested too deeply; expected {expected}") from None
+    except ValueError as error:  # a number of more digits than the interpreter takes
+        raise ConfigError(f"{name}: not valid JSON ({error}); expected {expected}") from None
+
+
+def _name(file: Path) -> str:
+    return NAMED_STDIN if str(file) == STDIO else str(file)
+
+
+def _decoded(data: bytes, name: str, expected: str) -> str:
+    if not data.strip():
+        raise ConfigError(f"{name}: the file is empty; expected {expected}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{name}: not UTF-8 text (line {line}); expected {expected}") from None
+
+
+def overwrite_option(function: Any) -> Any:
+    """Add ``--yes`` to a command that writes a file; the function gets ``yes``."""
+    return click.option("--yes", "-y", is_flag=True, help="Overwrite an existing file without asking.")(function)
+
+
+def check_free(file: Path | None, *, yes: bool) -> None:
+    """Go on if ``file`` does not exist or may be overwritten: with ``yes``, or asked at a terminal.
+
+    A command writes its file at the end, so this comes first. Raises ConfigError, also for a folder.
+    """
+    if file is None or not file.exists():
+        return
+    if file.is_dir():
+        raise ConfigError(f"{file}: a folder; --out takes the name of a file")
+    if yes:
+        return
+    from node.cli.options import is_at_terminal
+
+    if not is_at_terminal():
+        raise ConfigError(f"{file}: exists already; --yes overwrites it. Nothing was changed")
+    click.confirm(f"{file} exists. Overwrite it?", abort=True, err=True)
+
+
+def check_regular(file: Path) -> None:
+    """Check that ``file`` has an end: a device or a pipe has none. Raises ConfigError."""
+    if not file.is_file():
+        raise ConfigError(f"{file}: not a regular file; its size must be known before it is sent")
