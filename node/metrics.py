@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
+import structlog
 import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+from prometheus_client.exposition import make_wsgi_app
 
 from consensus.metrics import METRICS
 from node.hearing import Hearing
@@ -21,11 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeMetrics", "serve_metrics"]
 
+_log = structlog.get_logger("metrics")
 _T = TypeVar("_T")
 
 FAST_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 ROUND_BUCKETS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 REQUEST_TIMEOUT_S: Final = 5
+CONNECTIONS_MAX: Final = 32
+"""At metrics.listen at once; more are closed."""
+CONNECTION_S_MAX: Final = 15.0
 SEAT_HEARD: Final = "seat_last_vote_view"
 """Set at each vote of a seat, cleared when another epoch begins."""
 
@@ -166,8 +174,97 @@ class NodeMetrics:
         return self._node is not None and not self._node.view.sync().syncing
 
 
-class _QuietHandler(WSGIRequestHandler):
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, of which there are few, each for a short time."""
+
+    daemon_threads = True
+
+    def __init__(self, where: tuple[str, int], metrics: NodeMetrics) -> None:
+        self.metrics = metrics
+        self.exposition = make_wsgi_app(metrics.registry)
+        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().__init__(where, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # Bytes that come or go one by one hold no place for long.
+        end = threading.Timer(CONNECTION_S_MAX, _shut, (request,))
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log one line; a client that leaves, a node that ends, are none."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError | trio.RunFinishedError | trio.Cancelled):
+            _log.warning("a request at metrics.listen failed", error=repr(error))
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET, and HEAD with the same head."""
+
     timeout = REQUEST_TIMEOUT_S
+    server: _Server
+    server_version = "dekube"
+    sys_version = ""
+
+    def setup(self) -> None:
+        """Let the kernel reset the connection of a client that does not read, also after it was closed here."""
+        super().setup()
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * REQUEST_TIMEOUT_S)
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        path, _, query = self.path.partition("?")
+        kind = "text/plain; charset=utf-8"
+        match path:
+            case "/metrics":
+                status, headers, body = self._expose(query)
+            case "/healthz":
+                status, headers, body = 200, [("Content-Type", kind)], b"ok\n"
+            case "/readyz":
+                ready = self.server.metrics.is_ready()
+                status, body = (200, b"ready\n") if ready else (503, b"syncing\n")
+                headers = [("Content-Type", kind)]
+            case _:
+                status, headers, body = 404, [("Content-Type", kind)], b"not found\n"
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def _expose(self, query: str) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Return what the library answers: in the format, compressed and filtered as the request asks."""
+        told: list[Any] = []
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": "/metrics",
+            "QUERY_STRING": query,
+            "HTTP_ACCEPT": self.headers.get("accept", ""),
+            "HTTP_ACCEPT_ENCODING": self.headers.get("accept-encoding", ""),
+        }
+        body = b"".join(self.server.exposition(environ, lambda *said: told.extend(said)))
+        return int(told[0].split()[0]), told[1], body
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a scrape every few seconds is no event."""
@@ -180,24 +277,8 @@ async def serve_metrics(
 
     The library's server lives in threads of its own; it only reads.
     """
-    exposition = make_wsgi_app(metrics.registry)
-
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        match environ.get("PATH_INFO"):
-            case "/metrics":
-                return exposition(environ, start_response)
-            case "/healthz":
-                status, body = "200 OK", b"ok\n"
-            case "/readyz":
-                ready = metrics.is_ready()
-                status, body = ("200 OK", b"ready\n") if ready else ("503 Service Unavailable", b"syncing\n")
-            case _:
-                status, body = "404 Not Found", b"not found\n"
-        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
-        return [body]
-
     try:
-        server = make_server(host, port, application, ThreadingWSGIServer, _QuietHandler)
+        server = _Server((host, port), metrics)
     except OSError as error:
         raise cannot_listen("metrics.listen", f"{host}:{port}", error) from None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)

@@ -26,7 +26,7 @@ def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
 
 
 class HttpAnswerer(asyncio.Protocol):
-    """Answers one GET of /metrics or /healthz."""
+    """Answers one GET or HEAD of /metrics or /healthz."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -43,20 +43,22 @@ class HttpAnswerer(asyncio.Protocol):
         if len(self._buffer) > HTTP_REQUEST_BYTES_MAX:
             self._transport.abort()
         elif b"\r\n\r\n" in self._buffer and not self._transport.is_closing():
-            match self._buffer.split(b"\r\n", 1)[0].split(b" "):
-                case [b"GET", b"/metrics", _]:
-                    self._answer("200 OK", generate_latest(self._registry))
-                case [b"GET", b"/healthz", _]:
-                    self._answer("200 OK", b"ok\n")
+            method, _, rest = self._buffer.split(b"\r\n", 1)[0].partition(b" ")
+            is_head = method == b"HEAD"
+            match method, rest.split(b" ")[0].partition(b"?")[0]:
+                case b"GET" | b"HEAD", b"/metrics":
+                    self._answer("200 OK", generate_latest(self._registry), is_head=is_head)
+                case b"GET" | b"HEAD", b"/healthz":
+                    self._answer("200 OK", b"ok\n", is_head=is_head)
                 case _:
-                    self._answer("404 Not Found", b"/metrics or /healthz\n")
+                    self._answer("404 Not Found", b"/metrics or /healthz\n", is_head=is_head)
 
-    def _answer(self, status: str, body: bytes) -> None:
+    def _answer(self, status: str, body: bytes, *, is_head: bool) -> None:
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        self._transport.write(head.encode() + body)
+        self._transport.write(head.encode() + (b"" if is_head else body))
         self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -34,6 +34,7 @@ from rpc.doors import DoorOptions, Doors, make_protocols
 from rpc.errors import RpcError
 from rpc.holding import Ledger
 from rpc.limits import Budgets, Proxies, caller_key
+from rpc.web import allowed_headers
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.keys import SecretKey
@@ -397,7 +398,8 @@ class Application:
             case "POST", "/":
                 await self._post(scope, receive, send)
             case "OPTIONS", _:
-                await _answer(send, 204, b"")
+                allowed = (b"access-control-allow-headers", allowed_headers(scope["headers"]))
+                await _answer(send, 204, b"", extra=[allowed, (b"access-control-max-age", b"86400")])
             case "GET" | "HEAD", "/":  # of HEAD, uvicorn sends no body
                 await _answer_json(send, 200, self._faucet.about())
             case "GET" | "HEAD", "/healthz":
@@ -462,7 +464,6 @@ async def _answer(
         (b"content-type", kind.encode()),
         (b"content-length", b"%d" % len(body)),
         (b"access-control-allow-origin", b"*"),
-        (b"access-control-allow-headers", b"content-type"),
         *(extra or ()),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -16,9 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rpc.dispatch import Caller
 from rpc.errors import NodeUnavailable, RpcError, as_rpc_error
 from rpc.limits import caller_key
+from rpc.link import Link
 from rpc.surface import SURFACE
 from rpc.table import Json, Method
 from rpc.web import Application
+from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 
 __all__ = ["ROUTES", "rest_api"]
@@ -37,6 +41,20 @@ STATUS_OF_REASON: Final = {
     "height_not_reached": 503,
 }
 """REST alone speaks in HTTP statuses; JSON-RPC answers 200, because wallets take others for a dead node."""
+PAGE_HEADERS: Final = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+}
+FRONT_LINKS: Final = (
+    ("/docs", "JSON-RPC methods"),
+    ("/openrpc.json", "the same as an OpenRPC document"),
+    ("/openapi.json", "REST paths"),
+    ("/status", "state of the node"),
+    ("/healthz", "health: this process answers"),
+    ("/readyz", "readiness: the node follows the chain"),
+    ("/metrics", "metrics for Prometheus"),
+)
 ROUTES: Final[tuple[tuple[str, str], ...]] = (
     ("/v1/chain", "dekube_chainInfo"),
     ("/v1/genesis", "dekube_genesis"),
@@ -80,6 +98,11 @@ def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
     api.add_exception_handler(405, _refuse_method)
     for path, name in ROUTES:
         _add_route(api, application, path, SURFACE[name])
+
+    @api.get("/", response_class=HTMLResponse)
+    async def front() -> HTMLResponse:
+        """Which chain this is, how far the node is, and where to go on."""
+        return HTMLResponse(_front_page(application.link), headers=PAGE_HEADERS)
 
     @api.get("/readyz")
     async def readyz() -> Response:
@@ -226,6 +249,43 @@ def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None)
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
+def _front_page(link: Link) -> str:
+    """Return the page at ``/``: it asks the node nothing, so it is there while the node is not."""
+    title, rows = "DEKUBE node", []
+    with suppress(NodeUnavailable):
+        what = link.description
+        title = f"{what.chain_name}: DEKUBE node"
+        rows += [
+            ("Chain", what.chain_name + (" (test network)" if what.testnet else "")),
+            ("Chain ID", str(what.chain_id)),
+            ("Genesis", "0x" + what.genesis_hash.hex()),
+        ]
+        head = link.head
+        age_s = max(time.time_ns() // 1_000_000 - head.time_ms, 0) // 1_000
+        rows += [
+            ("Height", str(head.height)),
+            ("Newest block", f"0x{head.hash.hex()}, {age_s} s old"),
+            ("Node", f"{what.version}, address {format_address(what.address)}"),
+        ]
+    if not link.is_connected:
+        rows.append(("Node", "does not answer; this page is the gateway's"))
+    table = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(value)}" for name, value in rows)
+    links = "".join(f"<li><a href='{path}'>{path}</a> {html.escape(text)}" for path, text in FRONT_LINKS)
+    return (
+        f"{_page_head(title)}<h1>{html.escape(title)}</h1><table>{table}</table>"
+        f"<p>JSON-RPC: <code>POST /</code> or WebSocket <code>/ws</code>.</p><ul>{links}</ul>"
+    )
+
+
+def _page_head(title: str) -> str:
+    return (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>{html.escape(title)}</title><style>body{{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto"
+        ";padding:0 1rem}code{background:#8882;padding:.1em .3em;border-radius:.2em}"
+        "th{text-align:left;padding-right:1rem;vertical-align:top}td{overflow-wrap:anywhere}</style>"
+    )
+
+
 def _docs() -> str:
     rows = []
     for method in SURFACE.values():
@@ -238,9 +298,7 @@ def _docs() -> str:
             f"<p>{html.escape(method.summary)}</p><ul>{notes}</ul>"
         )
     return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        "<title>DEKUBE JSON-RPC</title><style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;"
-        "padding:0 1rem}code{background:#8882;padding:.1em .3em;border-radius:.2em}</style><h1>JSON-RPC</h1>"
+        _page_head("DEKUBE JSON-RPC") + "<h1>JSON-RPC</h1>"
         "<p>POST / or WebSocket /ws. The same as a document: <a href='/openrpc.json'>openrpc.json</a>; REST: "
         "<a href='/openapi.json'>openapi.json</a>.</p>" + "".join(rows)
     )

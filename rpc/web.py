@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from dataclasses import dataclass
@@ -37,6 +39,13 @@ Send = Callable[[Message], Awaitable[None]]
 
 HEALTH_PATHS: Final = ("/healthz", "/health", "/livez")
 """The loop turns. Answered without FastAPI and for nothing: who floods must not make it look dead."""
+HOSTLESS_PATHS: Final = frozenset((*HEALTH_PATHS, "/readyz"))
+"""Answered under every Host: load balancers write the name of their service there, and nothing is told in them."""
+ALLOWED_HEADERS: Final = b"content-type, authorization, range"
+"""What a preflight is told where it names no request headers."""
+REQUEST_HEADERS_MAX: Final = 64
+REQUEST_HEADERS_BYTES_MAX: Final = 2_048
+_HEADER_NAMES: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 REST_UNITS: Final = 5
 """What any other request costs beside its method, if it has one: its way is that much longer."""
 HOST_KEPT_BYTES_MAX: Final = 512
@@ -105,7 +114,7 @@ class Application:
             await self._rest(scope, receive, send)
             return
         host, origin, length = _read_headers(scope["headers"])
-        if self._hosts is not None and _name_of(host) not in self._hosts:
+        if not self._is_known(host) and not (kind == "http" and scope["path"] in HOSTLESS_PATHS):
             await _refuse_host(scope, send)
             return
         if kind == "websocket":
@@ -149,7 +158,7 @@ class Application:
     def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """Return the head of the answer to a plain request; None for a host or a length that is refused."""
         host, origin, length = _read_headers(headers)
-        if length > self._body_bytes_max or (self._hosts is not None and _name_of(host) not in self._hosts):
+        if length > self._body_bytes_max or not self._is_known(host):
             return None
         if not origin and self._origin_any:
             return _HEAD
@@ -176,6 +185,14 @@ class Application:
 
     # ASGI
 
+    def _is_known(self, host: bytes) -> bool:
+        """Tell whether a request under ``host`` is answered.
+
+        A web page could be misled to this machine by a name that its owner points here. Browsers always send Host,
+        and an address has no owner: a request without Host and one under an address are answered.
+        """
+        return self._hosts is None or not host or (name := _name_of(host)) in self._hosts or _is_address(name)
+
     def _cors_headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
         if self._origin_any:
             return [(b"access-control-allow-origin", b"*")]
@@ -189,8 +206,9 @@ class Application:
             return
         headers = [
             (b"access-control-allow-methods", b"POST, GET, PUT, OPTIONS"),
-            (b"access-control-allow-headers", b"content-type, authorization, range"),
+            (b"access-control-allow-headers", allowed_headers(scope["headers"])),
             (b"access-control-max-age", b"86400"),
+            (b"vary", b"access-control-request-headers"),
         ]
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body"})
@@ -333,6 +351,19 @@ def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes,
     return host, origin, length
 
 
+def allowed_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the request headers that a preflight is allowed: those that it names.
+
+    Libraries add headers of their own (``x-requested-with``), which are not read here.
+    """
+    for name, value in headers:
+        if name == b"access-control-request-headers" and len(value) <= REQUEST_HEADERS_BYTES_MAX:
+            asked = value.strip()
+            if asked.count(b",") < REQUEST_HEADERS_MAX and _HEADER_NAMES.fullmatch(asked):
+                return asked
+    return ALLOWED_HEADERS
+
+
 _HEAD: Final = b"content-type: application/json\r\naccess-control-allow-origin: *\r\n"
 
 
@@ -344,6 +375,15 @@ def _name_of(host: bytes) -> str:
 def _kept_name_of(host: bytes) -> str:
     name, _, port = host.decode("latin-1").lower().rpartition(":")
     return name if name and port.isdigit() else host.decode("latin-1").lower()
+
+
+@lru_cache(maxsize=1024)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
 
 
 def _caller_of(scope: Scope) -> str:

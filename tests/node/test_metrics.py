@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 import trio
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from consensus.metrics import METRICS
 from consensus.service import ConsensusHalted
@@ -88,8 +91,6 @@ def fetch(url: str) -> tuple[int, bytes]:
 
 @pytest.fixture
 def port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         found: int = probe.getsockname()[1]
@@ -112,6 +113,83 @@ async def test_health_readiness_and_metrics_are_served_and_nothing_else(port: in
         assert await get("/readyz") == (200, b"ready\n")
         with pytest.raises(ConfigError, match=str(port)):
             await serve_metrics(metrics, "127.0.0.1", port)
+        nursery.cancel_scope.cancel()
+
+
+def ask(port: int, request: bytes) -> bytes:
+    """Return all that comes back."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def reset(port: int, request: bytes) -> None:
+    """Ask, and leave by a reset."""
+    connection = socket.create_connection(("127.0.0.1", port), 10)
+    connection.sendall(request)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+async def test_load_balancers_are_answered_and_their_resets_leave_no_trace(
+    port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metrics = NodeMetrics()
+    for number in range(20_000):  # an answer of megabytes: it is still written when the reset comes
+        metrics._consensus["votes_total"].labels(kind=str(number), result="x")
+
+    def run() -> None:
+        for path in ("/healthz", "/metrics?name[]=sdbft_view", "/readyz", "/other"):
+            get = ask(port, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = get.partition(b"\r\n\r\n")
+            assert body and f"content-length: {len(body)}".encode() in head.lower(), path
+            found = ask(port, f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+            assert found.split(b"\r\n")[0] == head.split(b"\r\n")[0], path
+            assert found.partition(b"\r\n\r\n")[2] == b""
+            assert f"content-length: {len(body)}".encode() in found.lower()
+        with capture_logs() as lines:
+            for request in (b"", b"GET", b"GET /healthz HTTP/1.0\r\n\r\n", b"GET /metrics HTTP/1.1\r\n\r\n"):
+                for _ in range(3):
+                    reset(port, request)
+            assert ask(port, b"GET /healthz HTTP/1.1\r\nhost: lb.example\r\n\r\n").endswith(b"ok\n")
+        assert lines == []
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_metrics, metrics, "127.0.0.1", port)
+        await trio.to_thread.run_sync(run)
+        nursery.cancel_scope.cancel()
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("", "")
+
+
+async def test_what_fails_at_the_metrics_is_one_line(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    metrics = NodeMetrics()
+    metrics.watch(cast(Any, SimpleNamespace(view=None)))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_metrics, metrics, "127.0.0.1", port)
+        with capture_logs() as lines:
+            assert await trio.to_thread.run_sync(ask, port, b"GET /readyz HTTP/1.0\r\n\r\n") == b""
+        nursery.cancel_scope.cancel()
+    assert ["AttributeError" in line["error"] for line in lines] == [True]
+    assert capfd.readouterr().err == ""
+
+
+async def test_connections_at_the_metrics_are_bounded_in_number_and_time(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.metrics.CONNECTIONS_MAX", 2)
+    monkeypatch.setattr("node.metrics.CONNECTION_S_MAX", 0.2)
+
+    def run() -> None:
+        held = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(3)]
+        assert [one.recv(1) for one in held] == [b""] * 3
+        for one in held:
+            one.close()
+        assert ask(port, b"GET /healthz HTTP/1.0\r\n\r\n").endswith(b"ok\n")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_metrics, NodeMetrics(), "127.0.0.1", port)
+        await trio.to_thread.run_sync(run)
         nursery.cancel_scope.cancel()
 
 

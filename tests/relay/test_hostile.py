@@ -286,6 +286,7 @@ async def test_metrics_answer_and_mind_their_manners(shared_relay: DaemonProcess
         for request, expected in (
             (b"GET /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),
             (b"GET /metrics HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
+            (b"GET /metrics?name=x HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK"),
             (b"GET /else HTTP/1.1\r\n\r\n", b"HTTP/1.1 404"),
             (b"nonsense\r\n\r\n", b"HTTP/1.1 404"),
         ):
@@ -293,6 +294,12 @@ async def test_metrics_answer_and_mind_their_manners(shared_relay: DaemonProcess
             await stream.send_all(request)
             assert bytes(await stream.receive_some()).startswith(expected)
             await stream.aclose()
+        for path, size in ((b"/healthz", 3), (b"/metrics", 1_000)):
+            stream = await trio.open_tcp_stream("127.0.0.1", shared_relay.metrics_port)
+            await stream.send_all(b"HEAD " + path + b" HTTP/1.0\r\n\r\n")
+            head, _, body = b"".join([bytes(part) async for part in stream]).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK") and body == b""
+            assert int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0]) >= size
         stream = await trio.open_tcp_stream("127.0.0.1", shared_relay.metrics_port)
         await stream.send_all(bytes(10_000))
         assert await is_dropped(stream)

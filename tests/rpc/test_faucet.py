@@ -532,7 +532,11 @@ async def test_coins_are_given_within_limits_that_outlive_the_process(tmp_path: 
 
 
 async def check_heads(running: Faucet) -> None:
-    """Hold what HEAD answers, byte for byte, against what GET does."""
+    """Hold what HEAD answers, byte for byte, against what GET does; ask beforehand, as browsers do."""
+    asked = {"origin": "https://x.example", "access-control-request-headers": "content-type,x-requested-with"}
+    told = await running.http.options(running.url, headers=asked)
+    assert told.status_code == 204
+    assert told.headers["access-control-allow-headers"] == asked["access-control-request-headers"]
     for path in ("/", "/healthz", "/metrics", "/nothing"):
         whole = await running.http.get(running.url + path)
         stream = await trio.open_tcp_stream("127.0.0.1", int(running.url.rpartition(":")[2]))

@@ -402,6 +402,10 @@ async def test_doors_limits_hosts_and_origins(tmp_path: Path) -> None:
         preflight = await it.http.options(it.url, headers={"origin": "https://wallet.example"})
         assert preflight.status_code == 204
         assert preflight.headers["access-control-allow-headers"] == "content-type, authorization, range"
+        asked = {"access-control-request-headers": "content-type,x-requested-with"}
+        preflight = await it.http.options(it.url, headers={"origin": "https://wallet.example", **asked})
+        assert preflight.headers["access-control-allow-headers"] == asked["access-control-request-headers"]
+        assert preflight.headers["access-control-allow-origin"] == "https://wallet.example"
 
         # A flood from one address is told when to come back, and served again then.
         # In one batch: a loaded machine asks no faster than units flow.

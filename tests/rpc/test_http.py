@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import time
 import urllib.request
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -23,8 +25,10 @@ from rpc.direct import BURST_MAX, CHUNK_BYTES
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions
 from rpc.gateway import GatewayOptions
-from rpc.rest import ROUTES, rest_api
-from tests.rpc.harness import Gateway, Node, gateway, served
+from rpc.link import Link
+from rpc.rest import ROUTES, _front_page, rest_api
+from rpc.web import ALLOWED_HEADERS, allowed_headers
+from tests.rpc.harness import Gateway, Node, gateway, mint, served
 from tests.rpc.raw import Wire, call, chunked, post
 
 OPTIONS = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=0, body_bytes_max=100_000))
@@ -213,7 +217,7 @@ async def test_the_short_way_keeps_order_and_limits(tmp_path: Path) -> None:
 
 
 PATHS = (
-    "/readyz", "/status", "/metrics", "/docs", "/openrpc.json", "/openapi.json", "/healthz", "/v1/chain",
+    "/", "/readyz", "/status", "/metrics", "/docs", "/openrpc.json", "/openapi.json", "/healthz", "/v1/chain",
     "/v1/blocks?limit=1", "/v1/blocks/77", "/v1/blocks/pending", "/v1/network", "/nothing", "/blobs/nothing",
 )  # fmt: skip
 
@@ -274,6 +278,66 @@ async def test_a_question_beforehand_costs_a_unit(tmp_path: Path) -> None:
         assert asked[-1].json()["error"]["code"] == -32005
         assert (await it.http.get(it.url + "/v1/chain")).status_code == 429
         assert (await it.http.get(it.url + "/healthz")).status_code == 200
+
+
+async def status_of(it: Gateway, request: bytes) -> int:
+    return int((await all_bytes(it, request)).split(b" ", 2)[1])
+
+
+async def test_health_checks_without_a_name_or_under_another_are_answered(tmp_path: Path) -> None:
+    """Load balancers ask by HTTP/1.0 without Host, under an address, or under the name of their service."""
+    async with running(tmp_path, replace(OPTIONS, ready_peers_min=0)) as it:
+        end = b"connection: close\r\n\r\n"
+        for path in ("/", "/healthz", "/readyz", "/metrics", "/status"):
+            line = f"GET {path} HTTP/1.".encode()
+            assert await status_of(it, line + b"0\r\n\r\n") == 200, path
+            assert await status_of(it, line + b"1\r\n" + end) == 200, path
+            for host in (b"10.9.8.7", b"10.9.8.7:8545", b"[2001:db8::1]:80", b"[2001:db8::1]"):
+                assert await status_of(it, line + b"1\r\nhost: " + host + b"\r\n" + end) == 200, (path, host)
+            named = line + b"1\r\nhost: rpc.evil.example\r\n" + end
+            assert await status_of(it, named) == (200 if path in ("/healthz", "/readyz") else 403), path
+        assert await status_of(it, b"OPTIONS / HTTP/1.0\r\n\r\n") == 204
+        assert await status_of(it, post(CHAIN, version="1.0").replace(b"host: localhost\r\n", b"")) == 200
+        for host in (b"10.9.8.7.evil.example", b"evil.example:1:2", b"[evil.example]", b"1", b"x" * 600):
+            assert await status_of(it, b"GET / HTTP/1.1\r\nhost: " + host + b"\r\n" + end) == 403, host
+
+
+async def test_the_page_at_the_root_says_chain_and_height_and_leads_on(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    async with (
+        served(node, tmp_path / "s") as backend,
+        gateway(backend, tmp_path / "s", replace(OPTIONS, ready_peers_min=0)) as it,
+    ):
+        await mint(it, node, 3)
+        answer = await it.http.get(it.url + "/")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "<td>rpc test (test network)" in answer.text and "<th>Height<td>3" in answer.text
+        assert "0x" + node.runtime.genesis_hash.hex() in answer.text
+        links = re.findall("href='([^']+)'", answer.text)
+        assert {"/docs", "/healthz", "/readyz", "/metrics"} <= set(links)
+        assert {(await it.http.get(it.url + link)).status_code for link in links} == {200}
+        assert b"404" not in (await all_bytes(it, asked("HEAD", "/", "connection: close"))).split(b"\r\n")[0]
+
+
+def test_the_page_at_the_root_is_there_without_the_node_and_escapes_names() -> None:
+    away = Link(Path("/nowhere"))
+    assert "does not answer" in _front_page(away)
+    away._description = cast(Any, SimpleNamespace(
+        chain_name="<script>", chain_id=7, testnet=0, genesis_hash=bytes(32), version="v", address=bytes(20)
+    ))  # fmt: skip
+    page = _front_page(away)
+    assert "<script>" not in page and "&lt;script&gt;" in page and "does not answer" in page
+
+
+def test_a_preflight_allows_the_headers_that_it_names_and_nothing_that_is_none() -> None:
+    def told(value: bytes) -> bytes:
+        return allowed_headers([(b"origin", b"x"), (b"access-control-request-headers", value)])
+
+    for value in (b"x-requested-with", b"Content-Type, X-Requested-With", b"a,b , c"):
+        assert told(value) == value
+    for value in (b"", b"a b", b"a\r\nset-cookie: x", b"a,,b", b"\xff", b"a" * 3_000, b",".join([b"a"] * 65)):
+        assert told(value) == ALLOWED_HEADERS
+    assert allowed_headers([]) == ALLOWED_HEADERS
 
 
 async def test_who_may_not_is_told_what_is_allowed(tmp_path: Path) -> None:
