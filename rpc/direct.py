@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from rpc.dispatch import Caller, Late, start
+from rpc.dispatch import FIRST_CALL_BYTES, Caller, Late, start
 from rpc.errors import RpcError
 from rpc.holding import FREE_BYTES, Held, Ledger
 
@@ -70,8 +70,11 @@ class Port(Protocol):
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
         ...
 
-    def refuse(self, error: RpcError) -> bytes:
-        """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
+    def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
+        """Return the answer to a body that is not read, or to one whose answer cannot be sent.
+
+        ``body`` is the beginning of either: it names who is answered.
+        """
         ...
 
 
@@ -96,8 +99,9 @@ class DirectRequest:
     """A request and its answer; stands where uvicorn keeps its cycle of a request."""
 
     __slots__ = (
-        "_caller", "_connection", "_head", "_held", "_pieces", "_port", "_refusal", "body", "default_headers",
-        "disconnected", "is_first", "keep_alive", "message_event", "more_body", "response_complete", "task",
+        "_began", "_caller", "_connection", "_head", "_held", "_pieces", "_port", "_refusal", "body",
+        "default_headers", "disconnected", "is_first", "keep_alive", "message_event", "more_body",
+        "response_complete", "task",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +117,8 @@ class DirectRequest:
         self.body: bytes | bytearray = b""
         self._pieces = 0
         self._refusal: RpcError | None = None
+        self._began = b""
+        """The beginning of a body that is refused."""
         self._held: Held | None = None
         self.more_body = True
         self.disconnected = False
@@ -134,12 +140,12 @@ class DirectRequest:
         size = len(whole) + len(body)
         self._pieces += 1
         if size > limit:
-            self._refuse(RpcError("invalid_request", "request too large", limit=limit))
+            self._refuse(body, RpcError("invalid_request", "request too large", limit=limit))
         elif self._pieces > PIECES_FREE + size // PIECE_BYTES_MIN:
-            self._refuse(RpcError("invalid_request", "invalid request: a body in too many pieces"))
+            self._refuse(body, RpcError("invalid_request", "invalid request: a body in too many pieces"))
         elif size > FREE_BYTES and not self._hold(size):
             text = "limit exceeded: too many bytes under way"
-            self._refuse(RpcError("limit_exceeded", text, retry_after_s=RETRY_S))
+            self._refuse(body, RpcError("limit_exceeded", text, retry_after_s=RETRY_S))
         elif not whole:
             self.body = body
         elif type(whole) is bytearray:
@@ -147,7 +153,8 @@ class DirectRequest:
         else:
             self.body = bytearray(whole) + body
 
-    def _refuse(self, error: RpcError) -> None:
+    def _refuse(self, piece: bytes, error: RpcError) -> None:
+        self._began = bytes(self.body[:FIRST_CALL_BYTES] or piece[:FIRST_CALL_BYTES])
         self._refusal, self.body, self.keep_alive = error, b"", False  # the rest is not read
         self.on_end()
 
@@ -209,7 +216,7 @@ class DirectRequest:
 
     async def _answer(self) -> bytes | None:
         if self._refusal is not None:
-            return self._port.refuse(self._refusal)
+            return self._port.refuse(self._refusal, self._began)
         return await self._port.answer(self.body, self._caller)
 
     def _respond(self, answer: bytes | None) -> None:
@@ -230,7 +237,7 @@ class DirectRequest:
         self.body = b""
         if not self._hold(len(body)):
             text = "limit exceeded: too many bytes under way"
-            body = self._port.refuse(RpcError("limit_exceeded", text, retry_after_s=RETRY_S))
+            body = self._port.refuse(RpcError("limit_exceeded", text, retry_after_s=RETRY_S), body)
         flow, transport = self._connection.flow, self._connection.transport
         try:
             async with asyncio.timeout(SEND_DEADLINE_S):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +20,16 @@ from rpc.table import Json, Method, Node, Posting, bind
 from rpc.turns import Lane, Turns
 from state.primitives.errors import DekubeError
 
-__all__ = ["Caller", "DispatchOptions", "Dispatcher", "Late", "Posted", "Suspended", "start"]
+__all__ = [
+    "FIRST_CALL_BYTES",
+    "Caller",
+    "DispatchOptions",
+    "Dispatcher",
+    "Late",
+    "Posted",
+    "Suspended",
+    "start",
+]
 
 _log = structlog.get_logger(__name__)
 
@@ -37,8 +48,24 @@ Each takes a fraction of a microsecond and some hundred bytes, and nobody else h
 VALUE_BYTES: Final = 128
 WIDTH: Final = 5
 """A text with one unusual character takes four bytes for each, beside the body that it was read from."""
+IDENTIFIER_WITHIN_BYTES: Final = 1_024
+"""At the beginning and at the end of a body that is refused unread: there its identifier is looked for."""
+FIRST_CALL_BYTES: Final = BYTES_OF_UNIT
+"""Of a batch that is refused unread, so much is read for the identifier of its first call."""
+CALLS_LOOKED_AT: Final = 64
+"""Of its elements: those before the first call are notifications, or no requests."""
+_BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
+_SCALAR: Final = rb'(-?[0-9][0-9.eE+-]*|"(?:[^"\\]|\\.)*"|null)'
+_MEMBERS: Final = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
+_IDENTIFIER_FIRST: Final = re.compile(rb"\s*\[?\s*\{\s*(?:" + _MEMBERS + rb',\s*)*"id"\s*:\s*' + _SCALAR)
+_IDENTIFIER_LAST: Final = re.compile(rb'"id"\s*:\s*' + _SCALAR + rb"\s*(?:,\s*" + _MEMBERS + rb")*\}\s*\Z")
 ANSWER_BYTES_OF_UNIT: Final = 1024
 """Bytes of an answer beyond the first so many that cost as much as reading one record."""
+
+
+POLICY_VIOLATION: Final = 1008
+_CLOSE_CODES: Final[Mapping[str, int]] = {"limit_exceeded": 1013}
+"""Close codes of WebSockets (RFC 6455, 7.4) by the reason of the refusal: 1013 is to try again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +178,11 @@ class Dispatcher:
             raise RpcError("invalid_request", "invalid request: an object or an array expected")
         except RpcError as error:
             self._budgets.take(caller.key, 1, self._clock())
-            return self.refuse(error)
+            if caller.session is not None and error.reason != "parse_error" and _asks_nobody_knows(body):
+                # Its client waits for an answer with an identifier; of this one it would hear nothing.
+                caller.session.close(_CLOSE_CODES.get(error.reason, POLICY_VIOLATION), error.message)
+                return None
+            return self.refuse(error, body)
         finally:
             if held is not None:
                 held.keep(0)
@@ -182,10 +213,14 @@ class Dispatcher:
         """Take ``units`` for what was done, whatever is left."""
         self._budgets.owe(caller, units, self._clock())
 
-    def refuse(self, error: RpcError) -> bytes:
-        """Return the answer to a body that cannot be read as requests."""
+    def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
+        """Return the answer to a body that is refused as a whole; of ``body`` the beginning may do.
+
+        Clients match answers by identifiers, and expect an array for an array: of a batch, the first call is told.
+        """
         self._observe("", error.reason)
-        return _failure(None, error.to_json())
+        answer = _failure(_identifier_of(body), error.to_json())
+        return b"[%s]" % answer if _is_batch(body) and error.reason != "parse_error" else answer
 
     async def call(self, name: str, params: Any, caller: Caller) -> Json:
         """Return the result of one call, for REST. Raises DekubeError."""
@@ -394,6 +429,51 @@ def _is_identifier(value: Any) -> bool:
         or (kind is str and len(value) <= IDENTIFIER_LIMIT_CHARACTERS)
         or (kind is float and abs(value) < IDENTIFIER_LIMIT)  # beyond it the echo would be another number
     )
+
+
+def _is_batch(body: bytes | bytearray) -> bool:
+    """Tell whether a body is that of a batch that asks for something: an empty one is answered by one object."""
+    head = body[:IDENTIFIER_WITHIN_BYTES].lstrip()
+    return head[:1] == b"[" and not head[1:].lstrip().startswith(b"]")
+
+
+def _identifier_of(body: bytes | bytearray) -> Any:
+    """Return the identifier of a request or of a batch's first call, read from a part of it; None: not found."""
+    found = _IDENTIFIER_FIRST.match(body, 0, IDENTIFIER_WITHIN_BYTES)
+    if found is None and not _is_batch(body):
+        found = _IDENTIFIER_LAST.search(body, max(len(body) - IDENTIFIER_WITHIN_BYTES, 0))
+    if found is not None:
+        return _as_identifier(found[1])
+    return _identifier_of_first_call(body) if _is_batch(body) else None
+
+
+def _identifier_of_first_call(body: bytes | bytearray) -> Any:
+    text = body[:FIRST_CALL_BYTES].decode("utf-8", "replace")
+    reader, at = json.JSONDecoder(), text.index("[") + 1
+    try:
+        for _ in range(CALLS_LOOKED_AT):
+            found = _BETWEEN.match(text, at)
+            assert found is not None  # it may be empty
+            request, at = reader.raw_decode(text, found.end())
+            if type(request) is dict and (identifier := _as_identifier(json.dumps(request.get("id")))) is not None:
+                return identifier
+    except (ValueError, RecursionError):  # it ends here, or is not JSON
+        pass
+    return None
+
+
+def _as_identifier(text: bytes | str) -> Any:
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return None
+    return value if _is_identifier(value) else None
+
+
+def _asks_nobody_knows(body: bytes | bytearray) -> bool:
+    """Tell whether a body asks for an answer that its client could not match."""
+    is_request = body[:IDENTIFIER_WITHIN_BYTES].lstrip()[:1] == b"{" or _is_batch(body)
+    return is_request and _identifier_of(body) is None
 
 
 def _failure(identifier: Any, error: Json) -> bytes:

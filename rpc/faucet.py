@@ -488,7 +488,7 @@ class _NoShortWay:
     def charge(self, _caller: str, _units: int) -> float:
         raise AssertionError(DirectRequest)
 
-    def refuse(self, _error: RpcError) -> bytes:
+    def refuse(self, _error: RpcError, _body: bytes | bytearray = b"") -> bytes:
         raise AssertionError(DirectRequest)
 
 

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily
 from rpc.blobs import PREFIX as BLOBS
 from rpc.blobs import BlobDoor, BlobOptions
 from rpc.direct import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
-from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Late
+from rpc.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, DispatchOptions, Late
 from rpc.doors import Doors
 from rpc.errors import RpcError
 from rpc.holding import Held, Ledger
@@ -179,9 +179,9 @@ class Application:
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
         return self.dispatcher.charge(caller, units)
 
-    def refuse(self, error: RpcError) -> bytes:
+    def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
         """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
-        return self.dispatcher.refuse(error)
+        return self.dispatcher.refuse(error, body)
 
     # ASGI
 
@@ -217,19 +217,22 @@ class Application:
         caller = Caller(_caller_of(scope))
         headers = [(b"content-type", b"application/json"), *self._cors_headers(origin)]
         held = Held(self._ledger, caller.key)
+        began = bytearray()
+        """The beginning of what is refused, which names who is answered."""
         try:
-            if length > self._body_bytes_max:
-                raise self._too_large()
+            if length > self._body_bytes_max and any(name == b"expect" for name, _ in scope["headers"]):
+                raise self._too_large()  # to read its beginning would be to ask for all of it
             async with asyncio.timeout(BODY_DEADLINE_S):
-                body = await self._read_body(receive, held)
+                body = await self._read_body(receive, held, length, began)
             answer = await self.dispatcher.answer(body, caller) or b""
             del body
             if not held.keep(len(answer)):
+                began[:] = answer[:FIRST_CALL_BYTES]
                 raise _holds_too_much()
             await _respond(scope, send, answer, headers)
         except RpcError as error:
             headers.append((b"connection", b"close"))  # what follows of the body is not read
-            await _respond(scope, send, self.dispatcher.refuse(error), headers)
+            await _respond(scope, send, self.dispatcher.refuse(error, began), headers)
         except TimeoutError:
             scope["state"]["drop"]()
         except ConnectionError:
@@ -240,15 +243,18 @@ class Application:
     def _too_large(self) -> RpcError:
         return RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
 
-    async def _read_body(self, receive: Receive, held: Held) -> bytearray:
-        """Return the body. Raises RpcError for one that is too long, ConnectionError."""
+    async def _read_body(self, receive: Receive, held: Held, length: int, began: bytearray) -> bytearray:
+        """Return the body, its first bytes also in ``began``. Raises RpcError for one that is too long,
+        ConnectionError.
+        """
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ConnectionError
             body += message.get("body", b"")
-            if len(body) > self._body_bytes_max:
+            began[:] = body[:FIRST_CALL_BYTES]
+            if max(length, len(body)) > self._body_bytes_max:
                 raise self._too_large()
             if not held.keep(len(body)):
                 raise _holds_too_much()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Suspended, start
-from rpc.errors import NodeUnavailable
+from rpc.errors import NodeUnavailable, RpcError
 from rpc.holding import FREE_BYTES
 from rpc.schema import Param, natural
 from rpc.table import Method
@@ -35,6 +35,51 @@ def dispatcher(handle: Callable[..., Any]) -> Dispatcher:
         DispatchOptions(rate_per_s=0, requests_per_caller_max=1000),
         lambda: 0.0,
     )
+
+
+CALL = '"jsonrpc":"2.0","method":"do"'
+LONG = '"params":["' + "x" * 20_000 + '"]'
+NOTICE = "{" + CALL + ',"params":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        # of a request
+        ('{"jsonrpc":"2.0","id":7,"method":"do",' + LONG + "}", 7),
+        (' { "id" : "a\\"b" , ' + CALL + "," + LONG + "}", 'a"b'),
+        ('{"method":"do",' + LONG + ', "id": -5, "jsonrpc":"2.0" } ', -5),
+        ("{" + CALL + "," + LONG + ',"id":3}', 3),
+        ("{" + CALL + ',"params":[{"id":3}],' + LONG + "}", None),
+        ("{" + CALL + "," + LONG + ',"params":[{"id":3}]}', None),
+        ('{"id":{"id":3},' + CALL + "," + LONG + "}", None),
+        ('{"id":99999999999999999999,' + CALL + "," + LONG + "}", None),
+        ("", None),
+        # of a batch: that of its first call
+        ("[" + ",".join(['{"id":4,' + CALL + "}"] * 2_000) + "]", [4]),
+        ("[" + ",".join(["{" + CALL + ',"params":[{"id":1}],"id":5}'] * 2_000) + "]", [5]),
+        ("\n [ " + NOTICE + ", 1, " + NOTICE + ',{"id":6,' + CALL + "}" + "," * 20_000, [6]),
+        ("[" + ",".join([NOTICE] * 2_000) + "]", [None]),
+        ("[" + "[" * 100_000, [None]),
+        ("[1" + ",1" * 100_000, [None]),
+        ("[" + LONG, [None]),
+        ("[ ]", None),
+    ],
+)  # fmt: skip
+def test_what_is_refused_unread_is_told_to_whom_it_concerns(body: str, told: Any) -> None:
+    async def handle(_node: object, number: int) -> str:
+        raise AssertionError(number)
+
+    answer = json.loads(dispatcher(handle).refuse(RpcError("limit_exceeded", "too much"), body.encode()))
+    one = answer[0] if type(told) is list else answer
+    assert (type(answer) is list, one["id"]) == (type(told) is list, told[0] if type(told) is list else told)
+    assert one["error"]["code"] == -32005
+
+
+@given(st.binary(max_size=200) | st.text('[]{}",: \\id0123456789ejsonrpc', max_size=200).map(str.encode))
+def test_any_bytes_can_be_refused(body: bytes) -> None:
+    answer = json.loads(dispatcher(lambda *_: None).refuse(RpcError("limit_exceeded", "too much"), body))
+    assert type(answer) in (list, dict)
 
 
 def test_where_a_failure_may_be_a_revert_each_refusal_is_listed_also_of_a_whole_batch() -> None:

@@ -78,7 +78,7 @@ class Echo:
     def charge(self, caller: str, units: int) -> float:
         return 0.0
 
-    def refuse(self, error: RpcError) -> bytes:
+    def refuse(self, error: RpcError, _body: bytes | bytearray = b"") -> bytes:
         return error.reason.encode()
 
 

@@ -109,6 +109,36 @@ async def test_nothing_is_told_of_a_subscription_before_the_answer_that_names_it
         assert told == {heads: [4, 5, 6], replay: [2, 3, 4, 5, 6]}
 
 
+async def test_what_is_refused_unread_is_answered_with_its_own_identifier_or_ends_the_connection(
+    tmp_path: Path,
+) -> None:
+    """Clients over a WebSocket wait for the identifiers that they sent, and hear of nothing else."""
+    node = Node(tmp_path / "db")
+    node.mint()
+    long = "x" * 100_000
+    options = GatewayOptions("", dispatch=DispatchOptions(rate_per_s=1, burst=3, batch_max=10))
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
+        socket_ = await Socket.open(it)
+        call = {"jsonrpc": "2.0", "method": "eth_chainId", "params": []}
+        await socket_.send(json.dumps([call, *(call | {"id": number} for number in range(7, 30))]))
+        [answer] = await socket_.receive()
+        assert (answer["id"], answer["error"]["code"]) == (7, -32600)
+        for request in (
+            call | {"id": 40, "params": [long]},
+            {"jsonrpc": "2.0", "id": 40, "method": "eth_chainId", "params": [long]},
+            [call | {"id": 40}, call | {"id": 41, "params": [long]}],
+        ):
+            await socket_.send(json.dumps(request))
+            answer = await socket_.receive()
+            one = answer[0] if type(request) is list else answer
+            assert (one["id"], one["error"]["code"]) == (40, -32005)
+        await socket_.send(json.dumps([call | {"params": [long], "id": 50}]))
+        with pytest.raises(ConnectionClosed) as caught:
+            await socket_.receive()
+        assert caught.value.rcvd is not None
+        assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1013, "limit exceeded: too many requests")
+
+
 async def test_heads_events_and_tasks_in_order_without_gaps(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     node.mint(3)
