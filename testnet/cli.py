@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 import trio
 
+from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_amount, show_rows
 from node.control import ask_node
@@ -51,6 +52,7 @@ def testnet() -> None:
 testnet.add_command(wan)
 
 
+@not_with(("--exit-when-settled",), "--no-task")
 @testnet.command()
 @_folder
 @click.option("--validators", default=4, show_default=True, help="Validators that agree on blocks.")

@@ -52,14 +52,20 @@ def _describe() -> str:
 
 @click.command(epilog=_describe())
 @click.argument("name", type=click.Choice(sorted({*_BENCHES, *_ADDED})))
-@click.option("--runs", default=1, show_default=True, help="Repeat and report the median of each figure.")
+@click.option(
+    "--runs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Repeat and report the median of each figure.",
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=NUMBER", help="Change a setting of the benchmark.")
 @json_option
 def bench(name: str, runs: int, settings: tuple[str, ...], as_json: bool) -> None:
     """Measure NAME on this machine. Machines are noisy: compare medians and ratios, not single figures."""
     run = _load(name)
     options = _settings(run, settings)
-    figures = [dict(run(**options)) for _ in range(max(runs, 1))]
+    figures = [dict(run(**options)) for _ in range(runs)]
     medians = {figure: statistics.median(one[figure] for one in figures) for figure in figures[0]}
     if as_json:
         click.echo(json.dumps({"bench": name, "figures": medians, "machine": machine()}))

@@ -9,9 +9,10 @@ from typing import Final
 
 import click
 
+from node.cli.combinations import only_with, refuse_given
 from node.cli.commands import Commands
 from node.cli.output import json_option, show_fields
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options, session_options
 from rpc.client.blobs import Progress
 from rpc.client.core import hexed
 from state.primitives.hashing import HASH_BYTES
@@ -80,14 +81,20 @@ def put(session: Session, file: Path, as_json: bool) -> None:
     as long as a task of that account names it. What it has already is not sent again.
     """
     control = session.control()
+    if control is not None:
+        refuse_given(
+            ("--key", "--passphrase-file", "--chain-id"),
+            f"the node in {session.home.root} takes the blob unsigned; they go with --rpc",
+        )
     key = None if control is not None else session.key()
     with session.client() as client:
         name = client.upload(file, control=control, key=key, progress=show_progress("Uploading"))
     show_fields({"blob": hexed(name), "bytes": file.stat().st_size}, as_json=as_json)
 
 
+@only_with(("--window",), "--task")
 @blob.command()
-@session_options
+@reading_options
 @click.argument("name", type=NAME, metavar="BLOB")
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--task", type=NAME, metavar="TASK", help="A task that names it, if the gateway has to look for it.")

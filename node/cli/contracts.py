@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from node.cli.combinations import refuse_given
 from node.cli.output import counted, json_option, show
 from node.home import write_whole
 from rpc.ethereum.interfaces import KINDS, contract_files
@@ -22,11 +23,16 @@ TESTNET_CHAIN_ID: Final = 19_888
 @click.option("--solidity", is_flag=True, help="Interfaces for Solidity.")
 @click.option("--abi", is_flag=True, help="ABI as JSON.")
 @click.option("--erc7730", is_flag=True, help="Descriptions for wallets that show what is signed (ERC-7730).")
-@click.option("--chain-id", default=TESTNET_CHAIN_ID, show_default=True, help="The chain of the descriptions.")
+@click.option(
+    "--chain-id", default=TESTNET_CHAIN_ID, show_default=True, type=click.IntRange(1, 2**63 - 1),
+    help="Chain ID that the descriptions name.",
+)  # fmt: skip
 @json_option
 def contracts(folder: Path, chain_id: int, as_json: bool, **wanted: bool) -> None:
     """Write what describes the system contracts into FOLDER: all of it where nothing is chosen."""
     kinds = [kind for kind in KINDS if wanted[kind]] or KINDS
+    if "erc7730" not in kinds:
+        refuse_given(("--chain-id",), "only the descriptions of --erc7730 name a chain")
     folder.mkdir(parents=True, exist_ok=True)
     files = dict(contract_files(kinds, chain_id))
     for name, text in files.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.forks import accuse, settle
 from node.cli.options import ask_passphrase, home_option
@@ -190,6 +191,7 @@ def prune(home: Home, profile: str | None, as_json: bool) -> None:
     show_fields(fields, as_json=as_json)
 
 
+@not_with(("--quick",), "--force")
 @db.command()
 @home_option
 @click.option("--force", is_flag=True, help="Also when nothing is found wrong.")

@@ -12,7 +12,7 @@ import click
 
 from node.cli.options import home_option
 from node.cli.output import json_option, show_fields
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 from node.home import Home
 from node.tenancy import live_in
 from state.primitives.errors import ConfigError, StoreError
@@ -120,14 +120,14 @@ def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("height", type=click.IntRange(min=1))
 @click.option(
     "--database",
     type=click.Path(path_type=Path),
     help="One that was moved aside; else that of the stopped node in --home.",
 )
-@click.option("--reporter", metavar="ADDRESS", help="Who is paid for it; the gateway's node if absent.")
+@click.option("--reporter", metavar="ADDRESS|NAME", help="Who is paid for it; the gateway's node if absent.")
 @json_option
 def accuse(session: Session, height: int, database: Path | None, reporter: str | None, as_json: bool) -> None:
     """After a fork: bring what a database has on record of it to a gateway of the other chain.
@@ -139,10 +139,9 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
     from consensus.wire import encode_certificate
     from node.forks import certificates_of
     from rpc.errors import RpcError
-    from state.primitives.address import parse_address
     from state.transition.staking import load_committee
 
-    paid = None if reporter is None else "0x" + parse_address(reporter).hex()
+    paid = None if reporter is None else "0x" + session.address(reporter, known=False).hex()
     found: list[Certificate] = []
     committee: Committee | None = None
     with _database(session.home, database) as store:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from node.cli.combinations import not_with, refuse_given
 from node.cli.options import ask_new_passphrase, home_option, read_input
 from node.cli.output import json_option, show_fields
 from node.config import NetworkOptions, NodeOptions, check_options
@@ -20,6 +21,7 @@ from state.primitives.genesis import Genesis
 __all__ = ["init"]
 
 
+@not_with(("--advertise",), "--no-listen")
 @click.command()
 @home_option
 @click.option(
@@ -65,6 +67,7 @@ def init(
     check_options(options)
     document = load_genesis(genesis)
     if home.founder.exists() and not home.config.exists():
+        refuse_given(("--unattended",), f"the founder's keys in {home.root} have their passphrase already")
         _go_on(home, document, options, as_json=as_json)
         return
     check_no_keys(home)

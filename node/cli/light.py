@@ -15,10 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
+from node.cli.combinations import only_with
 from node.cli.commands import Commands
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_rows
+from node.cli.session import Session
 from node.cli.terminal import printable
-from node.home import load_genesis
+from node.home import Home, load_genesis
 from node.light import (
     Endpoint,
     LightFile,
@@ -32,7 +34,7 @@ from node.light import (
     trust_checkpoint,
     with_endpoints,
 )
-from state.primitives.address import format_address, parse_address
+from state.primitives.address import format_address
 from state.primitives.blocks import Header
 from state.primitives.errors import ConfigError, DecodeError, SignatureInvalid
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
@@ -77,18 +79,6 @@ class _Checkpoint(click.ParamType[tuple[int, bytes]]):
         return int(height), _Hash().convert(digits, param, ctx)
 
 
-class _Address(click.ParamType[bytes]):
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        if isinstance(value, bytes):
-            return value
-        try:
-            return parse_address(str(value))
-        except DecodeError as error:
-            self.fail(str(error), param, ctx)
-
-
 CHECKPOINT: Final = _Checkpoint()
 
 
@@ -121,6 +111,14 @@ def light() -> None:
       dekube light sync
       dekube light account 0x52908400098527886E0F7030069857D2E4169EE7
     """
+
+
+def _address(home: Path, name: str) -> bytes:
+    """Return the address that is written, or that of an account of the wallet beside the light client's folder.
+
+    Raises DecodeError, ConfigError.
+    """
+    return Session(Home(home.parent.parent), (), None, None).address(name, known=False)
 
 
 def _now_ms() -> int:
@@ -279,18 +277,19 @@ def endpoints(
 
 
 @light.command()
-@click.argument("address", type=_Address())
+@click.argument("address", metavar="ADDRESS|NAME")
 @click.option("--height", type=click.IntRange(0), help="After this block; else the newest that can be proven.")
 @_rpc_option
 @_home_option
 @json_option
-def account(address: bytes, height: int | None, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Show balance and nonce of ADDRESS, proven."""
+def account(address: str, height: int | None, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Show balance and nonce of ADDRESS, or of the account NAME of the wallet beside --home, proven."""
+    who = _address(home, address)
     with open_light(home, urls) as node:
-        found = node.account(address, height)
+        found = node.account(who, height)
     age_ms = _age_ms(found.following.header)
     fields: dict[str, Any] = {
-        "address": format_address(address),
+        "address": format_address(who),
         "balance": str(found.account.balance) if as_json else show_amount(found.account.balance),
         "nonce": found.account.nonce,
         "height": found.height,
@@ -362,6 +361,7 @@ def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> Non
     show_fields(fields if as_json else in_words(fields), as_json=as_json, title="Header (proven)")
 
 
+@only_with(("--reporter",), "--submit")
 @light.command()
 @click.option(
     "--submit",
@@ -370,10 +370,10 @@ def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> Non
     metavar="URL",
     help="Bring it to this node; name nodes of both sides.",
 )
-@click.option("--reporter", type=_Address(), help="Who is paid for it; the account of each node if absent.")
+@click.option("--reporter", metavar="ADDRESS|NAME", help="Who is paid for it; the account of each node if absent.")
 @_home_option
 @json_option
-def fork(urls: tuple[str, ...], reporter: bytes | None, home: Path, as_json: bool) -> None:
+def fork(urls: tuple[str, ...], reporter: str | None, home: Path, as_json: bool) -> None:
     """Show the proof that the chain forked, and bring it to nodes, which punish who signed both sides.
 
     The endpoints that the client asks are not told by themselves: it says nothing to anybody unless it is told to.
@@ -386,7 +386,8 @@ def fork(urls: tuple[str, ...], reporter: bytes | None, home: Path, as_json: boo
     saved = load_light_file(home)
     if saved.fork is None:
         raise ConfigError(f"{home}: no fork was found")
-    reports = report_fork(saved.fork, [(url, gateway_source(url)) for url in urls], reporter=reporter)
+    paid = None if reporter is None else _address(home, reporter)
+    reports = report_fork(saved.fork, [(url, gateway_source(url)) for url in urls], reporter=paid)
     rows = [
         {"url": one.url, "convicted": len(one.convicted), "new": one.new, "refused": one.refused or None}
         for one in reports

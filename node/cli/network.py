@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 
 __all__ = ["network"]
 
@@ -15,7 +15,7 @@ _COLUMNS: Final = ("node", "roles", "reached at", "stake", "registered", "connec
 
 
 @click.command()
-@session_options
+@reading_options
 @json_option
 def network(session: Session, as_json: bool) -> None:
     """Show all nodes that have told of themselves: where they are reached, by which relays, what the chain says.

@@ -13,12 +13,13 @@ import click
 
 from node.cli.answers import reading_answers
 from node.cli.arguments import AMOUNT
+from node.cli.combinations import only_with
 from node.cli.commands import Commands
 from node.cli.options import ask_passphrase, ask_unseen, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
 from node.cli.patience import TellingClient
 from node.cli.relay_status import status
-from node.cli.session import Session, send, session_options
+from node.cli.session import Session, reading_options, send, session_options
 from node.home import Home, create_home, load_genesis, load_key
 from node.keyring import random_key
 from rpc.client import TransactionRefused
@@ -115,7 +116,7 @@ def withdraw(session: Session, amount: int, as_json: bool) -> None:
 
 
 @relay.command()
-@session_options
+@reading_options
 @click.argument("account", required=False)
 @json_option
 def account(session: Session, account: str | None, as_json: bool) -> None:
@@ -186,6 +187,7 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
     show_fields({**shown, "transaction": receipt.document["transaction_hash"]}, as_json=as_json)
 
 
+@only_with(("--all",), "--rpc")
 @relay.command()
 @relay_home_option
 @click.option("--rpc", "url", default="", metavar="URL", help="Gateway to send to; without it, only look.")

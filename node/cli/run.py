@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.guard import guard
 from node.cli.options import ask_home, ask_unseen, home_option
@@ -108,6 +109,7 @@ def _written(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
+@not_with(("--stop", "--wait"), "--end")
 @node.command()
 @home_option
 @click.option("--stop", is_flag=True, help="End the node when it is empty.")
@@ -127,8 +129,6 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
       dekube node drain --stop --wait
       dekube node drain --end
     """
-    if ends and (stop or waits):
-        raise click.UsageError("--end goes back to work: neither --stop nor --wait goes with it")
     with _process_at(home.control) as process:
         state = _drain(home, {"on": not ends, "stop": stop}, waits=waits)
         if "ended" in state and process is not None and not select.select([process], [], [], END_WAIT_S)[0]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -25,7 +25,15 @@ from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import keystore_address
 
-__all__ = ["Session", "send", "session_options"]
+__all__ = [
+    "Session",
+    "new_key_options",
+    "reading_options",
+    "send",
+    "session_options",
+    "signing_options",
+    "wallet_options",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -72,8 +80,7 @@ class Session:
         name = name or self.key_name
         if name is None and self.home.config.exists():
             return account_of_home(self.home, self.passphrase_file)
-        place = self.keyring.only() if name is None else self.keyring.find(name)
-        return open_key(place, self.passphrase_file)
+        return open_key(self._place(name), self.passphrase_file)
 
     def address(self, name: str | None = None, *, known: bool = True) -> bytes:
         """Return the address of the account that ``key`` would return, without opening it where its file names it.
@@ -89,9 +96,20 @@ class Session:
         if name is None and self.home.config.exists():
             place = self.home.path(keys_of(self.home).account)
         else:
-            place = self.keyring.only() if name is None else self.keyring.find(name)
+            place = self._place(name)
         named = keystore_address(read_keystore(place))
         return named if named is not None else self.key(name).address
+
+    def _place(self, name: str | None) -> Path:
+        """Return the keystore of an account of the wallet. Raises ConfigError."""
+        if name is not None:
+            return self.keyring.find(name)
+        if not self.keyring.accounts():
+            raise ConfigError(
+                f"no node lives in {self.home.root}, and its wallet has no account: --home names another folder, "
+                "an address or a keystore file does in place of a NAME, `dekube wallet new NAME` makes an account"
+            )
+        return self.keyring.only()
 
     def _own_gateways(self) -> tuple[str, ...]:
         if not self.home.config.exists():
@@ -111,47 +129,64 @@ def send(client: Client, key: SecretKey, kind: int, payload: list[Value]) -> Rec
     return client.send(key, kind, payload)
 
 
-def session_options(function: _Function) -> _Function:
-    """Add --home, --rpc, --key and --passphrase-file; the function gets ``session``."""
+_OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "passphrase_file": click.option(
+        "--passphrase-file",
+        type=click.Path(path_type=Path, allow_dash=True),
+        help='File (mode 0600) with the passphrase of the key; "-": one line of standard input. Default: prompt; '
+        "if standard input is not a terminal, read one line of it.",
+    ),
+    "key": click.option(
+        "--key",
+        metavar="NAME",
+        help="Account of the wallet, or keystore file, that signs. Default: the account of the node in --home.",
+    ),
+    "chain_id": click.option(
+        "--chain-id",
+        type=click.IntRange(1, 2**63 - 1),
+        help="Chain ID to sign for. Default: that of the genesis in --home, else the gateway's.",
+    ),
+    "rpc": click.option(
+        "--rpc",
+        multiple=True,
+        metavar="URL",
+        help="Gateway to ask. Default: that of the node in --home. Repeat it to have another where one fails.",
+    ),
+    "home": click.option("--home", default=DEFAULT_HOME, show_default=True, help="Folder of the node."),
+}
 
-    def wrapped(
-        home: str,
-        rpc: tuple[str, ...],
-        key: str | None,
-        passphrase_file: Path | None,
-        chain_id: int | None,
-        **arguments: Any,
-    ) -> Any:
-        root = Home(Path(os.path.expanduser(home)).absolute())
-        with reading_answers():
-            return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
 
-    wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
-    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        click.option(
-            "--passphrase-file",
-            type=click.Path(path_type=Path, allow_dash=True),
-            help='File (mode 0600) with the passphrase of the key, "-" for a line of standard input; else it is '
-            "asked for, at the terminal or by a line of standard input that is none.",
-        ),
-        click.option(
-            "--key",
-            metavar="NAME",
-            help="Account of the wallet, or keystore file, that signs; else the account of the node in --home.",
-        ),
-        click.option(
-            "--chain-id",
-            type=click.IntRange(1, 2**63 - 1),
-            help="Of the chain that is signed for; else that of the genesis in --home, else what a gateway says.",
-        ),
-        click.option(
-            "--rpc",
-            multiple=True,
-            metavar="URL",
-            help="Gateway to ask; else that of the node in --home. Of several, another is asked when one fails.",
-        ),
-        click.option("--home", default=DEFAULT_HOME, show_default=True, help="Folder of the node."),
-    ):
-        option(wrapped)
-    return wrapped  # type: ignore[return-value]
+def _taking(*names: str) -> Callable[[_Function], _Function]:
+    """Return what adds the shared options of these names; the function gets ``session``."""
+
+    def decorate(function: _Function) -> _Function:
+        def wrapped(
+            home: str, rpc: tuple[str, ...] = (), key: str | None = None, passphrase_file: Path | None = None,
+            chain_id: int | None = None, **arguments: Any,
+        ) -> Any:  # fmt: skip
+            if not home:
+                raise click.BadParameter("the name of a folder expected, not an empty text", param_hint="--home")
+            root = Home(Path(os.path.expanduser(home)).absolute())
+            with reading_answers():
+                return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
+
+        wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+        wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+        for name, option in _OPTIONS.items():
+            if name in names:
+                option(wrapped)
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+session_options: Final = _taking("home", "rpc", "chain_id", "key", "passphrase_file")
+"""For a command that signs and sends."""
+reading_options: Final = _taking("home", "rpc")
+"""For a command that asks a gateway and signs nothing."""
+signing_options: Final = _taking("home", "key", "passphrase_file")
+"""For a command that signs and asks nobody."""
+new_key_options: Final = _taking("home", "passphrase_file")
+"""For a command that makes or opens the account that its argument names."""
+wallet_options: Final = _taking("home")
+"""For a command that only looks into the folder of the wallet."""

@@ -12,6 +12,7 @@ import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
 from node.cli.arguments import ADDRESS
+from node.cli.combinations import only_with
 from node.cli.commands import Commands
 from node.cli.guard import (
     check_new,
@@ -68,6 +69,8 @@ def signer() -> None:
     """
 
 
+@only_with(("--passphrase-file",), "--keystore")
+@only_with(("--client",), "--listen")
 @signer.command()
 @signer_home_option
 @click.option("--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network.")
@@ -127,6 +130,7 @@ def _reached_at(listen: str) -> str:
     return f"HOST:{port}" if host in ("", "0.0.0.0", "::") else listen  # noqa: S104  compared, not listened at
 
 
+@only_with(("--passphrase-file",), "--keystore")
 @signer.command(name="add-key")
 @signer_home_option
 @_vote_options

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from node.cli.output import json_option, show, show_amount, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 
 __all__ = ["slashes"]
 
@@ -21,7 +21,7 @@ _JAILED: Final = ("operator", "until", "times in a row", "stake")
 
 
 @click.command()
-@session_options
+@reading_options
 @json_option
 def slashes(session: Session, as_json: bool) -> None:
     """List who was slashed, why and how much, and which validators are jailed.

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from node.cli.output import json_option, show, show_amount, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 
 __all__ = ["validators"]
 
@@ -15,7 +15,7 @@ _COLUMNS: Final = ("validator", "stake", "seat", "weight", "voted", "led", "miss
 
 
 @click.command()
-@session_options
+@reading_options
 @json_option
 def validators(session: Session, as_json: bool) -> None:
     """List who has stake, the largest first: the seat and its weight, and how it does in this epoch.

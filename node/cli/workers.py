@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import ADDRESS, AMOUNT
+from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
-from node.cli.options import ask_home
+from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, send, session_options
+from node.cli.session import Session, reading_options, send, session_options
+from node.places import Home
 from rpc.client import Client
 from rpc.client.shapes import Receipt
 from state.primitives.address import format_address
@@ -44,7 +45,7 @@ def worker() -> None:
 
 
 @worker.command(name="list")
-@session_options
+@reading_options
 @click.option("--role", type=click.Choice(ROLES), help="Only machines that offer this.")
 @json_option
 def list_(session: Session, role: str | None, as_json: bool) -> None:
@@ -80,16 +81,16 @@ def _speed(node: dict[str, Any]) -> str:
 
 
 @worker.command(name="show")
-@session_options
-@click.argument("address", type=ADDRESS, required=False)
+@reading_options
+@click.argument("machine", required=False)
 @json_option
-def show_(session: Session, address: str | None, as_json: bool) -> None:
-    """Show the machine at ADDRESS (default: that of the signing key)."""
-    who = _who(session, address)
+def show_(session: Session, machine: str | None, as_json: bool) -> None:
+    """Show MACHINE, an address or the NAME of an account. Default: that of the node in --home."""
+    who = _who(session, machine)
     with session.client() as client:
         node = _find(client, who)
         if node is None:
-            own = address is None and session.key_name is None and not session.urls
+            own = machine is None and not session.urls
             why = "; a node with role compute or verify registers once its account can pay bond and fee: "
             raise ConfigError(f"{_shown(who)} is not registered" + (why + "see `dekube status`") * own)
         now_ms = client.head().time_ms
@@ -122,12 +123,12 @@ def show_(session: Session, address: str | None, as_json: bool) -> None:
 
 
 @worker.command()
-@session_options
-@click.argument("address", type=ADDRESS, required=False)
+@reading_options
+@click.argument("machine", required=False)
 @json_option
-def earnings(session: Session, address: str | None, as_json: bool) -> None:
-    """Show what ADDRESS (default: the signing key) was ever paid by the market, by role."""
-    who = _who(session, address)
+def earnings(session: Session, machine: str | None, as_json: bool) -> None:
+    """Show what MACHINE (address or NAME; default: the node in --home) was ever paid by the market, by role."""
+    who = _who(session, machine)
     with session.client() as client:
         answer = client.call("dekube_getEarnings", address=who)
     if as_json:
@@ -139,12 +140,15 @@ def earnings(session: Session, address: str | None, as_json: bool) -> None:
 
 
 @worker.command()
-@session_options
-@click.argument("address", type=ADDRESS, required=False)
+@reading_options
+@click.argument("machine", required=False)
 @json_option
-def duties(session: Session, address: str | None, as_json: bool) -> None:
-    """Show what the chain asks of ADDRESS (default: the signing key) now; the node does it by itself."""
-    who = _who(session, address)
+def duties(session: Session, machine: str | None, as_json: bool) -> None:
+    """Show what the chain asks of MACHINE (address or NAME; default: the node in --home) now.
+
+    The node does it by itself.
+    """
+    who = _who(session, machine)
     with session.client() as client:
         answer = client.call("dekube_getDuties", address=who)
     if as_json:
@@ -165,11 +169,11 @@ def duties(session: Session, address: str | None, as_json: bool) -> None:
 
 
 @worker.command()
-@session_options
+@home_option
 @json_option
-def jobs(session: Session, as_json: bool) -> None:
+def jobs(home: Home, as_json: bool) -> None:
     """Show the jobs that the node in --home runs now."""
-    running = ask_home(session.home, "status")["jobs"]
+    running = ask_home(home, "status")["jobs"]
     rows = [
         {**job, "task": "0x" + job["task"], "done": f"{job['step']}/{job['total_steps']}"}
         for job in running
@@ -226,10 +230,12 @@ def update(session: Session, bond: int, as_json: bool) -> None:
 
 @worker.command()
 @session_options
-@click.argument("machine", type=ADDRESS)
+@click.argument("machine")
 @json_option
 def endorse(session: Session, machine: str, as_json: bool) -> None:
-    """Sign, as the operator, that MACHINE is one of yours; machines of one operator never check each other.
+    """Sign, as the operator, that MACHINE (address or NAME) is one of yours.
+
+    Machines of one operator never check each other.
 
     Prints the lines for the machine's config.toml. Nothing is sent; the signature holds for this chain and machine
     alone. A wallet that signs messages (EIP-191) does as well: `--json` shows the words.
@@ -238,10 +244,11 @@ def endorse(session: Session, machine: str, as_json: bool) -> None:
     Example:
       dekube worker endorse 0x67FaA1a0637CaDD4dBa57911F75820a5B22e7294 --key me
     """
+    who = session.address(machine, known=False)
     key = session.key()
     with session.client() as client:
         genesis_hash = bytes.fromhex(client.call("dekube_genesis")["hash"].removeprefix("0x"))
-    words = operator_words(genesis_hash, bytes.fromhex(machine.removeprefix("0x")))
+    words = operator_words(genesis_hash, who)
     consent = "0x" + wallet_form(key.sign(personal_digest(words))).hex()
     operator = format_address(key.address)
     if as_json:
@@ -286,8 +293,14 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
     return describe_machine(address, options, renewed_score(session.home.score))
 
 
-def _who(session: Session, address: str | None) -> str:
-    return address if address is not None else "0x" + session.address().hex()
+def _who(session: Session, machine: str | None) -> str:
+    """Return the address of the machine that a command is about. Raises ConfigError where nothing says which."""
+    if machine is None and not session.home.config.exists():
+        raise ConfigError(
+            f"no node lives in {session.home.root}: name a MACHINE (`dekube worker list` shows the addresses), or "
+            "its folder with --home"
+        )
+    return "0x" + session.address(machine, known=False).hex()
 
 
 def _shown(who: str) -> str:

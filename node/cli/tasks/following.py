@@ -9,7 +9,7 @@ import click
 
 from node.cli.arguments import SECONDS, TASK
 from node.cli.output import json_option, show, show_amount
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 from node.cli.terminal import printable
 from node.posting import follow
 from rpc.client import Client, TaskEnded
@@ -65,7 +65,7 @@ def show_sums(totals: EscrowTotals) -> None:
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option(
     "--timeout", "timeout_s", type=SECONDS, default=WATCH_TIMEOUT_S, show_default=True, help="Seconds to wait."

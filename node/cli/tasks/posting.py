@@ -11,9 +11,10 @@ import click
 
 from node.cli.arguments import AMOUNT
 from node.cli.blobs import show_progress
+from node.cli.combinations import not_with
 from node.cli.jobs import read_spec, spec_to_json, write_file
 from node.cli.output import counted, json_option, show, show_amount, show_fields
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.following import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.posting import make_digits_job, put_digits_of
 from rpc.client import Client
@@ -34,6 +35,12 @@ DIGITS_ENDS: Final = (64, 10)
 """Features and classes of the built-in data set: a job of other widths is refused by its worker, after the fee."""
 STEPS_DEFAULT: Final = 600
 WINDOWS_DEFAULT: Final = 3
+
+
+RECIPE: Final = (
+    "--data", "--steps", "--windows", "--widths", "--max-price", "--gpu-ms-per-step", "--match-s", "--seed"
+)  # fmt: skip
+"""What a job is made of where no file has it."""
 
 
 class _Recipe(NamedTuple):
@@ -128,8 +135,9 @@ def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | Non
     return raw
 
 
+@not_with(RECIPE, "--spec")
 @click.command()
-@session_options
+@reading_options
 @_recipe_options
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job to FILE (JSON).")
 @json_option
@@ -169,6 +177,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
         click.echo(f"The job is in {save}.")
 
 
+@not_with(RECIPE, "--spec")
 @click.command()
 @session_options
 @_recipe_options

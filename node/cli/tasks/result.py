@@ -11,7 +11,7 @@ from node.cli.arguments import TASK
 from node.cli.blobs import download_folder, show_progress
 from node.cli.jobs import FORMATS, encode_state, write_file
 from node.cli.output import json_option, show_fields
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 from node.cli.tasks.following import record_of, say
 from rpc.client import NoResult
 from rpc.client.core import hexed
@@ -20,7 +20,7 @@ __all__ = ["result"]
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip

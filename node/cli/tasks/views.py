@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import ADDRESS, TASK
+from node.cli.arguments import TASK
+from node.cli.combinations import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 from node.cli.tasks.following import record_of, show_sums
 from node.cli.terminal import printable
 from node.posting import NEXT
@@ -22,12 +23,13 @@ PAGE_MAX: Final = 100
 _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 
 
+@not_with(("--cursor", "--limit"), "--all")
 @click.command(name="list")
-@session_options
+@reading_options
 @click.option("--phase", type=click.Choice([phase.name.lower() for phase in Phase]), help="Only in this phase.")
-@click.option("--requester", type=ADDRESS, metavar="ADDRESS", help="Only created by this account.")
-@click.option("--worker", type=ADDRESS, metavar="ADDRESS", help="Only ever given to this machine.")
-@click.option("--mine", is_flag=True, help="Only created by the signing key.")
+@click.option("--requester", metavar="ADDRESS|NAME", help="Only created by this account.")
+@click.option("--worker", metavar="ADDRESS|NAME", help="Only ever given to this machine.")
+@click.option("--mine", is_flag=True, help="Only created by the node in --home, or the only account.")
 @click.option("--cursor", metavar="TEXT", help="Go on after an earlier page: its `next`.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, PAGE_MAX), help="Tasks of a page.")
 @click.option("--all", "shows_all", is_flag=True, help="All pages.")
@@ -45,10 +47,10 @@ def list_(
     """
     if sum(1 for chosen in (phase, requester, worker, mine or None) if chosen is not None) > 1:
         raise click.UsageError("one of --phase, --requester, --worker and --mine at most")
-    if shows_all and cursor is not None:
-        raise click.UsageError("--all begins with the first page: leave --cursor out")
-    if mine:
-        requester = "0x" + session.key().address.hex()
+    if mine or requester is not None:
+        requester = "0x" + session.address(requester, known=False).hex()
+    if worker is not None:
+        worker = "0x" + session.address(worker, known=False).hex()
     following = cursor
     with session.client() as client:
         if shows_all:
@@ -78,7 +80,7 @@ def list_(
 
 
 @click.command(name="show")
-@session_options
+@reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def show_(session: Session, task_id: bytes, as_json: bool) -> None:
@@ -166,7 +168,7 @@ def _verdict(seat: dict[str, Any]) -> str:
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def proof(session: Session, task_id: bytes, as_json: bool) -> None:
@@ -201,7 +203,7 @@ def proof(session: Session, task_id: bytes, as_json: bool) -> None:
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def bill(session: Session, task_id: bytes, as_json: bool) -> None:

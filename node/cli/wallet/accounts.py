@@ -8,9 +8,10 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import FILE
+from node.cli.combinations import not_with, only_with
 from node.cli.options import STDIO, ask_line, ask_new_passphrase, open_key
 from node.cli.output import json_option, show_fields, show_rows
-from node.cli.session import Session, session_options
+from node.cli.session import Session, new_key_options, wallet_options
 from node.home import save_key, write_private
 from node.keyring import (
     MNEMONIC_WORDS,
@@ -51,8 +52,9 @@ _path_option: Final = click.option(
 )  # fmt: skip
 
 
+@only_with(("--mnemonic-file", "--path"), "--words")
 @click.command()
-@session_options
+@new_key_options
 @click.argument("name")
 @click.option("--words", type=click.Choice([str(count) for count in MNEMONIC_WORDS]),
               help="Derive it from a fresh mnemonic of so many words: the backup of the account.")  # fmt: skip
@@ -71,8 +73,6 @@ def new(
     Without --words its file is the only copy. With it, whoever has the words has the account (path
     m/44'/60'/0'/0/0, or --path): write them down, and keep them from others.
     """
-    if words is None and (mnemonic_file is not None or path is not None):
-        raise click.UsageError("--mnemonic-file and --path go with --words.")
     place = _free(session.keyring.place(name))
     is_alone = str(mnemonic_file) == STDIO and not as_json
     file = None if str(mnemonic_file) == STDIO else mnemonic_file
@@ -94,8 +94,11 @@ def new(
     show_fields(fields, as_json=as_json, err=is_alone)
 
 
+@only_with(("--keystore-passphrase-file",), "--keystore")
+@only_with(("--index", "--path", "--extra"), "--mnemonic", "--mnemonic-file")
+@not_with(("--index",), "--path")
 @click.command(name="import")
-@session_options
+@new_key_options
 @click.argument("name")
 @click.option("--keystore", type=click.Path(path_type=Path), help="From another keystore file.")
 @click.option("--keystore-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")
@@ -117,10 +120,6 @@ def import_(
     is_mnemonic = is_mnemonic or mnemonic_file is not None
     if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
         raise click.UsageError("one of --keystore, --mnemonic and --secret-file at most")
-    if (index is not None or path is not None or asks_extra) and not is_mnemonic:
-        raise click.UsageError("--index, --path and --extra go with a mnemonic.")
-    if index is not None and path is not None:
-        raise click.UsageError("one of --index and --path at most")
     if keystore is not None:
         made = open_key(keystore, keystore_passphrase_file)
     elif is_mnemonic:
@@ -144,8 +143,9 @@ def _free(place: Path) -> Path:
     return place
 
 
+@not_with(("--home",), "FOLDER")
 @click.command(name="list")
-@session_options
+@wallet_options
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
 @json_option
 def list_(session: Session, folder: Path | None, as_json: bool) -> None:
@@ -156,7 +156,7 @@ def list_(session: Session, folder: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@session_options
+@wallet_options
 @click.argument("name", required=False)
 @json_option
 def address(session: Session, name: str | None, as_json: bool) -> None:
@@ -164,8 +164,9 @@ def address(session: Session, name: str | None, as_json: bool) -> None:
     show_fields({"address": format_address(session.address(name))}, as_json=as_json)
 
 
+@only_with(("--new-passphrase-file",), "--out")
 @click.command()
-@session_options
+@new_key_options
 @click.argument("name", required=False)
 @click.option(
     "--out",

@@ -10,10 +10,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.arguments import FILE, parse_hex
+from node.cli.combinations import only_with
 from node.cli.files import parse_json, read_text
 from node.cli.options import ask_whether, read_input
 from node.cli.output import json_option, show_fields
-from node.cli.session import Session, session_options
+from node.cli.session import Session, signing_options, wallet_options
 from state.primitives.address import format_address
 from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.signing import personal_digest, recover_wallet_signature, wallet_form
@@ -61,8 +62,10 @@ def _digest(
     return personal_digest(parse_hex(message, "MESSAGE"))
 
 
+@only_with(("--hex",), "MESSAGE")
+@only_with(("--yes",), "--typed")
 @click.command()
-@session_options
+@signing_options
 @click.argument("message", required=False)
 @_message_options
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before typed data is signed.")
@@ -84,8 +87,9 @@ def sign(
     show_fields({"address": format_address(key.address), "signature": signature}, as_json=as_json)
 
 
+@only_with(("--hex",), "MESSAGE")
 @click.command()
-@session_options
+@wallet_options
 @click.argument("address")
 @click.argument("signature")
 @click.argument("message", required=False)

@@ -9,10 +9,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.arguments import AMOUNT, FEE
+from node.cli.combinations import refuse_given
 from node.cli.options import ask_whether
 from node.cli.output import counted, json_option, show_amount, show_fields, show_gwei, show_receipt, show_rows
 from node.cli.patience import NotFinal, TellingClient
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options, session_options
 from rpc.client import Client, ClientError, GatewayUnreachable
 from rpc.client.contracts import functions_of, parse_argument, shown
 from rpc.client.shapes import Receipt
@@ -23,6 +24,8 @@ from state.primitives.transactions import decode_transaction
 __all__ = ["call", "faucet", "send"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+SPENDING: Final = ("--value", "--nonce", "--max-fee", "--tip", "--yes", "--key", "--passphrase-file", "--chain-id")
+"""What has an effect on a call that is sent alone."""
 NOBODY: Final = bytes(20)
 """The address that takes and never gives: no key has it."""
 
@@ -119,7 +122,7 @@ def send(
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("name", required=False)
 @click.option("--from", "url", required=True, metavar="URL", help="The faucet, such as http://127.0.0.1:26621.")
 @json_option
@@ -170,6 +173,7 @@ def call(
     """
     with session.client() as client:
         if contract is None or function is None:
+            refuse_given(SPENDING, "without a FUNCTION nothing is called")
             _list_functions(client, contract, as_json)
             return
         wanted = client.function(contract, function)
@@ -177,8 +181,7 @@ def call(
             raise ConfigError(f"{wanted} takes {counted(len(wanted.inputs), 'argument')}, not {len(arguments)}")
         values = [parse_argument(*pair) for pair in zip(wanted.inputs, arguments, strict=True)]
         if wanted.is_view:
-            if value:
-                raise ConfigError(f"{wanted} only reads: it takes no value")
+            refuse_given(SPENDING, f"{wanted} only reads, so nothing is signed or paid")
             show_fields(shown(wanted.outputs, client.view(wanted, values)), as_json=as_json)
             return
         raw = client.sign_call(

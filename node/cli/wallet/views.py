@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import parse_hash
+from node.cli.combinations import only_with
 from node.cli.output import (
     json_option,
     show,
@@ -21,7 +22,7 @@ from node.cli.output import (
     show_rows,
     show_time,
 )
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 from rpc.client.shapes import Transaction
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
@@ -34,8 +35,9 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 _NATURAL: Final = re.compile(r"[0-9]{1,80}")
 
 
+@only_with(("--genesis",), "--verify")
 @click.command()
-@session_options
+@reading_options
 @click.argument("name", required=False)
 @click.option("--verify", "proves", is_flag=True,
               help="Check the proof against the validators' signatures: believe no gateway.")  # fmt: skip
@@ -90,7 +92,7 @@ def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any
 
 
 @click.command(name="tx")
-@session_options
+@reading_options
 @click.argument("transaction_hash")
 @json_option
 def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
@@ -141,7 +143,7 @@ def _pays(found: Transaction, to: str, amount: str) -> bool:
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("name", required=False)
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, HISTORY_MAX),
               help="So many at most.")  # fmt: skip

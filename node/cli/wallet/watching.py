@@ -14,7 +14,7 @@ import click
 from node.cli.arguments import SECONDS, parse_hash
 from node.cli.output import json_option, show_amount
 from node.cli.patience import NotFinal
-from node.cli.session import Session, session_options
+from node.cli.session import Session, reading_options
 from node.cli.terminal import printable
 from node.cli.wallet.views import HISTORY_MAX, change_text
 from rpc.client import Client
@@ -28,7 +28,7 @@ _MORE_THAN_ADDRESS: Final = re.compile(r"0[xX][0-9a-fA-F]{41,}")
 
 
 @click.command()
-@session_options
+@reading_options
 @click.argument("what", required=False)
 @click.option("--timeout", "timeout_s", type=SECONDS, help="End after so many seconds.  [default: never]")
 @json_option
