@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 from consensus.votes import Certificate
 from state.primitives.blocks import Header
 from state.primitives.committee import Committee
+from state.primitives.genesis import check_bounds
 from state.primitives.votes import Candidate, Equivocation, Vote
 
 __all__ = [
@@ -69,6 +70,20 @@ SYNC, STATUS = "sync", "status"
 """The timers of the replica around the core; all others are the core's."""
 
 
+_MS_MAX: Final = 1 << 40
+"""35 years: what is added to the clock stays far within its range."""
+_BOUNDS: Final = {
+    **dict.fromkeys(
+        ("leader_ms", "advance_ms", "retransmit_ms", "retransmit_ms_max", "fetch_ms", "silent_ms",
+         "timeout_ms_max", "window_ms", "status_ms"),
+        (1, _MS_MAX),
+    ),
+    **dict.fromkeys(("block_interval_ms", "pull_ms", "idle_ms", "doppelganger_ms"), (0, _MS_MAX)),
+    "backoff_factor_max": (1, 1 << 32),
+    "doppelganger_views": (0, 1 << 32),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class ConsensusParameters:
     """Times of SDBFT.md 3.5 in milliseconds (prefix ``consensus.`` of the genesis).
@@ -96,6 +111,10 @@ class ConsensusParameters:
     doppelganger_views: int = 20
     doppelganger_ms: int = 30_000
     """How long a validator that starts only listens (3.6); 0 for networks whose keys exist once for certain."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a number that no network can work with."""
+        check_bounds("consensus", self, _BOUNDS)
 
 
 class Epoch(NamedTuple):

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from node.runtime import make_runtime
 from state.primitives.address import format_address, parse_address
+from state.primitives.amounts import format_amount
 from state.primitives.codec import encode
-from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.genesis import (
     ChainParameters,
     Genesis,
@@ -24,9 +26,16 @@ from state.primitives.genesis import (
     genesis_to_json,
     read_parameters,
 )
-from state.primitives.hashing import digest
-from state.primitives.keys import SecretKey, recover_address, verify_vote
-from state.primitives.vrf import vrf_verify
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.keys import (
+    SIGNATURE_BYTES,
+    VOTE_KEY_BYTES,
+    VOTE_SIGNATURE_BYTES,
+    SecretKey,
+    recover_address,
+    verify_vote,
+)
+from state.primitives.vrf import VRF_KEY_BYTES, VRF_PROOF_BYTES, vrf_verify
 from state.transition.staking import possession_digest, stake_payload
 from state.view.accounts import SUPPLY_LIMIT
 
@@ -35,6 +44,7 @@ __all__ = [
     "FOUNDER_LIMIT_BYTES",
     "Founder",
     "check_founder",
+    "check_genesis",
     "found",
     "founder_from_json",
     "founder_to_json",
@@ -45,6 +55,15 @@ FOUNDER_LIMIT_BYTES: Final = 4_096
 FOUNDERS_MAX: Final = 1_000
 FORMAT: Final = "dekube-founder/1"
 _DIGITS_MAX: Final = 40
+_SIZES: Final = {
+    "draft": HASH_BYTES,
+    "vote_key": VOTE_KEY_BYTES,
+    "vrf_key": VRF_KEY_BYTES,
+    "possession": VOTE_SIGNATURE_BYTES,
+    "vrf_possession": VRF_PROOF_BYTES,
+    "signature": SIGNATURE_BYTES,
+}
+"""Fields of a founder's file that are bytes in hex, and how many."""
 
 
 class Founder(NamedTuple):
@@ -89,7 +108,7 @@ def check_founder(founder: Founder, draft: Genesis) -> None:
         raise ConfigError(f"{who}: made for another draft, 0x{founder.draft.hex()}")
     minimum = read_parameters(ChainParameters, "chain", draft).stake_min
     if validator.stake < minimum:
-        raise ConfigError(f"{who}: stakes {validator.stake}, the least is {minimum} (10^-18 DKB)")
+        raise ConfigError(f"{who}: stakes {format_amount(validator.stake)}; the least is {format_amount(minimum)}")
     signed = possession_digest(founder.draft, validator.address, validator.vote_key)
     if not verify_vote(validator.vote_key, signed, founder.possession):
         raise ConfigError(f"{who}: does not prove that the vote key is its own")
@@ -116,13 +135,28 @@ def found(draft: Genesis, founders: Iterable[Founder]) -> Genesis:
         validators=tuple(founder.validator for founder in ordered),
         allocations=(*draft.allocations, *coins),
     )
-    if len({address for address, _ in genesis.allocations}) < len(genesis.allocations):
-        raise ConfigError("genesis: an address is allocated twice")
+    allocated = {address for address, _ in draft.allocations}
+    for first, second in pairwise(ordered):
+        if first.validator.address == second.validator.address:
+            raise ConfigError(f"founder {format_address(first.validator.address)}: two of the files are its")
+    for address, _ in coins:
+        if address in allocated:
+            raise ConfigError(
+                f"founder {format_address(address)}: the draft allocates to it already, so it is allocated twice: "
+                "make its file with --coins 0, or a draft without it"
+            )
+    return check_genesis(genesis)
+
+
+def check_genesis(genesis: Genesis, *, is_draft: bool = False) -> Genesis:
+    """Return ``genesis`` as everybody will read it in its file. Raises ConfigError where it founds no chain."""
     owned = sum(balance for _, balance in genesis.allocations) + sum(v.stake for v in genesis.validators)
     if owned >= SUPPLY_LIMIT:
-        raise ConfigError(f"genesis: {owned} in all, more than there may ever be ({SUPPLY_LIMIT})")
+        raise ConfigError(
+            f"genesis: {format_amount(owned)} in all; there may never be more than {format_amount(SUPPLY_LIMIT)}"
+        )
     make_runtime(genesis)
-    return genesis_from_json(genesis_to_json(genesis))  # what everybody else will read
+    return genesis_from_json(genesis_to_json(genesis), is_draft=is_draft)
 
 
 def founder_to_json(founder: Founder) -> str:
@@ -145,40 +179,53 @@ def founder_to_json(founder: Founder) -> str:
 
 def founder_from_json(text: str) -> Founder:
     """Return the founder of a file's text, not yet checked. Raises ConfigError."""
+    if len(text) > FOUNDER_LIMIT_BYTES:
+        raise ConfigError("founder: too large")
     try:
-        if len(text) > FOUNDER_LIMIT_BYTES:
-            raise ConfigError("too large")
         document = json.loads(text)
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise ConfigError(f"expected the format {FORMAT}")
-        founder = _from_document(document)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not valid JSON (line {error.lineno}, column {error.colno}: {error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not valid JSON ({str(error)[:200]})") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ConfigError(
+            f'founder: an object with "format": "{FORMAT}" expected; `dekube genesis found` makes one'
+        )
+    try:
+        return _from_document(document)
     except ConfigError as error:
         raise ConfigError(f"founder: {error}") from None
-    except (ValueError, TypeError, RecursionError, DekubeError) as error:
-        raise ConfigError(f"founder: {type(error).__name__}: {str(error)[:200]}") from None
-    return founder
 
 
 def _from_document(document: dict[str, Any]) -> Founder:
-    expected = {
-        *("format", "draft", "address", "vote_key", "vrf_key", "stake", "coins", "possession"),
-        *("vrf_possession", "signature"),
-    }
-    if set(document) != expected:
-        raise ConfigError(f"expected the fields {sorted(expected)}")
-    validator = GenesisValidator(
-        parse_address(document["address"]),
-        bytes.fromhex(document["vote_key"]),
-        bytes.fromhex(document["vrf_key"]),
-        _natural(document["stake"]),
-    )
-    draft, possession, proof, signature = (
-        bytes.fromhex(document[name]) for name in ("draft", "possession", "vrf_possession", "signature")
-    )
-    return Founder(draft, validator, _natural(document["coins"]), possession, proof, signature)
+    expected = {"format", *_SIZES, "address", "stake", "coins"}
+    if wrong := sorted(set(document) ^ expected):
+        raise ConfigError(f"{ascii(wrong[0])[1:-1]}: " + ("missing" if wrong[0] in expected else "unknown field"))
+    data = {name: _bytes(name, document[name], size) for name, size in _SIZES.items()}
+    try:
+        address = parse_address(str(document["address"]))
+    except DecodeError as error:
+        raise ConfigError(f"address: {error}") from None
+    stake, coins = (_natural(name, document[name]) for name in ("stake", "coins"))
+    validator = GenesisValidator(address, data["vote_key"], data["vrf_key"], stake)
+    return Founder(
+        data["draft"], validator, coins, data["possession"], data["vrf_possession"], data["signature"]
+    )  # fmt: skip
 
 
-def _natural(text: Any) -> int:
+def _bytes(name: str, text: Any, size: int) -> bytes:
+    try:
+        data = bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
+        data = b""
+    if len(data) != size:
+        raise ConfigError(f"{name}: {2 * size} hex digits expected")
+    return data
+
+
+def _natural(name: str, text: Any) -> int:
     if not isinstance(text, str) or not (text.isascii() and text.isdigit()) or len(text) > _DIGITS_MAX:
-        raise ConfigError(f"{text!r} is not a natural number in a string")
+        raise ConfigError(
+            f"{name}: {ascii(text)[:100]}: a natural number in quotes expected, of at most {_DIGITS_MAX} digits"
+        )
     return int(text)

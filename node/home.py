@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from node.config import KeyOptions, NodeOptions, dump_options
 from node.config_edit import edit_options
-from node.places import CONFIG_FILE, Home
+from node.places import CONFIG_FILE, GENESIS_FILE, Home
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import (
     GENESIS_LIMIT_BYTES,
@@ -27,6 +27,7 @@ from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_ke
 __all__ = [
     "Home",
     "adopt_genesis",
+    "check_new_home",
     "check_no_keys",
     "create_founder",
     "create_home",
@@ -42,6 +43,15 @@ __all__ = [
 
 SECRET_FILE_LIMIT_BYTES: Final = 64 * 1024
 UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+NAMED_MAX: Final = 3
+"""Files that an error names of those in a folder."""
+_OF_A_HOME: Final = frozenset(
+    {
+        *("keys", "data", "run", "wallet", "light", "faucet.db", GENESIS_FILE, GENESIS_FILE + ".new"),
+        *(CONFIG_FILE + ".new", "lost+found"),
+    }
+)
+"""What an interrupted ``init`` leaves, what other commands keep in the same folder, what a file system has."""
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -60,10 +70,12 @@ def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
     try:
         if path.stat().st_size > GENESIS_LIMIT_BYTES:
             raise ConfigError("file too large")
-        return genesis_from_json(path.read_text(), is_draft=is_draft)
+        return genesis_from_json(path.read_text(encoding="utf-8"), is_draft=is_draft)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, ConfigError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text; the genesis of a network (JSON) expected") from None
+    except ConfigError as error:
         if not is_draft and _is_draft(path):
             raise ConfigError(
                 f"{path}: the draft of a genesis, without founders yet: `dekube genesis seal` makes a genesis of "
@@ -133,6 +145,25 @@ def check_no_keys(home: Home) -> None:
         )
 
 
+def check_new_home(home: Home) -> None:
+    """Raise ConfigError unless a new home may be made: where no keys are, in a folder with nothing of others.
+
+    What commands keep beside a home (accounts of the wallet, a light client) may be there already.
+    """
+    check_no_keys(home)
+    try:
+        others = sorted(name for name in os.listdir(home.root) if name not in _OF_A_HOME)
+    except FileNotFoundError:
+        return
+    if others:
+        named = ", ".join(ascii(name)[1:-1] for name in others[:NAMED_MAX])
+        more = f" and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
+        raise ConfigError(
+            f"{home.root}: the folder is not empty ({named}{more}); a home needs a folder of its own. Nothing was "
+            "changed"
+        )
+
+
 def _make_keys(
     home: Home, keys: KeyOptions, account: SecretKey, vote: SecretKey | None, passphrase: str, scrypt_n: int,
     *, keep_passphrase: bool,
@@ -141,6 +172,9 @@ def _make_keys(
     root = home.root
     for directory in (root, root / "keys", root / "data", root / "run"):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if stat.S_IMODE(directory.stat().st_mode) & 0o077:
+            with suppress(PermissionError):  # another user's, shared with this one on purpose
+                directory.chmod(0o700)
     if keep_passphrase and keys.passphrase_file:
         write_private(home.path(keys.passphrase_file), passphrase + "\n")
     save_key(home.path(keys.account), account, passphrase, scrypt_n=scrypt_n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -126,7 +127,8 @@ class Home:
         if self.founder.exists() and not self.config.exists():
             raise ConfigError(
                 f"{self.root}: a founder's keys wait here for their genesis: `dekube genesis seal` makes it, "
-                f"`dekube init --home {self.root} --genesis FILE --role validator` goes on with it"
+                f"`dekube init --home {shlex.quote(str(self.root))} --genesis FILE --role validator` goes on with "
+                "it"
             )
         with expected(self.config, NODE):
             return load_options(self.config)

@@ -9,7 +9,7 @@ import socket
 from node.config import parse_host_port
 from state.primitives.errors import ConfigError
 
-__all__ = ["cannot_listen", "check_listen", "format_host_port"]
+__all__ = ["cannot_listen", "check_listen", "format_host_port", "is_taken"]
 
 
 def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
@@ -27,6 +27,16 @@ def check_listen(option: str, listen: str) -> None:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise cannot_listen(option, listen, error) from None
+
+
+def is_taken(listen: str) -> bool:
+    """Tell whether another program listens at ``listen`` now, as far as that can be told by trying."""
+    host, port = parse_host_port(listen)
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def format_host_port(host: str, port: int) -> str:

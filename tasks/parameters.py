@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from state.primitives.errors import ConfigError
+from state.primitives.genesis import check_bounds
 
 __all__ = ["TaskParameters"]
 
@@ -171,8 +172,6 @@ class TaskParameters:
     deadlines_per_block: int = 256
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            if not least <= getattr(self, name) <= most:
-                raise ConfigError(f"genesis: tasks.{name} must be from {least} to {most}")
+        check_bounds("tasks", self, _BOUNDS)
         if self.jury % 2 == 0:
-            raise ConfigError("genesis: tasks.jury must be odd, or it could tie")
+            raise ConfigError(f"genesis: tasks.jury is {self.jury}, but must be odd, or it could tie")

@@ -10,11 +10,12 @@ from typing import Final
 import click
 
 from node.cli.output import parse_amount
+from node.cli.terminal import printable
 from state.primitives.address import parse_address
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import HASH_BYTES
 
-__all__ = ["ADDRESS", "AMOUNT", "FEE", "FILE", "SECONDS", "TASK", "parse_hash", "parse_hex"]
+__all__ = ["ADDRESS", "AMOUNT", "FEE", "FILE", "SECONDS", "TASK", "parse_hash", "parse_hex", "parse_numbers"]
 
 
 class _Amount(click.ParamType[int]):
@@ -97,6 +98,29 @@ ADDRESS: Final = _Address()
 FILE: Final = click.Path(path_type=Path, allow_dash=True)
 """A file, or "-" for standard input."""
 _HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
+
+
+NATURAL_DIGITS_MAX: Final = 40
+
+
+def parse_numbers(texts: tuple[str, ...], param: str) -> dict[str, int]:
+    """Return the numbers of NAME=NUMBER, each name once, given as ``param``. Raises BadParameter."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if not (name and equals and number.isascii() and number.isdigit()):
+            raise click.BadParameter(
+                f"{printable(text)}: NAME=NUMBER expected, such as chain.epoch_blocks=600", param_hint=param
+            )
+        if len(number) > NATURAL_DIGITS_MAX:
+            raise click.BadParameter(
+                f"{printable(name)}: the number is too large: {len(number)} digits, {NATURAL_DIGITS_MAX} at most",
+                param_hint=param,
+            )
+        if name in found:
+            raise click.BadParameter(f"{printable(name)} is given twice", param_hint=param)
+        found[name] = int(number)
+    return found
 
 
 def parse_hex(text: str, name: str) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
-__all__ = ["Commands"]
+__all__ = ["Commands", "as_command"]
 
 SENTENCE_MAX = 500
 
@@ -25,3 +27,8 @@ class Commands(click.Group):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def as_command(*words: object) -> str:
+    """Return a command that a person can copy into a shell: paths with spaces are quoted."""
+    return shlex.join(map(str, words))

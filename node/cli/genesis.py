@@ -10,27 +10,30 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import AMOUNT
-from node.cli.commands import Commands
-from node.cli.options import ask_new_passphrase, home_option, read_input
-from node.cli.output import json_option, parse_amount, show, show_amount, show_fields, show_rows
+from node.cli.arguments import AMOUNT, parse_numbers
+from node.cli.commands import Commands, as_command
+from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
+from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
+from node.cli.terminal import printable
 from node.founders import (
     FOUNDER_LIMIT_BYTES,
     Founder,
+    check_genesis,
     found,
     founder_from_json,
     founder_to_json,
     make_founder,
 )
-from node.home import Home, check_no_keys, create_founder, load_genesis, write_whole
+from node.home import Home, check_new_home, create_founder, load_genesis, write_whole
 from node.keyring import random_key
-from node.runtime import make_runtime
 from state.primitives.address import format_address, parse_address
-from state.primitives.errors import ConfigError, DekubeError
-from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
+from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.genesis import Genesis, check_name, genesis_hash, genesis_to_json
 
 __all__ = ["genesis"]
 
+DAY_MS: Final = 86_400_000
+START_AWAY_MS_MAX: Final = 366 * DAY_MS
 _COLUMNS: Final = ("founder", "stake", "share", "coins")
 
 
@@ -56,7 +59,9 @@ def genesis() -> None:
     "--chain-id", required=True, type=click.IntRange(1, 2**31 - 1), help="Number that wallets know the chain by."
 )
 @click.option(
-    "--start", metavar="TIME", help="When its first block may be, such as 2027-01-31T12:00Z.  [default: now]"
+    "--start",
+    metavar="TIME",
+    help="When its first block may be: now, or such as 2027-01-31T12:00Z.  [default: now]",
 )
 @click.option("--testnet", is_flag=True, help="A test network: a faucet may run, upgrades can be rehearsed.")
 @click.option(
@@ -77,21 +82,20 @@ def draft(
 
     That is the name, the start, the parameters, and who owns what.
     """
-    numbers = sorted(_pair(text, "NAME=NUMBER") for text in parameters)
-    owners = [_pair(text, "0xADDRESS=AMOUNT") for text in allocations]
+    document = Genesis(
+        chain_id=chain_id,
+        name=name,
+        time_ms=_time_ms(start),
+        testnet=testnet,
+        allocations=_allocations(allocations),
+        validators=(),
+        parameters=tuple(sorted(parse_numbers(parameters, "--parameter").items())),
+    )
     try:
-        document = Genesis(
-            chain_id=chain_id,
-            name=name,
-            time_ms=time.time_ns() // 1_000_000 if start is None else _time_ms(start),
-            testnet=testnet,
-            allocations=tuple((parse_address(address), parse_amount(amount)) for address, amount in owners),
-            validators=(),
-            parameters=tuple((key, _natural(number)) for key, number in numbers),
-        )
-    except DekubeError as error:
-        raise click.BadParameter(str(error)) from None
-    make_runtime(document)
+        check_name(name)  # of all that founds no chain, what cannot be hashed either
+        check_genesis(document, is_draft=True)
+    except ConfigError as error:
+        raise click.BadParameter(str(error).removeprefix("genesis: ")) from None
     _write_new(out, genesis_to_json(document))
     _show_genesis(load_genesis(out, is_draft=True), out, as_json=as_json)
 
@@ -119,10 +123,11 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
     made of all files, `dekube init` with the same --home goes on from here.
     """
     document = load_genesis(draft_file, is_draft=True)
-    check_no_keys(home)
+    check_new_home(home)
     account, vote = random_key(), random_key()
     founder = make_founder(document, account, vote, stake=stake, coins=coins)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
+    say_keys_are_made(as_json=as_json)
     create_founder(
         home.root, account=account, vote=vote, founder=founder_to_json(founder), passphrase=passphrase,
         keep_passphrase=unattended,
@@ -139,7 +144,7 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
         click.echo(
             f"\nBack up {home.root / 'keys'}: nobody can restore it.\n"
             f"Send {home.founder} to the other founders; when the genesis is there:\n"
-            f"dekube init --home {home.root} --genesis genesis.json --role validator"
+            + as_command("dekube", "init", "--home", home.root, "--genesis", "genesis.json", "--role", "validator")
         )
 
 
@@ -209,7 +214,7 @@ def _read_founder(path: Path) -> Founder:
     try:
         return founder_from_json(read_input(path, FOUNDER_LIMIT_BYTES).decode())
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text") from None
+        raise ConfigError(f"{path}: not UTF-8 text; a founder's file (JSON) expected") from None
     except ConfigError as error:
         raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
@@ -226,24 +231,40 @@ def _write_new(path: Path, text: str) -> None:
         raise
 
 
-def _pair(text: str, form: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals and value):
-        raise click.BadParameter(f"{text!r}: {form}")
-    return key, value
+def _allocations(texts: tuple[str, ...]) -> tuple[tuple[bytes, int], ...]:
+    found: dict[bytes, int] = {}
+    for text in texts:
+        owner, equals, amount = text.partition("=")
+        if not (owner and equals and amount):
+            raise click.BadParameter(f"{printable(text)}: 0xADDRESS=AMOUNT expected", param_hint="--allocation")
+        try:
+            address = parse_address(owner)
+            if address in found:
+                raise click.BadParameter(f"{format_address(address)} is given twice")
+            found[address] = parse_amount(amount)
+        except (DecodeError, click.BadParameter) as error:
+            raise click.BadParameter(f"{printable(text)}: {error}", param_hint="--allocation") from None
+    return tuple(found.items())
 
 
-def _natural(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 40:
-        raise click.BadParameter(f"{text!r} is not a natural number")
-    return int(text)
-
-
-def _time_ms(text: str) -> int:
+def _time_ms(text: str | None) -> int:
+    """Return when a chain starts. Raises BadParameter for a time that is none, or years away: mistyped."""
+    now_ms = time.time_ns() // 1_000_000
+    if text is None or text == "now":
+        return now_ms
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a time; write 2027-01-31T12:00Z") from None
-    if at.tzinfo is None:
-        raise click.BadParameter(f"{text!r} has no zone; write 2027-01-31T12:00Z")
-    return int(at.timestamp() * 1000)
+        at = None
+    if at is None or at.tzinfo is None:
+        why = "has no time zone" if at is not None else "is not a time"
+        raise click.BadParameter(f"{printable(text)} {why}; write 2027-01-31T12:00Z", param_hint="--start")
+    start_ms = int(at.timestamp() * 1000)
+    if abs(start_ms - now_ms) > START_AWAY_MS_MAX:
+        away = "ago" if start_ms < now_ms else "from now"
+        raise click.BadParameter(
+            f"{printable(text)} is {counted(abs(start_ms - now_ms) // DAY_MS, 'day')} {away}; a start within a "
+            "year of today is expected",
+            param_hint="--start",
+        )
+    return start_ms

@@ -13,7 +13,7 @@ import click
 from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
-from node.cli.commands import Commands
+from node.cli.commands import Commands, as_command
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
@@ -123,7 +123,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
         path = home.path((options.vote, options.vote_next)[keys.index(chosen)])
         click.echo(
             f"\nThis machine votes no more: remove {path} when the key has moved. If this was a mistake: "
-            f"dekube node guard import {file} --home {home.root}"
+            + as_command("dekube", "node", "guard", "import", file, "--home", home.root)
         )
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import click
 
 from node.cli.combinations import not_with, refuse_given
-from node.cli.options import ask_new_passphrase, home_option, read_input
+from node.cli.commands import as_command
+from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
 from node.cli.output import json_option, show_fields
-from node.config import NetworkOptions, NodeOptions, check_options
+from node.config import MetricsOptions, NetworkOptions, NodeOptions, RpcOptions, check_options
 from node.founders import FOUNDER_LIMIT_BYTES, founder_from_json
-from node.home import Home, adopt_genesis, check_no_keys, create_home, load_genesis
+from node.home import Home, adopt_genesis, check_new_home, create_home, load_genesis
 from node.keyring import random_key
+from node.ports import is_taken
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis
 
 __all__ = ["init"]
+
+PORT_MAX: Final = 65_535
 
 
 @not_with(("--advertise",), "--no-listen")
@@ -46,6 +52,12 @@ __all__ = ["init"]
     metavar="tcp:HOST:PORT",
     help="Where others can dial this node, if it is not found out: a forwarded port, a name. Repeat for several.",
 )
+@click.option(
+    "--base-port",
+    type=click.IntRange(1, PORT_MAX - 2),
+    metavar="PORT",
+    help="Use PORT for peers, PORT+1 for the gateway, PORT+2 for metrics.  [default: 26656, 8545, 9100]",
+)
 @click.option("--no-listen", is_flag=True, help="Accept no inbound connection; be reached through relays.")
 @click.option(
     "--unattended",
@@ -55,23 +67,35 @@ __all__ = ["init"]
 @json_option
 def init(
     home: Home, genesis: Path, roles: tuple[str, ...], bootstrap: tuple[str, ...], relays: tuple[str, ...],
-    advertise: tuple[str, ...], no_listen: bool, unattended: bool, as_json: bool,
+    advertise: tuple[str, ...], base_port: int | None, no_listen: bool, unattended: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a node's home: keys, configuration and the genesis of the network it joins.
 
     In the home of a founder (dekube genesis found) the keys are there, and --role validator goes on with them.
+
+    \b
+    Examples:
+      dekube init --genesis genesis.json --bootstrap 0xADDRESS@tcp:HOST:26656
+      dekube init --home ~/second --genesis genesis.json --base-port 26700     # a second node on one machine
     """
-    listen = "" if no_listen else NetworkOptions().listen
-    p2p = NetworkOptions(listen=listen, advertise=advertise, bootstrap=bootstrap, relays=relays)
-    options = NodeOptions(roles=roles, p2p=p2p)
+    p2p, rpc, metrics = NetworkOptions(), RpcOptions(), MetricsOptions()
+    if base_port is not None:
+        p2p = replace(p2p, listen=f":{base_port}")
+        rpc = replace(rpc, listen=f"127.0.0.1:{base_port + 1}")
+        metrics = replace(metrics, listen=f"127.0.0.1:{base_port + 2}")
+    p2p = replace(
+        p2p, listen="" if no_listen else p2p.listen, advertise=advertise, bootstrap=bootstrap, relays=relays
+    )
+    options = NodeOptions(roles=tuple(dict.fromkeys(roles)), p2p=p2p, rpc=rpc, metrics=metrics)
     check_options(options)
     document = load_genesis(genesis)
     if home.founder.exists() and not home.config.exists():
         refuse_given(("--unattended",), f"the founder's keys in {home.root} have their passphrase already")
         _go_on(home, document, options, as_json=as_json)
         return
-    check_no_keys(home)
+    check_new_home(home)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
+    say_keys_are_made(as_json=as_json)
     account = random_key()
     vote = random_key() if "validator" in roles else None
     create_home(
@@ -81,7 +105,7 @@ def init(
     fields = {"home": str(home.root), "address": format_address(account.address), "network": document.name}
     if vote is not None:
         fields["vote_key"] = "0x" + vote.vote_key.hex()
-    _show(home, fields, as_json=as_json)
+    _show(home, fields, options, as_json=as_json)
 
 
 def _go_on(home: Home, genesis: Genesis, options: NodeOptions, *, as_json: bool) -> None:
@@ -97,12 +121,24 @@ def _go_on(home: Home, genesis: Genesis, options: NodeOptions, *, as_json: bool)
         )
     adopt_genesis(home, genesis=genesis, options=options, vote_key=validator.vote_key)
     fields = {"home": str(home.root), "address": format_address(validator.address), "network": genesis.name}
-    _show(home, fields | {"vote_key": "0x" + validator.vote_key.hex()}, as_json=as_json)
+    _show(home, fields | {"vote_key": "0x" + validator.vote_key.hex()}, options, as_json=as_json)
 
 
-def _show(home: Home, fields: dict[str, str], *, as_json: bool) -> None:
+def _show(home: Home, fields: dict[str, str], options: NodeOptions, *, as_json: bool) -> None:
     show_fields(fields, as_json=as_json)
-    if not as_json:
-        click.echo(
-            f"\nBack up {home.root / 'keys'}: nobody can restore it.\nThen: dekube node run --home {home.root}"
-        )
+    if as_json:
+        return
+    click.echo(
+        f"\nBack up {home.root / 'keys'}: nobody can restore it.\n"
+        f"Then: {as_command('dekube', 'node', 'run', '--home', home.root)}"
+    )
+    for name, listen in (
+        ("p2p.listen", options.p2p.listen), ("rpc.listen", options.rpc.listen),
+        ("metrics.listen", options.metrics.listen),
+    ):  # fmt: skip
+        if listen and is_taken(listen):
+            click.echo(
+                f"Note: another program has the port of {name} ({listen}) now. Two nodes on one machine need "
+                f"ports of their own: change it in {home.config}, or see --base-port.",
+                err=True,
+            )

@@ -24,11 +24,14 @@ __all__ = [
     "ask_new_passphrase",
     "ask_passphrase",
     "ask_whether",
+    "confirm",
     "home_option",
     "is_at_terminal",
     "open_key",
+    "parse_home",
     "read_input",
     "relay_home_option",
+    "say_keys_are_made",
     "signer_home_option",
 ]
 
@@ -54,9 +57,18 @@ def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
         "--home",
         default=DEFAULT_HOME,
         show_default=True,
-        callback=lambda _ctx, _param, value: Home(Path(os.path.expanduser(value)).absolute()),
+        callback=lambda _ctx, _param, value: parse_home(value),
         help=f"Folder of the {kind}.",
     )
+
+
+def parse_home(text: str) -> Home:
+    """Return the home in the folder that ``text`` names. Raises BadParameter: an empty text is no folder."""
+    path = os.path.expanduser(text)
+    if not path.strip() or path.startswith("~"):
+        why = "no user of this name" if path.startswith("~") else "empty; the path of a folder is expected"
+        raise click.BadParameter(f"{text!r}: {why}", param_hint="--home")
+    return Home(Path(path).absolute())
 
 
 home_option: Final = _home_option_of("node")
@@ -171,6 +183,21 @@ def ask_whether(question: str) -> None:
     """Go on if somebody at a terminal says so; scripts are not asked."""
     if is_at_terminal():
         click.confirm(question, abort=True, err=True)
+
+
+def say_keys_are_made(*, as_json: bool) -> None:
+    """Say what takes the next seconds: the work factor of a keystore file costs a second for each key."""
+    if not as_json:
+        click.echo("Making keys; this takes some seconds ...", err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on with ``yes``, or if somebody at a terminal says so. Raises UsageError where nobody can be asked."""
+    if yes:
+        return
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(f"{question} Nobody can be asked here: --yes says yes. Nothing was changed.")
+    click.confirm(question, abort=True, err=True)
 
 
 def _asked(prompt: str) -> str:

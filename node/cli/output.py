@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from node.cli.terminal import printable, printable_heading
+from state.primitives.amounts import DECIMALS, format_amount, format_units
 
 if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks ask for JSON
     from rich.console import Console
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-DECIMALS = 18
 AMOUNT_DIGITS_MAX = 30
 """Of an amount before its point: more than there will ever be."""
 AMOUNT_SHOWN = 64
@@ -130,19 +130,12 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
 
 def show_amount(amount: int) -> str:
     """Return an amount of 10^-18 DKB in DKB, exactly."""
-    return _decimal(amount, DECIMALS) + " DKB"
+    return format_amount(amount)
 
 
 def show_gwei(fee: int) -> str:
     """Return a fee for a unit of gas in gwei (10^-9 DKB), exactly."""
-    return _decimal(fee, GWEI_DECIMALS) + " gwei"
-
-
-def _decimal(units: int, decimals: int) -> str:
-    """Return ``units`` of 10^-decimals each as a decimal number, every digit of it: people sign what it says."""
-    whole, rest = divmod(abs(units), 10**decimals)
-    fraction = f"{rest:0{decimals}}".rstrip("0")
-    return f"{'-' if units < 0 else ''}{whole}{'.' if fraction else ''}{fraction}"
+    return format_units(fee, GWEI_DECIMALS) + " gwei"
 
 
 def parse_amount(text: str) -> int:

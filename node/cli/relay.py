@@ -14,13 +14,13 @@ import click
 from node.cli.answers import reading_answers
 from node.cli.arguments import AMOUNT
 from node.cli.combinations import only_with
-from node.cli.commands import Commands
-from node.cli.options import ask_passphrase, ask_unseen, relay_home_option
+from node.cli.commands import Commands, as_command
+from node.cli.options import ask_passphrase, ask_unseen, relay_home_option, say_keys_are_made
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
 from node.cli.patience import TellingClient
 from node.cli.relay_status import status
 from node.cli.session import Session, reading_options, send, session_options
-from node.home import Home, create_home, load_genesis, load_key
+from node.home import Home, check_new_home, create_home, load_genesis, load_key
 from node.keyring import random_key
 from rpc.client import TransactionRefused
 from state.primitives.address import format_address
@@ -43,15 +43,19 @@ def init(home: Home, genesis: Path, as_json: bool) -> None:
     """Make a relay's home: a key (opened by a random passphrase kept beside it, mode 0600) and its options."""
     from node.relay import RelayHomeOptions
 
+    document = load_genesis(genesis)
+    check_new_home(home)
+    say_keys_are_made(as_json=as_json)
     account = random_key()
     create_home(
-        home.root, genesis=load_genesis(genesis), account=account, vote=None, passphrase=secrets.token_hex(16),
+        home.root, genesis=document, account=account, vote=None, passphrase=secrets.token_hex(16),
         options=RelayHomeOptions(),
     )  # fmt: skip
     show_fields({"home": str(home.root), "address": format_address(account.address)}, as_json=as_json)
     if not as_json:
         click.echo(
-            f"\nBack up {home.root / 'keys'}: nobody can restore it.\nThen: dekube relay run --home {home.root}\n"
+            f"\nBack up {home.root / 'keys'}: nobody can restore it.\n"
+            f"Then: {as_command('dekube', 'relay', 'run', '--home', home.root)}\n"
             "Nodes find it in the chain's registry: dekube relay register, once its account can pay bond and fee."
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.answers import reading_answers
-from node.cli.options import DEFAULT_HOME, account_of_home, open_key
+from node.cli.options import DEFAULT_HOME, account_of_home, open_key, parse_home
 from node.cli.patience import TellingClient
 from node.home import Home, read_keystore
 from node.keyring import Keyring
@@ -164,9 +163,7 @@ def _taking(*names: str) -> Callable[[_Function], _Function]:
             home: str, rpc: tuple[str, ...] = (), key: str | None = None, passphrase_file: Path | None = None,
             chain_id: int | None = None, **arguments: Any,
         ) -> Any:  # fmt: skip
-            if not home:
-                raise click.BadParameter("the name of a folder expected, not an empty text", param_hint="--home")
-            root = Home(Path(os.path.expanduser(home)).absolute())
+            root = parse_home(home)
             with reading_answers():
                 return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
 

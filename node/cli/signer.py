@@ -13,7 +13,7 @@ import trio
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
 from node.cli.arguments import ADDRESS
 from node.cli.combinations import only_with
-from node.cli.commands import Commands
+from node.cli.commands import Commands, as_command
 from node.cli.guard import (
     check_new,
     choose_key,
@@ -23,10 +23,17 @@ from node.cli.guard import (
     read_watermark,
     vote_key_option,
 )
-from node.cli.options import ask_new_passphrase, ask_passphrase, ask_unseen, open_key, signer_home_option
+from node.cli.options import (
+    ask_new_passphrase,
+    ask_passphrase,
+    ask_unseen,
+    open_key,
+    say_keys_are_made,
+    signer_home_option,
+)
 from node.cli.output import json_option, show, show_fields
-from node.config import parse_host_port
-from node.home import Home, check_no_keys, create_home, load_genesis
+from node.config import parse_host_port, toml_value
+from node.home import Home, check_new_home, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.genesis import genesis_hash
@@ -101,9 +108,10 @@ def init(
 
     options = check_signer_options(SignerHomeOptions(listen=listen, clients=clients))
     document = load_genesis(genesis)
-    check_no_keys(home)
+    check_new_home(home)
     vote = random_key() if keystore is None else open_key(keystore, passphrase_file)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
+    say_keys_are_made(as_json=as_json)
     account = random_key()
     create_home(
         home.root, genesis=document, account=account, vote=vote, is_new_vote_key=keystore is None, options=options,
@@ -118,10 +126,12 @@ def init(
     if not as_json:
         click.echo(f"\nBack up {home.root / 'keys'}, but never {home.guard}.")
         if keystore is not None:
-            click.echo(f"Before the first run: dekube signer import WATERMARK --home {home.root}")
-        click.echo(f"Then: dekube signer run --home {home.root}, and in the config.toml of its node:\n")
+            first = as_command("dekube", "signer", "import", "WATERMARK", "--home", home.root)
+            click.echo(f"Before the first run: {first}")
+        then = as_command("dekube", "signer", "run", "--home", home.root)
+        click.echo(f"Then: {then}\nand in the config.toml of its node:\n")
         where = f"{fields['address']}@tcp:{_reached_at(listen)}" if listen else f"unix:{signer_socket(home)}"
-        click.echo(f'[signer]\nendpoint = "{where}"\nvote_key = "{fields["vote_key"]}"')
+        click.echo(f"[signer]\nendpoint = {toml_value(where)}\nvote_key = {toml_value(fields['vote_key'])}")
 
 
 def _reached_at(listen: str) -> str:
@@ -238,7 +248,8 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     if not as_json:
         click.echo(
             f"\nThe key votes here no more: remove its file from {home.root / 'keys'} when it has moved. If this "
-            f"was a mistake, with the signer stopped: dekube signer import {file} --home {home.root}"
+            "was a mistake, with the signer stopped: "
+            + as_command("dekube", "signer", "import", file, "--home", home.root)
         )
 
 

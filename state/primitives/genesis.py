@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ __all__ = [
     "ChainParameters",
     "Genesis",
     "GenesisValidator",
+    "check_bounds",
+    "check_name",
     "genesis_from_json",
     "genesis_hash",
     "genesis_to_json",
@@ -28,6 +31,12 @@ __all__ = [
 
 GENESIS_LIMIT_BYTES: Final = 256 * 1024 * 1024
 FORMAT: Final = "dekube-genesis/1"
+NAME_CHARACTERS_MAX: Final = 64
+DIGITS_MAX: Final = 40
+"""Of a number in a genesis: amounts stay below 2^127, which has 39 digits."""
+TIME_MS_LIMIT: Final = 1 << 48
+_FIELDS: Final = ("format", "chain_id", "name", "time_ms", "testnet", "parameters", "validators", "allocations")
+_VALIDATOR_FIELDS: Final = ("address", "vote_key", "vrf_key", "stake")
 _Parameters = TypeVar("_Parameters")
 
 
@@ -113,7 +122,9 @@ def read_parameters(cls: type[_Parameters], prefix: str, genesis: Genesis) -> _P
         if package != prefix:
             continue
         if name not in names:
-            raise ConfigError(f"genesis: unknown parameter {dotted}")
+            near = difflib.get_close_matches(name, names, 1)
+            told = f"; did you mean {prefix}.{near[0]}?" if near else ""
+            raise ConfigError(f"genesis: unknown parameter {dotted}{told}")
         values[name] = number
     return cls(**values)
 
@@ -141,79 +152,153 @@ def genesis_to_json(genesis: Genesis) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
+def check_bounds(prefix: str, parameters: object, bounds: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ConfigError, which names the parameter and its range, where one of ``parameters`` is out of bounds."""
+    for name, (least, most) in bounds.items():
+        number = getattr(parameters, name)
+        if not least <= number <= most:
+            raise ConfigError(f"genesis: {prefix}.{name} is {number}, but must be from {least} to {most}")
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless ``name`` can name a chain: on one line, and readable on every terminal."""
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX or name.isspace():
+        raise ConfigError(f"genesis: name: 1 to {NAME_CHARACTERS_MAX} characters expected, not {len(name)}")
+    if not name.isprintable():  # neither are the halves of characters that JSON and arguments can spell
+        raise ConfigError(f"genesis: name: {name!a} has characters that cannot be printed")
+
+
 def genesis_from_json(text: str, *, is_draft: bool = False) -> Genesis:
     """Return the genesis of a file's text; a draft has no validators. Raises ConfigError naming what is wrong."""
     if len(text) > GENESIS_LIMIT_BYTES:
         raise ConfigError("genesis: file too large")
     try:
         document = json.loads(text, object_pairs_hook=_unique)
-        genesis = _from_document(document, is_draft)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DecodeError) as error:
-        raise ConfigError(f"genesis: {type(error).__name__}: {str(error)[:200]}") from None
-    return genesis
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not valid JSON (line {error.lineno}, column {error.colno}: {error.msg})") from None
+    except RecursionError:
+        raise ConfigError("not valid JSON (nested too deeply)") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigError(f"not valid JSON ({str(error)[:200]})") from None
+    return _from_document(document, is_draft)
 
 
-def _from_document(document: Mapping[str, Any], is_draft: bool) -> Genesis:
-    expected = {"format", "chain_id", "name", "time_ms", "testnet", "parameters", "validators", "allocations"}
-    if set(document) != expected or document["format"] != FORMAT:
-        raise ConfigError(f"genesis: expected the fields {sorted(expected)} and format {FORMAT}")
-    validators = tuple(
-        GenesisValidator(
-            parse_address(v["address"]),
-            _hex(v["vote_key"], VOTE_KEY_BYTES),
-            _hex(v["vrf_key"], VRF_KEY_BYTES),
-            _natural(v["stake"]),
-        )
-        for v in document["validators"]
+def _from_document(document: object, is_draft: bool) -> Genesis:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ConfigError(f'genesis: an object with "format": "{FORMAT}" expected')
+    _check_fields("", document, _FIELDS)
+    chain_id, name, time_ms, testnet = (document[field] for field in ("chain_id", "name", "time_ms", "testnet"))
+    if type(chain_id) is not int or not 0 < chain_id < 2**31:
+        raise ConfigError(f"genesis: chain_id: a number from 1 to {2**31 - 1} expected")
+    if type(name) is not str:
+        raise ConfigError("genesis: name: a text expected")
+    check_name(name)
+    if type(time_ms) is not int or not 0 <= time_ms < TIME_MS_LIMIT:
+        raise ConfigError(f"genesis: time_ms: a number from 0 to {TIME_MS_LIMIT - 1} expected")
+    if type(testnet) is not bool:
+        raise ConfigError("genesis: testnet: true or false expected")
+    for field, kind, what in (("parameters", dict, "an object"), ("allocations", dict, "an object"),
+                              ("validators", list, "an array")):  # fmt: skip
+        if type(document[field]) is not kind:
+            raise ConfigError(f"genesis: {field}: {what} expected")
+    parameters = tuple(
+        sorted((parameter, _natural(f"parameters.{parameter}", number))
+               for parameter, number in document["parameters"].items())
+    )  # fmt: skip
+    for parameter, _ in parameters:
+        if not parameter.isascii():
+            raise ConfigError(f"genesis: unknown parameter {parameter!a}")
+    validators = tuple(_validator(f"validators[{i}]", one) for i, one in enumerate(document["validators"]))
+    allocations = tuple(
+        (_address("allocations", address), _natural(f"allocations.{address}", balance))
+        for address, balance in document["allocations"].items()
     )
-    allocations = tuple((parse_address(a), _natural(b)) for a, b in document["allocations"].items())
-    parameters = tuple(sorted((str(name), _natural(number)) for name, number in document["parameters"].items()))
-    chain_id, time_ms, testnet = document["chain_id"], document["time_ms"], document["testnet"]
-    if not (type(chain_id) is int and 0 < chain_id < 2**31 and type(time_ms) is int and type(testnet) is bool):
-        raise ConfigError("genesis: chain_id, time_ms or testnet has the wrong type or range")
-    if not 0 <= time_ms < 2**48 or type(document["name"]) is not str:
-        raise ConfigError("genesis: name or time_ms has the wrong type or range")
-    for text in (document["name"], *document["parameters"]):
-        text.encode()  # JSON can spell halves of characters; the hash of the genesis cannot
-    if not _distinct(v.address for v in validators) or not _distinct(v.vote_key for v in validators):
-        raise ConfigError("genesis: two validators share an address or a vote key")
+    if (twice := _twice(v.address for v in validators)) is not None:
+        raise ConfigError(f"genesis: {format_address(twice)} is a validator twice")
+    if (twice := _twice(v.vote_key for v in validators)) is not None:
+        sharing = " and ".join(format_address(v.address) for v in validators if v.vote_key == twice)
+        raise ConfigError(f"genesis: {sharing} share a vote key")
     for validator in validators:
         who = format_address(validator.address)
         if not is_vote_key(validator.vote_key):
             raise ConfigError(f"genesis: the vote key of {who} is no point of its curve: nobody can vote with it")
         if not is_vrf_key(validator.vrf_key):
             raise ConfigError(f"genesis: the VRF key of {who} is no point of its curve: nobody can prove with it")
-    if not _distinct(address for address, _ in allocations):
-        raise ConfigError("genesis: an address is allocated twice")
+    if (twice := _twice(address for address, _ in allocations)) is not None:
+        raise ConfigError(f"genesis: {format_address(twice)} is allocated twice")
     if is_draft:
         if validators:
             raise ConfigError("genesis: a draft has no validators")
-    elif not validators or any(v.stake <= 0 for v in validators):
-        raise ConfigError("genesis: at least one validator, each with a stake, is needed")
-    return Genesis(chain_id, document["name"], time_ms, testnet, allocations, validators, parameters)
+    elif not validators:
+        raise ConfigError("genesis: validators: at least one validator is needed")
+    for validator in validators:
+        if not validator.stake:
+            raise ConfigError(f"genesis: validator {format_address(validator.address)} has no stake")
+    return Genesis(chain_id, name, time_ms, testnet, allocations, validators, parameters)
+
+
+def _validator(where: str, found: object) -> GenesisValidator:
+    if not isinstance(found, dict):
+        raise ConfigError(f"genesis: {where}: an object expected")
+    _check_fields(where + ".", found, _VALIDATOR_FIELDS)
+    return GenesisValidator(
+        _address(f"{where}.address", found["address"]),
+        _hex(f"{where}.vote_key", found["vote_key"], VOTE_KEY_BYTES),
+        _hex(f"{where}.vrf_key", found["vrf_key"], VRF_KEY_BYTES),
+        _natural(f"{where}.stake", found["stake"]),
+    )
+
+
+def _check_fields(where: str, found: dict[str, Any], expected: tuple[str, ...]) -> None:
+    if missing := [field for field in expected if field not in found]:
+        raise ConfigError(f"genesis: {where}{missing[0]} is missing")
+    if unknown := sorted(set(found) - set(expected)):
+        raise ConfigError(f"genesis: {where}{ascii(unknown[0])[1:-1]}: unknown field")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of JSON: of a name that is there twice, readers differ in which one counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name twice in one object")
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"genesis: {twice!a} stands twice in one object")
     return found
 
 
-def _natural(text: Any) -> int:
-    if not isinstance(text, str) or not (text.isascii() and text.isdigit()) or len(text) > 40:
-        raise ConfigError(f"genesis: {text!r} is not a natural number in a string")
+def _address(where: str, text: object) -> bytes:
+    try:
+        if not isinstance(text, str):
+            raise DecodeError("a text expected")
+        return parse_address(text)
+    except DecodeError as error:
+        raise ConfigError(f"genesis: {where}: {ascii(text)[:100]}: {error}") from None
+
+
+def _natural(where: str, text: object) -> int:
+    if not isinstance(text, str) or not (text.isascii() and text.isdigit()) or len(text) > DIGITS_MAX:
+        raise ConfigError(
+            f"genesis: {ascii(where)[1:-1]}: {ascii(text)[:100]}: a natural number in quotes expected, of at most "
+            f"{DIGITS_MAX} digits"
+        )
     return int(text)
 
 
-def _hex(text: str, size: int) -> bytes:
-    data = bytes.fromhex(text)
+def _hex(where: str, text: object, size: int) -> bytes:
+    try:
+        data = bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
+        data = b""
     if len(data) != size:
-        raise ConfigError(f"genesis: {text!r} is not {size} bytes of hex")
+        raise ConfigError(f"genesis: {where}: {2 * size} hex digits expected")
     return data
 
 
-def _distinct(items: Iterable[bytes]) -> bool:
-    seen = list(items)
-    return len(set(seen)) == len(seen)
+def _twice(items: Iterable[bytes]) -> bytes | None:
+    """Return the first of ``items`` that stands there again."""
+    seen: set[bytes] = set()
+    for item in items:
+        if item in seen:
+            return item
+        seen.add(item)
+    return None

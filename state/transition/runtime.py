@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from state.primitives.abi import SELECTOR_BYTES
+from state.primitives.amounts import format_amount
 from state.primitives.blocks import BLOCK_LIMIT_BYTES, HEADER_LIMIT_BYTES, VERSION
 from state.primitives.committee import SEATS_MAX
 from state.primitives.errors import ConfigError, DecodeError, InvalidBlock, InvalidTransaction, ProtocolError
-from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
+from state.primitives.genesis import ChainParameters, Genesis, check_bounds, genesis_hash, read_parameters
 from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
 from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
@@ -195,7 +196,9 @@ class Runtime:
         total = sum(balance for _, balance in self.genesis.allocations)
         total += sum(validator.stake for validator in self.genesis.validators)
         if total >= SUPPLY_LIMIT:
-            raise ConfigError(f"genesis: a supply of {total}, limit {SUPPLY_LIMIT}")
+            raise ConfigError(
+                f"genesis: {format_amount(total)} in all; below {format_amount(SUPPLY_LIMIT)} expected"
+            )
         set_issued(state, total)
         for address, balance in self.genesis.allocations:
             credit(state, address, balance)
@@ -541,23 +544,42 @@ def _save_base_fee(state: Overlay, base_fee: int) -> None:
     state.put(_BASE_FEE_KEY, base_fee.to_bytes(16, "big"))
 
 
+_BOUNDS: Final = {
+    "block_gas_limit": (1, 2**63 - 1),
+    "block_gas_target": (1, 2**63 - 1),
+    "base_fee_min": (1, 2**96 - 1),
+    "base_fee_initial": (1, 2**96 - 1),
+    "base_fee_change_denominator": (2, 2**32 - 1),
+    "transactions_max": (1, BLOCK_LIMIT_BYTES // _ITEM_HEAD_BYTES),
+    "body_bytes_max": (1, BLOCK_LIMIT_BYTES),
+    "block_interval_ms_min": (0, 2**48 - 1),
+    "time_ahead_ms_max": (0, 2**48 - 1),
+    "time_behind_ms_max": (0, 2**48 - 1),
+    "validators_max": (1, SEATS_MAX),
+    "epoch_blocks": (1, 2**32 - 1),
+    "evidence_epochs": (2, 2**32 - 1),
+    "downtime_blocks_min": (0, 2**32 - 1),
+    "unbonding_ms": (1, 2**48 - 1),
+    "stake_min": (1, SUPPLY_LIMIT - 1),
+    "history_heights": (1, 2**32 - 1),
+}
+"""What the other rules of the chain take for granted of its parameters."""
+
+
 def _check_parameters(chain: ChainParameters) -> None:
-    if not (
-        0 < chain.block_gas_target <= chain.block_gas_limit < 2**63
-        and 0 < chain.base_fee_min <= chain.base_fee_initial < 2**96
-        and 1 < chain.base_fee_change_denominator < 2**32
-        and chain.transactions_max > 0
-        and chain.body_bytes_max > 0
-        and chain.body_bytes_max + chain.transactions_max * _ITEM_HEAD_BYTES + _BESIDE_BODY_BYTES
-        <= BLOCK_LIMIT_BYTES
-        and 0 < chain.validators_max <= SEATS_MAX
-        and 0 < chain.epoch_blocks < 2**32
-        and 2 <= chain.evidence_epochs < 2**32
-        and 0 <= chain.downtime_blocks_min < 2**32
-        and 0 < chain.unbonding_ms < 2**48
-        and 0 < chain.stake_min < SUPPLY_LIMIT
-    ):
-        raise ConfigError("genesis: a chain parameter is out of range")
+    check_bounds("chain", chain, _BOUNDS)
+    for lower, upper in (("block_gas_target", "block_gas_limit"), ("base_fee_min", "base_fee_initial")):
+        if getattr(chain, lower) > getattr(chain, upper):
+            raise ConfigError(
+                f"genesis: chain.{lower} is {getattr(chain, lower)}, but may be {getattr(chain, upper)} at most, "
+                f"which is chain.{upper}"
+            )
+    block_bytes = chain.body_bytes_max + chain.transactions_max * _ITEM_HEAD_BYTES + _BESIDE_BODY_BYTES
+    if block_bytes > BLOCK_LIMIT_BYTES:
+        raise ConfigError(
+            f"genesis: chain.body_bytes_max and chain.transactions_max make blocks of up to {block_bytes} bytes, "
+            f"but {BLOCK_LIMIT_BYTES} are the most"
+        )
     provable_ms = (chain.evidence_epochs + NOTICE_EPOCHS) * chain.epoch_blocks * chain.block_interval_ms_min
     if chain.unbonding_ms < provable_ms:
         raise ConfigError(

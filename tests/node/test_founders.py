@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.founders import Founder, check_founder, found, founder_from_json, founder_to_json, make_founder
+from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis, GenesisValidator, genesis_from_json, genesis_hash, genesis_to_json
 from state.primitives.hashing import digest
@@ -68,9 +69,9 @@ def test_whatever_is_changed_in_a_founder_s_file_is_noticed(name: str) -> None:
 def test_another_draft_a_small_stake_and_one_founder_twice_are_refused() -> None:
     with pytest.raises(ConfigError, match="another draft"):
         check_founder(FOUNDERS[0], replace(DRAFT, name="theirs"))
-    with pytest.raises(ConfigError, match="the least is"):
+    with pytest.raises(ConfigError, match="stakes 1 DKB; the least is 1000 DKB"):
         founder_of("poor", stake=COIN)
-    with pytest.raises(ConfigError, match="share an address"):
+    with pytest.raises(ConfigError, match="two of the files are its"):
         found(DRAFT, [FOUNDERS[0], FOUNDERS[0]])
     with pytest.raises(ConfigError, match="at least one validator"):
         found(DRAFT, [])
@@ -78,12 +79,14 @@ def test_another_draft_a_small_stake_and_one_founder_twice_are_refused() -> None
 
 def test_a_founder_whose_account_the_draft_has_already_is_refused() -> None:
     draft = replace(DRAFT, allocations=((key("twice").address, 1),))
-    with pytest.raises(ConfigError, match="allocated twice"):
+    with pytest.raises(
+        ConfigError, match=f"{format_address(key('twice').address)}: .* allocated twice: .*--coins 0"
+    ):
         found(draft, [founder_of("twice", draft=draft)])
 
 
 def test_more_than_there_may_ever_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="more than there may ever be"):
+    with pytest.raises(ConfigError, match="there may never be more than"):
         found(DRAFT, [founder_of("rich", stake=SUPPLY_LIMIT - COIN), founder_of("rich too")])
 
 
@@ -116,7 +119,7 @@ def test_a_name_that_is_there_twice_is_refused() -> None:
     assert genesis_from_json(text)
     twice = text.replace('"allocations": {', '"allocations": {"0x' + "68" * 20 + '": "7",', 1)
     assert json.loads(twice)["allocations"]
-    with pytest.raises(ConfigError, match="a name twice"):
+    with pytest.raises(ConfigError, match=r"'0x6868.*' stands twice in one object"):
         genesis_from_json(twice)
-    with pytest.raises(ConfigError, match="a name twice"):
+    with pytest.raises(ConfigError, match="'name' stands twice in one object"):
         genesis_from_json(text.replace('"name": ', '"name": "theirs", "name": ', 1))

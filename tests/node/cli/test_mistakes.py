@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import shlex
 import socket
+import stat
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,12 @@ def genesis(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture(autouse=True)
+def cheap_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("init", "relay", "signer"):
+        monkeypatch.setattr(f"node.cli.{command}.create_home", partial(create_home, scrypt_n=16))
+
+
 @pytest.fixture
 def dekube(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def run(*arguments: object) -> tuple[int, str]:
@@ -59,6 +68,7 @@ def test_a_home_that_cannot_be_made_is_one_line(
     home = {"a file": genesis, "below a file": genesis / "x", "where nobody may write": Path("/proc/x")}[where]
     unattended = [] if command == "relay init" else ["--unattended"]
     status, said = dekube(*command.split(), "--home", home, "--genesis", genesis, *unattended)
+    said = said.removeprefix("Making keys; this takes some seconds ...\n")
     assert status == 1
     assert said.startswith(f"dekube: {home}")
     assert said.endswith("[io_error]\n")
@@ -77,7 +87,79 @@ def test_a_home_whose_making_was_cut_off_says_how_to_begin_anew(
     assert f"Move {home / 'keys'} away to begin anew [config_error]" in said
     assert (home / "keys" / "passphrase").read_text() == "half"
     (home / "keys").rename(tmp_path / "away")
-    assert dekube(*command) == (0, "")
+    assert dekube(*command) == (0, "Making keys; this takes some seconds ...\n")
+
+
+@pytest.mark.parametrize("command", ["init", "relay init", "signer init"])
+def test_a_home_is_made_in_no_folder_that_has_something_of_others(
+    command: str, genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "docs"
+    home.mkdir()
+    for name in "abcd":
+        (home / name).write_text("mine")
+    unattended = [] if command == "relay init" else ["--unattended"]
+    status, said = dekube(*command.split(), "--home", home, "--genesis", genesis, *unattended)
+    assert status == 1
+    assert f"{home}: the folder is not empty (a, b, c and 1 more)" in said
+    assert sorted(path.name for path in home.iterdir()) == list("abcd")
+
+
+def test_a_home_is_private_also_in_a_folder_that_was_there_and_beside_a_wallet(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "a home"
+    (home / "wallet").mkdir(parents=True)
+    home.chmod(0o755)
+    status, _ = dekube("init", "--home", home, "--genesis", genesis, "--unattended")
+    assert status == 0
+    assert [stat.S_IMODE((home / part).stat().st_mode) for part in ("", "keys", "data", "run")] == [0o700] * 4
+
+
+@pytest.mark.parametrize("command", ["init --genesis g", "node config", "db inspect", "status", "validators"])
+@pytest.mark.parametrize("home", ["", " ", "~nobody-of-this-name/x"])
+def test_a_home_without_a_name_is_not_the_current_folder(
+    command: str,
+    home: str,
+    tmp_path: Path,
+    dekube: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, said = dekube(*command.split(), "--home", home)
+    assert (status, "--home" in said) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_nodes_on_one_machine_have_ports_of_their_own(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ("--genesis", genesis, "--unattended", "--base-port", port - 1)
+        status, said = dekube("init", "--home", tmp_path / "a b", *arguments)
+    assert status == 0
+    assert f"another program has the port of rpc.listen (127.0.0.1:{port}) now" in said
+    options = load_options(tmp_path / "a b" / "config.toml")
+    listens = (options.p2p.listen, options.rpc.listen, options.metrics.listen)
+    assert listens == (f":{port - 1}", f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}")
+    assert dekube("init", "--home", tmp_path / "c", "--genesis", genesis, "--base-port", 65_534)[0] == 2
+
+
+def test_the_next_command_survives_a_space_in_the_path(
+    genesis: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "my node"
+    for command in ("init", "relay init", "signer init"):
+        place = home / command.replace(" ", "")
+        unattended = [] if command == "relay init" else ["--unattended"]
+        monkeypatch.setattr(
+            sys, "argv", ["dekube", *command.split(), "--home", str(place), "--genesis", str(genesis), *unattended]
+        )
+        with pytest.raises(SystemExit):
+            main()
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Then: "))
+        assert shlex.split(line)[-2:] == ["--home", str(place)]
 
 
 def test_what_the_system_refused_is_told_with_its_place_or_without() -> None:
@@ -169,7 +251,7 @@ def test_a_genesis_that_cannot_be_read_names_the_file(
 ) -> None:
     (tmp_path / "bad").write_text("{")
     status, said = dekube("init", "--home", tmp_path / "h", "--unattended", "--genesis", tmp_path / "bad")
-    assert (status, said.startswith(f"dekube: {tmp_path / 'bad'}: genesis: ")) == (1, True)
+    assert (status, said.startswith(f"dekube: {tmp_path / 'bad'}: not valid JSON (line 1")) == (1, True)
     status, said = dekube("init", "--home", tmp_path / "h", "--unattended", "--genesis", tmp_path / "no")
     assert said == f"dekube: {tmp_path / 'no'}: No such file or directory [config_error]\n"
 

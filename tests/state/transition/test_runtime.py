@@ -416,12 +416,20 @@ def test_a_genesis_that_cannot_be_used_is_refused() -> None:
         ("unbonding_ms", 14 * 24 * 3_600_000 - 1),
         ("evidence_epochs", 1),
         ("epoch_blocks", 0),
+        ("history_heights", 0),
+        ("time_ahead_ms_max", 2**48),
         ("unknown", 1),
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=f"chain.{parameter}"):
             Runtime(genesis(**{parameter: value}))
+    with pytest.raises(ConfigError, match=r"genesis: chain\.validators_max is 0, but must be from 1 to "):
+        Runtime(genesis(validators_max=0))
+    with pytest.raises(
+        ConfigError, match=r"chain\.base_fee_min is 100000000, but may be 1 at most, which is chain\.base"
+    ):
+        Runtime(genesis(base_fee_initial=1))
     rich = replace(genesis(), allocations=((ALICE.address, 2**127),))
-    with pytest.raises(ConfigError, match="supply"):
+    with pytest.raises(ConfigError, match=r"170141183460469241731\.[0-9]+ DKB in all; below"):
         Runtime(rich).genesis_changes()
 
 
