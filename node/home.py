@@ -70,7 +70,7 @@ def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
     try:
         if path.stat().st_size > GENESIS_LIMIT_BYTES:
             raise ConfigError("file too large")
-        return genesis_from_json(path.read_text(encoding="utf-8"), is_draft=is_draft)
+        return genesis_from_json(path.read_text(encoding="utf-8-sig"), is_draft=is_draft)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:

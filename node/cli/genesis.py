@@ -212,7 +212,7 @@ def _show_genesis(document: Genesis, file: Path, *, as_json: bool) -> None:
 
 def _read_founder(path: Path) -> Founder:
     try:
-        return founder_from_json(read_input(path, FOUNDER_LIMIT_BYTES).decode())
+        return founder_from_json(read_input(path, FOUNDER_LIMIT_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text; a founder's file (JSON) expected") from None
     except ConfigError as error:
