@@ -65,9 +65,10 @@ def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
 def parse_home(text: str) -> Home:
     """Return the home in the folder that ``text`` names. Raises BadParameter: an empty text is no folder."""
     path = os.path.expanduser(text)
-    if not path.strip() or path.startswith("~"):
-        why = "no user of this name" if path.startswith("~") else "empty; the path of a folder is expected"
-        raise click.BadParameter(f"{text!r}: {why}", param_hint="--home")
+    if not path.strip():
+        raise click.BadParameter("the name of a folder expected, not an empty text", param_hint="--home")
+    if path.startswith("~"):
+        raise click.BadParameter(f"{text!r}: no user of this name", param_hint="--home")
     return Home(Path(path).absolute())
 
 

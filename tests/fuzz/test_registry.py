@@ -88,6 +88,7 @@ EXEMPT = {
     "rpc.frames:read_failure": OF_A_TARGET,
     "node.admin:_read_peer": "text of the owner, by node.config:parse_peer; tests/node/test_admin.py",
     "node.cli.arguments:parse_numbers": "arguments of the owner; tests/node/cli/test_genesis.py",
+    "node.cli.options:parse_home": "an argument of the owner; tests/node/cli/test_mistakes.py",
     "node.admin:Admin.answer": "any body is answered with a code; tests/node/test_admin.py",
     # Bytes as they come, handed to what reads them
     "consensus.replica:Replica.receive": OF_A_TARGET,
