@@ -35,6 +35,7 @@ from consensus.events import (
     Behind,
     BlockBuilt,
     BlockChecked,
+    BlockEarly,
     BlockExecuted,
     BlockReceived,
     BlocksReceived,
@@ -97,6 +98,7 @@ __all__ = [
     "Behind",
     "BlockBuilt",
     "BlockChecked",
+    "BlockEarly",
     "BlockExecuted",
     "BlockReceived",
     "BlocksReceived",
@@ -216,6 +218,10 @@ class Core:
         self._executing: set[bytes] = set()
         self._checked: dict[bytes, bool] = {}
         self._pending_checks: set[bytes] = set()
+        self._early: set[bytes] = set()
+        """Of those: blocks whose time this node's clock has not reached."""
+        self._leader_over = 0
+        """The view whose leader's time is over."""
         self._own: dict[int, OwnVotes] = {}
         self._cast: dict[int, dict[int, Candidate]] = {}
         self._open: set[int] = set()
@@ -408,6 +414,8 @@ class Core:
                 self._on_executed(block_hash, state_root, receipt_root)
             case BlockChecked(block_hash, is_valid):
                 self._on_checked(block_hash, is_valid)
+            case BlockEarly(block_hash):
+                self._on_early(block_hash)
             case BlockReceived(block_hash, header):
                 self._on_block(block_hash, header)
             case BlocksReceived(certificate, blocks):
@@ -692,6 +700,7 @@ class Core:
 
     def _arm_view(self, extra_ms: int) -> None:
         parameters = self._parameters
+        self._leader_over = 0
         interval_ms = parameters.block_interval_ms + extra_ms
         for name, base_ms in ((LEADER, parameters.leader_ms), (ADVANCE, parameters.advance_ms)):
             self._out.append(SetTimer(name, self._backed_off(base_ms) + interval_ms))
@@ -716,7 +725,10 @@ class Core:
 
     def _on_timer(self, name: str) -> None:
         if name == LEADER:
-            if self._view not in self._proposals and self._proposed != self._view:
+            self._leader_over = self._view
+            if self._holds_early():
+                self._nullify("early")
+            elif self._view not in self._proposals and self._proposed != self._view:
                 self._nullify("leader")
         elif name == ADVANCE:
             self._nullify("advance")
@@ -746,7 +758,7 @@ class Core:
             return
         if self._idle_added:
             self._idle_added = False
-            if self._view not in self._proposals:
+            if self._view not in self._proposals or self._holds_early():
                 self._arm_view(0)
         self._try_propose()
 
@@ -929,8 +941,20 @@ class Core:
             return None
         return self._checked[candidate.block_hash]
 
+    def _holds_early(self) -> bool:
+        """Whether the proposal of this view waits for this node's clock."""
+        candidate = self._proposals.get(self._view)
+        return candidate is not None and candidate.block_hash in self._early
+
+    def _on_early(self, block_hash: bytes) -> None:
+        if block_hash in self._pending_checks:
+            self._early.add(block_hash)
+            if self._leader_over == self._view and self._holds_early():
+                self._nullify("early")
+
     def _on_checked(self, block_hash: bytes, is_valid: bool) -> None:
         self._pending_checks.discard(block_hash)
+        self._early.discard(block_hash)
         if block_hash in self._headers:
             self._checked[block_hash] = is_valid
             self._try_vote()
@@ -1161,6 +1185,7 @@ class Core:
                 self._roots.pop(block_hash, None)
             self._checked.pop(block_hash, None)
             self._pending_checks.discard(block_hash)
+            self._early.discard(block_hash)
             self._wanted_execution.discard(block_hash)
         for block_hash in [known for known in self._roots if known not in self._headers and known != keep_roots]:
             del self._roots[block_hash]

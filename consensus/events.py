@@ -27,6 +27,7 @@ __all__ = [
     "Behind",
     "BlockBuilt",
     "BlockChecked",
+    "BlockEarly",
     "BlockExecuted",
     "BlockReceived",
     "BlocksReceived",
@@ -229,6 +230,15 @@ class BlockChecked(NamedTuple):
     is_valid: bool
 
 
+class BlockEarly(NamedTuple):
+    """A block to be checked has a time that this node's clock does not allow yet: BlockChecked comes later.
+
+    Until then it counts as not proposed, so that the view ends at the leader's time-out.
+    """
+
+    block_hash: bytes
+
+
 class BlockExecuted(NamedTuple):
     """The answer to Execute: the roots after the block."""
 
@@ -273,6 +283,7 @@ Event: TypeAlias = (
     | BlockBuilt
     | BuildFailed
     | BlockChecked
+    | BlockEarly
     | BlockExecuted
     | OwnVotesKnown
     | WindowsFailed

@@ -113,7 +113,8 @@ class ConsensusService:
     process instead, and ``journal`` then keeps what its votes rest on. Without both the node only follows.
     ``receive``, ``connected`` and ``mempool_changed`` may be called from any task of the same trio run;
     ``on_equivocation`` is told the first proof of a seat's fault in each epoch, before anything else happens;
-    ``on_fork`` a verified certificate of another chain, before the replica halts.
+    ``on_fork`` a verified certificate of another chain, before the replica halts. ``on_block_time`` is told a
+    leader and how far the time of its block is ahead of this clock, unless the parent's time has raised it.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class ConsensusService:
         metrics: Metrics | None = None,
         on_equivocation: Callable[[Equivocation], None] | None = None,
         on_fork: Callable[[Certificate], None] | None = None,
+        on_block_time: Callable[[bytes, int], None] | None = None,
     ) -> None:
         assert not voters or not keys, "the keys are here or elsewhere"
         self._genesis_hash = genesis_hash
@@ -142,6 +144,7 @@ class ConsensusService:
         voter = self._seated_voter(epoch) or next(iter(self._voters), None)
         self._on_equivocation = on_equivocation
         self._on_fork = on_fork
+        self._on_block_time = on_block_time
         guard: Guard | None = None
         self._logs: dict[str, Log] = {} if journal is None else {r.JOURNAL: journal}
         if self._key is not None:
@@ -611,8 +614,14 @@ class ConsensusService:
         block = self._replica.block(block_hash)
         is_valid = block is not None
         if block is not None:
-            early_ms = block.header.time_ms - EARLY_MS_MAX - self._wall_ms()
+            header, core = block.header, self._replica.core
+            ahead_ms = header.time_ms - self._wall_ms()
+            raised_ms = self._chain.time_ms(header.parent_hash) + self._parameters.block_interval_ms
+            if self._on_block_time is not None and header.epoch == core.epoch and header.time_ms > raised_ms:
+                self._on_block_time(core.committee.seats[header.proposer_seat].address, ahead_ms)
+            early_ms = ahead_ms - EARLY_MS_MAX
             if early_ms > 0:
+                self._put(lambda: self._replica.step(c.BlockEarly(block_hash), self._now_ms()))
                 await trio.sleep(min(early_ms, HELD_MS_MAX) / 1000)
             try:
                 await self._chain.check(block)

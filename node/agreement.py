@@ -114,6 +114,7 @@ class Agreement:
         self, ledger: NodeLedger, verifier: SignatureVerifier, network: Network, metrics: NodeMetrics, *,
         home: Home, options: NodeOptions, votes: Sequence[SecretKey], make_identity: Callable[[], Identity],
         evidence: EvidenceSource, stages: Stages, accepts_empty_guard: bool = False,
+        on_block_time: Callable[[bytes, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._network = network
@@ -183,6 +184,7 @@ class Agreement:
             metrics=metrics,
             on_equivocation=evidence.found,
             on_fork=evidence.found_fork,
+            on_block_time=on_block_time,
         )
         self._hearsay = HearsayService(
             network,

@@ -142,6 +142,11 @@ class NodeMetrics:
                 "The last block before a version of the protocol holds that is not known here, 0 for none",
                 0 if coming is None else coming.last_height or 0,
             ),
+            (
+                "dekube_clock_ahead_seconds",
+                "How far this machine's clock is ahead of the validators', 0 while it is right or unknown",
+                node.clocks.judge().own_ahead_ms / 1000,
+            ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))

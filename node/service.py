@@ -28,6 +28,7 @@ from node.alone import ClockWatch, warn_while_alone
 from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
+from node.clocks import CLOCK_METHOD, Clocks, serve_clock
 from node.config import NodeOptions, parse_host_port, parse_peer
 from node.control import ControlServer
 from node.drain import Drain, Load
@@ -245,7 +246,10 @@ class Node:
                 evidence=self.evidence,
                 stages=self.stages,
                 accepts_empty_guard=self.accepts_empty_guard,
+                on_block_time=lambda leader, ahead_ms: self.clocks.note_block(leader, ahead_ms),
             )
+            self.clocks = Clocks(self.network, lambda: self.agreement.committee, self.account.address)
+            self.network.on_request(CLOCK_METHOD, serve_clock)
             self.wallet = Wallet(self.account, self.ledger)
             self.duties = Duties(
                 self.ledger,
@@ -296,6 +300,7 @@ class Node:
                 nursery.start_soon(self._part, "transaction gossip", gossip.run, name="transaction gossip")
                 nursery.start_soon(self._part, "duties", self.duties.run)
                 nursery.start_soon(self._part, "certificate", self._renew_certificate)
+                nursery.start_soon(self._part, "clocks", self.clocks.run)
                 nursery.start_soon(self._part, "drain", self._stop_when_empty)
                 nursery.start_soon(warn_while_alone, self.network.wait_peers, self.sought(), self.chain_hash)
                 nursery.start_soon(self._part, "blobs", blobs.run)
@@ -523,6 +528,7 @@ class Node:
 
     async def status(self) -> Any:
         """Return how the node is doing, for its owner."""
+        clocks = self.clocks.judge()
         head, sync, seat = self.ledger.head(), self.view.sync(), self.agreement.service.status()
         behind_ms = max(0, time.time_ns() // 1_000_000 - head.time_ms)
         return {
@@ -534,7 +540,10 @@ class Node:
             "state_root": head.state_root.hex(),
             "block_time_ms": head.time_ms,
             "behind_ms": behind_ms,
-            "clock_off_ms": self.clock.off_ms,
+            "clock_off_ms": clocks.own_ahead_ms or self.clock.off_ms,
+            "clocks": [
+                {"validator": format_address(seat.address), "ahead_ms": seat.ahead_ms} for seat in clocks.seats
+            ],
             "upgrade": None if self.upgrades.coming is None else self.upgrades.coming._asdict(),
             "syncing": bool(sync.syncing),
             "highest": sync.highest,

@@ -41,6 +41,8 @@ BESIDE: Final = 0.2
 """The part of them."""
 BESIDE_MS: Final = 60
 """What a worker thread may take for one, at most."""
+EARLY_MS_MAX: Final = 2_000
+"""A block whose time is further ahead of a node's wall clock waits, as in ``consensus.service``."""
 
 
 def sim_parameters(
@@ -94,6 +96,8 @@ class Node:
     incarnation: int = 0
     timers: dict[str, int] = field(default_factory=dict)
     clock_permille: int = 1000
+    ahead_ms: int = 0
+    """How far its wall clock is ahead of the others', which its blocks tell."""
     durable_operations: int = 0
     fault_at: int = -1
     fault: Fault = Fault.TAIL
@@ -154,6 +158,8 @@ class Cluster:
         self._decoded: dict[bytes, r.Decoded | None] = {}
         self._valid: dict[Check, bool] = {}
         self._seen_data: set[bytes] = set()
+        self._made_ms: dict[bytes, int] = {}
+        """By block: its leader's wall clock when it was built."""
         self.calls: dict[int, Callable[[], None]] = {}
         self.on_deliver: dict[int, Callable[[int, bytes, r.Decoded], None]] = {}
         self.nodes: list[Node] = []
@@ -519,7 +525,13 @@ class Cluster:
         self._later(node, "build", build)
 
     def _ask_check(self, node: Node, check: c.Check) -> None:
-        self._later(node, "check", check.block_hash)
+        block_hash = check.block_hash
+        early_ms = self._made_ms.get(block_hash, 0) - EARLY_MS_MAX - self.now_ms - node.ahead_ms
+        if early_ms > 0:
+            self._later(node, "event", c.BlockEarly(block_hash))
+            self._push(self.now_ms + early_ms, node.number, node.incarnation, "check", block_hash)
+        else:
+            self._later(node, "check", block_hash)
 
     def _ask_execute(self, node: Node, execute: c.Execute) -> None:
         block_hash = execute.block_hash
@@ -608,6 +620,8 @@ class Cluster:
             vrf_proof=self.world.signer(node.account, node.key).prove(alpha),
             voters=build.voters_bitmap,
         )
+        if block is not None:
+            self._made_ms[header_hash(block.header)] = self.now_ms + node.ahead_ms
         if node.honest and block is not None:
             # Its vote may be recorded and the power fail before the proposal leaves.
             header = block.header

@@ -76,6 +76,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "roles": state["roles"],
         **({} if seat is None else {"seat": _seat(seat)}),
         **_silent(state.get("votes")),
+        **_clocks(state.get("clocks")),
         "version": state["version"],
         **_upgrade(state),
     }
@@ -177,6 +178,21 @@ def _silent(votes: dict[str, Any] | None) -> dict[str, list[str]]:
     return {"silent": [*silent, f"and {more} more"] if more > 0 else silent}
 
 
+def _clocks(clocks: list[dict[str, Any]] | None) -> dict[str, list[str]]:
+    """Return whose clock is wrong: its blocks come late, and are refused from some seconds on."""
+    named = [
+        f"{off['validator']} is {_seconds(off['ahead_ms'])} {'ahead' if off['ahead_ms'] > 0 else 'behind'}"
+        for off in clocks or ()
+    ]
+    more = len(named) - SILENT_MAX
+    return {"wrong clocks": [*named[:SILENT_MAX], *([f"and {more} more"] if more > 0 else [])]} if named else {}
+
+
+def _seconds(off_ms: int) -> str:
+    seconds = abs(off_ms) / 1000
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
 def _health(state: dict[str, Any]) -> str:
     state_sync = state.get("state_sync")
     if state_sync is not None and not state["peers"]:
@@ -199,7 +215,7 @@ def _health(state: dict[str, Any]) -> str:
         return "drains: takes no new work (dekube node drain)"
     if off_ms := state.get("clock_off_ms"):
         way = "ahead of" if off_ms > 0 else "behind"
-        return f"the clock of this machine is {abs(off_ms) // 1000} s {way} the chain's: set it (timedatectl)"
+        return f"the clock of this machine is {_seconds(off_ms)} {way} the validators': set it (timedatectl)"
     if not state["peers"]:
         return f"alone: no peer is connected (p2p.bootstrap, p2p.relays){_votes(state.get('votes'))}"
     if not is_following(state):

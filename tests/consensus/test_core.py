@@ -8,7 +8,7 @@ from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import DoppelgangerWatch
 from consensus.simulation.cluster import Cluster, sim_parameters
 from consensus.votes import Certificate
-from state.primitives.blocks import VERSION, Header, header_hash
+from state.primitives.blocks import VERSION, Header, decode_block, header_hash
 from state.primitives.committee import Committee, Seat
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
@@ -651,3 +651,66 @@ def test_a_fetched_block_is_executed_at_once_when_a_certified_one_stands_on_it()
     assert [effect.block_hash for effect in effects if isinstance(effect, c.AskBlock)] == [below[0]]
     assert c.Execute(below[0]) in core.step(c.BlockReceived(*below), 0)
     assert c.Execute(above[0]) in core.step(c.BlockExecuted(below[0], b"t" * 32, ZERO_HASH), 0)
+
+
+def early_proposal(core: Core) -> tuple[bytes, list[c.Effect]]:
+    """Propose a block of view 1 whose time the voter's clock has not reached."""
+    block_hash, header = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    vote = Vote(NOTARIZE, 1, 1, 0, block_hash, COMMITTEE.leader(1), bytes(64))
+    effects = core.step(c.ProposalReceived(vote, header), 0)
+    assert c.Check(block_hash) in effects
+    return block_hash, core.step(c.BlockEarly(block_hash), 0)
+
+
+def test_a_block_from_a_clock_ahead_does_not_stop_the_leaders_time_out() -> None:
+    core = core_of(3)
+    block_hash, effects = early_proposal(core)
+    assert kinds_cast(effects) == [], "it may still come in time"
+    effects = core.step(c.TimerFired(c.LEADER), 0)
+    assert [effect for effect in effects if isinstance(effect, c.CastVote)] == [
+        c.CastVote(NULLIFY, Candidate(1, 1, 0, ZERO_HASH), "early")
+    ]
+    assert kinds_cast(core.step(c.BlockChecked(block_hash, True), 0)) == [], "never both"
+
+
+def test_a_block_from_a_clock_ahead_is_voted_for_when_its_time_comes_first() -> None:
+    core = core_of(3)
+    block_hash, _ = early_proposal(core)
+    assert kinds_cast(core.step(c.BlockChecked(block_hash, True), 0)) == [NOTARIZE]
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 0)) == []
+
+
+def test_a_block_that_is_found_early_after_the_time_out_is_given_up_at_once() -> None:
+    core = core_of(3)
+    block_hash, header = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    core.step(c.ProposalReceived(Vote(NOTARIZE, 1, 1, 0, block_hash, COMMITTEE.leader(1), bytes(64)), header), 0)
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 0)) == [], "its check may only be slow"
+    assert kinds_cast(core.step(c.BlockEarly(block_hash), 0)) == [NULLIFY]
+
+
+def test_transactions_end_the_patience_of_an_idle_view_with_an_early_block() -> None:
+    core = core_of(3, parameters=ConsensusParameters(block_interval_ms=0))
+    core.step(c.MempoolChanged(False), 0)
+    nullify(core, 1)
+    parent_view, view = 0, 2
+    block_hash, header = header_of(view, 1, ROOT.block_hash, ROOT.state_root)
+    vote = Vote(NOTARIZE, 1, view, parent_view, block_hash, COMMITTEE.leader(view), bytes(64))
+    core.step(c.ProposalReceived(vote, header), 0)
+    core.step(c.BlockEarly(block_hash), 0)
+    assert timers(core.step(c.MempoolChanged(True), 0))[c.LEADER] == 2_000
+
+
+def test_a_leader_whose_clock_is_ahead_costs_the_others_no_more_than_a_leader_that_is_gone() -> None:
+    """Its blocks would be allowed after its time-out and before the end of the view: nobody waits for them."""
+    cluster = Cluster(5, (1, 1, 1, 1), frozenset(range(4)), parameters=sim_parameters())
+    cluster.network.latency_ms_min = cluster.network.latency_ms_max = 5
+    cluster.nodes[1].ahead_ms = 2_000 + 320
+    cluster.start_all()
+    cluster.run(10_000)
+    reign = cluster.nodes[0].machine.reign(0)
+    assert reign is not None
+    seat = [sitting.address for sitting in reign.committee.seats].index(cluster.nodes[1].address)
+    window = cluster.nodes[0].machine.window(1, 64)
+    assert window is not None
+    leaders = [decode_block(raw).header.proposer_seat for raw in window.blocks]
+    assert len(leaders) > 30 and set(leaders) == {0, 1, 2, 3} - {seat}

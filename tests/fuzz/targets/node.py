@@ -19,6 +19,7 @@ from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
 from node.cli.transactions import read_possession
+from node.clocks import decode_clock, wall_ms
 from node.config import (
     NodeOptions,
     dump_options,
@@ -148,6 +149,14 @@ def targets() -> Iterator[tuple[str, Target]]:
         (encode_question(Question(b"t" * 32, b"b" * 32, b"a" * 20, 7)),),
         ("node.blob_search:decode_question",),
     )  # fmt: skip
+    yield (
+        "clock",
+        Target(
+            canonical(decode_clock, lambda clock: clock.to_bytes(8, "big")),
+            (wall_ms().to_bytes(8, "big"), bytes(8)),
+            ("node.clocks:decode_clock",),
+        ),
+    )
     yield "file of evidence", Target(
         canonical(decode_file, encode_file), (encode_file([]), encode_file(fault.encode() for fault in EVIDENCE)),
         ("node.evidence:decode_file",),

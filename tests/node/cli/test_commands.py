@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from node.cli import group, main
 from node.cli.arguments import ADDRESS, TASK
-from node.cli.status import _health, _upgrade, is_following
+from node.cli.status import SILENT_MAX, _clocks, _health, _upgrade, is_following
 from node.home import Home
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
@@ -182,8 +182,12 @@ def test_a_status_tells_of_a_version_that_this_release_does_not_know() -> None:
 
 def test_a_status_says_what_is_wrong_with_the_clock_or_the_genesis() -> None:
     off = _health(STATUS | {"clock_off_ms": 3_600_500, "behind_ms": 3_600_000})
-    assert off.startswith("the clock of this machine is 3600 s ahead of the chain's")
-    assert "5 s behind" in _health(STATUS | {"clock_off_ms": -5_000})
+    assert off.startswith("the clock of this machine is 3,600 s ahead of the validators'")
+    assert "5.0 s behind" in _health(STATUS | {"clock_off_ms": -5_000})
+    assert not _clocks(None) and not _clocks([])
+    clocks = [{"validator": "0xA", "ahead_ms": 4_000}, {"validator": "0xB", "ahead_ms": -600}]
+    assert _clocks(clocks) == {"wrong clocks": ["0xA is 4.0 s ahead", "0xB is 0.6 s behind"]}
+    assert len(_clocks(clocks * 50)["wrong clocks"]) == SILENT_MAX + 1
     begins = {"target": 0, "stage": "looking for snapshots", "pieces": 0, "pieces_done": 0}
     assert "whether genesis.json" in _health({"peers": 0, "state_sync": begins})
     assert "looking for snapshots" in _health({"peers": 1, "state_sync": begins})

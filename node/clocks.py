@@ -1,0 +1,221 @@
+"""Whose clock is wrong: this machine's, or that of a validator, and by how much.
+
+A node asks the connected validators for their clocks, as NTP does: the answer stands for the middle of the round
+trip, so it is wrong by half of that at most. A validator that is not connected, or answers falsely, shows in the
+times of its blocks: when a block arrives its leader's clock is ahead by at least what the block's time is ahead.
+The clock of most of the committee's weight counts as right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+import trio
+
+from state.primitives.address import format_address
+from state.primitives.committee import Committee
+from state.primitives.errors import DecodeError, DekubeError
+
+__all__ = [
+    "CLOCK_METHOD",
+    "OFF_MS_MIN",
+    "ClockOff",
+    "Clocks",
+    "Judgement",
+    "decode_clock",
+    "serve_clock",
+    "wall_ms",
+]
+
+_log = structlog.get_logger("node")
+
+CLOCK_METHOD: Final = "clock"
+OFF_MS_MIN: Final = 500
+"""A clock is named from here on."""
+ASK_EVERY_S: Final = 10.0
+ASK_FIRST_S: Final = 2.0
+"""So soon after the start, when the first peers are there."""
+ASK_TIMEOUT_S: Final = 5.0
+ASKED_AT_ONCE_MAX: Final = 8
+ANSWERS_KEPT: Final = 3
+"""Of these the one with the shortest round trip counts."""
+ANSWER_VALID_S: Final = 60.0
+BLOCK_VALID_S: Final = 120.0
+_CLOCK_BYTES: Final = 8
+_WALL_MS_MAX: Final = 2**48
+
+
+class ClockOff(NamedTuple):
+    """A validator whose clock is wrong; ``ahead_ms`` is below 0 for one that is behind."""
+
+    address: bytes
+    ahead_ms: int
+
+
+class Judgement(NamedTuple):
+    """How far this machine's clock is ahead (0 while it is right or unknown), and the validators that are off."""
+
+    own_ahead_ms: int
+    seats: tuple[ClockOff, ...]
+
+
+class _Answer(NamedTuple):
+    at_s: float
+    ahead_ms: int
+    rtt_ms: int
+
+
+class Asked(Protocol):
+    """What is used of the network."""
+
+    def peer(self, address: bytes) -> object | None:
+        """Return the connection to an address."""
+        ...
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float = 10.0, limit_bytes: int = 1024 * 1024
+    ) -> bytes:
+        """Return a peer's answer."""
+        ...
+
+
+def wall_ms() -> int:
+    """Return this machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+async def serve_clock(_peer: bytes, _body: bytes) -> bytes:
+    """Answer a peer that asks for this machine's clock."""
+    await trio.lowlevel.checkpoint()
+    return wall_ms().to_bytes(_CLOCK_BYTES, "big")
+
+
+def decode_clock(data: bytes) -> int:
+    """Return a clock in milliseconds. Raises DecodeError."""
+    found = int.from_bytes(data, "big")
+    if len(data) != _CLOCK_BYTES or found >= _WALL_MS_MAX:
+        raise DecodeError("not a clock: 8 bytes of milliseconds expected")
+    return found
+
+
+class Clocks:
+    """What is known of the clocks of the committee; ``run`` asks for them."""
+
+    def __init__(
+        self,
+        network: Asked,
+        committee: Callable[[], Committee],
+        own: bytes,
+        *,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._network = network
+        self._committee = committee
+        self._own = own
+        self._now_ms = now_ms
+        self._answers: dict[bytes, deque[_Answer]] = {}
+        self._blocks: dict[bytes, tuple[float, int]] = {}
+        self._told: set[bytes] = set()
+
+    def note_block(self, leader: bytes, ahead_ms: int) -> None:
+        """Take notice of a new block: its time, which is its leader's clock, was so far ahead when it came."""
+        self._blocks[leader] = trio.current_time(), ahead_ms
+
+    async def run(self) -> None:
+        """Ask, now and then, and log whose clock is wrong: once, and again when it is right."""
+        await trio.sleep(ASK_FIRST_S)
+        while True:
+            await self.ask()
+            self._tell()
+            await trio.sleep(ASK_EVERY_S)
+
+    async def ask(self) -> None:
+        """Ask the validators that are connected."""
+        addresses = {seat.address for seat in self._committee().seats}
+        tables: tuple[dict[bytes, Any], ...] = (self._answers, self._blocks)
+        for table in tables:
+            for gone in [known for known in table if known not in addresses]:
+                del table[gone]
+        limiter = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+        async with trio.open_nursery() as nursery:
+            for address in sorted(addresses - {self._own}):
+                if self._network.peer(address) is not None:
+                    nursery.start_soon(self._ask, address, limiter)
+
+    async def _ask(self, address: bytes, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            before_s, before_ms = trio.current_time(), self._now_ms()
+            try:
+                data = await self._network.request(
+                    address, CLOCK_METHOD, b"", timeout_s=ASK_TIMEOUT_S, limit_bytes=_CLOCK_BYTES
+                )
+                theirs_ms = decode_clock(data)
+            except DekubeError:
+                return  # an older version, or a peer that is gone: its blocks tell
+            after_s = trio.current_time()
+            rtt_ms = round((after_s - before_s) * 1000)
+            answers = self._answers.setdefault(address, deque(maxlen=ANSWERS_KEPT))
+            answers.append(_Answer(after_s, theirs_ms - before_ms - rtt_ms // 2, rtt_ms))
+
+    def judge(self) -> Judgement:
+        """Return whose clock is wrong."""
+        committee, now_s = self._committee(), trio.current_time()
+        known = {self._own: _Answer(now_s, 0, 0)}
+        for address, answers in self._answers.items():
+            valid = [answer for answer in answers if answer.at_s > now_s - ANSWER_VALID_S]
+            if valid:
+                known[address] = min(valid, key=lambda answer: answer.rtt_ms)
+        weighed = [
+            (known[seat.address].ahead_ms, seat.weight) for seat in committee.seats if seat.address in known
+        ]
+        right_ms = _median(weighed)
+        off = []
+        for seat in committee.seats:
+            answer, block = known.get(seat.address), self._blocks.get(seat.address)
+            ahead_ms = answer.ahead_ms - right_ms if answer is not None else 0
+            if answer is not None and abs(ahead_ms) <= answer.rtt_ms // 2:
+                ahead_ms = 0  # it may be the line's two ways that differ
+            if block is not None and block[0] > now_s - BLOCK_VALID_S:
+                ahead_ms = max(ahead_ms, block[1] - right_ms) if block[1] - right_ms >= OFF_MS_MIN else ahead_ms
+            if abs(ahead_ms) >= OFF_MS_MIN and seat.address != self._own:
+                off.append(ClockOff(seat.address, ahead_ms))
+        return Judgement(-right_ms if abs(right_ms) >= OFF_MS_MIN else 0, tuple(off))
+
+    def _tell(self) -> None:
+        own_ahead_ms, seats = self.judge()
+        off = {seat.address: seat.ahead_ms for seat in seats}
+        if own_ahead_ms:
+            off[self._own] = own_ahead_ms
+        for address, ahead_ms in off.items():
+            if address in self._told:
+                continue
+            if address == self._own:
+                _log.warning("this machine's clock is not that of the validators: set it", ahead_ms=ahead_ms)
+            else:
+                _log.warning(
+                    "the clock of a validator is wrong: its blocks are late or refused",
+                    validator=format_address(address), ahead_ms=ahead_ms,
+                )  # fmt: skip
+        for address in self._told - set(off):
+            _log.info("the clock is right again", validator=format_address(address))
+        self._told = set(off)
+
+
+def _median(weighed: list[tuple[int, int]]) -> int:
+    """Return what the middle of the weight says; where the halves differ, what lies nearest to this clock, 0."""
+    weighed = sorted(weighed)
+    half, below = sum(weight for _, weight in weighed), 0
+    low = high = 0
+    is_low_found = False
+    for value, weight in weighed:
+        below += weight
+        if not is_low_found and 2 * below >= half:
+            low, is_low_found = value, True
+        if 2 * below > half:
+            high = value
+            break
+    return max(low, min(0, high)) if low <= high else low
