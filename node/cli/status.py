@@ -9,7 +9,6 @@ import click
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_fields, show_rows
 from node.places import Home
-from node.reachability import RelayDown
 
 __all__ = ["is_following", "is_reachable", "status"]
 
@@ -141,7 +140,7 @@ def _relays(state: dict[str, Any]) -> list[str]:
     """Return where the node has reserved, and which relays are down since when."""
     lines = [f"reserved at {state['relays']}" if state["relays"] else "none"]
     down = (state.get("reachability") or {}).get("relays_down", ())
-    return lines + [str(RelayDown(**relay)) for relay in down]
+    return lines + [f"{relay['relay']} is down since {relay['since']} UTC ({relay['why']})" for relay in down]
 
 
 def _reached(reachability: dict[str, Any] | None) -> str:
