@@ -30,6 +30,7 @@ class Attempts:
         """What the newest head asks for."""
         self._running: set[Hashable] = set()
         self._rests: dict[Hashable, float] = {}
+        self._given_up: set[Hashable] = set()
 
     @property
     def running(self) -> int:
@@ -46,9 +47,9 @@ class Attempts:
         self._rests = {key: until for key, until in self._rests.items() if until > now}
 
     def begin(self, key: Hashable, now: float) -> bool:
-        """Note that a duty is asked for; tell whether it is to be begun now: it neither runs nor rests."""
+        """Note that a duty is asked for; tell whether to begin it now: it neither runs, rests nor is given up."""
         self._asked.add(key)
-        if key in self._running or self._rests.get(key, 0.0) > now:
+        if key in self._running or key in self._given_up or self._rests.get(key, 0.0) > now:
             return False
         self._running.add(key)
         return True
@@ -56,11 +57,16 @@ class Attempts:
     def looked(self) -> None:
         """End with a head: what keeps a duty that nobody asks for any more is no trouble."""
         wanted = self._asked | self._running
+        self._given_up &= wanted
         self.troubles = {key: why for key, why in self.troubles.items() if key in wanted}
 
     def rest(self, key: Hashable, now: float) -> None:
         """Leave a duty alone for a while."""
         self._rests[key] = now + self._retry_s
+
+    def give_up(self, key: Hashable) -> None:
+        """Begin a duty no more for as long as it is asked for."""
+        self._given_up.add(key)
 
     def failed(self, key: Hashable, trouble: Trouble) -> bool:
         """Note why a duty was not done; tell whether that is news: amounts in the text change with each block."""

@@ -165,7 +165,7 @@ class Checker:
                 except InputUnavailable as error:
                     verdict = Verdict.unavailable(segment, str(error))
                 else:
-                    verdict = await self._executor.verify_segment(spec, dataset, leaves[segment], state)
+                    verdict = await self._executor.verify_segment(duty.task, spec, dataset, leaves[segment], state)
             if not verdict.ok:
                 _log.warning(
                     "a segment does not agree", task=duty.task, window=duty.window, segment=segment,

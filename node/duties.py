@@ -31,6 +31,8 @@ from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
 from state.view.accounts import balance_of
 from tasks.errors import TaskUnknown
+from tasks.executor.ends import ENDS_MAX, JobEnd
+from tasks.executor.errors import JobGivenUp
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
 from tasks.lifecycle import ENDED
@@ -91,7 +93,10 @@ class Duties:
                 verifications_max=options.executor.verifications_max,
             ),
             home.jobs,
+            on_end=self._note_end,
         )
+        self.job_ends = 0
+        """Processes of jobs and checks that ended without being told to, since the start."""
         blobs, secret = network.blobs, digest(b"duty-secret", secret)
         assert blobs is not None
         self._promises = promises = Promises(data_dir / "promises", blobs, wallet.address)
@@ -119,6 +124,8 @@ class Duties:
                 "total_steps": s.total_steps,
                 "starts": s.starts,
                 "device": s.device,
+                "ends": s.ends,
+                "last_end": s.last_end,
             }
             for task, s in self._executor.status.items()
         ]
@@ -150,6 +157,8 @@ class Duties:
 
     async def run(self) -> None:
         """Do what is asked until cancelled."""
+        if ended := await self._executor.end_leftovers():
+            _log.warning("jobs of an earlier life of the node were still running and are killed", processes=ended)
         if not {"compute", "verify"} & set(self._options.roles):
             return
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
@@ -210,6 +219,9 @@ class Duties:
             else:
                 self._note(key, "a transaction of a duty was refused", error.code, str(error))
             self._attempts.rest(key, trio.current_time())
+        except JobGivenUp as error:
+            self._note(key, "a duty is given up", error.code, str(error))
+            self._attempts.give_up(key)
         except (DekubeError, OSError) as error:  # OSError: a full disk, or a file that is gone
             code = error.code if isinstance(error, DekubeError) else "io_error"
             self._note(key, "a duty failed and is tried again", code, str(error))
@@ -218,6 +230,14 @@ class Duties:
             self._attempts.went_well(key)
         finally:
             self._attempts.ended(key)
+
+    def _note_end(self, end: JobEnd) -> None:
+        self.job_ends += 1
+        _log.warning(
+            "the process of a check ended by itself" if end.is_check else "the process of a job ended by itself",
+            task=end.task, code=end.code, error=end.text, times=end.times, of_at_most=ENDS_MAX,
+            given_up=end.is_last,
+        )  # fmt: skip
 
     def _note(self, key: Hashable, event: str, code: str, text: str) -> None:
         """Log why a duty was not done, unless it was so the last time."""

@@ -148,6 +148,7 @@ class NodeMetrics:
                 node.clocks.judge().own_ahead_ms / 1000,
             ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
+            ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))
         network = node.network

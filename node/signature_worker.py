@@ -11,6 +11,7 @@ import sys
 from typing import BinaryIO, Final
 
 from state.primitives.keys import recover_addresses
+from tasks.executor.sandbox import end_with_parent
 
 __all__ = ["FRAME_BYTES_MAX", "serve"]
 
@@ -38,5 +39,6 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()  # a stopped process does not see stdin close
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(serve(sys.stdin.buffer, sys.stdout.buffer))

@@ -22,7 +22,7 @@ from state.primitives.codec import encode
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
-from tasks.executor.errors import JobFailed
+from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor
@@ -228,6 +228,10 @@ class Worker:
                 # It comes again however often it is tried: waiting for the deadline would only cost time.
                 reason = Reason.JOB_DIVERGED if error.reason == "diverged" else Reason.JOB_UNFIT
                 await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+                raise
+            except JobGivenUp:
+                # Its deadline would bring the same fine, and keep the requester waiting until then.
+                await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
                 raise
             _log.info("job done", task=task, steps=done.steps, right=done.accuracy[0], samples=done.accuracy[1])
         if outcome[0] is not None:

@@ -29,6 +29,7 @@ from node.home import Home, create_home, write_whole
 from node.runtime import make_runtime
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
+from tasks.executor.supervisor import end_leftovers
 from testnet.plan import MEMBERS_MAX, Member, Placement, Plan, make_plan, member_names
 
 __all__ = [
@@ -345,6 +346,7 @@ class Cluster:
         if running.child is not None:
             running.child.signal(signal.SIGKILL)
             await running.child.wait()
+        await trio.to_thread.run_sync(end_leftovers, self.root / name)
 
     def kill_all(self) -> None:
         """End every member as a crash would."""
@@ -411,6 +413,7 @@ class Cluster:
                     running.wanted = False
                     if running.child is not None:
                         nursery.start_soon(running.child.stop, STOP_GRACE_S)
+            await trio.to_thread.run_sync(end_leftovers, self.root)
 
     async def _check_ports(self) -> None:
         deadline = trio.current_time() + PORTS_PATIENCE_S

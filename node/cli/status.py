@@ -81,13 +81,20 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
     }
     show_fields(fields, as_json=False, title=f"Node {state['address']}")
     jobs = [
-        {"task": "0x" + job["task"], "step": f"{job['step']}/{job['total_steps']}", "device": job["device"]}
+        {"task": "0x" + job["task"], "step": f"{job['step']}/{job['total_steps']}", "device": job["device"],
+         "ended by itself": _ends(job)}
         for job in state["jobs"]
-    ]
-    show_rows(jobs, ("task", "step", "device"), as_json=False, title="Jobs")
+    ]  # fmt: skip
+    columns = ("task", "step", "device", *(("ended by itself",) if any(map(_ends, state["jobs"])) else ()))
+    show_rows(jobs, columns, as_json=False, title="Jobs")
     troubles = [_trouble(state, trouble) for trouble in state.get("troubles", ())]
     if troubles:
         show_rows(troubles, ("duty", "task", "why"), as_json=False, title="Not done yet")
+
+
+def _ends(job: dict[str, Any]) -> str:
+    """Return how often a job's process ended by itself within the last hour, where it did."""
+    return f"{counted(job['ends'], 'time')}, last: {job['last_end']}" if job.get("ends") else ""
 
 
 def _trouble(state: dict[str, Any], trouble: dict[str, Any]) -> dict[str, str]:

@@ -178,7 +178,12 @@ def jobs(home: Home, as_json: bool) -> None:
         {**job, "task": "0x" + job["task"], "done": f"{job['step']}/{job['total_steps']}"}
         for job in running
     ]  # fmt: skip
-    show_rows(running if as_json else rows, ("task", "done", "device", "starts"), as_json=as_json, title="Jobs")
+    show_rows(
+        running if as_json else rows,
+        ("task", "done", "device", "starts", "ends", "last_end"),
+        as_json=as_json,
+        title="Jobs",
+    )
 
 
 # Registering

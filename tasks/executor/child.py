@@ -84,6 +84,7 @@ class _Link:
 def main(arguments: list[str]) -> int:
     """Run one job over the socket with the given file descriptor; return the exit status."""
     descriptor, scratch, engine, memory_mib, cpu_s, niceness = arguments
+    sandbox.end_with_parent()
     os.nice(int(niceness))
     os.environ.update(THREADS)
     isolation = sandbox.leave_network()

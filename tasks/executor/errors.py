@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from state.primitives.errors import DekubeError
 
-__all__ = ["ExecutorError", "IsolationMissing", "JobFailed", "JobStalled", "JournalDamaged"]
+__all__ = ["ExecutorError", "IsolationMissing", "JobFailed", "JobGivenUp", "JobStalled", "JournalDamaged"]
 
 
 class ExecutorError(DekubeError):
@@ -27,6 +27,12 @@ class JobStalled(ExecutorError):
     """No step finished for too long, or the job outran its wall-clock cap; its process was killed."""
 
     code = "job_stalled"
+
+
+class JobGivenUp(ExecutorError):
+    """The job's process ended too often by itself and is not started again (``tasks.executor.ends``)."""
+
+    code = "job_given_up"
 
 
 class IsolationMissing(ExecutorError):

@@ -16,7 +16,17 @@ import select
 import signal
 from typing import Final
 
-__all__ = ["FILES", "LIMITS", "NETWORK", "PRIVILEGES", "USER", "close_in", "end_with", "leave_network"]
+__all__ = [
+    "FILES",
+    "LIMITS",
+    "NETWORK",
+    "PRIVILEGES",
+    "USER",
+    "close_in",
+    "end_with",
+    "end_with_parent",
+    "leave_network",
+]
 
 NETWORK: Final = "network"
 """A network namespace of its own, with not even a loopback that is up."""
@@ -33,6 +43,7 @@ NOBODY: Final = 65534
 OPEN_FILES_MAX: Final = 32
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
@@ -50,12 +61,22 @@ def leave_network() -> frozenset[str]:
     return frozenset({NETWORK}) if got else frozenset()
 
 
+def end_with_parent() -> None:
+    """Have the kernel kill this process with the thread that started it: also while it is stopped.
+
+    A change of the user takes it back, so it is asked for before and after ``close_in``.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def end_with(descriptor: int) -> None:
     """Have the kernel end this process when the other end of the pipe ``descriptor`` is closed, by whatever.
 
     A step may take minutes in which the process looks at nothing, and its node may be back and at work meanwhile.
-    Whom the signal may reach depends on the user, so this comes after ``close_in``.
+    Whom the signal may reach depends on the user, so this comes after ``close_in``. A stopped process gets no
+    signal but SIGKILL, which ``end_with_parent`` is for.
     """
+    end_with_parent()
     signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends it, without a line of Python
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)

@@ -14,7 +14,8 @@ import trio
 from state.primitives.hashing import ZERO_HASH
 from tasks.engine.errors import StateInvalid
 from tasks.engine.state import TrainingState
-from tasks.executor.errors import JobFailed, JobStalled
+from tasks.executor.ends import ENDS_WITHIN_S, Ends, JobEnd, code_of
+from tasks.executor.errors import JobFailed, JobGivenUp, JobStalled
 from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, SegmentRecord, Train
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
 from tasks.executor.results import TaskResult, Verdict, WindowResult
@@ -26,6 +27,9 @@ __all__ = ["FINAL_REASONS", "Executor", "ExecutorOptions", "JobStatus"]
 
 FINAL_REASONS: Final = frozenset({"diverged", "dataset_invalid", "state_invalid", "unsupported_job"})
 """Failures that the job's own numbers cause: they come again however often it is started."""
+
+RETRIED_REASONS: Final = frozenset({"died", "job_stalled"})
+"""Ends of a trial's process that say nothing of the job."""
 
 OnWindow = Callable[[WindowResult], Awaitable[None]]
 
@@ -48,12 +52,27 @@ class JobStatus:
     total_steps: int
     starts: int
     device: str
+    ends: int = 0
+    """Ends of its process within the last hour that nobody asked for, ..."""
+    last_end: str = ""
+    """... and what the last one was."""
+
+
+def _ignore_end(_end: JobEnd) -> None:
+    pass
 
 
 class Executor:
-    """Runs jobs on a backend, keeps the journal, and meters."""
+    """Runs jobs on a backend, keeps the journal, and meters.
 
-    def __init__(self, options: ExecutorOptions, journal_root: Path, backend: Backend | None = None) -> None:
+    ``on_end`` is told of each end of a process that nobody asked for.
+    """
+
+    def __init__(
+        self, options: ExecutorOptions, journal_root: Path, backend: Backend | None = None, *,
+        on_end: Callable[[JobEnd], None] = _ignore_end,
+    ) -> None:  # fmt: skip
+        self._on_end, self._ends = on_end, Ends()
         self._options, self._journal = options, Journal(journal_root)
         self._scratch = journal_root / ".scratch"
         self._backend = backend or ProcessBackend(options.process, self._scratch)
@@ -66,9 +85,26 @@ class Executor:
         """The jobs that run now, by task id."""
         return self._status
 
+    @property
+    def restarts_max(self) -> int:
+        """Starts after the first that make no progress."""
+        return self._options.restarts_max
+
+    async def run_process(self, order: Train, listener: Callable[[ChildFrame], Awaitable[None]]) -> None:
+        """Run one process of a job. Raises what the backend raises."""
+        await self._backend.run(order, listener)
+
+    def show(self, task: bytes, status: JobStatus) -> None:
+        """Note where a job stands."""
+        self._status[task] = status
+
     async def probe(self) -> Capabilities:
         """Tell what jobs get on this machine: a device and isolation. Raises what running a job raises."""
         return await self._backend.probe()
+
+    async def end_leftovers(self) -> int:
+        """End the jobs that an earlier life of this node left running; return how many there were."""
+        return await self._backend.end_leftovers()
 
     async def unfinished(self) -> tuple[JournalEntry, ...]:
         """Return the tasks that the journal knows: call ``run_task`` or ``forget`` for each after a restart."""
@@ -79,6 +115,7 @@ class Executor:
 
     async def forget(self, task: bytes) -> None:
         """Drop the journal of a task that is settled, cancelled or somebody else's now."""
+        self._ends.forget(task)
         await trio.to_thread.run_sync(self._journal.forget, task)
 
     async def resumes(self, task: bytes, spec: JobSpec, windows: int, root: bytes) -> bool:
@@ -97,7 +134,7 @@ class Executor:
         job = Job.of(spec)
         async with self._jobs:
             record = await trio.to_thread.run_sync(self._journal.open, task, job, start)
-            run = _Run(self._backend, self._options, task, spec, record, _refuse_window, self._status)
+            run = _Run(self, task, spec, record, _refuse_window)
             try:
                 return await run.first_segment(dataset)
             finally:
@@ -112,19 +149,20 @@ class Executor:
         ``on_window`` is called for each window in order; when it returns the window counts as handed on. It may be
         called again for the same window, with the same roots, after the node died or its disk lost the journal.
         Cancel the call to stop the job; its journal stays.
-        Raises JobFailed (with the job's reason), JobStalled, IsolationMissing, EngineMissing, UnsupportedJob.
+        Raises JobFailed (with the job's reason), JobStalled, JobGivenUp, IsolationMissing, EngineMissing,
+        UnsupportedJob.
         """
         job = Job.of(spec)
         async with self._jobs:
             record = await trio.to_thread.run_sync(self._journal.open, task, job, start)
             try:
-                return await _Run(self._backend, self._options, task, spec, record, on_window, self._status).run(
-                    dataset
-                )
+                return await _Run(self, task, spec, record, on_window).run(dataset)
             finally:
                 self._status.pop(task, None)
 
-    async def verify_segment(self, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes) -> Verdict:
+    async def verify_segment(
+        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
+    ) -> Verdict:
         """Re-run one segment from the state that its worker published, and compare (MARKET.md 4.5).
 
         Raises what ``run_task`` raises for faults of this machine; faults of the worker are verdicts.
@@ -148,16 +186,32 @@ class Executor:
                     await self._backend.run(order, listen)
                     break
                 except (JobFailed, JobStalled) as error:
-                    reason = error.reason if isinstance(error, JobFailed) else error.code
+                    reason = code_of(error)
                     if reason == "diverged":  # so the leaf's end state cannot exist
                         return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, ("diverged",))
                     if reason in FINAL_REASONS:
                         return Verdict.unavailable(leaf.segment, str(error))
+                    self.note_end(task, error, segment=leaf.step_from)
                     if attempt == self._options.restarts_max:
                         raise
         if len(found) != 1:
             raise JobFailed(reason="bad_frame", text=f"{len(found)} segments where one was ordered")
         return _compare(leaf, found[0])
+
+    def note_end(self, task: bytes, error: JobFailed | JobStalled, *, segment: int | None = None) -> JobEnd:
+        """Count an end of a process and tell of it; of a check it is that of the segment from step ``segment``.
+
+        Raises JobGivenUp when there were too many.
+        """
+        job = task if segment is None else (task, segment)
+        count = self._ends.note(job, trio.current_time())
+        end = JobEnd(task, code_of(error), str(error), count, segment is not None)
+        self._on_end(end)
+        if end.is_last:
+            raise JobGivenUp(
+                f"the job's process ended {count} times in {ENDS_WITHIN_S / 60:.0f} min, the last time: {error}"
+            ) from error
+        return end
 
 
 async def _refuse_window(_result: WindowResult) -> None:
@@ -186,19 +240,13 @@ class _Run:
     """One call of run_task: starts the job until it is through, hands windows on."""
 
     def __init__(
-        self,
-        backend: Backend,
-        options: ExecutorOptions,
-        task: bytes,
-        spec: JobSpec,
-        record: TaskJournal,
-        on_window: OnWindow,
-        status: dict[bytes, JobStatus],
+        self, executor: Executor, task: bytes, spec: JobSpec, record: TaskJournal, on_window: OnWindow
     ) -> None:
-        self._backend, self._options, self._task, self._spec = backend, options, task, spec
-        self._job, self._record, self._on_window, self._status = Job.of(spec), record, on_window, status
+        self._executor, self._task, self._spec = executor, task, spec
+        self._job, self._record, self._on_window = Job.of(spec), record, on_window
         self._device = ""
         self._starts = 0
+        self._last_end: JobEnd | None = None
         self._accuracy: tuple[int, int] | None = None
         self._gpu_ms = sum(segment.compute_ms for segment in record.segments)
 
@@ -212,11 +260,27 @@ class _Run:
 
             state = await trio.to_thread.run_sync(record.load_state)
             order = Train(self._job, dataset, state, self._job.segment_end(record.step), evaluate=False)
-            await self._backend.run(order, listen)
+            await self._try(order, listen)
         if not record.segments:
             raise JobFailed(reason="bad_frame", text="finished before its last step")
         done = record.segments[-1]
         return -(-done.compute_ms // (done.step_to - done.step_from))
+
+    async def _try(self, order: Train, listener: Callable[[ChildFrame], Awaitable[None]]) -> None:
+        """Run ``order``, again where its process died: that says nothing of the job."""
+        left = self._executor.restarts_max
+        while True:
+            try:
+                await self._executor.run_process(order, listener)
+            except (JobFailed, JobStalled) as error:
+                if code_of(error) not in RETRIED_REASONS:
+                    raise
+                self._executor.note_end(self._task, error)
+                if not left or self._record.segments:
+                    raise
+                left -= 1
+            else:
+                return
 
     async def run(self, dataset: bytes) -> TaskResult:
         fruitless = 0
@@ -227,12 +291,13 @@ class _Run:
             state = await trio.to_thread.run_sync(self._record.load_state)
             order = Train(self._job, dataset, state, self._job.total_steps, evaluate=True)
             try:
-                await self._backend.run(order, self._listen)
+                await self._executor.run_process(order, self._listen)
             except (JobFailed, JobStalled) as error:
                 if isinstance(error, JobFailed) and error.reason in FINAL_REASONS:
                     raise
+                self._last_end = self._executor.note_end(self._task, error)
                 fruitless = fruitless + 1 if self._record.step == stood_at else 1
-                if fruitless > self._options.restarts_max:
+                if fruitless > self._executor.restarts_max:
                     raise
         await self._hand_on()
         return TaskResult(
@@ -260,7 +325,14 @@ class _Run:
                 pass  # the backend raises it
 
     def _note(self, step: int) -> None:
-        self._status[self._task] = JobStatus(step, self._job.total_steps, self._starts, self._device)
+        last = self._last_end
+        self._executor.show(
+            self._task,
+            JobStatus(
+                step, self._job.total_steps, self._starts, self._device,
+                ends=0 if last is None else last.times, last_end="" if last is None else last.text,
+            ),
+        )  # fmt: skip
 
     def _accept(self, segment: Segment) -> None:
         """Check that a segment is the next one and holds the state it names, and write it down."""

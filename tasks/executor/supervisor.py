@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,13 +40,31 @@ from tasks.executor.job import (
     encode_frame,
 )
 
-__all__ = ["ENGINES", "Backend", "Capabilities", "Listener", "ProcessBackend", "ProcessOptions"]
+__all__ = [
+    "ENGINES",
+    "Backend",
+    "Capabilities",
+    "Listener",
+    "ProcessBackend",
+    "ProcessOptions",
+    "end_leftovers",
+]
 
 ENGINES: Final = ("auto", "numpy", "torch")
 """auto: torch where it is installed and finds a GPU, else NumPy. torch: on the GPU where there is one."""
 _RECEIVE_BYTES: Final = 1 << 16
 _MEMORY_POLL_S: Final = 1.0
+_LOOK_S: Final = 1.0
+"""How often the processor time of a silent job is read."""
 _EXIT_GRACE_S: Final = 5.0
+_END_GRACE_S: Final = 1.0
+"""From SIGTERM to SIGKILL, which a stopped process cannot put off either."""
+_KILL_PATIENCE_S: Final = 10.0
+"""How long a killed process is waited for: one that hangs in a driver must not hold up the node."""
+_CHILD_MODULE: Final = "tasks.executor.child"
+_COMMAND_LIMIT_BYTES: Final = 16 * 1024
+_SCRATCH_PREFIX: Final = "dekube-job-"
+_STATES: Final = {"T": "stopped", "t": "traced", "D": "waiting for a device", "S": "asleep", "Z": "ended"}
 
 Listener: TypeAlias = Callable[[ChildFrame], Awaitable[None]]
 """Hears every frame of a job in order; while it works the job's time does not run."""
@@ -55,13 +75,16 @@ class ProcessOptions:
     """How jobs run as processes of this machine.
 
     ``niceness`` lets a validator of the same machine go first. ``isolation_required`` names those of the sandbox's
-    measures without which no job may run; the others are taken where the machine grants them.
+    measures without which no job may run; the others are taken where the machine grants them. A job that makes no
+    step for ``no_progress_s`` is ended; one that is silent and uses no processor time (a stopped one, say) after
+    ``quiet_s``.
     """
 
     engine: str = "auto"
     python: str = sys.executable
     memory_mib: int = 4096
     no_progress_s: float = 300.0
+    quiet_s: float = 30.0
     wall_s: float = 24 * 3600.0
     log_bytes_max: int = 64 * 1024
     niceness: int = 10
@@ -89,6 +112,9 @@ class Backend(Protocol):
     async def run(self, order: Train, listener: Listener) -> None:
         """Run a job to its end. Raises JobFailed, JobStalled, IsolationMissing or EngineMissing."""
 
+    async def end_leftovers(self) -> int:
+        """End the jobs that an earlier life of this node left running; return how many there were."""
+
 
 class ProcessBackend:
     """Jobs as processes of this machine, for the built-in kinds of work only."""
@@ -114,7 +140,7 @@ class ProcessBackend:
         their_end, our_end = os.pipe()  # closed however this process ends
         try:
             try:
-                process = await self._start(theirs.fileno(), their_end, scratch)
+                process = self._start(theirs.fileno(), their_end, scratch)
             finally:
                 theirs.close()
                 os.close(their_end)
@@ -123,29 +149,76 @@ class ProcessBackend:
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
                 await _Watch(self._options, order, process, stream, listener).run()
             finally:
-                with trio.CancelScope(shield=True):
-                    await _end(process)
+                await process.end()
         finally:
             ours.close()
             os.close(our_end)
             shutil.rmtree(scratch, ignore_errors=True)
 
-    async def _start(self, descriptor: int, lifeline: int, scratch: str) -> trio.Process:
+    async def end_leftovers(self) -> int:
+        """See Backend."""
+        return 0 if self._scratch is None else await trio.to_thread.run_sync(end_leftovers, self._scratch)
+
+    def _start(self, descriptor: int, lifeline: int, scratch: str) -> _Process:
         options = self._options
-        return await trio.lowlevel.open_process(
+        return _Process(
             [
-                options.python, "-P", "-s", "-B", "-m", "tasks.executor.child",
+                options.python, "-P", "-s", "-B", "-m", _CHILD_MODULE,
                 str(descriptor), scratch, options.engine,
                 str(options.memory_mib), str(int(options.wall_s) + 1), str(options.niceness),
             ],
-            stdin=lifeline,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(descriptor,),
-            env=_environment(),
-            cwd=scratch,
-            start_new_session=True,
+            stdin=lifeline, pass_fds=(descriptor,), cwd=scratch,
         )  # fmt: skip
+
+
+class _Process:
+    """A job's process, the first of a process group of its own.
+
+    It is started in the thread of the event loop, which lives as long as the node: the kernel ends the process
+    with the thread that forked it (``sandbox.end_with_parent``), and a thread of a pool may end long before.
+    """
+
+    def __init__(self, argv: list[str], *, stdin: int, pass_fds: tuple[int, ...], cwd: str) -> None:
+        output, theirs = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=stdin, stdout=theirs, stderr=subprocess.STDOUT, pass_fds=pass_fds, env=_environment(),
+                cwd=cwd, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(theirs)
+        self.pid: int = self._process.pid
+        self.output = trio.lowlevel.FdStream(output)
+
+    async def wait(self) -> int:
+        """Wait until the process has ended, kill what is left of its group, and return its exit status."""
+        if self._process.returncode is None:
+            handle = os.pidfd_open(self.pid)
+            try:
+                await trio.lowlevel.wait_readable(handle)
+            finally:
+                os.close(handle)
+            self.signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the group; not once the exit status was read, for the number may be reused then."""
+        if self._process.returncode is None:
+            _signal_group(self.pid, number)
+
+    async def end(self) -> None:
+        """End the group: SIGTERM, and SIGKILL after a grace, also for members that outlive their first process."""
+        with trio.CancelScope(shield=True):
+            self.signal(signal.SIGTERM)
+            with trio.move_on_after(_END_GRACE_S):
+                await self.wait()
+            self.signal(signal.SIGKILL)
+            with trio.move_on_after(_KILL_PATIENCE_S):
+                await self.wait()
+            await self.output.aclose()
 
 
 class _Watch:
@@ -155,7 +228,7 @@ class _Watch:
         self,
         options: ProcessOptions,
         order: Train,
-        process: trio.Process,
+        process: _Process,
         stream: trio.SocketStream,
         listener: Listener,
     ) -> None:
@@ -200,13 +273,7 @@ class _Watch:
         reader = FrameReader(child_frame_limit(self._order.job.plan))
         self._stall_at = trio.current_time() + self._options.no_progress_s
         while self._end is None:
-            with trio.move_on_at(self._stall_at) as waiting:
-                try:
-                    data = await self._stream.receive_some(_RECEIVE_BYTES)
-                except trio.BrokenResourceError:
-                    return
-            if waiting.cancelled_caught:
-                raise JobStalled(f"no step for {self._options.no_progress_s:.0f} s after step {self._step}")
+            data = await self._receive()
             if not data:
                 return
             try:
@@ -215,6 +282,30 @@ class _Watch:
                 raise JobFailed(reason="bad_frame", text=str(error)) from None
             for message in messages:
                 await self._hear(message)
+
+    async def _receive(self) -> bytes:
+        """Return what the job sends next, nothing where it has closed its socket.
+
+        Raises JobStalled when no new step came for too long, or sooner where the process uses no processor time.
+        Looks are counted and not the clock: a machine that was suspended meanwhile says nothing of the job.
+        """
+        options = self._options
+        quiet, used = 0.0, _processor_ticks(self._process.pid)
+        while True:
+            with trio.move_on_at(min(self._stall_at, trio.current_time() + _LOOK_S)):
+                try:
+                    return await self._stream.receive_some(_RECEIVE_BYTES)
+                except trio.BrokenResourceError:
+                    return b""
+            if trio.current_time() >= self._stall_at:
+                raise JobStalled(f"no step for {options.no_progress_s:.0f} s after step {self._step}")
+            before, used = used, _processor_ticks(self._process.pid)
+            quiet = quiet + _LOOK_S if used == before else 0.0
+            if quiet >= options.quiet_s:
+                raise JobStalled(
+                    f"neither a message nor processor time for {options.quiet_s:.0f} s after step {self._step} "
+                    f"(state of the process: {_process_state(self._process.pid)})"
+                )
 
     async def _hear(self, message: ChildFrame) -> None:
         if self._end is not None or isinstance(message, Hello) != (
@@ -249,9 +340,8 @@ class _Watch:
 
     async def _drain_log(self) -> None:
         """Keep the beginning of what the job writes and drop the rest, so that it never waits for a reader."""
-        assert self._process.stdout is not None
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async for data in self._process.stdout:
+            async for data in self._process.output:
                 self._log += data[: self._options.log_bytes_max - len(self._log)]
 
     async def _watch_memory(self) -> None:
@@ -262,14 +352,19 @@ class _Watch:
             with suppress(OSError, IndexError, ValueError):
                 if _resident_pages(self._process.pid) * page_bytes > self._options.memory_mib << 20:
                     self._over_memory = True
-                    _kill(self._process)
+                    self._process.signal(signal.SIGKILL)
 
     async def _last_words(self) -> str:
+        status: int | None = None
         with trio.move_on_after(_EXIT_GRACE_S):
             await self._drain_log()
-            await self._process.wait()
+            status = await self._process.wait()
         text = self._log.decode("utf-8", "replace").strip()
-        return f"exit status {self._process.returncode}: {text[-300:]}"
+        name = ""
+        if status is not None and status < 0:
+            with suppress(ValueError):
+                name = f" ({signal.Signals(-status).name})"
+        return f"exit status {status}{name}: {text[-300:]}"
 
 
 def _resident_pages(pid: int) -> int:
@@ -281,22 +376,77 @@ def _make_scratch(parent: Path | None) -> str:
     """Make the empty directory that becomes the job's root; its user may look into it and no more."""
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
-    scratch = os.path.abspath(tempfile.mkdtemp(prefix="dekube-job-", dir=parent))
+    scratch = os.path.abspath(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
     os.chmod(scratch, 0o755)  # noqa: S103 - nothing is ever in it
     return scratch
 
 
-async def _end(process: trio.Process) -> None:
-    """Kill what is left of the job's group and wait until it is gone."""
-    _kill(process)
-    await process.wait()
-    if process.stdout is not None:
-        await process.stdout.aclose()
-
-
-def _kill(process: trio.Process) -> None:
+def _signal_group(pid: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(pid, number)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none where the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return []
+
+
+def _process_state(pid: int) -> str:
+    state = [*_stat_fields(pid), "gone"][0]
+    return _STATES.get(state, state)
+
+
+def _processor_ticks(pid: int) -> int:
+    fields = _stat_fields(pid)
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+def end_leftovers(root: Path) -> int:
+    """Kill the process groups of jobs whose scratch folder is below ``root``; return how many there were.
+
+    The kernel ends a job with its node. What it missed (the node was killed before the job had asked for that) is
+    found by the folder in its command line. Jobs of this very process are not touched. Blocking.
+    """
+    below = os.path.abspath(root) + os.sep
+    handles: list[int] = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or not _is_job_below(int(entry), below):
+            continue
+        pid = int(entry)
+        with suppress(OSError):  # gone meanwhile
+            handle = os.pidfd_open(pid)
+            if not _is_job_below(pid, below):  # the number is another process's by now
+                os.close(handle)
+                continue
+            handles.append(handle)
+            if os.getpgid(pid) == pid:
+                _signal_group(pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+    deadline = time.monotonic() + _KILL_PATIENCE_S
+    for handle in handles:
+        select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+        os.close(handle)
+    return len(handles)
+
+
+def _is_job_below(pid: int, below: str) -> bool:
+    """Tell whether a process is a job of another process whose scratch folder begins with ``below``."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read(_COMMAND_LIMIT_BYTES).split(b"\0")
+    except OSError:
+        return False
+    scratch, fields = os.fsencode(below), _stat_fields(pid)
+    return (
+        _CHILD_MODULE.encode() in command
+        and any(part.startswith(scratch) and os.fsencode(_SCRATCH_PREFIX) in part for part in command)
+        and fields[:1] not in ([], ["Z"])
+        and int(fields[1]) != os.getpid()
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from testnet.plan import TESTNET_PARAMETERS
 from tests.cluster.network import Network, network, wait_for
+from tests.tasks.executor.helpers import children
 
 pytestmark = pytest.mark.cluster
 
@@ -79,7 +83,12 @@ def test_a_task_settles_although_its_worker_is_killed(running: Network) -> None:
             return None
 
         worker, _ = wait_for(busy, "a worker is at work")
+        [node] = [row["pid"] for row in running.verb("list") if row["name"] == worker]
+        jobs = [pid for pid in children(node) if b"tasks.executor.child" in command_of(pid)]
+        for pid in jobs:  # it hears of nothing from now on, and must end with its node all the same
+            os.kill(pid, signal.SIGSTOP)
         running.verb("kill", worker)
+        assert not [pid for pid in jobs if b"tasks.executor.child" in command_of(pid)]
         running.verb("restart", worker)
         said, _ = demonstration.communicate(timeout=150)
     finally:
@@ -90,6 +99,14 @@ def test_a_task_settles_although_its_worker_is_killed(running: Network) -> None:
     found = re.search(r"^Task (0x[0-9a-f]{64})$", said, re.MULTILINE)
     assert found is not None
     check_result(running, worker, found[1])
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; nothing of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def check_result(running: Network, worker: str, task: str) -> None:

@@ -66,3 +66,20 @@ def test_what_nobody_asks_for_any_more_is_no_trouble() -> None:
     attempts.ended("a")
     attempts.looked()
     assert not attempts.troubles
+
+
+def test_what_is_given_up_is_not_begun_while_it_is_asked_for() -> None:
+    attempts = Attempts(RETRY_S)
+    assert attempts.begin("a", 0.0)
+    attempts.failed("a", Trouble("job_given_up", "killed"))
+    attempts.give_up("a")
+    attempts.ended("a")
+    for now in (1.0, 1_000.0):
+        attempts.look(now)
+        assert not attempts.begin("a", now)
+        attempts.looked()
+        assert "a" in attempts.troubles
+    attempts.look(2_000.0)
+    attempts.looked()
+    attempts.look(2_001.0)
+    assert attempts.begin("a", 2_001.0), "the chain asks for it anew"

@@ -34,8 +34,10 @@ from state.store.records import STATE
 from state.transition.transfer import TRANSFER_KIND
 from tasks import queries
 from tasks.executor.errors import JobFailed
+from tasks.executor.job import Train
 from tasks.executor.needs import needs_of
 from tasks.executor.results import WindowResult
+from tasks.executor.supervisor import Listener
 from tasks.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.parameters import TaskParameters
 from tasks.proofs import Code, Finding
@@ -600,6 +602,34 @@ async def test_a_job_that_diverges_under_way_is_given_up_at_once_and_unfined(wor
         nursery.cancel_scope.cancel()
     assert (market.record.reason, market.record.diverged) == (Reason.JOB_DIVERGED, 1)
     assert Purpose.WORKER_FINE not in {line.purpose for line in queries.bill(world.store, market.task).lines}
+
+
+async def test_a_job_whose_process_keeps_being_killed_is_given_up_and_each_end_told(world: World) -> None:
+    """The requester does not wait for the deadline; log and status say what happened."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(worker.run)
+            assert worker.duties is not None
+            executor = worker.duties._executor
+            whole = executor.run_process
+
+            async def die(order: Train, listener: Listener) -> None:
+                if not order.evaluate:  # its trial
+                    return await whole(order, listener)
+                raise JobFailed(reason="died", text="exit status -9 (SIGKILL)")
+
+            executor.run_process = die  # type: ignore[method-assign]
+            executor._options = replace(executor._options, restarts_max=100)
+            await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    ends = [line for line in logs if line["event"] == "the process of a job ended by itself"]
+    assert [line["times"] for line in ends] == list(range(1, 10))
+    assert [line["given_up"] for line in ends] == [False] * 8 + [True]
+    assert worker.duties.job_ends == 9
+    assert (market.record.phase, market.record.reason) == (Phase.DEGRADED, Reason.WORKER_LEFT)
 
 
 async def test_a_check_ends_with_its_deadline_and_frees_the_machine(world: World) -> None:

@@ -16,12 +16,13 @@ from state.primitives.merkle import merkle_root
 from tasks.engine.arrays import NumpyArrays
 from tasks.engine.state import TrainingState
 from tasks.engine.training import Trainer
-from tasks.executor.errors import JobFailed
-from tasks.executor.job import ChildFrame, Finished, Job, Segment, SegmentRecord, encode_frame
+from tasks.executor.ends import ENDS_MAX, ENDS_WITHIN_S, JOBS_MAX, Ends, JobEnd
+from tasks.executor.errors import JobFailed, JobGivenUp
+from tasks.executor.job import ChildFrame, Finished, Hello, Job, Segment, SegmentRecord, Train, encode_frame
 from tasks.executor.journal import Journal
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import Executor, ExecutorOptions
-from tasks.executor.supervisor import ProcessOptions
+from tasks.executor.supervisor import Capabilities, Listener, ProcessOptions
 from tasks.proofs import Code, check_leaves, check_opening, encode_leaf, make_opening
 from tests.tasks.executor.helpers import BLOB, DATA, TASK, impostor, job_processes, make_spec
 
@@ -128,6 +129,83 @@ async def test_a_window_that_was_handed_on_does_not_come_again(tmp_path: Path, d
     assert again.found == []
 
 
+class Dying:
+    """A backend whose every process makes one segment, if there is one left, and is killed."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._left = segments
+
+    async def probe(self) -> Capabilities:
+        return Capabilities("cpu:numpy", frozenset())
+
+    async def end_leftovers(self) -> int:
+        return 0
+
+    async def run(self, _order: Train, listener: Listener) -> None:
+        await listener(Hello("cpu:numpy", frozenset()))
+        if self._left:
+            await listener(self._left.pop(0))
+        raise JobFailed(reason="died", text="exit status -9 (SIGKILL)")
+
+
+async def test_a_job_whose_process_is_killed_again_and_again_is_given_up(
+    tmp_path: Path, done: list[WindowResult]
+) -> None:
+    """Most starts make a segment, so they are not fruitless; each end is told once and counted."""
+    told: list[JobEnd] = []
+    backend = Dying([segment_of(window, number) for window in done for number in range(4)][:-1])
+    executor = Executor(OPTIONS, tmp_path, backend, on_end=told.append)
+    with pytest.raises(JobGivenUp, match="9 times") as raised:
+        await executor.run_task(TASK, SPEC, BLOB, Windows())
+    assert [end.times for end in told] == list(range(1, ENDS_MAX + 2))
+    assert {(end.task, end.code, end.is_check) for end in told} == {(TASK, "died", False)}
+    assert all("SIGKILL" in end.text for end in told) and "SIGKILL" in str(raised.value)
+    assert [end.is_last for end in told] == [False] * ENDS_MAX + [True]
+    with pytest.raises(JobGivenUp):  # it stays given up when it is tried once more
+        await executor.run_task(TASK, SPEC, BLOB, Windows())
+    assert len(told) == ENDS_MAX + 2
+
+
+async def test_a_check_whose_process_is_killed_again_and_again_is_given_up(
+    tmp_path: Path, done: list[WindowResult]
+) -> None:
+    told: list[JobEnd] = []
+    executor = Executor(OPTIONS, tmp_path, Dying([]), on_end=told.append)
+    leaf = make_leaves(done[1], segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)[2]
+    for given_up in (False, False, True):
+        with pytest.raises(JobGivenUp if given_up else JobFailed):
+            await executor.verify_segment(TASK, SPEC, BLOB, leaf, done[1].load_state(2))
+    assert [(end.times, end.is_check) for end in told] == [(count, True) for count in range(1, ENDS_MAX + 2)]
+
+
+def test_ends_of_long_ago_do_not_count() -> None:
+    ends = Ends()
+    assert [ends.note("job", time) for time in (0.0, 1.0, ENDS_WITHIN_S, ENDS_WITHIN_S + 2)] == [1, 2, 2, 2]
+    for job in range(2 * JOBS_MAX):
+        assert ends.note(job, 0.0) == 1
+    assert len(ends._times) == JOBS_MAX
+    assert ends.note(2 * JOBS_MAX - 1, 0.0) == 2
+    ends.forget(2 * JOBS_MAX - 1)
+    assert ends.note(2 * JOBS_MAX - 1, 0.0) == 1
+
+
+async def test_a_trial_whose_process_is_killed_is_tried_again(tmp_path: Path) -> None:
+    """That a process died says nothing of the job: the task would be turned down for it."""
+    marker = tmp_path / "died"
+    program = impostor(
+        tmp_path,
+        "from tasks.executor.child import main",
+        f"if not os.path.exists({str(marker)!r}):",
+        f"    open({str(marker)!r}, 'w').close(); os.kill(os.getpid(), 9)",
+        "main(sys.argv[6:])",
+    )
+    told: list[JobEnd] = []
+    options = ExecutorOptions(process=ProcessOptions(python=program, engine="numpy"))
+    executor = Executor(options, tmp_path / "journal", on_end=told.append)
+    assert await executor.try_task(TASK, SPEC, BLOB) > 0
+    assert [(end.code, end.times) for end in told] == [("died", 1)]
+
+
 async def test_a_killed_process_is_started_again_from_the_last_segment(
     tmp_path: Path, done: list[WindowResult]
 ) -> None:
@@ -146,6 +224,7 @@ async def test_a_killed_process_is_started_again_from_the_last_segment(
             while executor.status[TASK].starts < 2:  # noqa: ASYNC110 - of a process
                 await trio.sleep(0.005)
             assert executor.status[TASK].total_steps == 1600
+            assert executor.status[TASK].ends == 1 and "SIGKILL" in executor.status[TASK].last_end
 
         nursery.start_soon(kill)
         await executor.run_task(TASK, spec, BLOB, windows)
@@ -217,7 +296,7 @@ async def test_a_process_that_lies_about_its_state_is_refused(
 
 async def test_an_honest_segment_is_confirmed(tmp_path: Path, done: list[WindowResult]) -> None:
     leaves = make_leaves(done[1], segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)
-    found = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaves[2], done[1].load_state(2))
+    found = await Executor(OPTIONS, tmp_path).verify_segment(TASK, SPEC, BLOB, leaves[2], done[1].load_state(2))
     assert found.ok
     assert found.finding.code is Code.COMPUTED
     assert found.finding.probe_root == done[1].segments[2].probe_root
@@ -248,7 +327,7 @@ async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat:
     )  # fmt: skip
     window = replace(done[1], segments=(told, *done[1].segments[1:]))
     leaf = make_leaves(window, segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)[0]
-    verdict = await Executor(OPTIONS, tmp_path).verify_segment(SPEC, BLOB, leaf, done[1].load_state(0))
+    verdict = await Executor(OPTIONS, tmp_path).verify_segment(TASK, SPEC, BLOB, leaf, done[1].load_state(0))
     assert not verdict.ok
     assert verdict.code is Code.COMPUTED
     assert ("loss_bits" if cheat == "made-up loss" else "state_root_after") in verdict.mismatches
@@ -259,11 +338,13 @@ async def test_a_state_that_is_not_the_leafs_is_unavailable(tmp_path: Path, done
     leaf = make_leaves(done[0], segment_salts(SECRET, TASK, 0, 4), [bytes(32)] * 4)[1]
     executor = Executor(OPTIONS, tmp_path)
     for state in (b"", b"garbage", done[0].load_state(2), done[0].load_state(1)[:-1]):
-        verdict = await executor.verify_segment(SPEC, BLOB, leaf, state)
+        verdict = await executor.verify_segment(TASK, SPEC, BLOB, leaf, state)
         assert not verdict.ok
         assert verdict.code is Code.UNAVAILABLE
     stretched = leaf._replace(step_to=leaf.step_to + 5)
-    assert (await executor.verify_segment(SPEC, BLOB, stretched, done[0].load_state(1))).code is Code.UNAVAILABLE
+    assert (
+        await executor.verify_segment(TASK, SPEC, BLOB, stretched, done[0].load_state(1))
+    ).code is Code.UNAVAILABLE
 
 
 def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -> None:

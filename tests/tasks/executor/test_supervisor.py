@@ -185,6 +185,73 @@ async def test_a_job_that_makes_no_step_is_ended() -> None:
     assert job_processes() == []
 
 
+async def test_a_stopped_job_is_ended_long_before_one_that_computes() -> None:
+    """It uses no processor time: the time that a long step may take is not waited for."""
+
+    async def stop(message: ChildFrame) -> None:
+        if isinstance(message, Progress):
+            for pid in job_processes():
+                os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(JobStalled, match="stopped"), trio.fail_after(60):
+        await ProcessBackend(ProcessOptions(quiet_s=1.0)).run(endless_order(), stop)
+    assert job_processes() == []
+
+
+async def test_a_job_that_computes_silently_is_not_taken_for_a_stopped_one(tmp_path: Path) -> None:
+    silent = "end = time.process_time() + 2.5\nwhile time.process_time() < end: pass"
+    last = "job.sendall(encode_frame(Failed('diverged', 'done')))"
+    options = ProcessOptions(python=impostor(tmp_path, HELLO, silent, last), quiet_s=1.0)
+    with pytest.raises(JobFailed, match="diverged"):
+        await ProcessBackend(options).run(make_order(), ignore)
+
+
+async def test_a_stopped_job_that_is_cancelled_is_gone() -> None:
+    async def stop(message: ChildFrame) -> None:
+        if isinstance(message, Progress):
+            for pid in job_processes():
+                os.kill(pid, signal.SIGSTOP)
+            scope.cancel()
+
+    with trio.CancelScope() as scope, trio.fail_after(60):
+        await ProcessBackend(ProcessOptions()).run(endless_order(), stop)
+    assert scope.cancelled_caught
+    assert job_processes() == []
+
+
+async def test_what_an_earlier_life_of_the_node_left_is_ended(tmp_path: Path) -> None:
+    """Stopped, and with a child of its own in its group; jobs of another node are not touched."""
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    program = "import os, time; os.fork(); time.sleep(300)"
+    left = [
+        subprocess.Popen(  # noqa: ASYNC220 - as the orphan of a node: its parent is another process
+            ["/bin/sh", "-c", f'"$0" -c "$1" -m tasks.executor.child 3 {root}/dekube-job-abc numpy & echo $!',
+             sys.executable, program],
+            start_new_session=True, stdout=subprocess.PIPE, text=True,
+        )
+        for root in (ours, others)
+    ]  # fmt: skip
+    pids = []
+    for process in left:
+        assert process.stdout is not None
+        pids.append(int(process.stdout.readline()))
+        process.stdout.close()
+        process.wait()
+    with trio.fail_after(60):
+        while any(not children(pid) for pid in pids):  # noqa: ASYNC110 - of processes
+            await trio.sleep(0.01)
+    groups = [children(pid) for pid in pids]
+    os.kill(pids[0], signal.SIGSTOP)
+    try:
+        assert await ProcessBackend(ProcessOptions(), ours).end_leftovers() == 1 + len(groups[0])
+        assert not any(is_alive(pid) for pid in (pids[0], *groups[0]))
+        assert all(is_alive(pid) for pid in (pids[1], *groups[1]))
+    finally:
+        for pid in (*groups[1], pids[1]):
+            os.kill(pid, signal.SIGKILL)
+    assert await ProcessBackend(ProcessOptions(), others).end_leftovers() == 0
+
+
 async def test_a_job_beyond_its_time_is_ended() -> None:
     with pytest.raises(JobStalled):
         await ProcessBackend(ProcessOptions(wall_s=1.0)).run(endless_order(), ignore)
@@ -295,6 +362,20 @@ def test_a_job_ends_when_its_node_is_killed() -> None:
         "from tests.tasks.executor.helpers import endless_order, job_processes\n"
         "async def listen(message):\n"
         "    if isinstance(message, Progress): print(*job_processes(), flush=True)\n"
+        "trio.run(ProcessBackend(ProcessOptions()).run, endless_order(), listen)\n"
+    )
+    assert ends_with_its_node(program)
+
+
+def test_a_stopped_job_ends_when_its_node_is_killed() -> None:
+    program = (
+        "import os, signal, trio\n"
+        "from tasks.executor.job import Progress\n"
+        "from tasks.executor.supervisor import ProcessBackend, ProcessOptions\n"
+        "from tests.tasks.executor.helpers import endless_order, job_processes\n"
+        "async def listen(message):\n"
+        "    if isinstance(message, Progress):\n"
+        "        for pid in job_processes(): os.kill(pid, signal.SIGSTOP); print(pid, flush=True)\n"
         "trio.run(ProcessBackend(ProcessOptions()).run, endless_order(), listen)\n"
     )
     assert ends_with_its_node(program)
