@@ -68,6 +68,7 @@ KEYS_MAX: Final = 16
 EPOCH_LIMIT: Final = 1 << 32
 VIEW_LIMIT: Final = 1 << 48
 NUMBER_LIMIT: Final = 1 << 32
+TIME_MS_LIMIT: Final = 1 << 48
 TEXT_CHARACTERS_MAX: Final = 500
 COMPACT_BYTES: Final = 1024 * 1024
 """The guard's record is written anew when it has grown by so much; what the floor has passed is left out."""
@@ -255,12 +256,18 @@ class Done(NamedTuple):
 
 
 class SignerStatus(NamedTuple):
-    """What an operator sees. ``is_taken``: a node votes with it now; ``is_retired``: it votes no more."""
+    """What an operator sees. ``is_taken``: a node votes with it now; ``is_retired``: it votes no more.
+
+    ``log_dropped``: lines of the signer's log that could not be written; ``log_since_ms``: Unix time since when
+    none can be written, 0 while they are.
+    """
 
     mark: Watermark
     votes_kept: int
     is_taken: int
     is_retired: int
+    log_dropped: int = 0
+    log_since_ms: int = 0
 
 
 class Keys(NamedTuple):
@@ -396,8 +403,8 @@ def encode_answer(number: int, answer: Answer) -> bytes:
             body = [4, [list(vote) for vote in votes]]
         case Done():
             body = [5]
-        case SignerStatus(mark, votes_kept, is_taken, is_retired):
-            body = [6, list(mark), votes_kept, is_taken, is_retired]
+        case SignerStatus():
+            body = [6, list(answer.mark), *answer[1:]]
         case Keys(vote_keys):
             body = [8, list(vote_keys)]
         case Refusal(code, rule, message):
@@ -432,10 +439,12 @@ def _answer(tag: int, fields: list[object]) -> Answer:
             return SignedPage(tuple([_vote_from_value(vote) for vote in votes]))
         case 5, []:
             return Done()
-        case 6, [list(mark), int(votes_kept), (0 | 1) as is_taken, (0 | 1) as is_retired] if (
-            0 <= votes_kept < NUMBER_LIMIT
-        ):
-            return SignerStatus(_watermark_from_value(mark), votes_kept, is_taken, is_retired)
+        case 6, [
+            list(mark), int(votes_kept), (0 | 1) as is_taken, (0 | 1) as is_retired, int(dropped), int(since_ms),
+        ] if max(votes_kept, dropped) < NUMBER_LIMIT and since_ms < TIME_MS_LIMIT and (
+            min(votes_kept, dropped, since_ms) >= 0
+        ):  # fmt: skip
+            return SignerStatus(_watermark_from_value(mark), votes_kept, is_taken, is_retired, dropped, since_ms)
         case 7, [str(code), str(rule), str(message)] if (
             len(code) <= TEXT_CHARACTERS_MAX
             and len(rule) <= TEXT_CHARACTERS_MAX

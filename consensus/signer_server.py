@@ -15,6 +15,7 @@ import trio
 from consensus.guard_log import Log
 from consensus.signer import (
     KEYS_MAX,
+    NUMBER_LIMIT,
     OPERATOR_REQUESTS,
     REQUEST_BYTES_MAX,
     Answer,
@@ -90,8 +91,9 @@ class _Connection:
 class SignerServer:
     """Serves vote keys, each to one voter at a time; who names none gets the first.
 
-    ``on_refusal`` is told what was refused. Raises StoreError from ``serve`` when a write fails; the process must
-    end then, and until it does it refuses all.
+    ``on_refusal`` is told what was refused; ``log_state`` returns ``log_dropped`` and ``log_since_ms`` of the
+    status. Raises StoreError from ``serve`` when a write fails; the process must end then, and until it does it
+    refuses all.
     """
 
     def __init__(
@@ -99,7 +101,9 @@ class SignerServer:
         *keys: SignerKey,
         limits: SignerLimits | None = None,
         on_refusal: Callable[[DekubeError, Request], None] | None = None,
+        log_state: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
+        self._log_state = log_state
         self._places = {key.core.vote_key: _Place(*key) for key in keys}
         assert 0 < len(self._places) == len(keys) <= KEYS_MAX, "each key once"
         self._on_refusal = on_refusal
@@ -160,7 +164,9 @@ class SignerServer:
                 return Keys(self.vote_keys)
             case AskStatus(vote_key):
                 place = self._place(vote_key)
-                return place.core.status(is_taken=place.voter is not None)
+                dropped, since_ms = self._log_state()
+                status = place.core.status(is_taken=place.voter is not None)
+                return status._replace(log_dropped=min(dropped, NUMBER_LIMIT - 1), log_since_ms=since_ms)
             case Open(_, vote_key):
                 place = self._place(vote_key)
                 if place.voter not in (None, connection):

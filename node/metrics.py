@@ -19,6 +19,7 @@ from prometheus_client.exposition import make_wsgi_app
 from consensus.metrics import METRICS
 from node.hearing import Hearing
 from node.ports import cannot_listen
+from rpc.log_output import LogCollector
 
 if TYPE_CHECKING:
     from node.service import Node
@@ -50,6 +51,7 @@ class NodeMetrics:
         self._loop: trio.lowlevel.TrioToken | None = None
         self._scraped: trio.Event | None = None
         r.register(self)  # first: what is read after it has answered is at least as new as wait_scrape says
+        r.register(LogCollector())
         for name, (kind, labels) in METRICS.items():
             text = name.removesuffix("_total").replace("_", " ")
             if kind == "histogram":

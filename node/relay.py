@@ -22,6 +22,7 @@ from relay.daemon import RelayDaemon, RelayOptions, run_relay
 from relay.fanout import FanoutLimits
 from relay.limits import RelayLimits
 from relay.metering import Tariff
+from rpc.log_output import LogCollector
 from state.primitives.address import format_address
 from state.primitives.genesis import genesis_hash
 
@@ -98,7 +99,7 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
             relay = RelayOptions(
                 listen=options.listen, metrics_listen=options.metrics, limits=options.limits,
                 fanout=options.fanout, tariff=options.tariff, credit=options.credit, peers=options.peers,
-                receipts=home.path(RECEIPTS), drain_s_max=options.drain_s,
+                receipts=home.path(RECEIPTS), drain_s_max=options.drain_s, collectors=(LogCollector(),),
             )  # fmt: skip
             ledger = GatewayLedger(urls, account) if urls else None
             run_relay(relay, make_identity, on_ready=tell, ledger=ledger)

@@ -68,6 +68,7 @@ from relay.client import RelayClient
 from relay.publisher import FanoutClient
 from rpc.backend import Backend
 from rpc.limits import raise_descriptor_limit, tune_collector
+from rpc.log_output import LOG_OUTPUT
 from state.primitives.address import format_address
 from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError, DekubeError
@@ -563,6 +564,7 @@ class Node:
             "jobs": self.duties.jobs(),
             "troubles": self.duties.troubles(),
             "draining": self.drain.is_on,
+            "log": LOG_OUTPUT.describe(),
             "gateway": self.gateway.describe() if self.options.rpc.listen else None,
             "roles": list(self.options.roles),
             "version": version("dekube-node"),

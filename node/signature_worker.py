@@ -40,5 +40,6 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> int:
 
 if __name__ == "__main__":
     end_with_parent()  # a stopped process does not see stdin close
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the node decides when it ends; log rotation is not meant for it
     sys.exit(serve(sys.stdin.buffer, sys.stdout.buffer))

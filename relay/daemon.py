@@ -86,6 +86,8 @@ class RelayOptions:
     """Other relays, as ``relay:<address>:host:port``: connections to them are kept, and measured."""
     receipts: Path | None = None
     """Directory of the payers' receipts; None: they are not kept."""
+    collectors: tuple[Any, ...] = ()
+    """Collectors of prometheus_client for /metrics beside the relay's own: those of its process."""
     drain_s_max: int = 20
     """How long clients may take to go elsewhere when the relay is told to end; 0: it ends at once."""
 

@@ -22,6 +22,8 @@ def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
     """Return what answers for a daemon's counts."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(cast(Any, _Collector(daemon)))
+    for collector in daemon.options.collectors:
+        registry.register(collector)
     return registry
 
 

@@ -34,6 +34,7 @@ from rpc.doors import DoorOptions, Doors, make_protocols
 from rpc.errors import RpcError
 from rpc.holding import Ledger
 from rpc.limits import Budgets, Proxies, caller_key
+from rpc.log_output import LogCollector
 from rpc.web import allowed_headers
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
@@ -247,6 +248,7 @@ class Faucet:
         self._low = Gauge("dekube_faucet_balance_low", "Whether that is below the alarm.", registry=self._registry)
         self._kept = Gauge("dekube_faucet_grants_of_day", "Grants of the last day.", registry=self._registry)
         self._kept.set_function(book.count)
+        self._registry.register(LogCollector())
 
     def metrics(self) -> bytes:
         """Return the metrics in Prometheus' format."""

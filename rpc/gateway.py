@@ -28,6 +28,8 @@ from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions, Doors, make_protocols
 from rpc.limits import is_loopback, raise_descriptor_limit, tune_collector
 from rpc.link import Link, LinkOptions
+from rpc.log_output import LOG_OUTPUT, configure_structlog, open_standard_descriptors
+from rpc.service_signals import outlive_signals
 from rpc.subscriptions import Hub, SessionOptions
 from rpc.web import Application, WebOptions
 from state.primitives.errors import ConfigError
@@ -184,6 +186,7 @@ def _end_on_failure(task: asyncio.Task[None]) -> None:
     """End the process when a part of it has failed: the node starts a fresh one."""
     if not task.cancelled():
         _log.critical("rpc gateway failed", error=repr(task.exception()))
+        LOG_OUTPUT.flush()
         os._exit(70)
 
 
@@ -201,29 +204,23 @@ def _load(arguments: argparse.Namespace) -> GatewayOptions:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process; return its exit status."""
+    open_standard_descriptors()
+    outlive_signals()
     parser = argparse.ArgumentParser(prog="dekube-rpc-gateway", description="JSON-RPC gateway of a DEKUBE node")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", help="JSON file with the gateway's options")
     source.add_argument("--config-fd", type=int, help="inherited descriptor to read them from")
     try:
         options = _load(parser.parse_args(arguments))
-        level = logging.getLevelNamesMapping().get(options.log_level.upper(), logging.INFO)
-        as_text = options.log_format == "text" or (options.log_format == "auto" and sys.stderr.isatty())
-        structlog.configure(
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.format_exc_info,
-                structlog.dev.ConsoleRenderer() if as_text else structlog.processors.JSONRenderer(default=str),
-            ],
-            wrapper_class=structlog.make_filtering_bound_logger(level),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+        if options.log_level.upper() not in logging.getLevelNamesMapping():
+            raise ConfigError(
+                f"rpc gateway: log_level {options.log_level!r}: debug, info, warning or error expected"
+            )
+        configure_structlog(options.log_level, options.log_format)
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # warnings are of what anybody may send
         uvloop.run(serve(options))
     except ConfigError as error:
-        print(f"dekube: {error}", file=sys.stderr)
+        LOG_OUTPUT.write(f"dekube: {error}\n")
         return 78
     except KeyboardInterrupt:
         return 130

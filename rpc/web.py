@@ -24,6 +24,7 @@ from rpc.errors import RpcError
 from rpc.holding import Held, Ledger
 from rpc.limits import caller_key
 from rpc.link import Link
+from rpc.log_output import LogCollector
 from rpc.subscriptions import Hub, Session, SessionOptions, answering
 from rpc.surface import SURFACE, absent
 
@@ -437,6 +438,7 @@ class Metrics:
         held = Gauge("dekube_rpc_held_bytes", "Bodies not whole and answers not read", registry=self.registry)
         held.set_function(lambda: doors.ledger.bytes)
         self.registry.register(self)
+        self.registry.register(LogCollector())
 
     def observe(self, method: str, outcome: str) -> None:
         """Count a request: a number of our own, which costs a tenth of the library's counter."""

@@ -32,6 +32,8 @@ LOOK_FIRST: Final = frozenset(
 """Codes of errors, and reasons of a halt of the consensus, that end with EXIT_LOOK_FIRST."""
 SERVICES: Final = frozenset({("node", "run"), ("signer", "run"), ("relay", "run")})
 """What a service manager starts, and would start again."""
+OUTLIVES_SIGNALS: Final = SERVICES | {("faucet", "run")}
+"""Commands that go on at signals of log rotation, from their start on."""
 NOT_HEALED: Final = frozenset(
     {
         *("trust_expired", "checkpoint_mismatch", "fork_found", "config_error", "keystore_error"),
@@ -131,6 +133,12 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; a known error is one line on standard error and a status, never a traceback."""
+    if tuple(sys.argv[1:3]) in OUTLIVES_SIGNALS:
+        from rpc.log_output import open_standard_descriptors
+        from rpc.service_signals import outlive_signals
+
+        open_standard_descriptors()
+        outlive_signals()
     try:
         status = group.main(prog_name="dekube", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # a command's Exit comes back as its number
@@ -138,7 +146,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Aborted.", err=True)
+        _say_line("Aborted.")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe went away: that is its right; keep the interpreter from complaining at exit.
@@ -147,7 +155,7 @@ def main() -> None:
     except BaseExceptionGroup as errors:
         known, unknown = errors.split((DekubeError, OSError))
         if unknown is not None and unknown.split(KeyboardInterrupt)[1] is None:
-            click.echo("Aborted.", err=True)
+            _say_line("Aborted.")
             sys.exit(130)
         if unknown is not None:
             raise
@@ -179,7 +187,16 @@ def _as_known(error: DekubeError | OSError) -> DekubeError:
 def _say(error: DekubeError) -> None:
     # By the class: a gateway names the code of its own errors.
     plain = printable_lines if type(error).code == HAS_LINES else printable
-    click.echo(f"dekube: {plain(_text(error))} [{printable(_told(error))}]", err=True)
+    _say_line(f"dekube: {plain(_text(error))} [{printable(_told(error))}]")
+
+
+def _say_line(text: str) -> None:
+    """Write a line to standard error; where that cannot be written, only the exit status tells."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        # What is left in its buffer would fail again when the interpreter ends, and replace the status by 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _text(error: DekubeError) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "counted",
     "in_words",
     "json_option",
+    "log_field",
     "parse_amount",
     "show",
     "show_amount",
@@ -62,6 +63,17 @@ def show_time(time_ms: int) -> str:
     if not 0 <= time_ms < TIME_MS_END:
         raise ValueError(f"not a time: {time_ms}")
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_ms // 1000))
+
+
+def log_field(dropped: int, since_ms: int, reason: str = "") -> dict[str, str]:
+    """Return the line of a status about a service's log; empty where every line was written.
+
+    ``since_ms``: Unix time since when it cannot be written, 0 while it is written.
+    """
+    if since_ms:
+        why = f" ({reason})" if reason else ""
+        return {"log": f"cannot be written since {show_time(since_ms)}{why}; lines dropped: {dropped:,}"}
+    return {"log": f"written again; lines dropped: {dropped:,}"} if dropped else {}
 
 
 def show_span(span_ms: int) -> str:

@@ -12,7 +12,7 @@ import click
 from rich.filesize import decimal
 
 from node.cli.options import relay_home_option
-from node.cli.output import counted, json_option, show_fields
+from node.cli.output import counted, json_option, log_field, show_fields
 from node.config import parse_host_port
 from node.kinds import RELAY, check_kind
 from node.places import Home
@@ -27,6 +27,9 @@ ASK_S: Final = 5.0
 READY_LIMIT_BYTES: Final = 4_096
 FULL_PERCENT: Final = 100
 _PREFIX: Final = "dekube_relay_"
+LOG_DROPPED: Final = "log_lines_dropped_total"
+LOG_SINCE: Final = "log_failing_since_seconds"
+_OF_PROCESS: Final = {f"dekube_{name}": name for name in (LOG_DROPPED, LOG_SINCE)}
 NUMBERS: Final = frozenset(
     {
         "bbr", "bytes_total", "circuits", "circuits_total", "connections", "controls", "fanout_connections",
@@ -65,9 +68,12 @@ def parse_counts(body: bytes) -> dict[str, Any]:
     try:
         for family in text_string_to_metric_families(body.decode()):
             for sample in family.samples:
-                if not sample.name.startswith(_PREFIX):
+                if sample.name in _OF_PROCESS:
+                    name = _OF_PROCESS[sample.name]
+                elif sample.name.startswith(_PREFIX):
+                    name = sample.name.removeprefix(_PREFIX)
+                else:
                     continue
-                name = sample.name.removeprefix(_PREFIX)
                 value = int(sample.value)  # neither NaN nor infinity is a count
                 if not sample.labels:
                     counts[name] = value
@@ -145,6 +151,7 @@ def _in_words(found: dict[str, Any]) -> dict[str, Any]:
         "payers": f"{found['known_payers']:,} known, {decimal(found['unpaid_bytes'])} not paid yet, "
         f"{counted(found['receipts_total'], 'receipt')} taken, {found['settled_total']:,} brought on chain",
         "strangers": f"{decimal(found['strangers_bytes'])} today",
+        **log_field(found.get(LOG_DROPPED, 0), found.get(LOG_SINCE, 0) * 1_000),
         "refused": _by_reason(found.get("refusals_total")),
         "closed": _by_reason(found.get("drops_total")),
         "congestion": _congestion(found),

@@ -31,7 +31,7 @@ from node.cli.options import (
     say_keys_are_made,
     signer_home_option,
 )
-from node.cli.output import json_option, show, show_fields
+from node.cli.output import json_option, log_field, show, show_fields
 from node.config import parse_host_port, toml_value
 from node.home import Home, check_new_home, create_home, load_genesis
 from node.keyring import random_key
@@ -223,6 +223,8 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
         "votes_kept": found.votes_kept,
         "node_connected": bool(found.is_taken),
         "retired": bool(found.is_retired),
+        "log_lines_dropped": found.log_dropped,
+        **log_field(found.log_dropped, found.log_since_ms),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from node.cli.options import ask_home, home_option
-from node.cli.output import counted, json_option, show, show_fields, show_rows
+from node.cli.output import counted, json_option, log_field, show, show_fields, show_rows
 from node.places import Home
 
 __all__ = ["is_following", "is_reachable", "status"]
@@ -71,6 +71,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "relays": _relays(state),
         "reached": _reached(state.get("reachability")),
         **_gateway(state),
+        **_log(state.get("log")),
         "mempool": counted(state["mempool"], "transaction"),
         "roles": state["roles"],
         **({} if seat is None else {"seat": _seat(seat)}),
@@ -130,6 +131,13 @@ def _gateway(state: dict[str, Any]) -> dict[str, str]:
         return {}
     times = "" if gateway["failures"] == 1 else f" {gateway['failures']} times in a row"
     return {"gateway": f"ended by itself{times}, is started again (see the log)"}
+
+
+def _log(log: dict[str, Any] | None) -> dict[str, str]:
+    if log is None:
+        return {}
+    failing = log["failing"] or {"since_ms": 0, "reason": ""}
+    return log_field(log["dropped"], failing["since_ms"], failing["reason"])
 
 
 def _upgrade(state: dict[str, Any]) -> dict[str, str]:

@@ -33,6 +33,7 @@ from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
 from node.tenancy import live_in
 from p2p.identity import Identity
+from rpc.log_output import LOG_OUTPUT
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import genesis_hash
@@ -153,9 +154,14 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
                 core.step(Retire(vote.vote_key))
                 _log.warning("the watermark of this key was exported: no vote with it", vote_key=vote.vote_key)
             keys.append(SignerKey(core, directory.guard))
-        server = SignerServer(*keys, on_refusal=tell_refusal)
+        server = SignerServer(*keys, on_refusal=tell_refusal, log_state=_log_state)
         trio.run(_run_until_told, home, options, server, make_identity)
     _log.info("stopped")
+
+
+def _log_state() -> tuple[int, int]:
+    failure = LOG_OUTPUT.failure()
+    return LOG_OUTPUT.dropped, 0 if failure is None else failure.since_ms
 
 
 async def _run_until_told(
