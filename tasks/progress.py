@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from billing.escrow import Pool
 from tasks import registry
 from tasks.case import WORKER_ASSIGNED, Case
 from tasks.lifecycle import ENDED, Event, Phase, Reason
 from tasks.matching import draw_seed, match_worker
-from tasks.records import by_duty_key, by_task_of_worker_key
+from tasks.records import (
+    JobReport,
+    by_duty_key,
+    by_task_of_worker_key,
+    forget_report,
+    load_report,
+    load_spec_bytes,
+    save_report,
+)
 from tasks.settlement import (
     bond_at,
     close_escrow,
@@ -17,6 +27,7 @@ from tasks.settlement import (
     release_bond,
     release_idle_bonds,
 )
+from tasks.spec import spec_hash
 
 __all__ = [
     "arm_running",
@@ -28,12 +39,17 @@ __all__ = [
     "lose_worker",
     "new_search",
     "on_task_due",
+    "report",
     "search",
     "try_match",
     "turn_down",
     "wind_up",
 ]
 
+DIVERGED_MAX: Final = 2
+"""Reports of different operators that a job diverges in the same window; so many end it."""
+_REPORTED: Final = frozenset({Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT})
+"""What a worker may say against a job."""
 _END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
 
 
@@ -125,6 +141,27 @@ def exclude(case: Case, worker: bytes) -> None:
     case.change(excluded=(*others, worker)[-case.parameters.excluded_max :])
 
 
+def report(case: Case, reason: Reason) -> None:
+    """Note what the worker says against the job as it gives it up, for whoever is about to post the same.
+
+    That a job diverges is the same for every machine: a second operator that says so of the same window ends the
+    task. The next worker is drawn then and not ranked, so that nobody can be both by asking for little.
+    """
+    record = case.record
+    if reason not in _REPORTED:
+        return
+    job = spec_hash(load_spec_bytes(case.state, record.id))
+    before = load_report(case.state, job)
+    times = 1 if before is None else before.times + 1
+    save_report(case.state, job, JobReport(reason, case.scope.block.height, record.worker, record.id, times))
+    if reason != Reason.JOB_DIVERGED:
+        return
+    node = registry.load_node(case.state, record.worker)
+    operator = record.worker if node is None else node.profile.operator
+    others = tuple(known for known in record.diverged if known != operator)
+    case.change(diverged=(*others, operator), vain_offers=max(record.vain_offers, case.parameters.offers_ranked))
+
+
 def turn_down(case: Case, reason: Reason) -> None:
     """Part with a worker that will not start the task: no mark against it, no try of the task, but a pause."""
     worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
@@ -153,7 +190,7 @@ def lose_worker(case: Case, reason: Reason) -> None:
     record = case.record
     if record.ending:
         wind_up(case, Phase(record.ending), Reason(record.ending_reason))
-    elif record.diverged > 1:
+    elif len(record.diverged) >= DIVERGED_MAX:
         wind_up(case, Phase.FAILED, Reason.JOB_DIVERGED)
     elif record.attempts >= case.parameters.attempts_max:
         case.advance(Event.LOSE, reason)
@@ -191,6 +228,8 @@ def finish(case: Case) -> None:
         ending, reason = Phase.SETTLED, Reason.ALL_WINDOWS_FINAL
     else:
         return
+    if ending == Phase.SETTLED:
+        forget_report(case.state, spec_hash(load_spec_bytes(case.state, record.id)))
     if ending == Phase.CANCELLED and record.worker:
         pay_kill_fee(case, record.worker)
     close_escrow(case)

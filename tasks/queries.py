@@ -14,6 +14,7 @@ from tasks.lifecycle import Phase, WindowPhase
 from tasks.parameters import TaskParameters
 from tasks.records import (
     HistoryEntry,
+    JobReport,
     TaskRecord,
     WindowRecord,
     by_duty_key,
@@ -22,6 +23,7 @@ from tasks.records import (
     by_task_of_worker_key,
     by_verifier_key,
     load_history,
+    load_report,
     load_spec,
     load_task,
     load_window,
@@ -43,6 +45,7 @@ __all__ = [
     "find_task",
     "list_nodes",
     "quote",
+    "report_on",
     "task_history",
     "task_spec",
     "task_windows",
@@ -194,6 +197,11 @@ def bill(state: Reader, escrow_id: bytes) -> Bill:
 def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
     """Return what creating ``spec`` would lock."""
     return budget_of(spec, parameters)
+
+
+def report_on(state: Reader, spec_hash: bytes) -> JobReport | None:
+    """Return what workers said of a job when they gave it up, or None."""
+    return load_report(state, spec_hash)
 
 
 def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> list[WorkDuty]:

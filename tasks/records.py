@@ -23,6 +23,7 @@ from tasks.spec import JobSpec, decode_spec
 
 __all__ = [
     "HistoryEntry",
+    "JobReport",
     "Opened",
     "Seat",
     "TaskRecord",
@@ -33,11 +34,14 @@ __all__ = [
     "by_requester_key",
     "by_task_of_worker_key",
     "by_verifier_key",
+    "forget_report",
     "load_history",
+    "load_report",
     "load_spec",
     "load_spec_bytes",
     "load_task",
     "load_window",
+    "save_report",
     "save_spec",
     "save_task",
     "save_window",
@@ -47,6 +51,7 @@ TASK_LIMIT_BYTES: Final = 8 * 1024
 WINDOW_LIMIT_BYTES: Final = 32 * 1024
 HISTORY_LIMIT_BYTES: Final = 256
 HISTORY_PAGE: Final = 256
+REPORT_LIMIT_BYTES: Final = 256
 
 _TASK: Final = bytes([Table.TASK])
 _WINDOW: Final = bytes([Table.WINDOW])
@@ -62,7 +67,8 @@ class TaskRecord(NamedTuple):
     due next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say
     how the task will end once its windows are settled. ``excluded`` workers are not matched again. ``attempts``
     counts workers that started, ``vain_offers`` those that were offered the task since a window was last proved.
-    ``match_by_ms`` is when the search for a worker under way ends.
+    ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
+    said that the job diverges in the window that is due next.
     """
 
     id: bytes
@@ -82,7 +88,7 @@ class TaskRecord(NamedTuple):
     attempts: int
     vain_offers: int
     assigned_ms: int
-    diverged: int
+    diverged: tuple[bytes, ...]
     excluded: tuple[bytes, ...]
     started_ms: int
     window_started_ms: int
@@ -158,6 +164,16 @@ class HistoryEntry(NamedTuple):
     evidence: bytes
 
 
+class JobReport(NamedTuple):
+    """What workers said of a job as they gave it up: why the last one did, and ``times`` since it last settled."""
+
+    reason: Reason
+    height: int
+    worker: bytes
+    task: bytes
+    times: int
+
+
 def _shape_of(record: type) -> list[type]:
     """Return the types of what is encoded of a record: numbers, bytes, and lists for all else."""
     hints = get_type_hints(record).values()
@@ -188,7 +204,8 @@ def load_task(state: Reader, task_id: bytes) -> TaskRecord:
 def _task(value: Any) -> TaskRecord:
     fields: dict[str, Any] = dict(zip(TaskRecord._fields, items_of(value, *_TASK_SHAPE), strict=True))
     fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
-    fields["excluded"] = tuple(items_of(fields["excluded"], *[bytes] * len(fields["excluded"])))
+    for name in ("excluded", "diverged"):
+        fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))
     return TaskRecord(**fields)
 
 
@@ -297,6 +314,33 @@ def load_history(
 def _entry(number: int, value: Any) -> HistoryEntry:
     height, time_ms, before, after, reason, actor, evidence = items_of(value, *[int] * 5, bytes, bytes)
     return HistoryEntry(number, height, time_ms, before, Phase(after), Reason(reason), actor, evidence)
+
+
+def _report_key(spec_hash: bytes) -> bytes:
+    return _INDEX + b"S" + spec_hash
+
+
+def load_report(state: Reader, spec_hash: bytes) -> JobReport | None:
+    """Return what was last said against the job with the hash ``spec_hash``, or None. Raises RecordDamaged."""
+    data = state.get(_report_key(spec_hash))
+    if data is None:
+        return None
+
+    def make(value: Any) -> JobReport:
+        reason, height, worker, task, times = items_of(value, int, int, bytes, bytes, int)
+        return JobReport(Reason(reason), height, worker, task, times)
+
+    return read_record(data, make, what=f"report on job {spec_hash.hex()}", limit_bytes=REPORT_LIMIT_BYTES)
+
+
+def save_report(state: Overlay, spec_hash: bytes, report: JobReport) -> None:
+    """Write what a worker said against a job."""
+    state.put(_report_key(spec_hash), encode([int(report.reason), *report[1:]]))
+
+
+def forget_report(state: Overlay, spec_hash: bytes) -> None:
+    """Drop what was said against a job: it was done."""
+    state.delete(_report_key(spec_hash))
 
 
 def by_requester_key(requester: bytes, created_ms: int = 0, task_id: bytes = b"") -> bytes:

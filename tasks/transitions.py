@@ -30,6 +30,7 @@ from tasks.progress import (
     lose_worker,
     new_search,
     on_task_due,
+    report,
     search,
     try_match,
     turn_down,
@@ -368,7 +369,7 @@ class _Market:
             attempts=0,
             vain_offers=0,
             assigned_ms=0,
-            diverged=0,
+            diverged=(),
             excluded=(),
             started_ms=0,
             window_started_ms=0,
@@ -479,11 +480,11 @@ class _Market:
             case Phase.ASSIGNED:
                 turn_down(case, Reason.WORKER_DECLINED)
             case Phase.PREPARING:
+                report(case, payload.reason)
                 turn_down(case, payload.reason)
             case Phase.RUNNING:
-                # Divergence is the job's fault, and the same for everybody: a second worker that says so ends it.
-                if payload.reason == Reason.JOB_DIVERGED:
-                    case.change(diverged=case.record.diverged + 1)
+                report(case, payload.reason)
+                if payload.reason == Reason.JOB_DIVERGED:  # the job's fault
                     exclude(case, context.sender)
                     lose_worker(case, payload.reason)
                 else:
@@ -514,7 +515,7 @@ class _Market:
         prove(case, proof)
         case.change(
             next_window=proof.window + 1, state_root=proof.state_root_out, window_started_ms=case.now,
-            vain_offers=0,
+            vain_offers=0, diverged=(),
         )  # fmt: skip
         if proof.window + 1 == record.target:
             free_slot(case)

@@ -600,7 +600,7 @@ async def test_a_job_that_diverges_under_way_is_given_up_at_once_and_unfined(wor
         worker.duties._executor.run_task = diverge  # type: ignore[assignment,method-assign]
         await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
         nursery.cancel_scope.cancel()
-    assert (market.record.reason, market.record.diverged) == (Reason.JOB_DIVERGED, 1)
+    assert (market.record.reason, market.record.diverged) == (Reason.JOB_DIVERGED, (worker.wallet.address,))
     assert Purpose.WORKER_FINE not in {line.purpose for line in queries.bill(world.store, market.task).lines}
 
 

@@ -26,9 +26,10 @@ from tasks.lifecycle import (
     group_of,
 )
 from tasks.queries import Action
-from tasks.records import load_window
-from tasks.registry import require_node
+from tasks.records import load_spec_bytes, load_window
+from tasks.registry import NodeRole, require_node
 from tasks.settlement import budget_of
+from tasks.spec import spec_hash
 from tasks.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
@@ -335,6 +336,75 @@ def test_two_workers_that_see_the_job_diverge_end_it_without_a_fine() -> None:
         assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.JOB_DIVERGED)]) is None
     assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.JOB_DIVERGED)
     assert amounts(world, task, Purpose.WORKER_FINE) == []
+
+
+def diverge(world: World, task: bytes, phase: Phase) -> bytes:
+    """Have the task's worker say that the job diverges; return who that was."""
+    worker = world.run_to(task, phase).worker
+    assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.JOB_DIVERGED)]) is None
+    return worker
+
+
+def test_a_job_that_two_operators_find_diverging_while_they_prepare_ends_and_unlocks() -> None:
+    """It went back to MATCHING until its time was over, with the coins locked."""
+    world, _ = market(HONEST, HONEST, HONEST)
+    before = balance_of(world.state, REQUESTER)
+    task = world.create()
+    job = spec_hash(load_spec_bytes(world.state, task))
+    assert queries.report_on(world.state, job) is None
+    first = diverge(world, task, Phase.PREPARING)
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.MATCHING, Reason.JOB_DIVERGED)
+    second = diverge(world, task, Phase.PREPARING)
+    assert first != second
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.JOB_DIVERGED)
+    assert balance_of(world.state, REQUESTER) == before
+    assert not {Purpose.WORKER_FINE, Purpose.KILL_FEE} & {
+        line.purpose for line in queries.bill(world.state, task).lines
+    }
+    told = queries.report_on(world.state, job)
+    assert told is not None
+    assert (told.reason, told.worker, told.task, told.times) == (Reason.JOB_DIVERGED, second, task, 2)
+
+
+def test_two_machines_of_one_operator_are_one_report() -> None:
+    """Of a handful that belong together each may speak: the task goes on until an independent one says so."""
+    world = World()
+    theirs = [world.add_machine(n, roles=NodeRole.COMPUTE, operator=b"O" * 20, price=1) for n in range(1, 4)]
+    world.add_machine(9, roles=NodeRole.VERIFY)
+    task = world.create()
+    assert {diverge(world, task, Phase.PREPARING) for _ in theirs} == set(theirs)
+    assert (world.task(task).phase, world.task(task).diverged) == (Phase.MATCHING, (b"O" * 20,))
+    world.add_machine(8, roles=NodeRole.COMPUTE)
+    diverge(world, task, Phase.PREPARING)
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.JOB_DIVERGED)
+
+
+def test_after_a_report_the_next_worker_is_drawn_so_that_nobody_is_both_by_asking_for_little() -> None:
+    """With the parts of the bonds that they have, and not always."""
+    ended = 0
+    for seed in range(20):
+        world = World(seed=seed)
+        liars = {world.add_machine(n, roles=NodeRole.COMPUTE, price=1) for n in (1, 2)}
+        for n in range(3, 13):
+            world.add_machine(n)
+        task = world.create()
+        assert diverge(world, task, Phase.PREPARING) in liars, "the cheapest is asked first"
+        if world.run_to(task, Phase.PREPARING).worker in liars:
+            ended += 1
+    assert ended <= 6, "one of eleven that fit: about two in twenty"
+
+
+def test_a_window_that_is_proved_answers_what_was_said_against_it_and_a_settled_task_all() -> None:
+    world, _ = market(HONEST, HONEST, HONEST)
+    task = world.create()
+    job = spec_hash(load_spec_bytes(world.state, task))
+    diverge(world, task, Phase.PREPARING)
+    assert len(world.task(task).diverged) == 1
+    world.run_to(task, Phase.OUTPUT)
+    assert world.task(task).diverged == ()
+    assert queries.report_on(world.state, job) is not None
+    world.run_to(task, Phase.SETTLED)
+    assert queries.report_on(world.state, job) is None
 
 
 def test_only_the_right_sender_at_the_right_time_with_the_right_bond() -> None:
