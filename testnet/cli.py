@@ -14,15 +14,26 @@ from typing import Any, Final
 import click
 import trio
 
+from node.cli.arguments import parse_numbers
 from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_amount, show_rows
 from node.control import ask_node
 from node.home import Home
-from state.primitives.errors import ConfigError, DekubeError
-from testnet.cluster import Cluster, ask, check_new_ports, hold_folder, lay_out, wait_released, write_home
+from state.primitives.errors import DekubeError
+from testnet.cluster import (
+    Cluster,
+    ask,
+    check_folder,
+    check_new_ports,
+    check_numbers,
+    hold_folder,
+    lay_out,
+    wait_released,
+    write_home,
+)
 from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
-from testnet.plan import Placement, derive_key, make_plan, member_names
+from testnet.plan import MEMBERS_MAX, Placement, derive_key, make_plan, member_names
 from testnet.wan.cli import wan
 
 __all__ = ["testnet"]
@@ -38,9 +49,24 @@ STATUS_COLUMNS: Final = (
 ANSWER_S: Final = 5
 ANSWER_LIMIT_BYTES: Final = 65_536
 
+
+def _as_folder(_ctx: click.Context, _param: click.Parameter, text: str) -> Path:
+    if not text.strip():
+        raise click.BadParameter("the name of a folder expected, not an empty text")
+    return Path(text)
+
+
 _folder = click.option(
-    "--dir", "folder", default=DEFAULT_FOLDER, show_default=True, type=click.Path(path_type=Path),
+    "--dir", "folder", default=DEFAULT_FOLDER, show_default=True, callback=_as_folder, metavar="PATH",
     help="Folder of the network.",
+)  # fmt: skip
+_validators = click.option(
+    "--validators", default=4, show_default=True, type=click.IntRange(1, MEMBERS_MAX),
+    help="Validators that agree on blocks.",
+)  # fmt: skip
+_workers = click.option(
+    "--workers", default=2, show_default=True, type=click.IntRange(0, MEMBERS_MAX),
+    help="Workers that accept no inbound connection.",
 )  # fmt: skip
 
 
@@ -55,11 +81,18 @@ testnet.add_command(wan)
 @not_with(("--exit-when-settled",), "--no-task")
 @testnet.command()
 @_folder
-@click.option("--validators", default=4, show_default=True, help="Validators that agree on blocks.")
-@click.option("--founders", type=int, help="So many of the validators sit from the beginning.  [default: all]")
-@click.option("--workers", default=2, show_default=True, help="Workers that accept no inbound connection.")
+@_validators
+@click.option(
+    "--founders",
+    type=click.IntRange(1, MEMBERS_MAX),
+    help="So many of the validators sit from the beginning.  [default: all]",
+)
+@_workers
 @click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
-@click.option("--base-port", default=BASE_PORT, show_default=True, help="First of three ports a member.")
+@click.option(
+    "--base-port", default=BASE_PORT, show_default=True, type=click.IntRange(1024, 65_535),
+    help="First of three ports a member.",
+)  # fmt: skip
 @click.option(
     "--task/--no-task", "demonstrate", default=True, show_default=True, help="Run one real training task."
 )
@@ -84,11 +117,17 @@ def up(
     signal ends it before. A second signal kills the members instead of waiting for them.
     """
     root = folder.absolute()
+    check_numbers(validators=validators, workers=workers, founders=founders, base_port=base_port)
+    names = [*member_names(validators, workers), *([FAUCET] if has_faucet else [])]
+    if unknown := sorted(set(absent) - set(names)):
+        raise click.BadParameter(f"no member {unknown[0]!r}; members: {', '.join(names)}", param_hint="--without")
+    numbers = parse_numbers(parameters, "--parameter")
+    check_folder(root, [*names, FAUCET])
     with hold_folder(root):
         check_new_ports(root, validators=validators, workers=workers, base_port=base_port)
         plan = lay_out(
             root, validators=validators, workers=workers, seed=seed, base_port=base_port,
-            parameters=_numbers(parameters), founders=founders,
+            parameters=numbers, founders=founders,
             allocations=((faucet_key(seed).address, FAUCET_COINS),),
         )  # fmt: skip
         guests = [make_faucet(root, plan, seed)] if has_faucet else []
@@ -235,8 +274,8 @@ def down(folder: Path, as_json: bool) -> None:
 
 @testnet.command()
 @_folder
-@click.option("--validators", default=4, show_default=True, help="Validators that agree on blocks.")
-@click.option("--workers", default=2, show_default=True, help="Workers that accept no inbound connection.")
+@_validators
+@_workers
 @click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
 @click.option("--owner", type=int, default=None, help="Give the files to this user id (containers).")
 def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | None) -> None:
@@ -269,16 +308,6 @@ def demonstrate(home_path: Path, seed: int) -> None:
     from testnet.demonstration import run_demonstration
 
     trio.run(run_demonstration, Home(home_path.absolute()), derive_key(seed, "requester"), click.echo)
-
-
-def _numbers(parameters: tuple[str, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for parameter in parameters:
-        name, _, number = parameter.partition("=")
-        if not (number.isascii() and number.isdigit()):
-            raise ConfigError(f"{parameter!r}: NAME=NUMBER expected, e.g. chain.epoch_blocks=100")
-        found[name] = int(number)
-    return found
 
 
 def _known_time_ms(root: Path, names: list[str]) -> int | None:

@@ -24,7 +24,7 @@ import trio
 
 from node.children import Child
 from node.config import LogOptions
-from node.control import ControlServer, ControlUnavailable, Verb, ask_node
+from node.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node
 from node.home import Home, create_home, write_whole
 from node.runtime import make_runtime
 from state.primitives.address import format_address
@@ -38,14 +38,22 @@ __all__ = [
     "Program",
     "TestnetError",
     "ask",
+    "check_folder",
     "check_new_ports",
+    "check_numbers",
     "hold_folder",
     "lay_out",
+    "note_up",
 ]
 
 PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
 LOCK_FILE: Final = "lock"
+LOG_FILE: Final = "log"
+GUESTS: Final = ("faucet",)
+"""Folders of programs beside the members."""
+LOST_AND_FOUND: Final = "lost+found"
+"""What a file system has at its root."""
 START_TIMEOUT_S: Final = 60.0
 STOP_GRACE_S: Final = 15.0
 PORTS_PATIENCE_S: Final = 3.0
@@ -134,6 +142,28 @@ def wait_released(root: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
+def check_numbers(*, validators: int, workers: int, founders: int | None, base_port: int) -> None:
+    """Raise ConfigError for numbers that make no network: before anything of a folder or a port is looked at."""
+    if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
+        raise ConfigError(f"testnet: 1 to {MEMBERS_MAX} validators and 0 to {MEMBERS_MAX} workers")
+    if founders is not None and not 1 <= founders <= validators:
+        raise ConfigError(f"testnet: 1 to {validators} of the validators are founders")
+    _loopback(member_names(validators, workers), base_port)
+
+
+def check_folder(root: Path, names: Collection[str]) -> None:
+    """Raise TestnetError where a new network would be mixed with what is there of others."""
+    if (root / PLAN_FILE).exists() or not root.is_dir():
+        return
+    known = {LOCK_FILE, CONTROL_SOCKET, LOST_AND_FOUND, *names}
+    others = sorted(path.name for path in root.iterdir() if path.name not in known)
+    if others:
+        raise TestnetError(
+            f"{root}: the folder is not empty ({ascii(others[0])[1:-1]}) and holds no test network; name an empty "
+            "or a new one with --dir"
+        )
+
+
 def lay_out(
     root: Path,
     *,
@@ -147,8 +177,8 @@ def lay_out(
 ) -> Plan:
     """Make the folder of a network: a home for each member, the genesis, the plan; return the plan.
 
-    The same folder is taken up again when it holds a network of the same numbers and seed.
-    Raises TestnetError or ConfigError.
+    The same folder is taken up again when it holds a network of the same numbers and seed. One that never came up
+    (``note_up``) has no history, and gives way to another one. Raises TestnetError or ConfigError.
     """
     wanted = {
         "validators": validators,
@@ -158,16 +188,30 @@ def lay_out(
         "base_port": base_port,
     }
     file = root / PLAN_FILE
-    document: dict[str, Any] = {**wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}}
+    document: dict[str, Any] = {
+        **wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}, "starting": True,
+    }  # fmt: skip
+    given = wanted | ({"parameters": parameters} if parameters else {})
+    is_new, left = not file.exists(), list[str]()
     if file.exists():
         known = _load_plan(file)
-        if other := {name: known.get(name) for name, value in wanted.items() if known.get(name) != value}:
+        other = {name: known.get(name) for name, value in given.items() if known.get(name) != value}
+        if other and known.get("starting"):
+            is_new, left = True, [*_members_of(known), *GUESTS]
+        elif "parameters" in other:
+            raise TestnetError(
+                f"{root}: the test network that lives here has the chain parameters "
+                f"{other['parameters'] or 'of the default'}, which cannot be changed: leave --parameter out, name "
+                "another --dir, or remove the folder"
+            )
+        elif other:
             told = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
             raise TestnetError(
                 f"{root}: another test network lives here, of {told}: say so too, name another --dir, or remove "
                 "the folder"
             )
-        document = known
+        else:
+            document = known
     plan = make_plan(
         validators=validators,
         workers=workers,
@@ -179,13 +223,40 @@ def lay_out(
         founders=founders,
     )
     make_runtime(plan.genesis)  # refuses a parameter that no rule knows
-    if not file.exists():
+    for name in left:  # what never came up has no history; its logs stay, to look into
+        _clear(root / name)
+    if is_new:
         # Before the homes, which an interrupted start may leave: they must find the same genesis again.
         root.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(document, indent=1) + "\n")
     for member in plan.members:
         write_home(root / member.name, member, plan)
     return plan
+
+
+def note_up(root: Path) -> None:
+    """Note that all members of the network in ``root`` have been ready once: from now on it has a history."""
+    document = _load_plan(root / PLAN_FILE)
+    if document.pop("starting", False):
+        write_whole(root / PLAN_FILE, json.dumps(document, indent=1) + "\n")
+
+
+def _members_of(plan: dict[str, Any]) -> list[str]:
+    validators, workers = plan.get("validators"), plan.get("workers")
+    if type(validators) is not int or type(workers) is not int:
+        return []
+    return member_names(min(validators, MEMBERS_MAX), min(workers, MEMBERS_MAX))
+
+
+def _clear(home: Path) -> None:
+    """Remove what is in the home of a member but its log."""
+    for path in home.iterdir() if home.is_dir() else ():
+        if path.name == LOG_FILE:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _load_plan(file: Path) -> dict[str, Any]:
@@ -238,7 +309,7 @@ def check_new_ports(root: Path, *, validators: int, workers: int, base_port: int
 
     Its plan, once it is written, holds on to its ports.
     """
-    if (root / PLAN_FILE).exists():
+    if (root / PLAN_FILE).exists() and not _load_plan(root / PLAN_FILE).get("starting"):
         return
     places = _loopback(member_names(validators, workers), base_port).values()
     deadline = time.monotonic() + PORTS_PATIENCE_S
@@ -313,6 +384,8 @@ class Cluster:
                     for name in names:
                         self._start(name)
                     await self.wait_ready(names)
+                if (self.root / PLAN_FILE).exists():
+                    note_up(self.root)
                 task_status.started()
                 await self._down.wait()
                 nursery.cancel_scope.cancel()
@@ -391,7 +464,7 @@ class Cluster:
         home = self.home(name)
         home.ready.unlink(missing_ok=True)
         home.root.mkdir(parents=True, exist_ok=True)
-        with (home.root / "log").open("ab") as log:
+        with (home.root / LOG_FILE).open("ab") as log:
             running.child = Child(
                 [sys.executable, "-m", "node", *running.program.arguments], log=log.fileno(), cwd=home.root
             )
@@ -440,7 +513,7 @@ class Cluster:
 
     def _log_tail(self, name: str, limit_bytes: int = 4000) -> str:
         try:
-            text = (self.root / name / "log").read_bytes()[-limit_bytes:].decode(errors="replace")
+            text = (self.root / name / LOG_FILE).read_bytes()[-limit_bytes:].decode(errors="replace")
             return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
         except OSError:
             return "(no log)"
@@ -493,4 +566,8 @@ def ask(root: Path, verb: str, name: str = "", *, timeout_s: float = 90.0) -> li
         members: list[dict[str, Any]] = ask_node(root / CONTROL_SOCKET, verb, name=name, timeout_s=timeout_s)
     except ControlUnavailable:
         raise TestnetError(f"{root}: no test network runs here") from None
+    except ControlRefused as error:
+        if error.code != TestnetError.code:
+            raise
+        raise TestnetError(str(error)) from None  # of our own process: it quotes logs, line by line
     return members

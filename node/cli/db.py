@@ -11,7 +11,7 @@ import click
 from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.forks import accuse, settle
-from node.cli.options import ask_passphrase, home_option
+from node.cli.options import ask_passphrase, confirm, home_option, yes_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
 from node.cli.terminal import printable, printable_heading
 from node.home import Home
@@ -67,6 +67,9 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
         _check_present(home)
         found = inspect_database(home.chain)
     tip, bounds = found.tip, found.bounds
+    oldest = bounds.base if bounds else 0
+    if height is not None and tip is not None and not oldest <= height <= tip.height:
+        raise ConfigError(f"--height {height}: the database has heights {oldest} to {tip.height}")
     blocks = _epoch_blocks(genesis)
     kept = store_options(options, genesis).block_heights
     fields: dict[str, Any] = {
@@ -137,7 +140,7 @@ def verify(home: Home, quick: bool, as_json: bool) -> None:
 @db.command()
 @home_option
 @click.argument("blocks", type=click.IntRange(min=1))
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
     """Take the newest BLOCKS blocks back; the node gets them again from its peers.
@@ -154,8 +157,7 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
                 f"height {max(0, target):,} is too far back: the state is kept down to {oldest:,}, so at most "
                 f"{counted(first - oldest, 'block')} can be taken back"
             )
-        if not yes and not as_json:
-            click.confirm(f"Take back heights {target + 1:,} to {first:,}?", abort=True)
+        confirm(f"Take back heights {target + 1:,} to {first:,}?", yes=yes)
         with _bar("Taking back", "blocks") as progress:
             store.rollback(target, progress)
         tip = store.tip
@@ -165,11 +167,13 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
 @db.command()
 @home_option
 @click.option("--profile", help="Another profile than that in config.toml (archive, full, light), for this once.")
+@yes_option
 @json_option
-def prune(home: Home, profile: str | None, as_json: bool) -> None:
+def prune(home: Home, profile: str | None, yes: bool, as_json: bool) -> None:
     """Take away at once what the profile does not keep, and give the room back to the disk.
 
-    A running node does the same little by little after its profile was changed.
+    A running node does the same little by little after its profile was changed. Peers do not bring back what was
+    taken away.
     """
     from state.store.profiles import profile_options
 
@@ -179,6 +183,12 @@ def prune(home: Home, profile: str | None, as_json: bool) -> None:
         epochs=options.store.epochs,
         epoch_blocks=_epoch_blocks(home.load_genesis()),
     )
+    if profile and profile != options.store.profile:
+        confirm(
+            f"config.toml keeps what the profile {options.store.profile} keeps. Remove for good what {profile} "
+            "does not keep?",
+            yes=yes,
+        )
     with _alone(home), _opened(home, chosen) as store:
         before = sum(store.sizes().values())
         with _bar("Pruning", "blocks") as progress:
@@ -213,19 +223,24 @@ def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: boo
     from node.sync.begin import RootExpired
     from node.sync.service import move_aside
 
+    if not home.chain.is_dir() or not any(home.chain.iterdir()):
+        raise ConfigError(
+            f"{home.chain}: no database, so nothing to repair; `dekube db sync` or the next start of the node "
+            "begins one"
+        )
     damage = "--force" if force else None
-    if not force and home.chain.is_dir():
+    if not force:
         damage = _find_damage(home, quick=quick)
         if damage is None:
             show_fields({"damage": None, "moved_to": None}, as_json=as_json, title="Nothing is wrong")
             return
     if not as_json and damage:
         click.echo(printable(f"Damaged: {damage}"), err=True)
-    moved = move_aside(home.chain, "damaged") if home.chain.exists() else None
+    moved = move_aside(home.chain, "damaged")
     options = home.load_options()
     wants_blocks = options.store.profile == "archive" or options.sync.mode == "blocks"
     fields: dict[str, Any] = {
-        "damage": damage, "moved_to": None if moved is None else str(moved), "height": None,
+        "damage": damage, "moved_to": str(moved), "height": None,
     }  # fmt: skip
     try:
         tip = None if no_sync or wants_blocks else _sync_now(home)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from node.cli.options import home_option
+from node.cli.options import confirm, home_option, yes_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
 from node.home import Home
@@ -38,15 +38,16 @@ SUBMITTED_MAX: Final = 1_024
 @click.option(
     "--again", is_flag=True, help="The node is on that chain and has halted once more: drop its certificates too."
 )
+@yes_option
 @json_option
-def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
+def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> None:
     """After a fork: put the stopped node on the chain that people have agreed on.
 
     HEIGHT:HASH is the first block of that chain that the other has not. A node that has it keeps all (with
     --again, of its journal the blocks alone). On the other chain, the database is moved aside (data/chain.left-N)
     with its journal, snapshots go, and the next start syncs anew; but where a database that was moved aside before
-    has that block, it is put back with its journal. The vote guard is never touched: what the key has signed stays
-    signed.
+    has that block, it is put back with its journal. The command asks before it moves a database. The vote guard is
+    never touched: what the key has signed stays signed.
 
     \b
     Examples:
@@ -58,12 +59,12 @@ def settle(home: Home, block: str, again: bool, as_json: bool) -> None:
     chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
     home.load_options()  # else the folders of a home would be made wherever --home points to
     with live_in(home):
-        fields = _settle(home, chosen, again=again)
+        fields = _settle(home, chosen, again=again, yes=yes)
     title = "On the chosen chain" if fields["on_chain"] else "Left the other chain"
     show_fields(fields, as_json=as_json, title=title)
 
 
-def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
+def _settle(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[str, Any]:
     from consensus.guard_log import blocks_alone
     from node.promises import write_durably
     from node.sync.service import is_fresh, move_aside, sync_path
@@ -83,10 +84,19 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool) -> dict[str, Any]:
             "chains differ; a database that ends below it is on neither: start it with a --checkpoint of the "
             "chosen chain"
         )
+    is_moved = not is_on and (found is not None or (back is not None and not is_fresh(home.chain)))
+    if is_moved:
+        own = f"has block 0x{found.hex()}" if found is not None else "ends"
+        then = f"{back} is put in its place" if back is not None else "the next start syncs anew from peers"
+        confirm(
+            f"{home.chain} {own} at height {chosen.height if found is not None else tip}, not block "
+            f"0x{chosen.block_hash.hex()}. Move it aside with its journal, so that {then}?",
+            yes=yes,
+        )
     moved: Path | None = None
     with _journals(home) as journals:
         if not is_on:
-            if found is not None or (back is not None and not is_fresh(home.chain)):
+            if is_moved:
                 (home.chain / KEPT_JOURNALS).mkdir(exist_ok=True)
                 for name, journal in journals.items():
                     write_durably(home.chain / KEPT_JOURNALS / name, journal.read())

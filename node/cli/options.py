@@ -33,6 +33,7 @@ __all__ = [
     "relay_home_option",
     "say_keys_are_made",
     "signer_home_option",
+    "yes_option",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -192,11 +193,16 @@ def say_keys_are_made(*, as_json: bool) -> None:
         click.echo("Making keys; this takes some seconds ...", err=True)
 
 
+def yes_option(function: _Function) -> _Function:
+    """Add ``--yes`` to a command that asks before it changes something; the function gets ``yes``."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(function)
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Go on with ``yes``, or if somebody at a terminal says so. Raises UsageError where nobody can be asked."""
     if yes:
         return
-    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+    if not is_at_terminal():
         raise click.UsageError(f"{question} Nobody can be asked here: --yes says yes. Nothing was changed.")
     click.confirm(question, abort=True, err=True)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import plyvel
 import pytest
 from click.testing import CliRunner, Result
@@ -88,7 +89,9 @@ def test_inspect_shows_what_is_there(home: Home) -> None:
         record = store.height(5)
     assert record is not None
     assert read(home, "inspect", "--height", 5)["block_at"] == "0x" + record.block_hash.hex()
-    assert read(home, "inspect", "--height", BLOCKS + 1)["block_at"] is None
+    above = run(home, "inspect", "--height", BLOCKS + 1)
+    assert isinstance(above.exception, ConfigError)
+    assert f"the database has heights 0 to {BLOCKS}" in str(above.exception)
     table = run(home, "inspect").output
     assert "epoch records" in table and str(BLOCKS) in table
 
@@ -131,7 +134,7 @@ def test_what_lives_in_a_home_is_told_to_whoever_needs_it_alone(home: Home) -> N
         with live_in(home):
             for arguments in (
                 ("verify",), ("rollback", 1, "--yes"), ("prune",), ("repair",), ("repair", "--force", "--no-sync"),
-                ("settle", f"1:{'ab' * 32}"), ("inspect",), ("inspect", "--height", 1), ("sync",),
+                ("settle", f"1:{'ab' * 32}", "--yes"), ("inspect",), ("inspect", "--height", 1), ("sync",),
             ):  # fmt: skip
                 error = run(home, *arguments).exception
                 assert isinstance(error, HomeInUse), (arguments, error)
@@ -262,14 +265,20 @@ def test_repair_leaves_what_is_well(home: Home) -> None:
     assert read(home, "inspect")["height"] == BLOCKS
     first = read(home, "repair", "--force", "--no-sync")["moved_to"]
     assert first.endswith("chain.damaged-1")
-    assert read(home, "repair", "--no-sync")["moved_to"] is None  # there is none any more
+    for force in ((), ("--force",)):
+        nothing = run(home, "repair", "--no-sync", *force).exception
+        assert isinstance(nothing, ConfigError) and "no database, so nothing to repair" in str(nothing)
+    assert not home.chain.exists()
 
 
 def test_rollback_and_prune(home: Home) -> None:
     assert CliRunner().invoke(
         group, ["db", "rollback", "--home", str(home.root), "3"], input="n\n"
     ).exit_code  # fmt: skip
-    assert read(home, "rollback", 3)["height"] == BLOCKS - 3
+    for unasked in (("rollback", 3), ("rollback", 3, "--json"), ("prune", "--profile", "light", "--json")):
+        assert isinstance(run(home, *unasked).exception, click.UsageError), "nobody can be asked"
+    assert read(home, "inspect")["height"] == BLOCKS
+    assert read(home, "rollback", 3, "--yes")["height"] == BLOCKS - 3
     assert read(home, "verify")["height"] == BLOCKS - 3
     error = run(home, "rollback", BLOCKS, "--yes").exception
     assert isinstance(error, DekubeError) and error.code == "pruned"

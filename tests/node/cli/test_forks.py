@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -86,7 +87,7 @@ def run(*arguments: object) -> Result:
 
 
 def settle(home: Home, height: int, block_hash: bytes, *more: str) -> Any:
-    done = run("settle", "--home", home.root, f"{height}:{block_hash.hex()}", "--json", *more)
+    done = run("settle", "--home", home.root, f"{height}:{block_hash.hex()}", "--yes", "--json", *more)
     assert done.exception is None, done.exception
     return json.loads(done.stdout)
 
@@ -109,6 +110,17 @@ def test_a_node_of_the_chain_that_goes_on_keeps_all_and_if_it_halts_again_all_bu
         done = run("settle", "--home", home.root, f"{height}:{own.hex()}")
         assert isinstance(done.exception, ConfigError) and "--checkpoint" in str(done.exception)
     assert home.chain.exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_healthy_database_is_not_moved_aside_without_a_yes(tmp_path: Path, more: tuple[str, ...]) -> None:
+    home, own = make_home(tmp_path)
+    done = run("settle", "--home", home.root, f"{FORK}:{'00' * 31}01", *more)
+    assert isinstance(done.exception, click.UsageError)
+    assert f"has block 0x{own.hex()} at height {FORK}, not block 0x{'00' * 31}01" in str(done.exception)
+    assert home.chain.exists() and not list(home.chain.parent.glob("chain.*"))
+    assert (tmp_path / "data" / "snapshots" / "2").exists()
+    assert len(read_journal((home.guard / JOURNAL_FILE).read_bytes())[0]) == 2
 
 
 def test_a_running_node_is_not_settled(tmp_path: Path) -> None:
