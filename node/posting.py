@@ -10,13 +10,25 @@ from typing import Any, Final, NamedTuple
 from rpc.client import Client, TaskUpdate
 from rpc.client.blobs import Progress, blob_of_file
 from state.primitives.address import format_address
-from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
 from tasks.datasets import Dataset, make_dataset
 from tasks.recipes import digits_spec
 
-__all__ = ["NEXT", "Job", "follow", "make_digits_job", "put_digits_of", "say_update", "task_transactions"]
+__all__ = [
+    "DIGITS_BLOB",
+    "NEXT",
+    "Job",
+    "follow",
+    "make_digits_job",
+    "put_digits_of",
+    "say_update",
+    "task_transactions",
+]
+
+
+DIGITS_BLOB: Final = bytes.fromhex("ac8af8cd1abda2e423f2ef654d6a78db02dee309b6bebc7e49f47a7aec755a0d")
+"""The content address of the digits data set: it is made only for a job that trains on it."""
 
 
 class Job(NamedTuple):
@@ -48,14 +60,9 @@ def put_digits_of(
 ) -> None:
     """Put the digits data set where workers find it, if the job of the canonical bytes ``raw`` trains on it.
 
-    A job that was only priced, and kept in a file, names it too. Without the extra ``datasets`` nothing is put;
-    other errors as ``make_digits_job``.
+    A job that was only priced, and kept in a file, names it too. Errors are as of ``make_digits_job``.
     """
-    try:
-        _, blob = _put_digits(client, None, None, None)
-    except ConfigError:
-        return
-    if specs.decode_spec(raw).dataset.blob == blob:
+    if specs.decode_spec(raw).dataset.blob == DIGITS_BLOB:
         _put_digits(client, control, key, progress)
 
 

@@ -19,7 +19,8 @@ from node.cli.options import ask_passphrase, ask_unseen, relay_home_option, say_
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
 from node.cli.patience import TellingClient
 from node.cli.relay_status import status
-from node.cli.session import Session, reading_options, send, session_options
+from node.cli.session import Session, reading_options, session_options
+from node.cli.spending import send, yes_option
 from node.home import Home, check_new_home, create_home, load_genesis, load_key
 from node.keyring import random_key
 from rpc.client import TransactionRefused
@@ -77,8 +78,9 @@ def run(home: Home, urls: tuple[str, ...]) -> None:
 @relay.command()
 @session_options
 @click.argument("amount", type=AMOUNT)
+@yes_option
 @json_option
-def deposit(session: Session, amount: int, as_json: bool) -> None:
+def deposit(session: Session, amount: int, yes: bool, as_json: bool) -> None:
     """Put AMOUNT down for relays that ask a price: they carry this account's traffic on it, and it pays them.
 
     Whoever has the key of the node on this account can spend the deposit, and nothing else of the account.
@@ -88,15 +90,17 @@ def deposit(session: Session, amount: int, as_json: bool) -> None:
     if not amount:
         raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
     with session.client() as client:
-        receipt = send(client, session.key(), FUND_CARRIAGE, [amount])
+        what = {"does": "puts coins down for relays", "amount": show_amount(amount)}
+        receipt = send(client, session.key(), FUND_CARRIAGE, [amount], what, yes=yes)
     show_receipt(receipt, as_json)
 
 
 @relay.command()
 @session_options
 @click.argument("amount", type=AMOUNT)
+@yes_option
 @json_option
-def withdraw(session: Session, amount: int, as_json: bool) -> None:
+def withdraw(session: Session, amount: int, yes: bool, as_json: bool) -> None:
     """Take AMOUNT of the deposit back. It is paid out after eight days, less what relays still bring receipts for.
 
     Takes the place of what was asked for before, and waits anew; 0 takes that back.
@@ -110,7 +114,13 @@ def withdraw(session: Session, amount: int, as_json: bool) -> None:
             raise TransactionRefused(f"{show_amount(found.deposit)} are put down, no more can be taken back")
         if amount == found.withdrawing == 0:
             raise TransactionRefused("nothing is being taken back, so there is nothing to undo")
-        receipt = send(client, key, WITHDRAW_CARRIAGE, [amount])
+        what = {
+            "does": "takes coins back that are put down for relays" if amount else "takes nothing back after all",
+            "amount": show_amount(amount),
+            "left for relays": show_amount(found.deposit - amount),
+            "paid out": "after eight days, less what relays still bring receipts for",
+        }
+        receipt = send(client, key, WITHDRAW_CARRIAGE, [amount], what, yes=yes)
         release_ms = client.carriage(key.address).release_ms
     show_receipt(receipt, as_json)
     if not as_json and release_ms:
@@ -154,8 +164,9 @@ def _account(home: Home) -> SecretKey:
 @click.option("--rpc", "url", required=True, metavar="URL", help="Gateway to ask.")
 @click.option("--at", "where", required=True, metavar="HOST:PORT", help="Where clients reach this relay.")
 @click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: what the chain asks at least.")
+@yes_option
 @json_option
-def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) -> None:
+def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_json: bool) -> None:
     """Enter the relay in --home into the chain's registry, or renew its entry: nodes find it there.
 
     Only a registered relay is paid for what it carries. The relay's account pays the fee and locks the bond.
@@ -184,9 +195,13 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
         amount = least if bond is None else bond
         if amount < least:
             raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
-        click.echo("Waiting until it is final ...", err=True)
         kind = UPDATE_NODE if is_known else REGISTER_NODE
-        receipt = send(client, key, kind, node_payload(profile, amount))
+        what = {
+            "does": "renews the relay's entry" if is_known else "enters the relay",
+            "endpoint": str(endpoint),
+            "bond": show_amount(amount) + (" more" if is_known else ", locked until it retires"),
+        }
+        receipt = send(client, key, kind, node_payload(profile, amount), what, yes=yes)
     shown = {"relay": format_address(key.address), "endpoint": str(endpoint)}
     show_fields({**shown, "transaction": receipt.document["transaction_hash"]}, as_json=as_json)
 
@@ -196,8 +211,9 @@ def register(home: Home, url: str, where: str, bond: int | None, as_json: bool) 
 @relay_home_option
 @click.option("--rpc", "url", default="", metavar="URL", help="Gateway to send to; without it, only look.")
 @click.option("--all", "is_all", is_flag=True, help="Send also what is worth less than its fee.")
+@yes_option
 @json_option
-def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
+def settle(home: Home, url: str, is_all: bool, yes: bool, as_json: bool) -> None:
     """Bring the receipts of the relay's payers on chain: paid out of their deposits, else of what they earn.
 
     A relay with a gateway does so by itself; this is for one without, and for what strangers have signed. Each
@@ -226,7 +242,12 @@ def settle(home: Home, url: str, is_all: bool, as_json: bool) -> None:
             state = "worth less than its fee"
         elif client is not None and key is not None:
             try:
-                send(client, key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
+                what = {
+                    "does": "brings a receipt of a payer",
+                    "payer": format_address(receipt.payer),
+                    "amount": show_amount(receipt.amount),
+                }
+                send(client, key, SETTLE_CARRIAGE, [receipt.encode(), certificate], what, yes=yes)
                 state = "settled"
             except TransactionRefused as error:
                 state = str(error)

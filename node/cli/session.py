@@ -16,10 +16,8 @@ from node.cli.patience import TellingClient
 from node.home import Home, read_keystore
 from node.keyring import Keyring
 from node.kinds import gateways_of, keys_of
-from rpc.client import Client, TransactionRefused
-from rpc.client.shapes import Receipt
+from rpc.client import Client
 from state.primitives.address import parse_address
-from state.primitives.codec import Value
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SecretKey
 from state.primitives.keystore import keystore_address
@@ -28,7 +26,6 @@ __all__ = [
     "Session",
     "new_key_options",
     "reading_options",
-    "send",
     "session_options",
     "signing_options",
     "wallet_options",
@@ -114,18 +111,6 @@ class Session:
         if not self.home.config.exists():
             raise ConfigError(f"{self.home.root}: no node lives here; --rpc URL names a gateway to ask")
         return gateways_of(self.home)
-
-
-def send(client: Client, key: SecretKey, kind: int, payload: list[Value]) -> Receipt:
-    """Send a transaction and return its receipt when it is final, unless the newest state would refuse it.
-
-    A transaction that fails in a block costs its fee all the same. Raises TransactionRefused before it is signed.
-    """
-    outcome = client.estimate(key.address, kind, payload)
-    if not outcome.succeeded:
-        reason = outcome.reason or "unknown"
-        raise TransactionRefused(f"the chain would refuse it: {reason}; nothing was sent", reason=reason)
-    return client.send(key, kind, payload)
 
 
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {

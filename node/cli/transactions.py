@@ -13,7 +13,8 @@ from node.cli.commands import Commands
 from node.cli.files import read_json
 from node.cli.options import ask_passphrase
 from node.cli.output import json_option, show_amount, show_receipt, show_time
-from node.cli.session import Session, send, session_options
+from node.cli.session import Session, session_options
+from node.cli.spending import send, yes_option
 from node.home import Home
 from node.keyring import random_key
 from rpc.client import Client, TransactionRefused
@@ -43,8 +44,9 @@ def tx() -> None:
     type=click.Path(path_type=Path),
     help="Vote with the key of this file, which `dekube signer possession` wrote with --json.",
 )
+@yes_option
 @json_option
-def stake(session: Session, amount: int, possession: Path | None, as_json: bool) -> None:
+def stake(session: Session, amount: int, possession: Path | None, yes: bool, as_json: bool) -> None:
     """Stake AMOUNT as a validator, with the vote key of the node in --home, or one that is with a signer.
 
     Who has stake already adds to it with the vote key that is registered; after `rotate-keys` that is the new one.
@@ -56,10 +58,13 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
     else:
         key, passphrase = _keys(session)
     with session.client() as client:
-        staked = _account(client, key)["stake"] if amount else None
+        staked = _account(client, key)["stake"]
+        current = None if staked is None else bytes.fromhex(staked["vote_key"].removeprefix("0x"))
         if amount:
             _check_left((int(staked["amount"]) if staked else 0) + amount, client)
-        registered = None if staked is None else bytes.fromhex(staked["vote_key"].removeprefix("0x"))
+        elif staked is None:
+            raise TransactionRefused("nothing is staked, so an AMOUNT of 0 has no vote key to replace")
+        registered = current if amount else None
         if possession is not None:
             payload = [amount, *read_possession(possession)]
             if registered not in (None, payload[1]):
@@ -71,8 +76,16 @@ def stake(session: Session, amount: int, possession: Path | None, as_json: bool)
             vote = _vote_key(session.home, passphrase, registered)
             chain = client.chain().genesis_hash
             payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
-        receipt = send(client, key, STAKE_KIND, payload)
+        if not amount and payload[1] == current:
+            raise TransactionRefused("this vote key is registered already: an AMOUNT of 0 would change nothing")
         chain_now = client.call("dekube_getCommittee")
+        what = {
+            "does": "stakes" if amount else "registers another vote key, stakes nothing more",
+            "amount": show_amount(amount),
+            "vote key": payload[1],
+            "counts": _seated_from(chain_now),
+        }
+        receipt = send(client, key, STAKE_KIND, payload, what, yes=yes)
     show_receipt(receipt, as_json)
     if not as_json and receipt.succeeded:
         click.echo(f"\nIt counts {_seated_from(chain_now)}.")
@@ -87,8 +100,9 @@ def _seated_from(committee: dict[str, Any]) -> str:
 
 @tx.command(name="rotate-keys")
 @session_options
+@yes_option
 @json_option
-def rotate_keys(session: Session, as_json: bool) -> None:
+def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
     """Replace the vote key (and the VRF key that comes with it) of the validator in --home.
 
     A new key is drawn and registered. It sits from the third epoch on; until then the old one votes, so start the
@@ -110,15 +124,24 @@ def rotate_keys(session: Session, as_json: bool) -> None:
         if following is not None and "0x" + following.vote_key.hex() in sitting:
             options = replace(options, keys=replace(options.keys, vote=options.keys.vote_next, vote_next=""))
             following = None
-        if following is None:
-            following = random_key()
-            file = f"keys/vote-{following.vote_key[:8].hex()}.json"
-            save_key(home.path(file), following, passphrase)
-            begin_guard(home.own_guard_of(following.vote_key), chain, following.vote_key)
-            options = replace(options, keys=replace(options.keys, vote_next=file))
-            rewrite_options(home, options)
-        payload = stake_payload(0, following, genesis_hash=chain, address=key.address)
-        receipt = send(client, key, STAKE_KIND, payload)
+        is_new = following is None
+        chosen = following or random_key()
+        file = f"keys/vote-{chosen.vote_key[:8].hex()}.json"
+
+        def keep() -> None:
+            """Write the key before the chain knows it: one that is registered and lost votes never."""
+            if is_new:
+                save_key(home.path(file), chosen, passphrase)
+                begin_guard(home.own_guard_of(chosen.vote_key), chain, chosen.vote_key)
+                rewrite_options(home, replace(options, keys=replace(options.keys, vote_next=file)))
+
+        payload = stake_payload(0, chosen, genesis_hash=chain, address=key.address)
+        what = {
+            "does": "registers another vote key",
+            "vote key": f"0x{chosen.vote_key.hex()} ({home.path(file) if is_new else options.keys.vote_next})",
+            "counts": _seated_from(committee),
+        }
+        receipt = send(client, key, STAKE_KIND, payload, what, yes=yes, prepare=keep)
     show_receipt(receipt, as_json)
     if not as_json:
         click.echo(f"\nThe new key sits {_seated_from(committee)}: start the node again before that.")
@@ -127,12 +150,16 @@ def rotate_keys(session: Session, as_json: bool) -> None:
 @tx.command()
 @session_options
 @click.argument("amount", type=AMOUNT)
+@yes_option
 @json_option
-def unstake(session: Session, amount: int, as_json: bool) -> None:
+def unstake(session: Session, amount: int, yes: bool, as_json: bool) -> None:
     """Take AMOUNT out of the stake: all of it, or so much that the least stake is left. It returns by itself.
 
-    That is after the unbonding time of the chain, two weeks unless its genesis says otherwise.
+    That is after the unbonding time of the chain, two weeks unless its genesis says otherwise. Until then it can
+    still be slashed.
     """
+    if not amount:
+        raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
     key = session.key()
     with session.client() as client:
         staked = _account(client, key)["stake"]
@@ -140,7 +167,16 @@ def unstake(session: Session, amount: int, as_json: bool) -> None:
         if amount > held:
             raise TransactionRefused(f"{show_amount(held)} are staked, no more can be taken out")
         _check_left(held - amount, client)
-        receipt = send(client, key, UNSTAKE_KIND, [amount])
+        unbonding_ms = int(client.call("dekube_genesis")["parameters"]["chain.unbonding_ms"])
+        release = show_time(client.head().time_ms + unbonding_ms)
+        what = {
+            "does": "takes stake out" if held > amount else "takes the whole stake out: the account votes no more",
+            "amount": show_amount(amount),
+            "stake left": show_amount(held - amount),
+            "counts": _seated_from(client.call("dekube_getCommittee")),
+            "returns": f"{release} or later, by itself; until then it can still be slashed",
+        }
+        receipt = send(client, key, UNSTAKE_KIND, [amount], what, yes=yes)
         returning = _account(client, key)["unbonding"]
     show_receipt(receipt, as_json)
     if not as_json and returning:

@@ -10,7 +10,8 @@ from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, reading_options, send, session_options
+from node.cli.session import Session, reading_options, session_options
+from node.cli.spending import send, yes_option
 from node.places import Home
 from rpc.client import Client
 from rpc.client.shapes import Receipt
@@ -193,8 +194,9 @@ def jobs(home: Home, as_json: bool) -> None:
 @session_options
 @click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: registry.stake of config.toml, "
               "at least what the chain asks.")  # fmt: skip
+@yes_option
 @json_option
-def register(session: Session, bond: int | None, as_json: bool) -> None:
+def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> None:
     """Register this machine by hand: its roles, cards, speed and price, and a bond that is locked.
 
     Needed only where registry.auto_register is off. What it offers stands in config.toml: roles,
@@ -213,23 +215,26 @@ def register(session: Session, bond: int | None, as_json: bool) -> None:
         amount = max(options.registry.stake, least) if bond is None else bond
         if amount < least:
             raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
-        click.echo(f"Locking {show_amount(amount)} and waiting until it is final ...", err=True)
-        receipt = send(client, key, REGISTER_NODE, node_payload(_profile(session, key.address), amount))
+        profile = _profile(session, key.address)
+        what = _offer(profile, "registers this machine", f"{show_amount(amount)}, locked until it retires")
+        receipt = send(client, key, REGISTER_NODE, node_payload(profile, amount), what, yes=yes)
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
 @worker.command()
 @session_options
 @click.option("--bond", type=AMOUNT, default="0", help="Lock this much more.")
+@yes_option
 @json_option
-def update(session: Session, bond: int, as_json: bool) -> None:
+def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
     """Renew this machine's entry from config.toml, add to its bond, or end its retirement."""
     key = session.key()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is None:
             raise ConfigError("this machine is not registered; `dekube worker register` does it")
-        click.echo("Waiting until it is final ...", err=True)
-        receipt = send(client, key, UPDATE_NODE, node_payload(_profile(session, key.address), bond))
+        profile = _profile(session, key.address)
+        what = _offer(profile, "renews this machine's entry", f"{show_amount(bond)} more")
+        receipt = send(client, key, UPDATE_NODE, node_payload(profile, bond), what, yes=yes)
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
 
@@ -264,8 +269,9 @@ def endorse(session: Session, machine: str, as_json: bool) -> None:
 
 @worker.command()
 @session_options
+@yes_option
 @json_option
-def retire(session: Session, as_json: bool) -> None:
+def retire(session: Session, yes: bool, as_json: bool) -> None:
     """Take this machine off the market; its bond returns when its duties have ended.
 
     Refused while registry.auto_register is on: the node would register again.
@@ -282,9 +288,22 @@ def retire(session: Session, as_json: bool) -> None:
             raise ConfigError("this machine is not registered")
         if node["status"] == "retiring":
             raise ConfigError("this machine is retiring already")
-        click.echo("Waiting until it is final ...", err=True)
-        receipt = send(client, key, RETIRE_NODE, [])
+        what = {
+            "does": "takes this machine off the market",
+            "bond": f"{show_amount(int(node['bond']))}, returns when its duties have ended",
+        }
+        receipt = send(client, key, RETIRE_NODE, [], what, yes=yes)
     _show_done(receipt, "0x" + key.address.hex(), as_json)
+
+
+def _offer(profile: NodeProfile, does: str, bond: str) -> dict[str, Any]:
+    roles = ", ".join(role for role in ROLES if NodeRole[role.upper()] & profile.roles)
+    return {
+        "does": does,
+        "roles": roles,
+        "price": f"{show_amount(profile.price_per_gpu_s)} a GPU-second",
+        "bond": bond,
+    }
 
 
 def _profile(session: Session, address: bytes) -> NodeProfile:

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from node.cli.arguments import AMOUNT, TASK
-from node.cli.output import counted, json_option, show_fields
-from node.cli.session import Session, send, session_options
+from node.cli.output import counted, json_option, show_amount, show_fields
+from node.cli.session import Session, session_options
+from node.cli.spending import send, yes_option
 from node.cli.tasks.following import record_of, say
-from rpc.client import Client, TaskEnded, TransactionRefused
+from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.shapes import Task
 from state.primitives.address import format_address
@@ -26,52 +27,60 @@ __all__ = ["cancel", "demand", "resume", "top_up"]
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
+@yes_option
 @json_option
-def cancel(session: Session, task_id: bytes, as_json: bool) -> None:
-    """End a task early; what is not earned comes back.
+def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
+    """End a task early; what is locked and not earned comes back.
 
     A window under way is still finished and paid; a worker that has begun to prepare is paid for its time.
     """
-    _act(session, task_id, CANCEL_TASK, [task_id], as_json)
+    what = {"does": "ends the task early", "comes back": "what is locked and not earned"}
+    _act(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
 
 
 @click.command(name="top-up")
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.argument("amount", type=AMOUNT)
+@yes_option
 @json_option
-def top_up(session: Session, task_id: bytes, amount: int, as_json: bool) -> None:
+def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
     """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
     if not amount:
         raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
-    _act(session, task_id, TOP_UP_TASK, [task_id, amount], as_json)
+    what = {"does": "locks more for the checks of the task", "amount": show_amount(amount)}
+    _act(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
 
 
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.argument("amount", type=AMOUNT)
+@yes_option
 @json_option
-def demand(session: Session, task_id: bytes, amount: int, as_json: bool) -> None:
+def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
     """Have drawn machines fetch a result that cannot be had, within a day of the task's end.
 
     AMOUNT (0.01 is 0.01 DKB) pays them if they can, and each then has a copy to download; it comes back, with the
     last window's price, if its worker does not serve it. What is too much comes back too.
     """
-    _act(session, task_id, DEMAND_RESULT, [task_id, amount], as_json, is_over=True)
+    what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
+    _act(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
 
 
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
+@yes_option
 @json_option
-def resume(session: Session, task_id: bytes, as_json: bool) -> None:
+def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
     """Look for another worker for a paused task; it goes on from its last final window.
 
     A machine that has lost or left the task is not offered it again, also when it is back: where no other one is
     registered, the task pauses again. That is said before the fee is paid.
     """
-    _act(session, task_id, RESUME_TASK, [task_id], as_json, only_in="paused", tell=_tell_of_machines)
+    what = {"does": "has another worker looked for"}
+    _act(session, task_id, RESUME_TASK, [task_id], what, yes, as_json, only_in="paused", tell=_tell_of_machines)
 
 
 def _tell_of_machines(client: Client, record: Task) -> None:
@@ -109,25 +118,33 @@ def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) 
 
 
 def _act(
-    session: Session, task_id: bytes, kind: int, payload: list[Value], as_json: bool, *,
-    only_in: str | None = None, is_over: bool = False, tell: Callable[[Client, Task], None] | None = None,
+    session: Session, task_id: bytes, kind: int, payload: list[Value], what: dict[str, Any], yes: bool,
+    as_json: bool, *, only_in: str | None = None, is_over: bool = False,
+    tell: Callable[[Client, Task], None] | None = None,
 ) -> None:  # fmt: skip
     key = session.key()
     with session.client() as client:
         record = record_of(client, task_id)
-        if record.has_ended != is_over:
-            state = "has ended" if record.has_ended else "has not ended"
-            raise TaskEnded(f"task {hexed(task_id)} {state}: {record.phase}")
+        # Known beforehand: a transaction that can only fail would still cost its fee.
+        if record.has_ended and not is_over:
+            raise TransactionRefused(
+                f"task {hexed(task_id)} has ended ({record.phase}): this can no longer be done; nothing was sent"
+            )
+        if is_over and not record.has_ended:
+            raise TransactionRefused(
+                f"task {hexed(task_id)} is {record.phase}; this is for a task that has ended; nothing was sent"
+            )
         if only_in is not None and record.phase != only_in:
-            # Known beforehand: a transaction that can only fail would still cost its fee.
-            raise TransactionRefused(f"the task is {record.phase}; this is for a task that is {only_in}")
+            raise TransactionRefused(
+                f"task {hexed(task_id)} is {record.phase}; this is for a task that is {only_in}; nothing was sent"
+            )
         if record.requester != key.address:
             owner = format_address(record.requester)
             raise ConfigError(f"the task is {owner}'s; sign with that account's key (--key, --home)")
         if tell is not None:
             tell(client, record)
-        say("Waiting until it is final ...")
-        receipt = send(client, key, kind, payload)
+        shown = {**what, "task": f"{hexed(task_id)} ({record.phase})"}
+        receipt = send(client, key, kind, payload, shown, yes=yes)
         record = record_of(client, task_id)
     answer = {
         "task": hexed(task_id),

@@ -15,14 +15,16 @@ from node.cli.combinations import not_with
 from node.cli.jobs import read_spec, spec_to_json, write_file
 from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.session import Session, reading_options, session_options
+from node.cli.spending import send_signed, yes_option
 from node.cli.tasks.following import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
-from node.posting import make_digits_job, put_digits_of
+from node.posting import DIGITS_BLOB, make_digits_job, put_digits_of
 from rpc.client import Client
 from rpc.client.core import hexed
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
-from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
 from tasks.spec import decode_spec, encode_spec
+from tasks.transitions import CREATE_TASK, task_id_of
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 
@@ -92,14 +94,10 @@ def _recipe_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
-def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | None = None) -> bytes:
-    """Return the canonical bytes of the job; with a ``key`` a built-in data set goes to where workers find it."""
+def _job(client: Client, recipe: _Recipe) -> bytes:
+    """Return the canonical bytes of the job; its data set goes nowhere yet."""
     if recipe.spec_file is not None:
-        raw = read_spec(recipe.spec_file)
-        if key is not None:
-            shown = show_progress("Uploading the data set")
-            put_digits_of(client, raw, control=session.control(), key=key, progress=shown)
-        return raw
+        return read_spec(recipe.spec_file)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
             f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: each window must have a "
@@ -115,9 +113,8 @@ def _job(client: Client, session: Session, recipe: _Recipe, key: SecretKey | Non
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     job = make_digits_job(
         client,
-        control=None if key is None else session.control(),
-        key=key,
-        progress=show_progress("Uploading the data set"),
+        control=None,
+        key=None,
         seed=seed,
         max_price_per_gpu_s=recipe.max_price,
         gpu_ms_per_step_max=recipe.gpu_ms_per_step,
@@ -152,7 +149,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
     with session.client() as client:
-        raw = _job(client, session, recipe)
+        raw = _job(client, recipe)
         amounts = client.quote_task(raw)
     spec = spec_to_json(decode_spec(raw))
     if save is not None:
@@ -182,8 +179,9 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
 @session_options
 @_recipe_options
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
+@yes_option
 @json_option
-def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> None:
+def create(session: Session, recipe: _Recipe, watches: bool, yes: bool, as_json: bool) -> None:
     """Post a task: lock its price and let the chain find a worker.
 
     Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
@@ -199,29 +197,44 @@ def create(session: Session, recipe: _Recipe, watches: bool, as_json: bool) -> N
     """
     key = session.key()
     with session.client() as client:
-        raw = _job(client, session, recipe, key)
-        _tell_of_data(client, decode_spec(raw).dataset.blob)
-        say(f"Locking {show_amount(client.quote_task(raw).total)} and waiting until the task is final ...")
-        made = client.create_task(key, raw)
+        raw = _job(client, recipe)
+        spec = decode_spec(raw)
+        if spec.dataset.blob != DIGITS_BLOB:
+            _tell_of_data(client, spec.dataset.blob)
+        locked = client.quote_task(raw).total
+        size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
+        what = {
+            "does": f"posts a task: {size}",
+            "locks": f"{show_amount(locked)}; what is not used comes back",
+            "price": f"at most {show_amount(spec.price.max_price_per_gpu_s)} a GPU-second",
+        }
+
+        def bring() -> None:
+            put_digits_of(
+                client, raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")
+            )
+
+        receipt, signed = send_signed(client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring)
+        task_id = task_id_of(key.address, decode_transaction(signed).nonce)
         answer = {
-            "task": hexed(made.id),
-            "transaction": made.receipt.transaction_hash,
-            "height": made.receipt.block.height,
-            "locked": str(made.locked),
+            "task": hexed(task_id),
+            "transaction": receipt.transaction_hash,
+            "height": receipt.block.height,
+            "locked": str(locked),
         }
         if not watches:
             if not as_json:
-                answer["locked"] = show_amount(made.locked)
+                answer["locked"] = show_amount(locked)
             show_fields(answer, as_json=as_json)
             if not as_json:
-                click.echo(f"\nFollow it: dekube task watch {hexed(made.id)}")
+                click.echo(f"\nFollow it: dekube task watch {hexed(task_id)}")
             return
         if not as_json:
-            click.echo(f"Task {hexed(made.id)}")
-        answer["phase"] = watch_to_end(client, made.id, as_json, WATCH_TIMEOUT_S)
+            click.echo(f"Task {hexed(task_id)}")
+        answer["phase"] = watch_to_end(client, task_id, as_json, WATCH_TIMEOUT_S)
     if as_json:
         show(answer)
-    expect_settled(made.id, str(answer["phase"]))
+    expect_settled(task_id, str(answer["phase"]))
 
 
 def _tell_of_data(client: Client, blob: bytes) -> None:

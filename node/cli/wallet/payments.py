@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
 from node.cli.arguments import AMOUNT, FEE
 from node.cli.combinations import refuse_given
-from node.cli.options import ask_whether
-from node.cli.output import counted, json_option, show_amount, show_fields, show_gwei, show_receipt, show_rows
-from node.cli.patience import NotFinal, TellingClient
+from node.cli.output import (
+    counted,
+    json_option,
+    parse_amount,
+    show_amount,
+    show_fields,
+    show_receipt,
+    show_rows,
+)
+from node.cli.patience import TellingClient
 from node.cli.session import Session, reading_options, session_options
-from rpc.client import Client, ClientError, GatewayUnreachable
+from node.cli.spending import hand_in, yes_option
+from node.cli.wallet.watching import wait_for_receipt
+from rpc.client import Client, GatewayUnreachable
 from rpc.client.contracts import functions_of, parse_argument, shown
-from rpc.client.shapes import Receipt
+from state.primitives.abi import AbiValue, Parameter
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
-from state.primitives.transactions import decode_transaction
 
 __all__ = ["call", "faucet", "send"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 SPENDING: Final = ("--value", "--nonce", "--max-fee", "--tip", "--yes", "--key", "--passphrase-file", "--chain-id")
 """What has an effect on a call that is sent alone."""
+GRANT_TIMEOUT_S: Final = 60.0
 NOBODY: Final = bytes(20)
 """The address that takes and never gives: no key has it."""
 
 
 def _offer_options(function: _Function) -> _Function:
     for option in (
-        click.option("--yes", "-y", is_flag=True, help="Do not ask before it is handed in."),
+        yes_option,
         click.option("--tip", type=FEE, help="Offered to the leader for a unit of gas, within --max-fee."),
         click.option("--max-fee", type=FEE, help="The most for a unit of gas: 2.5gwei, 1500wei."),
         click.option("--nonce", type=click.IntRange(0, 2**48),
@@ -41,47 +49,6 @@ def _offer_options(function: _Function) -> _Function:
     ):  # fmt: skip
         function = option(function)
     return function
-
-
-def _hand_in(client: Client, raw: bytes, what: dict[str, Any], *, yes: bool) -> Receipt:
-    """Show what ``raw`` does and costs, ask where somebody is there to answer, and return its receipt.
-
-    ``what`` says of a call which one its data is, of a payment whose account TO names. Raises as ``wait``.
-    """
-    assert isinstance(client, TellingClient)  # as a session's are
-    signed, chain = decode_transaction(raw), client.chain()
-    sender = signed.recover_sender()
-    behind = _behind(client, sender, signed.nonce)
-    fee, limit = signed.max_fee_per_gas, signed.gas_limit
-    to, amount = signed.payload[:2]  # of a transfer and of a call alike
-    shown_first = {
-        "chain": f"{chain.name} ({signed.chain_id})",
-        "from": format_address(sender),
-        "to": format_address(to),
-        **what,
-        "amount": show_amount(amount),
-        "fee": f"at most {show_amount(fee * limit)} ({limit} gas, {show_gwei(fee)} each)",
-        "nonce": f"{signed.nonce}, which waits for {behind}" if behind else signed.nonce,
-    }
-    show_fields(shown_first, as_json=False, title="To be signed", err=True)
-    if not yes:
-        ask_whether("Hand it in?")
-    try:
-        return client.hand_in(raw, behind=behind)
-    except NotFinal as error:
-        with suppress(ClientError, GatewayUnreachable):  # then what was so before still has to do
-            behind = _behind(client, sender, signed.nonce)
-        if not behind:
-            raise
-        raise NotFinal(f"{error}: it waits for {behind} of {format_address(sender)}", hash_=error.hash) from None
-
-
-def _behind(client: Client, sender: bytes, nonce: int) -> str:
-    """Return the nonces that ``sender`` has to use before ``nonce``, in words; empty where there are none."""
-    first = client.account(sender).pending_nonce
-    if first >= nonce:
-        return ""
-    return f"nonces {first} to {nonce - 1}" if first < nonce - 1 else f"nonce {first}"
 
 
 @click.command()
@@ -110,14 +77,15 @@ def send(
             "--burn goes with the address of zeros alone." if burn else
             f"coins sent to {format_address(who)} are lost, nobody has its key; --burn sends them all the same"
         )  # fmt: skip
-    what = {} if to.startswith("0x") else {"to": f"{format_address(who)} ({to})"}
+    shown_to = format_address(who)
+    what = {"to": shown_to if to.startswith("0x") else f"{shown_to} ({to})", "amount": show_amount(amount)}
     key = session.key()
     with session.client() as client:
         raw = client.sign(
             key, TRANSFER_KIND, [who, amount],
             nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
         )  # fmt: skip
-        receipt = _hand_in(client, raw, what, yes=yes)
+        receipt = hand_in(client, raw, what, yes=yes)
     show_receipt(receipt, as_json)
 
 
@@ -127,17 +95,33 @@ def send(
 @click.option("--from", "url", required=True, metavar="URL", help="The faucet, such as http://127.0.0.1:26621.")
 @json_option
 def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
-    """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS."""
+    """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS.
+
+    With a gateway to ask (--rpc, or the node in --home) it returns when they are on the account.
+    """
     who = session.address(name, known=False)
-    with TellingClient(*(session.urls or (url,))) as client:
+    has_gateway = bool(session.urls) or session.home.config.exists()
+    with TellingClient(*(session.gateways() if has_gateway else (url,))) as client:
         try:
             hash_ = client.faucet(url, who)
         except GatewayUnreachable as error:
             where = "`dekube testnet list` shows where a test network's is"
             raise GatewayUnreachable(f"{error}; no faucet answers there: {where}") from None
-    show_fields({"address": format_address(who), "transaction": hash_}, as_json=as_json)
-    if not as_json:
-        click.echo("\nThe coins are there when that transaction is in a block (dekube wallet balance).")
+        fields: dict[str, Any] = {"address": format_address(who), "transaction": "0x" + hash_.hex()}
+        if has_gateway:
+            click.echo("Waiting until the grant is final ...", err=True)
+            receipt = wait_for_receipt(client, hash_, GRANT_TIMEOUT_S)
+            balance = client.balance(who)
+            fields |= {
+                "height": receipt.block.height,
+                "balance": str(balance) if as_json else show_amount(balance),
+            }
+    show_fields(fields, as_json=as_json)
+    if not as_json and not has_gateway:
+        click.echo(
+            "\nThe coins are not on the account yet: they are when that transaction is final. With --rpc this "
+            f"command waits for it; `dekube wallet tx {fields['transaction']}` shows it."
+        )
 
 
 @click.command()
@@ -163,13 +147,14 @@ def call(
     """Call FUNCTION of a system CONTRACT: registry, tasks, billing or staking. Without names, list what there is.
 
     What only reads is answered at once; what writes is sent as a transaction, signed with --key, and shown when it
-    is final. Integers are decimal or 0x, bytes are 0x hex.
+    is final. Integers are decimal or 0x, bytes 0x hex. An amount is a number of 10^-18 DKB, or 1.5DKB; an
+    address may be a NAME.
 
     \b
     Examples:
       dekube wallet call staking
       dekube wallet call staking minimumStake
-      dekube wallet call staking unstake 1000000000000000000 --key savings
+      dekube wallet call staking unstake 1DKB --key savings
     """
     with session.client() as client:
         if contract is None or function is None:
@@ -179,18 +164,47 @@ def call(
         wanted = client.function(contract, function)
         if len(arguments) != len(wanted.inputs):
             raise ConfigError(f"{wanted} takes {counted(len(wanted.inputs), 'argument')}, not {len(arguments)}")
-        values = [parse_argument(*pair) for pair in zip(wanted.inputs, arguments, strict=True)]
+        values = [_argument(session, *pair) for pair in zip(wanted.inputs, arguments, strict=True)]
+        names = [parameter.name or f"argument{number}" for number, parameter in enumerate(wanted.inputs)]
         if wanted.is_view:
             refuse_given(SPENDING, f"{wanted} only reads, so nothing is signed or paid")
-            show_fields(shown(wanted.outputs, client.view(wanted, values)), as_json=as_json)
+            found = shown(wanted.outputs, client.view(wanted, values))
+            show_fields(found if as_json else in_coins(wanted.outputs, found), as_json=as_json)
             return
         raw = client.sign_call(
             session.key(), wanted.address, value=value, data=wanted.encode(values),
             nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
         )  # fmt: skip
-        what = {"contract": contract, "function": str(wanted), "arguments": list(arguments)}
-        receipt = _hand_in(client, raw, what, yes=yes)
+        what = {
+            "to": format_address(wanted.address),
+            "contract": contract,
+            "function": str(wanted),
+            "arguments": in_coins(wanted.inputs, shown(wanted.inputs, dict(zip(names, values, strict=True)))),
+            "amount": show_amount(value),
+        }
+        receipt = hand_in(client, raw, what, yes=yes)
     show_receipt(receipt, as_json)
+
+
+def in_coins(parameters: Sequence[Parameter], values: Mapping[str, str | bool]) -> dict[str, str | bool]:
+    """Return values of a contract as people read them: amounts in DKB, and what the contract has."""
+    return {
+        name: f"{show_amount(int(value))} ({value})" if _is_amount(parameter) else value
+        for parameter, (name, value) in zip(parameters, values.items(), strict=True)
+    }
+
+
+def _is_amount(parameter: Parameter) -> bool:
+    return parameter.type == "uint256"  # of the system contracts no other number has this type; a test looks
+
+
+def _argument(session: Session, parameter: Parameter, text: str) -> AbiValue:
+    """Return the value that an argument spells, as ``parse_argument``; also 1.5DKB, and the NAME of an account."""
+    if _is_amount(parameter) and text.strip().endswith("DKB"):
+        return parse_amount(text)
+    if parameter.type == "address":
+        return session.address(text, known=False)
+    return parse_argument(parameter, text)
 
 
 def _list_functions(client: Client, contract: str | None, as_json: bool) -> None:

@@ -21,7 +21,7 @@ from rpc.client import Client
 from rpc.client.core import hexed
 from rpc.client.shapes import HistoryEntry, Receipt
 
-__all__ = ["watch"]
+__all__ = ["wait_for_receipt", "watch"]
 
 _INDENT: Final = " " * 16
 _MORE_THAN_ADDRESS: Final = re.compile(r"0[xX][0-9a-fA-F]{41,}")
@@ -92,6 +92,19 @@ def _account_lines(line: dict[str, Any]) -> list[str]:
         *(f"{_INDENT}{found['kind_name']} {found['hash']} from {found['from']}" for found in line["transactions"]),
         *(_INDENT + change_text(found) for found in line["changes"]),
     ]
+
+
+def wait_for_receipt(client: Client, hash_: bytes, timeout_s: float) -> Receipt:
+    """Return the receipt of a transaction that somebody handed in. Raises NotFinal."""
+    start = client.head().at.height
+    receipt = client.receipt(hash_)
+    if receipt is not None:
+        return receipt
+    for _ in client.news("heads", from_height=start + 1, timeout_s=timeout_s):
+        receipt = client.receipt(hash_)
+        if receipt is not None:
+            return receipt
+    raise NotFinal(f"{hexed(hash_)} is not final in {timeout_s:.10g} s; it may still become so", hash_=hash_)
 
 
 def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as_json: bool) -> None:

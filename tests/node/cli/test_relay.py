@@ -14,6 +14,7 @@ from node.cli import group
 from node.cli.session import Session
 from rpc.client import Client, TransactionRefused
 from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction, sign_transaction
 from tasks.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE
 
 KEY = SecretKey(b"k" * 32)
@@ -42,8 +43,21 @@ class Paying:
     def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
         return SimpleNamespace(succeeded=True, reason=None)
 
-    def send(self, _key: SecretKey, kind: int, payload: list[Any]) -> Any:
-        self.sent.append((kind, payload))
+    def sign(self, key: SecretKey, kind: int, payload: list[Any]) -> bytes:
+        return sign_transaction(
+            key, chain_id=7, nonce=0, kind=kind, payload=payload, gas_limit=1, max_fee_per_gas=1,
+            max_priority_fee_per_gas=0,
+        )  # fmt: skip
+
+    def chain(self) -> Any:
+        return SimpleNamespace(name="test", chain_id=7)
+
+    def account(self, _address: bytes) -> Any:
+        return SimpleNamespace(pending_nonce=0)
+
+    def wait(self, raw: bytes) -> Any:
+        signed = decode_transaction(raw)
+        self.sent.append((signed.kind, list(signed.payload)))
         document = {"transaction_hash": "0x12", "block": {"height": 7}, "kind_name": "x", "reason": None}
         return SimpleNamespace(
             transaction_hash="0x12", block=SimpleNamespace(height=7), kind_name="x", succeeded=True, reason=None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,13 +14,16 @@ from click.testing import CliRunner, Result
 from node.cli import group
 from node.cli.session import Session
 from node.cli.tasks.posting import DIGITS_ENDS
+from node.posting import DIGITS_BLOB
 from rpc.client import Client, TransactionRefused
+from rpc.client.blobs import blob_of_file
 from rpc.client.shapes import Task
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
-from tasks.datasets import make_dataset
+from state.primitives.transactions import decode_transaction, sign_transaction
+from tasks.datasets import _digit_rows, make_dataset
 from tasks.spec import encode_spec
-from tasks.transitions import RESUME_TASK
+from tasks.transitions import CREATE_TASK, RESUME_TASK
 from tests.tasks.world import spec
 
 KEY = SecretKey(b"k" * 32)
@@ -52,12 +57,6 @@ class Requested:
     def quote_task(self, _raw: bytes) -> Any:
         return SimpleNamespace(total=10**18)
 
-    def create_task(self, _key: SecretKey, _raw: bytes) -> Any:
-        self.asked.append("create_task")
-        block = SimpleNamespace(height=7)
-        receipt = SimpleNamespace(transaction_hash="0x12", block=block)
-        return SimpleNamespace(id=bytes(32), receipt=receipt, locked=10**18)
-
     def call(self, method: str) -> Any:
         assert method == "dekube_genesis"
         return {"parameters": {"tasks.replace_ms": str(REPLACE_MS)}}
@@ -82,9 +81,23 @@ class Requested:
     def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
         return SimpleNamespace(succeeded=not self.refusal, reason=self.refusal or None)
 
-    def send(self, _key: SecretKey, kind: int, payload: list[Any]) -> Any:
-        assert (kind, payload) == (RESUME_TASK, [bytes.fromhex(TASK_ID[2:])])
-        self.asked.append("resume_task")
+    def sign(self, key: SecretKey, kind: int, payload: list[Any]) -> bytes:
+        return sign_transaction(
+            key, chain_id=7, nonce=0, kind=kind, payload=payload, gas_limit=1, max_fee_per_gas=1,
+            max_priority_fee_per_gas=0,
+        )  # fmt: skip
+
+    def chain(self) -> Any:
+        return SimpleNamespace(name="test", chain_id=7)
+
+    def account(self, _address: bytes) -> Any:
+        return SimpleNamespace(pending_nonce=0)
+
+    def wait(self, raw: bytes) -> Any:
+        signed = decode_transaction(raw)
+        if signed.kind == RESUME_TASK:
+            assert list(signed.payload) == [bytes.fromhex(TASK_ID[2:])]
+        self.asked.append({RESUME_TASK: "resume_task", CREATE_TASK: "create_task"}[signed.kind])
         return SimpleNamespace(transaction_hash="0x12", block=SimpleNamespace(height=7))
 
 
@@ -148,6 +161,32 @@ def test_a_task_whose_checks_cannot_be_paid_is_to_be_topped_up_first(
     assert "`dekube task top-up`" in run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path).stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "phase", "has_ended", "said"),
+    [
+        ("cancel", "settled", True, "has ended (settled): this can no longer be done; nothing was sent"),
+        ("top-up", "failed", True, "has ended (failed): this can no longer be done; nothing was sent"),
+        ("demand", "running", False, "is running; this is for a task that has ended; nothing was sent"),
+        ("resume", "running", False, "is running; this is for a task that is paused; nothing was sent"),
+    ],
+)
+def test_a_task_in_another_phase_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, phase: str, has_ended: bool, said: str
+) -> None:
+    client = Requested()
+    task = SimpleNamespace(phase=phase, has_ended=has_ended, requester=KEY.address, document=client.record)
+    monkeypatch.setattr(client, "task", lambda _id: task)
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
+    monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
+    amount = ["1"] if line in ("top-up", "demand") else []
+    done = CliRunner().invoke(
+        group, ["task", line, TASK_ID, *amount, "--home", str(tmp_path)], standalone_mode=False
+    )
+    assert isinstance(done.exception, TransactionRefused)
+    assert str(done.exception) == f"task {TASK_ID} {said}"
+    assert client.asked == []
+
+
 def test_what_the_chain_would_refuse_is_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Requested(machines=(machine(),))
     client.refusal = "wrong_phase"
@@ -156,7 +195,11 @@ def test_what_the_chain_would_refuse_is_not_signed(tmp_path: Path, monkeypatch: 
     command = ["task", "resume", TASK_ID, "--home", str(tmp_path)]
     done = CliRunner().invoke(group, command, standalone_mode=False)
     assert isinstance(done.exception, TransactionRefused)
-    assert str(done.exception) == "the chain would refuse it: wrong_phase; nothing was sent"
+    assert str(done.exception) == (
+        "the chain would refuse it: the task is in a phase in which this cannot be done (wrong_phase); "
+        "nothing was sent"
+    )
+    assert "Waiting" not in done.stderr
     assert client.asked == []
 
 
@@ -175,3 +218,18 @@ def test_a_task_that_is_not_there_is_said_to_be_none(
 def test_the_widths_that_are_asked_for_are_those_of_the_data_set() -> None:
     digits = make_dataset("digits")
     assert (digits.columns, digits.classes) == DIGITS_ENDS
+
+
+def test_the_digits_are_those_that_a_job_names_and_come_without_their_library(tmp_path: Path) -> None:
+    """To import scikit-learn takes seconds; the rows of its file are the same."""
+    from sklearn.datasets import load_digits
+
+    file = tmp_path / "digits"
+    file.write_bytes(make_dataset("digits").encode())
+    assert blob_of_file(file).blob_id == DIGITS_BLOB
+    bunch = load_digits()
+    rows = [bytes([*map(int, row), int(label)]) for row, label in zip(bunch.data, bunch.target, strict=True)]
+    assert _digit_rows() == rows
+    code = "import sys, tasks.datasets as d; d.make_dataset('digits'); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -629,8 +629,18 @@ async def test_money_is_sent_contracts_are_called_and_accounts_are_followed(shel
         assert (await ask("call", "registry", "isRegistered", hexed(ALICE.address))) == {"registered": False}
         assert len(await ask("call")) > len(await ask("call", "staking")) >= 6
         assert await refused("call", "staking", "unstake", "5", *shell.file) == "stake_insufficient"
-        for wrong in (("nothing", "x"), ("staking", "x"), ("staking", "unstake"), ("staking", "stakeOf", "0x12")):
+        for wrong in (
+            ("nothing", "x"),
+            ("staking", "x"),
+            ("staking", "unstake"),
+            ("staking", "stakeOf", "nobody"),
+        ):
             assert await refused("call", *wrong, *shell.file) == "config_error"
+        assert await refused("call", "staking", "stakeOf", "0x12") == "decode_error"
+        assert await ask("call", "staking", "stakeOf", "alice") == stake, "by the name of an account"
+        shown = await trio.to_thread.run_sync(partial(shell.result, "call", "staking", "minimumStake", *target))
+        assert f"{chain.runtime.chain.stake_min // COIN} DKB ({chain.runtime.chain.stake_min})" in shown.stdout
+        assert await refused("call", "staking", "unstake", "5DKB", *shell.file) == "stake_insufficient"
 
         # The chain's genesis is years old: the light client begins with it only where it is told so.
         (tmp_path / "genesis.json").write_text(genesis_to_json(chain.genesis))
