@@ -67,11 +67,49 @@ TOLD_MAX: Final = 200
 DIGITS_MAX: Final = 78
 """Of a number that is written as text: what an amount of 256 bits has at most."""
 PROTOCOL_VERSION_MAX: Final = 255
+_EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not listened at
 PROFILES: Final = ("archive", "full", "light")
 """Those of ``state.store.profiles``, which comes with the database: a wallet's commands read options too."""
 SYNC_MODES: Final = ("auto", "state", "blocks")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
+
+
+_BYTES_MAX: Final = 1 << 60
+_COUNT_MAX: Final = 1 << 20
+_AMOUNT_MAX: Final = (1 << 127) - 1
+BOUNDS: Final = {
+    "p2p.inbound_max": (0, 65_536),
+    "p2p.outbound_max": (0, 4_096),
+    "p2p.blob_store_bytes_max": (0, _BYTES_MAX),
+    "p2p.uplink_mbit_per_s": (0, 10_000_000),
+    "rpc.connections_max": (1, _COUNT_MAX),
+    "rpc.connections_per_address_max": (0, _COUNT_MAX),
+    "rpc.units_per_s": (0, 1 << 40),
+    "rpc.units_burst": (0, 1 << 40),
+    "rpc.requests_per_address_max": (0, _COUNT_MAX),
+    "rpc.filters_per_address_max": (0, _COUNT_MAX),
+    "rpc.subscriptions_per_address_max": (0, _COUNT_MAX),
+    "rpc.ready_peers_min": (0, 65_536),
+    "uploads.bytes_per_blob_max": (0, _BYTES_MAX),
+    "uploads.bytes_per_account_day_max": (0, _BYTES_MAX),
+    "uploads.bytes_per_caller_day_max": (0, _BYTES_MAX),
+    "uploads.bytes_per_day_max": (0, _BYTES_MAX),
+    "uploads.bytes_kept_max": (0, _BYTES_MAX),
+    "uploads.balance_min": (0, _AMOUNT_MAX),
+    "uploads.keep_s": (0, 100 * 366 * 86_400),
+    "mempool.transactions_max": (1, 10_000_000),
+    "mempool.bytes_max": (1, 1 << 40),
+    "store.epochs": (1, 1 << 32),
+    "sync.snapshots": (0, 1_024),
+    "executor.jobs_max": (0, 1_024),
+    "executor.verifications_max": (0, 1_024),
+    "registry.price_per_gpu_s": (0, 1 << 100),
+    "registry.stake": (0, _AMOUNT_MAX),
+    "processes.signature_workers": (0, 256),
+    "developer.protocol_version": (0, PROTOCOL_VERSION_MAX),
+}
+"""Least and most of each option that is a number: beyond, memory, a clock or a queue has no such size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,12 +443,15 @@ def load_table(path: Path, cls: type[_Options], *, made_by: str = "dekube init")
         data = path.read_bytes()
         if len(data) > CONFIG_LIMIT_BYTES:
             raise ConfigError("file too large")
-        return read_table(data.decode(), cls)
+        return read_table(data.decode("utf-8-sig"), cls)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `{made_by}` makes one") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (ConfigError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: not UTF-8 text (line {line}); options in TOML expected") from None
+    except ConfigError as error:
         raise ConfigError(f"{path}: {str(error)[:TOLD_MAX]}") from None
 
 
@@ -508,14 +549,37 @@ def check_options(options: NodeOptions) -> None:
         raise ConfigError(f"log.level: {options.log.level!r} is none of {', '.join(LOG_LEVELS)}")
     if options.log.format not in ("auto", "text", "json"):
         raise ConfigError(f"log.format: {options.log.format!r} is none of auto, text, json")
-    if options.developer.protocol_version > PROTOCOL_VERSION_MAX:
-        raise ConfigError(f"developer.protocol_version: at most {PROTOCOL_VERSION_MAX} expected")
     if options.executor.engine not in ("auto", "numpy", "torch"):
         raise ConfigError(f"executor.engine: {options.executor.engine!r} is none of auto, numpy, torch")
     if options.executor.backend != "process":
         raise ConfigError(
             f"executor.backend: {options.executor.backend!r} is not known; this version has: process"
         )
+
+    _check_bounds(options)
+    _check_ports(options)
+
+
+def _check_bounds(options: NodeOptions) -> None:
+    values = flat_options(options)
+    for name, (least, most) in BOUNDS.items():
+        if not least <= values[name] <= most:
+            raise ConfigError(f"{name}: {values[name]} is out of range; {least} to {most} expected")
+
+
+def _check_ports(options: NodeOptions) -> None:
+    """Raise ConfigError where two parts of the node would listen at one port."""
+    taken: dict[int, tuple[str, str]] = {}
+    for name, listen in (
+        ("p2p.listen", options.p2p.listen), ("rpc.listen", options.rpc.listen),
+        ("metrics.listen", options.metrics.listen), ("admin.listen", options.admin.listen),
+    ):  # fmt: skip
+        host, port = parse_host_port(listen) if listen else ("", 0)
+        if not port:
+            continue
+        other, other_host = taken.setdefault(port, (name, host))
+        if other != name and (host == other_host or {host, other_host} & _EVERYWHERE):
+            raise ConfigError(f"{other} and {name}: both have port {port}; two parts cannot listen at one")
 
 
 def flat_options(options: DataclassInstance, before: str = "") -> dict[str, Any]:

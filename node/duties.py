@@ -26,6 +26,7 @@ from node.wallet import TransactionFailed, TransactionLost, Wallet
 from node.wanted import DAMAGE, Abandoned
 from node.worker import Worker
 from p2p.service import Network
+from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError, InvalidTransaction
 from state.primitives.genesis import read_parameters
 from state.primitives.hashing import HASH_BYTES, digest
@@ -251,7 +252,7 @@ class Duties:
         bond = max(self._options.registry.stake, self._parameters.node_bond_min)
         if node is None:
             await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
-            _log.info("registered", bond=bond, score=profile.score)
+            _log.info("registered", bond=format_amount(bond), score=profile.score)
             return
         if node.status is NodeStatus.RETIRING:
             return  # its owner wants out: renewing the entry would take that back
@@ -265,7 +266,7 @@ class Duties:
         more = lacks if spare > lacks else 0
         if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
-            _log.info("registration renewed", more_bond=more)
+            _log.info("registration renewed", more_bond=format_amount(more))
 
     async def _leave_market(self) -> None:
         """Have no more work assigned to this machine, without taking back its bond."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.carriage import GatewayLedger
-from node.config import KeyOptions, LogOptions, load_table, parse_host_port
+from node.config import KeyOptions, LogOptions, flat_options, load_table, parse_host_port
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import RELAY, expected
 from node.logs import configure_logs
@@ -24,10 +24,13 @@ from relay.limits import RelayLimits
 from relay.metering import Tariff
 from rpc.log_output import LogCollector
 from state.primitives.address import format_address
+from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 
 __all__ = ["RECEIPTS", "RelayHomeOptions", "load_relay_options", "run_relay_home"]
 
+NUMBER_MAX: Final = 1 << 60
+"""Of any option: beyond, no clock, queue or price has such a size."""
 RECEIPTS: Final = "data/receipts"
 """Where in its home a relay keeps the receipts of its payers."""
 
@@ -59,7 +62,11 @@ class RelayHomeOptions:
 def load_relay_options(home: Home) -> RelayHomeOptions:
     """Return the options of the relay that lives in ``home``. Raises ConfigError."""
     with expected(home.config, RELAY):
-        return load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
+        options = load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
+    for name, value in flat_options(options).items():
+        if type(value) is int and value > NUMBER_MAX:
+            raise ConfigError(f"{home.config}: {name}: {value} is out of range; 0 to {NUMBER_MAX} expected")
+    return options
 
 
 def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[], str]) -> None:

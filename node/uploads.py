@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from state.primitives.address import ADDRESS_BYTES
+from state.primitives.amounts import format_amount
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import HASH_BYTES
@@ -104,7 +105,7 @@ class UploadBook:
             raise UploadRefused("uploads_off", "this gateway takes no uploads")
         if balance < self._options.balance_min and self.find(blob, account) is None:
             least = self._options.balance_min
-            text = f"the account that signs has to own {least} of 10^-18 DKB"
+            text = f"the account that signs has to own {format_amount(least)}"
             raise UploadRefused("balance_too_low", text, least)
 
     def begin(self, blob: bytes, size_bytes: int, account: bytes, caller: str, balance: int, now_ms: int) -> bool:

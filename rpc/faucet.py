@@ -37,6 +37,7 @@ from rpc.limits import Budgets, Proxies, caller_key
 from rpc.log_output import LogCollector
 from rpc.web import allowed_headers
 from state.primitives.address import format_address, parse_address
+from state.primitives.amounts import format_amount
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
@@ -360,7 +361,9 @@ class Faucet:
                 self._balance.set(owned / 10**18)
                 self._low.set(is_low)
                 if is_low and not was_low:
-                    _log.warning("the faucet runs dry", balance=str(owned), address=format_address(self.address))
+                    _log.warning(
+                        "the faucet runs dry", balance=format_amount(owned), address=format_address(self.address)
+                    )
                 was_low = is_low
             await asyncio.sleep(BALANCE_EVERY_S)
 

@@ -23,7 +23,7 @@ from node.cli.output import json_option, show, show_fields, show_rows
 from node.config import NodeOptions, flat_options
 from node.control import ControlUnavailable, short_path
 from node.home import Home
-from state.primitives.errors import DekubeError
+from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = ["NodeStillRuns", "node"]
 
@@ -82,17 +82,19 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
 @click.option("--changed", "only_changed", is_flag=True, help="Only what is not the default.")
 @json_option
 def config(home: Home, only_changed: bool, as_json: bool) -> None:
-    """Check config.toml, and show every option with its value and its default: before a restart, say.
+    """Check config.toml and the files that it names, and show every option: before a restart, say.
 
-    Nothing of it is asked of a running node, which has the options of its start. What each option means stands in
-    docs/operations.md.
+    The genesis and the keystore files must be readable; no key is opened. A running node is not asked: it has the
+    options of its start. What each option means stands in docs/operations.md.
 
     \b
     Examples:
       dekube node config
       dekube node config --changed
     """
-    values, defaults = flat_options(home.load_options()), flat_options(NodeOptions())
+    options = home.load_options()
+    _check_files(home, options)
+    values, defaults = flat_options(options), flat_options(NodeOptions())
     names = [name for name in values if not only_changed or values[name] != defaults[name]]
     if as_json:
         show({name: values[name] for name in names})
@@ -103,6 +105,26 @@ def config(home: Home, only_changed: bool, as_json: bool) -> None:
         for name in names
     ]  # fmt: skip
     show_rows(rows, ("option", "value", "default"), as_json=False, title=f"{home.config} is right")
+
+
+def _check_files(home: Home, options: NodeOptions) -> None:
+    """Raise ConfigError or KeystoreError where a start with ``options`` would find a file missing or damaged."""
+    from node.home import read_passphrase
+    from node.keyring import check_keystore
+    from node.runtime import make_runtime
+
+    make_runtime(home.load_genesis(), protocol_version=options.developer.protocol_version)
+    names = {"keys.account": options.keys.account}
+    if "validator" in options.roles and not options.signer.endpoint:
+        names["keys.vote"] = options.keys.vote
+    if options.keys.vote_next:
+        names["keys.vote_next"] = options.keys.vote_next
+    for name, file in names.items():
+        if not home.path(file).exists():
+            raise ConfigError(f"{home.path(file)}: no such file; {name} in {home.config} names it")
+        check_keystore(home.path(file))
+    if (passphrase := home.passphrase_file(options.keys)) is not None:
+        read_passphrase(passphrase)
 
 
 def _written(value: Any) -> str:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from state.primitives.address import ADDRESS_BYTES
+from state.primitives.amounts import format_amount
 from state.primitives.codec import Value, encode
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, ProtocolError, RecordDamaged
@@ -112,7 +113,7 @@ class StakeTooSmall(ProtocolError):
     code = "stake_too_small"
 
     def __init__(self, *, stake: int, minimum: int) -> None:
-        super().__init__(f"a stake of {stake}, minimum {minimum}")
+        super().__init__(f"a stake of {format_amount(stake)}; the minimum is {format_amount(minimum)}")
         self.stake = stake
         self.minimum = minimum
 
@@ -123,7 +124,7 @@ class StakeInsufficient(ProtocolError):
     code = "stake_insufficient"
 
     def __init__(self, *, stake: int, amount: int) -> None:
-        super().__init__(f"withdrawal of {amount} from a stake of {stake}")
+        super().__init__(f"withdrawal of {format_amount(amount)} from a stake of {format_amount(stake)}")
         self.stake = stake
         self.amount = amount
 

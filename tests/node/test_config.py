@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.config import (
+    BOUNDS,
     NetworkOptions,
     NodeOptions,
     RegistryOptions,
     RpcOptions,
     dump_options,
+    flat_options,
     load_options,
     parse_host_port,
     parse_peer,
@@ -54,7 +56,7 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
             "vote_key_next is vote_key",
         ),
         (f"[signer]\nendpoint = 'unix:s'\nvote_key = '{'ab' * 32}'\nvote_key_next = 'x'", "a vote key"),
-        ("[developer]\nprotocol_version = 256", "developer.protocol_version: at most 255"),
+        ("[developer]\nprotocol_version = 256", "developer.protocol_version: 256 is out of range; 0 to 255"),
         ("[p2p]\nlistne = 'x:1'", "did you mean p2p.listen"),
         ("roles = ['miner']", "'miner' is none of"),
         ("p2p = 1", "p2p: a table expected"),
@@ -65,6 +67,14 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
         ("[p2p]\nbootstrap = ['1.2.3.4:5']", "0xADDRESS"),
         ("[p2p]\nbootstrap = ['0xf39fd6e51aad88F6F4ce6aB8827279cffFb92266@tcp:h:1']", "checksum"),
         ("[p2p]\ninbound_max = -1", "negative"),
+        (
+            f"[mempool]\ntransactions_max = {10**26}",
+            f"mempool.transactions_max: {10**26} is out of range; 1 to 10000000",
+        ),
+        (f"[mempool]\ntransactions_max = '{10**26}'", "mempool.transactions_max: 10{26} is out of range"),
+        ("[mempool]\nbytes_max = 0", "mempool.bytes_max: 0 is out of range; 1 to "),
+        ("[rpc]\nlisten = ':9100'", "rpc.listen and metrics.listen: both have port 9100"),
+        ("[admin]\nlisten = '127.0.0.1:8545'", "rpc.listen and admin.listen: both have port 8545"),
         ("[p2p]\ninbound_max = true", "int expected"),
         ("[log]\nlevel = 'loud'", "none of"),
         ("[executor]\nbackend = 'magic'", "not known"),
@@ -81,6 +91,27 @@ def test_a_wrong_option_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dekube init"):
         load_options(tmp_path / "none.toml")
+
+
+def test_every_number_has_its_bounds_and_the_defaults_are_within() -> None:
+    numbers = {name: value for name, value in flat_options(NodeOptions()).items() if type(value) is int}
+    assert numbers.keys() == BOUNDS.keys()
+    assert all(least <= numbers[name] <= most for name, (least, most) in BOUNDS.items())
+
+
+def test_parts_may_have_one_port_on_different_addresses(tmp_path: Path) -> None:
+    text = "[rpc]\nlisten = '127.0.0.1:9000'\n[metrics]\nlisten = '127.0.0.2:9000'"
+    assert load(tmp_path, text).metrics.listen == "127.0.0.2:9000"
+    assert load(tmp_path, "[rpc]\nlisten = '127.0.0.1:0'\n[metrics]\nlisten = '127.0.0.1:0'")
+
+
+def test_a_file_that_is_no_text_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"roles = []\n\xff")
+    with pytest.raises(ConfigError, match=r"config.toml: not UTF-8 text \(line 2\)"):
+        load_options(file)
+    file.write_bytes(b"\xef\xbb\xbfroles = []\n")
+    assert load_options(file).roles == ()
 
 
 @settings(max_examples=200)

@@ -49,6 +49,8 @@ def test_each_bound_has_its_word() -> None:
     book = UploadBook(OPTIONS)
     assert refusal(book, 1, pieces=6) == "blob_too_large"
     assert refusal(book, 1, balance=99) == "balance_too_low"
+    with pytest.raises(UploadRefused, match="has to own 1 DKB"):
+        UploadBook(UploadOptions(enabled=True)).check_account(name(1), ALICE, 0)
     begin(book, 1, pieces=5)
     assert refusal(book, 2, pieces=4) == "account_quota"
     begin(book, 2, pieces=3)

@@ -359,11 +359,39 @@ def test_a_config_is_checked_before_a_restart(
     home = tmp_path / "home"
     dekube("init", "--home", home, "--genesis", genesis, "--unattended")
     assert dekube("node", "config", "--home", home) == (0, "")
+    account = home / "keys" / "account.json"
+    text = account.read_text()
+    account.unlink()
+    status, said = dekube("node", "config", "--home", home)
+    assert (status, f"{account}: no such file; keys.account in {home}" in said) == (1, True)
+    account.write_text("{}")
+    status, said = dekube("node", "config", "--home", home)
+    assert (status, said.startswith(f"dekube: {account}: ")) == (1, True)
+    account.write_text(text)
+    (home / "config.toml").write_text('roles = ["validator"]\n')
+    status, said = dekube("node", "config", "--home", home)
+    assert (status, "vote.json: no such file; keys.vote in" in said) == (1, True)
+    (home / "config.toml").write_text("")
+    (home / "genesis.json").rename(tmp_path / "away.json")
+    status, said = dekube("node", "config", "--home", home)
+    assert (status, f"{home / 'genesis.json'}: No such file" in said) == (1, True)
+    (tmp_path / "away.json").rename(home / "genesis.json")
+    assert dekube("node", "config", "--home", home) == (0, "")
     with (home / "config.toml").open("a") as file:
         file.write("[rpc]\nlistn = ''\n")
     status, said = dekube("node", "config", "--home", home)
     assert status == 1
     assert "did you mean rpc.listen" in said
+
+
+def test_a_relay_s_number_beyond_all_sizes_is_named(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    dekube("relay", "init", "--home", home, "--genesis", genesis)
+    (home / "config.toml").write_text(f"[limits]\ncircuits_max = {10**30}\n")
+    status, said = dekube("relay", "run", "--home", home)
+    assert (status, f"limits.circuits_max: {10**30} is out of range" in said) == (78, True)
 
 
 def test_addresses_are_shown_with_their_checksum() -> None:
@@ -381,7 +409,7 @@ def test_a_home_that_is_there_is_refused_before_a_passphrase_is_asked_for(
     (home / "config.toml").touch()
     terms: tuple[object, ...] = ("--genesis", genesis)
     if command == "genesis found":
-        dekube("genesis", "draft", "--name", "x", "--chain-id", 7, "--start", "2027-01-31T12:00Z", "--out", draft)
+        dekube("genesis", "draft", "--name", "x", "--chain-id", 7, "--start", "now", "--out", draft)
         terms = ("--draft", draft, "--stake", 1000)
     status, said = dekube(*command.split(), "--home", home, *terms)
     assert (status, said) == (
