@@ -16,6 +16,7 @@ from p2p.transport import Doubt, Endpoint
 from p2p.vigil import Pings
 from p2p.ways import PeerWay
 from p2p.yielding import Yielding
+from state.primitives.errors import ProtocolError
 
 __all__ = ["Link", "LinkLost", "shake_hands"]
 
@@ -23,6 +24,7 @@ _READ_BYTES: Final = 256 * 1024
 _MUCH_BYTES: Final = 4 * LOW_WATER_BYTES_MAX
 _HANDSHAKE_READ_BYTES: Final = 4_096
 _BYE_S: Final = 0.2
+_RETIRED_S: Final = 0.01
 _PING_BYTES: Final = 8
 
 
@@ -159,16 +161,44 @@ class Link:
         self._pings.ask(token, now)
         return token
 
-    def take_pong(self, token: bytes, now: float) -> None:
-        """Take the answer to a ping: ``rtt_s`` is what follows from it."""
-        self._pings.answered(token, now)
+    def take_pong(self, token: bytes, now: float) -> float | None:
+        """Take the answer to a ping and return how long it took: ``rtt_s`` is what follows from it."""
+        took_s = self._pings.answered(token, now)
         self.rtt_s = self._pings.rtt_s
+        return took_s
 
     def retire(self) -> None:
         """End it: who reads or writes on it gets LinkLost."""
         self.is_retired = True
         self._reading.cancel()
         self._writing.cancel()
+
+    async def is_dead(self, timeout_s: float) -> bool:
+        """Wait on a retired connection for a record of the peer's; whether none came.
+
+        Its end proves nothing: a relay that swallows all may end it too.
+        """
+        self._low_water.expect(0)
+        with trio.move_on_after(timeout_s):
+            while True:
+                try:
+                    data = await self._stream.receive_some(_READ_BYTES)
+                    if not data:
+                        break
+                    self.channel.feed(bytes(data))
+                    if self.channel.next_plaintext() is not None:
+                        return False
+                except trio.BusyResourceError:  # who read on it has not noticed yet that it is retired
+                    await trio.sleep(_RETIRED_S)
+                except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError):
+                    break
+            await trio.sleep_forever()
+        return True
+
+    async def leave(self, received: int) -> None:
+        """Close after a word by which the other end, which doubts this connection, sees that it works."""
+        self.channel.say(Word.ACK, received.to_bytes(8, "big"))
+        await self.aclose(goodbye=self.channel.seal())
 
     async def aclose(self, *, goodbye: bytes = b"") -> None:
         """Retire and close, after a last record where nothing stands half written before it."""

@@ -17,7 +17,7 @@ from typing import Final
 from p2p.transport import Endpoint
 from p2p.ways import PeerWay
 
-__all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of"]
+__all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of", "shares_way"]
 
 Path = Endpoint | PeerWay
 
@@ -51,6 +51,8 @@ class PathParameters:
     """How long the rate that a path once reached is believed."""
     backoff_s_min: float = 0.5
     backoff_s_max: float = 60.0
+    doubt_s: float = 3.0
+    """How long a path whose connection is doubted is left: longer than it takes to know."""
     silence_s_min: float = 30.0
     """How long a path that took what was sent and brought nothing back is left, doubling each time, ..."""
     silence_s_max: float = 600.0
@@ -148,6 +150,17 @@ class _Known:
 def hops_of(path: Path) -> int:
     """Return how many relays a path crosses: relays are paid, so of two equal paths the shorter one is taken."""
     return len(path.hops)
+
+
+def shares_way(one: Path, other: Path) -> bool:
+    """Tell whether two paths are known to lead through the same relay, or both through none."""
+    if one == other:
+        return True
+    if isinstance(one, PeerWay) or isinstance(other, PeerWay):
+        return False  # nothing is known of where they lead
+    if not one.hops and not other.hops:
+        return one.is_punched or other.is_punched or one.host == other.host
+    return not {hop.relay for hop in one.hops}.isdisjoint(hop.relay for hop in other.hops)
 
 
 @dataclass(slots=True)
@@ -249,6 +262,12 @@ class PathTable:
         wait_s = self.parameters.backoff_s_min * 2 ** min(known.failures - 1, 16)
         known.next_at = now + min(wait_s, self.parameters.backoff_s_max)
         known.rtt_s, known.rate = None, None
+
+    def doubted(self, path: Path, now: float) -> None:
+        """Note that a path brings nothing at the moment: nothing new is put on it for a while."""
+        known = self._known.get(path)
+        if known is not None:
+            known.next_at = max(known.next_at, now + self.parameters.doubt_s)
 
     def fell_silent(self, path: Path, now: float) -> None:
         """Note that a path took what was sent and brought nothing: that it can be opened speaks not for it."""

@@ -26,7 +26,7 @@ from p2p.peer_lanes import MessageHandler, PeerLanes
 from p2p.peerinfo import LaneStats, PeerInfo
 from p2p.places import Service
 from p2p.requests import Requests, Served
-from p2p.stalls import is_silent
+from p2p.stalls import is_silent, silence_limit_s
 from p2p.transport import Doubt
 from p2p.vigil import Act, Vigil
 from p2p.ways import PeerWay
@@ -41,6 +41,8 @@ RESERVED_KIND_MIN: Final = 0xE0
 _CONSENSUS: Final = Class.CONSENSUS
 _BULK: Final = Class.BULK
 """A member looked up on its enumeration costs a tenth of all that a small message does."""
+_LOOK_S_MIN: Final = 0.02
+"""Between two looks at the vigil."""
 _DAMAGED_MAX: Final = 3
 """Damaged records after which the peer, not its lines, is to blame; ..."""
 _DAMAGED_S: Final = 60.0
@@ -60,6 +62,8 @@ class PeerOwner:
     served: Callable[[str], Served | None]
     find_way: Callable[[Peer], None]
     """Called when the peer has lost its connection or hears nothing on it: bring another if there is one."""
+    left_silent: Callable[[Peer, Link, bool], None]
+    """Called for a connection that was left for its silence, once it is known whether it was dead."""
     open_lanes: Callable[[Peer], bool]
     """Called when bulk waits and has no lane: bring some; whether that is tried."""
     answer_lanes: Callable[[Peer, Mapping[int, int]], None]
@@ -109,6 +113,8 @@ class Peer:
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._vigil = Vigil(self.since, limits)
+        self._until = trio.CancelScope(deadline=math.inf)
+        """Of the pause until the vigil is looked at again."""
         self._voted_at = -math.inf
         self._damaged = 0
         self._damaged_at = -math.inf
@@ -187,9 +193,10 @@ class Peer:
         """Whether messages of class consensus go to this peer."""
         return now - self._voted_at < self._limits.short_records_s
 
-    def is_stalled(self, now: float) -> bool:
-        """Whether nothing has been heard for longer than a connection that works needs."""
-        return self._vigil.is_stalled(now)
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the control connection has missed a deadline and has said nothing since."""
+        return self._vigil.is_doubted
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -206,7 +213,11 @@ class Peer:
             self.lanes.seek()
             self.lanes.wake()
         elif cls is _CONSENSUS:
-            self._voted_at = trio.current_time()
+            self._voted_at = now = trio.current_time()
+            if self._vigil.voted(now):
+                self._ping(now)
+            else:
+                self._hasten()
         self._wake.set()
         return queued
 
@@ -319,16 +330,27 @@ class Peer:
     def attach(self, link: Link, hello: Hello) -> None:
         """Go on over ``link``; see ``may_move``. Raises FrameInvalid."""
         old = self.control
-        if old is not None:
-            silent_s = trio.current_time() - self._vigil.heard_at
-            if is_silent(silent_s, rtt_s=self.rtt_s or 0.0, limit_s=self._limits.stall_s):
-                old.doubt(Doubt.SILENT)
+        silent_s = trio.current_time() - self._vigil.heard_at
+        is_dead = is_silent(silent_s, rtt_s=self.rtt_s or 0.0, limit_s=self._limits.stall_s)
+        is_waiting = self._vigil.is_waiting
+        is_left = is_waiting and link.is_outbound  # the end that accepts says a word on it and closes it
         self.mux.attach(link.channel, hello.received)
         self.control = self.last = link
         self.generation = hello.generation
         self._vigil.attached(trio.current_time())
-        if old is not None:
-            self._retire(old)
+        if old is not None and is_left and not is_dead:
+            self._count(old)
+            old.retire()
+            assert self._nursery is not None
+            self._nursery.start_soon(self._await_word, old, silent_s, self.rtt_s or 0.0)
+        elif old is not None:
+            if is_dead:
+                old.doubt(Doubt.SILENT)
+                if is_waiting:
+                    self._owner.left_silent(self, old, True)
+            self._count(old)
+            assert self._nursery is not None
+            self._nursery.start_soon(old.leave, self.mux.received)
         self._attached.set()
         self._attached = trio.Event()
         self._wake.set()
@@ -346,9 +368,24 @@ class Peer:
         self._vigil.detached(trio.current_time())
         self._owner.find_way(self)
 
-    def _retire(self, link: Link) -> None:
+    async def _await_word(self, link: Link, silent_s: float, rtt_s: float) -> None:
+        """Find out whether a connection that was left for its silence is dead.
+
+        On a live one a last word of the peer's arrives. Only what was silent for long enough is held against the
+        way and who carried it.
+        """
+        is_dead = await link.is_dead(max(silence_limit_s(rtt_s, limit_s=self._limits.stall_s) - silent_s, 0.0))
+        if is_dead:
+            link.doubt(Doubt.SILENT)
+        self._owner.left_silent(self, link, is_dead)
+        await link.aclose()
+
+    def _count(self, link: Link) -> None:
         self._bytes_in += link.bytes_in
         self._bytes_out += link.bytes_out
+
+    def _retire(self, link: Link) -> None:
+        self._count(link)
         link.retire()
         assert self._nursery is not None
         self._nursery.start_soon(link.aclose)
@@ -390,7 +427,10 @@ class Peer:
         """Do what the vigil says, and see to lanes for bulk that waits."""
         self._ping(self.since)
         while True:
-            await trio.sleep(self._limits.probe_s / 2)
+            now = trio.current_time()
+            due_at = max(self._vigil.due_at, now + _LOOK_S_MIN)
+            with trio.CancelScope(deadline=min(now + self._limits.probe_s / 2, due_at)) as self._until:
+                await trio.sleep_forever()
             now = trio.current_time()
             is_owed = self.mux.is_owed or self.lanes.is_doubtful
             for act in self._vigil.tick(now, is_owed=is_owed, is_finding_way=self.is_finding_way):
@@ -413,7 +453,14 @@ class Peer:
         self._vigil.asked(now)
         if self.control is not None:
             self.mux.ping(self.control.new_ping(now))
+        self._hasten()
         self._wake.set()
+
+    def _hasten(self) -> None:
+        """Look at the vigil no later than it is due."""
+        due_at = self._vigil.due_at
+        if due_at < self._until.deadline:
+            self._until.deadline = due_at
 
     async def _read(self) -> None:
         data, link, opened = b"", self.control, 0
@@ -435,6 +482,8 @@ class Peer:
                 for message in messages:
                     kind = message.kind
                     if kind < RESERVED_KIND_MIN:
+                        if message.cls is _CONSENSUS:
+                            self._vigil.heard_vote(now)
                         handler = handlers.get(kind)
                         if handler is not None:
                             await handler(address, message.body)
@@ -443,8 +492,11 @@ class Peer:
                         gossip(address, message.body)
                         took_s += time.thread_time() - started
                     elif Mux.is_pong(message):
-                        link.take_pong(message.body, trio.current_time())
+                        pong_at = trio.current_time()
+                        answered_s = link.take_pong(message.body, pong_at)
                         self.rtt_s = link.rtt_s
+                        if answered_s is not None and self.rtt_s is not None:
+                            self._vigil.answered(answered_s, self.rtt_s, pong_at)
                     elif Mux.is_bye(message):
                         self.close("peer_left")
                     else:
@@ -453,6 +505,7 @@ class Peer:
                         took_s += time.thread_time() - started
                     if message.number:
                         self.release(message.number)
+                self._hasten()
                 if self.mux.has_output:  # pongs and credit
                     self._wake.set()
                 self.lanes.wake()

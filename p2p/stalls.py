@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Patience", "StallParameters", "StallWatch", "is_held_up", "is_silent"]
+__all__ = ["Patience", "StallParameters", "StallWatch", "is_held_up", "is_silent", "silence_limit_s"]
 
 _COUNTED_S_MAX: Final = 1.0
 """Most that one word of the peer's adds: what comes after a long silence does not tell of all of it."""
@@ -23,7 +23,12 @@ _SLOW_S_MIN: Final = 0.1
 
 def is_silent(silent_s: float, *, rtt_s: float, limit_s: float) -> bool:
     """Tell whether a connection to a peer that answers elsewhere was silent for longer than loss explains."""
-    return silent_s > max(limit_s, _ROUND_TRIPS * rtt_s)
+    return silent_s > silence_limit_s(rtt_s, limit_s=limit_s)
+
+
+def silence_limit_s(rtt_s: float, *, limit_s: float) -> float:
+    """Return the longest silence that loss explains."""
+    return max(limit_s, _ROUND_TRIPS * rtt_s)
 
 
 def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:

@@ -21,7 +21,7 @@ from p2p.dialling import Dialling
 from p2p.errors import HandshakeFailed
 from p2p.limits import NetworkLimits, RateLimiter
 from p2p.link import Link, LinkLost
-from p2p.paths import Path, PathTable
+from p2p.paths import Path, PathTable, shares_way
 from p2p.peer import Peer
 from p2p.sockets import is_paced, local_address
 from p2p.stalls import is_held_up
@@ -105,20 +105,31 @@ class Steering:
             table = self._dialling.table(peer.address)
             if present is not None and not peer.is_attached:
                 table.failed(present, trio.current_time())
-            elif present is not None and peer.is_stalled(trio.current_time()):
-                table.fell_silent(present, trio.current_time())
-            # Whatever failed last comes last, and is tried all the same: it may be all there is.
+            is_doubted = peer.is_attached and peer.is_doubted
+            if is_doubted and present is not None:
+                table.doubted(present, trio.current_time())
+            # Whatever failed last comes last, and is tried all the same: it may be all there is. Before it comes
+            # what shares a relay with it.
             known = self._dialling.endpoints_of(self._dialling.way_to(peer.address))
-            endpoints = sorted(known, key=lambda endpoint: endpoint == present)
+            endpoints = sorted(known, key=lambda e: (e == present, present is not None and shares_way(e, present)))
             if peer.is_attached and present is not None and self._dialling.is_avoided(present):
                 endpoints = [endpoint for endpoint in endpoints if not self._dialling.is_avoided(endpoint)]
             if not endpoints:
                 return
             link = await self._dialling.open(peer.address, endpoints)
-            if link is not None:
+            if link is not None and is_doubted and peer.is_attached and not peer.is_doubted:
+                self._counters["doubts_refuted"] += 1  # the present one has spoken meanwhile
+                await link.aclose()
+            elif link is not None:
                 await self._move_to(peer, link)
         finally:
             peer.is_finding_way = False
+
+    def left_silent(self, peer: Peer, link: Link, is_dead: bool) -> None:
+        """Note what became of a connection that was left for its silence."""
+        self._counters["silent_ways" if is_dead else "false_alarms"] += 1
+        if is_dead and link.endpoint is not None:
+            self._dialling.table(peer.address).fell_silent(link.endpoint, trio.current_time())
 
     def leave(self, relay: Endpoint) -> None:
         """Bring everything that runs through a relay, which is about to end, over other ways."""

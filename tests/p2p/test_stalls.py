@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -22,7 +23,7 @@ from p2p.stalls import Patience, StallParameters, StallWatch
 from p2p.transport import Endpoint
 from tests.p2p.helpers import NOW_MS, identity, sessions
 from tests.p2p.test_moves import FIRST, SECOND, Roads, member, until
-from tests.p2p.test_service import BLOCK, A, B, Inbox, running
+from tests.p2p.test_service import BLOCK, VOTE, A, B, Inbox, running
 
 TICK_S = 0.25
 
@@ -408,3 +409,60 @@ async def test_whatever_lines_do_bulk_of_both_ends_arrives_once(seed: int, autoj
             assert [sorted(numbers) for numbers in got] == [list(range(150))] * 2
             assert all(end.memory.used_bytes == 0 for end in ends)
             assert all(end.peers()[0].age_s > 5 for end in ends)
+
+
+@pytest.mark.parametrize("is_voter", [True, False])
+async def test_votes_go_by_another_way_a_second_after_theirs_fell_silent(
+    is_voter: bool, autojump_clock: object
+) -> None:
+    """Only Alice can dial. Who sends the votes does not matter: who hears none any more asks too."""
+    async with holes() as roads:
+        alice, bob = member(0, roads), member(1, roads)
+        voter, other = (alice, B) if is_voter else (bob, A)
+        came: list[tuple[float, int]] = []
+
+        async def take(_peer: bytes, body: bytes) -> None:
+            came.append((trio.current_time(), int.from_bytes(body, "big")))
+
+        (bob if is_voter else alice).on_message(VOTE, take)
+        alice.add_endpoint(B, SECOND)
+        alice.add_endpoint(B, FIRST)
+        async with running(alice, bob):
+            await voter.wait_peers(1)
+            for number in range(500):
+                if number == 150:
+                    used = roads.dials[-1]
+                    roads.swallow(used)
+                assert voter.send_now(other, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                await trio.sleep(0.02)
+            assert [number for _, number in came] == list(range(500))
+            assert max(later - earlier for (earlier, _), (later, _) in pairwise(came)) <= 1.0
+            assert alice.peers()[0].moves == 1 and roads.dials[-1] != used
+            assert alice.counters["silent_ways"] == 1 and not alice.counters["false_alarms"]
+
+
+async def test_a_way_that_speaks_while_another_is_tried_is_kept(autojump_clock: object) -> None:
+    async with holes() as roads:
+        alice, bob = member(0, roads), member(1, roads)
+        inbox = Inbox(bob)
+        alice.add_endpoint(B, SECOND)
+        alice.add_endpoint(B, FIRST)
+        async with running(alice, bob), trio.open_nursery() as nursery:
+            await alice.wait_peers(1)
+            await trio.sleep(2)
+            [used] = roads.dials
+            [other] = {"first", "second"} - {used}
+            roads.swallow(used, other)  # a line that stood still for a while, whichever way
+            for number in range(200):
+                assert alice.send_now(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                await trio.sleep(0.02)
+                if number == 60:  # tried by now, and not there yet
+                    assert other in roads.dials
+                    roads.swallow(other)
+                if number == 70:
+                    roads.swallow()
+            for number in range(200):
+                assert (await inbox.receive.receive())[1] == number.to_bytes(2, "big")
+            assert alice.peers()[0].moves == 0 and alice.counters["doubts_refuted"] == 1
+            assert not alice.counters["silent_ways"] and not alice.counters["false_alarms"]
+            nursery.cancel_scope.cancel()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.limits import LoopShare, NetworkLimits
-from p2p.vigil import PINGS_MAX, Act, Pings, Vigil
+from p2p.vigil import PINGS_MAX, Act, Pings, Promptness, Vigil
+from tests.p2p.silent_world import SilentWorld
 
 LIMITS = NetworkLimits()
 ENDS = {Act.END_SILENT, Act.END_LOST}
@@ -144,3 +146,96 @@ def test_nobody_has_more_of_the_loop_than_its_share(percent: int, works: list[tu
         now += max(wait_s, 0.0)
         assert worked_s <= (now + debt_s) * percent / 100 + 1e-6
         now += idle_s
+
+
+# -- doubt: another way is tried while the first is silent ------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    rtt_ms=st.integers(5, 120),
+    jitter=st.floats(0, 0.25),
+    is_listener=st.booleans(),
+)
+def test_votes_are_back_within_a_second_of_a_silent_death(
+    seed: int, rtt_ms: int, jitter: float, is_listener: bool
+) -> None:
+    """By another way that is as long, whether this end sends the votes or only hears them."""
+    rtt_s, dies_at = rtt_ms / 1000, 12 + seed % 997 / 997
+    world = SilentWorld(
+        seed=seed, rtt_s=rtt_s, jitter_s=jitter * rtt_s, is_listener=is_listener, dies_at=dies_at
+    ).run(20)
+    [moved_at] = world.moves
+    assert moved_at + rtt_s / 2 - dies_at <= 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    rtt_ms=st.integers(5, 400),
+    jitter=st.floats(0, 0.25),
+    votes_every_s=st.sampled_from([0.02, 0.3, 1.0, 3.0]),
+    is_listener=st.booleans(),
+)
+def test_a_line_that_loses_nothing_is_never_doubted(
+    seed: int, rtt_ms: int, jitter: float, votes_every_s: float, is_listener: bool
+) -> None:
+    rtt_s = rtt_ms / 1000
+    world = SilentWorld(
+        seed=seed, rtt_s=rtt_s, jitter_s=jitter * rtt_s, votes_every_s=votes_every_s, is_listener=is_listener
+    ).run(120)
+    assert not world.tries
+
+
+@pytest.mark.parametrize("votes_every_s", [0.02, 1.0])
+@pytest.mark.parametrize(("rtt_s", "loss"), [(0.04, 0.01), (0.16, 0.01), (0.2, 0.03), (0.4, 0.03)])
+def test_a_lossy_line_is_hardly_doubted_and_never_left(rtt_s: float, loss: float, votes_every_s: float) -> None:
+    """Half an hour of each, a 3G line among them: a try is one handshake; the line has spoken before its end."""
+    for seed in range(3):
+        world = SilentWorld(
+            seed=seed, rtt_s=rtt_s, jitter_s=rtt_s / 4, loss=loss, votes_every_s=votes_every_s
+        ).run(600)
+        assert not world.moves and world.refuted == len(world.tries) <= 12
+
+
+def test_who_stood_still_itself_does_not_doubt_its_peer() -> None:
+    rng = Random(1)
+    world = SilentWorld(
+        seed=1, rtt_s=0.05, votes_every_s=0.5, stands_still=lambda _now: rng.choice((0.0, 0.0, 0.4))
+    ).run(120)
+    assert not world.moves and not world.tries
+
+
+def test_a_deadline_is_met_by_what_is_heard_and_by_nothing_else() -> None:
+    vigil = Vigil(0.0, LIMITS)
+    vigil.asked(0.0)
+    vigil.heard(0.04)
+    vigil.answered(0.04, 0.04, 0.04)
+    assert vigil.voted(1.0)
+    vigil.asked(1.0)
+    assert not vigil.voted(1.05) and vigil.is_waiting
+    due_at = vigil.due_at
+    assert 1.0 + 0.04 < due_at < 1.0 + 0.65
+    assert Act.FIND_WAY not in vigil.tick(due_at - 0.01, is_owed=True, is_finding_way=False)
+    assert Act.FIND_WAY in vigil.tick(due_at, is_owed=True, is_finding_way=False)
+    assert vigil.is_doubted and vigil.due_at == math.inf
+    looks = (at / 10 for at in range(17, 100))
+    again = [at for at in looks if Act.FIND_WAY in vigil.tick(at, is_owed=True, is_finding_way=False)]
+    assert 2 <= len(again) <= 4  # seldom, and ever later
+    vigil.heard(10.0)
+    assert not vigil.is_doubted and not vigil.is_waiting
+
+
+def test_a_late_answer_is_remembered_for_a_while() -> None:
+    promptness = Promptness(2.5)
+    assert promptness.patience_s(0.0) == 2.5
+    promptness.answered(0.1, 0.1, 0.0)
+    usual_s = promptness.patience_s(0.0)
+    assert usual_s < 0.4
+    promptness.answered(0.8, 0.1, 1.0)
+    assert promptness.patience_s(1.0) == pytest.approx(1.0)
+    promptness.answered(0.1, 0.1, 1_000.0)
+    assert promptness.patience_s(1_000.0) == pytest.approx(usual_s)
+    promptness.answered(60.0, 0.1, 1_001.0)
+    assert promptness.patience_s(1_001.0) == 2.5

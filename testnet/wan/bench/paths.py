@@ -15,6 +15,7 @@ from typing import Final
 
 from testnet.wan.agent import AgentSpec
 from testnet.wan.bench.measure import bulk_rate, lab_name, lateness_of, node_at, relays_at, say, verdict
+from testnet.wan.bench.silent import false_alarms, silent_death
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, agents
 from testnet.wan.lab import Lab
 from testnet.wan.topology import Host, Shape, Topology, plan
@@ -28,6 +29,7 @@ CLEAN_PPM: Final = 100
 WAYS: Final = ("direct", "relayed", "chosen")
 MEASURED_S: Final = 10
 """BBR empties its flow once in ten seconds, for a round trip and 200 ms: what is shorter has that in it or not."""
+_LATENESS: Final = ("emulator_late_percent", "emulator_late_max_ms")
 BUFFERS: Final = {
     "net.ipv4.tcp_wmem": "4096 16384 33554432",
     "net.ipv4.tcp_rmem": "4096 131072 33554432",
@@ -67,11 +69,20 @@ ROUTES: Final = tuple(_routes())
 
 
 def run(
-    *, first: int = 0, count: int = len(ROUTES), seconds: int = MEASURED_S, warm_s: int = 6, rounds: int = 1
-) -> dict[str, float]:
-    """Measure ``count`` routes from the ``first`` on and return the figures, rates in Mbit/s."""
+    *, first: int = 0, count: int = len(ROUTES), seconds: int = MEASURED_S, warm_s: int = 6, rounds: int = 1,
+    silent: int = 1, mobile_s: int = 120,
+) -> dict[str, float]:  # fmt: skip
+    """Measure ``count`` routes from the ``first`` on and return the figures, rates in Mbit/s.
+
+    ``silent``: in how many rounds the way in use disappears; ``mobile_s``: how long votes go over 3G.
+    """
     figures: dict[str, float] = {}
     late: list[dict[str, float]] = []
+    for measure, much in ((silent_death, silent), (false_alarms, mobile_s)):
+        if much > 0:
+            found = measure(much)
+            late.append({name: found.pop(name) for name in _LATENESS})
+            figures |= found
     for route in ROUTES[first : first + count]:
         say(f"{route.name} ...")
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -86,7 +97,7 @@ def run(
         figures[f"{route.name}_share_of_better"] = round(
             rates["chosen"] / max(rates["direct"], rates["relayed"]), 3
         )
-    figures |= {name: max(one[name] for one in late) for name in late[0]}
+    figures |= {name: max(one[name] for one in late) for name in _LATENESS if late}
     return verdict(figures)
 
 
