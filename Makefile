@@ -17,7 +17,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml help testnet test lint unit fuzz simulation sim-nightly sim-release soak cluster test-wallets compose lock wheels image clean
+.PHONY: dev ml help testnet test lint unit fuzz simulation nightly sim-nightly sim-release soak cluster test-wallets compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,8 +63,10 @@ fuzz: $(VENV)/dev.stamp ## N (100000) changed inputs to every decoder, as many a
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
-simulation: $(VENV)/dev.stamp ## consensus simulation: 2,000 seeds of replicas, 2,000 of whole nodes, and more
+simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 200 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/simulation
+
+nightly: fuzz sim-nightly ## what is too long for `make test`; each part goes on where it was stopped
 
 sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each, Twins, crash points, on all cores; goes on where it was stopped
 	$(BIN)/python -m node.simulation run nightly

@@ -1,4 +1,4 @@
-"""Twins by enumeration: every scenario of two rounds of four seats with one twin."""
+"""Twins: a ninth of all scenarios of two rounds of four seats with one twin; `make nightly` plays all of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import pytest
 
 from consensus.simulation.twins import count_scenarios, run_twins, scenario_of
 
-PARTS = 32
+PARTS = 8
+STRIDE = 9
+"""Shares no factor with the 64 choices of a round, so that the sample has each choice in each round."""
 FINALISATIONS = 2
 """Enough to see each honest node go on; the nightly runs wait for ten."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_scenario_of_two_rounds(part: int) -> None:
-    for index in range(part, count_scenarios(4, 1, 2), PARTS):
+def test_a_sample_of_the_scenarios_of_two_rounds(part: int) -> None:
+    for index in range(part * STRIDE, count_scenarios(4, 1, 2), PARTS * STRIDE):
         run_twins(scenario_of(index), finalisations=FINALISATIONS)
 
 
