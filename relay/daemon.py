@@ -203,9 +203,9 @@ class RelayDaemon:
         _raise_descriptor_limit(self.limits.connections_max + self.limits.half_open_max + DESCRIPTORS_SPARE)
         self.endpoint = await self._listen(self.options.listen, lambda: Opening(self), "relay.listen")
         if self.options.metrics_listen:
-            registry = registry_of(self)
+            registry, answerers = registry_of(self), set[HttpAnswerer]()
             self.metrics_endpoint = await self._listen(
-                self.options.metrics_listen, lambda: HttpAnswerer(registry), "relay.metrics_listen"
+                self.options.metrics_listen, lambda: HttpAnswerer(registry, answerers), "relay.metrics_listen"
             )
         self.links.keep(self._peers)
         self._tick = self._loop.call_later(TICK_S, self._on_tick)

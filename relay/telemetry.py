@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,6 +19,7 @@ __all__ = ["HttpAnswerer", "registry_of"]
 
 HTTP_REQUEST_BYTES_MAX: Final = 8_192
 HTTP_TIMEOUT_S: Final = 5
+HTTP_CONNECTIONS_MAX: Final = 64
 
 
 def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
@@ -30,14 +34,29 @@ def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
 class HttpAnswerer(asyncio.Protocol):
     """Answers one GET or HEAD of /metrics or /healthz."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, others: set[HttpAnswerer] | None = None) -> None:
         self._registry = registry
+        self._others = set() if others is None else others
+        """All of the listener that are open."""
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request, not for long."""
+        """Wait for the request, and for whoever asked to read the answer, not for long."""
         self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._reset)
+        if len(self._others) >= HTTP_CONNECTIONS_MAX:
+            self._transport.abort()
+        self._others.add(self)
+        # What is still in the kernel when this end has closed goes as soon.
+        with contextlib.suppress(OSError):
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * HTTP_TIMEOUT_S)
+
+    def _reset(self) -> None:
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Answer the request when it is whole."""
@@ -66,6 +85,7 @@ class HttpAnswerer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget it."""
         self._timer.cancel()
+        self._others.discard(self)
 
 
 class _Collector:

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from rpc.dispatch import FIRST_CALL_BYTES, Caller, Late, start
 from rpc.errors import RpcError
 from rpc.holding import FREE_BYTES, Held, Ledger
+from rpc.unsent import SEND_DEADLINE_S, reset
 
 __all__ = [
     "BODY_DEADLINE_S",
@@ -28,7 +29,6 @@ __all__ = [
 ]
 
 BODY_DEADLINE_S: Final = 20.0
-SEND_DEADLINE_S: Final = 30.0
 RETRY_S: Final = 1
 CHUNK_BYTES: Final = 256 * 1024
 """Answers are handed to the transport in pieces, so that a slow reader keeps little of them in memory."""
@@ -252,7 +252,7 @@ class DirectRequest:
                         return
                     transport.write(body[at : at + CHUNK_BYTES])
         except TimeoutError:
-            transport.abort()
+            reset(transport)
             return
         finally:
             self.let_go()

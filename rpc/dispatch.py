@@ -13,7 +13,7 @@ import orjson
 import structlog
 
 from rpc.errors import RpcError, as_rpc_error
-from rpc.holding import FREE_BYTES, Held, Ledger
+from rpc.holding import FREE_BYTES, Held, Ledger, exact
 from rpc.limits import Budgets
 from rpc.schema import Param
 from rpc.table import Json, Method, Node, Posting, bind
@@ -345,7 +345,7 @@ class Dispatcher:
             return failure if wants_answer else None
 
     def _say(self, identifier: Any, result: Json, caller: Caller) -> bytes:
-        answer = orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result})
+        answer = exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result}))
         if len(answer) > self._answer_free:
             if len(answer) > self._options.answer_bytes_max:
                 raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
@@ -477,7 +477,7 @@ def _asks_nobody_knows(body: bytes | bytearray) -> bool:
 
 
 def _failure(identifier: Any, error: Json) -> bytes:
-    return orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error})
+    return exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error}))
 
 
 class Late:

@@ -18,14 +18,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
-from rpc.direct import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE, SEND_DEADLINE_S, DirectRequest, Port
+from rpc.direct import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE, DirectRequest, Port
 from rpc.dispatch import Caller
 from rpc.holding import Held, Ledger
 from rpc.limits import Proxies, caller_key
 from rpc.offers import head_without_offer, new_parser
 from rpc.sockets import CLOSE_GRACE_S, BoundedWebSocket
+from rpc.unsent import LOOK_S, Unread, reset
 
-__all__ = ["DoorOptions", "Doors", "Unread", "make_protocols"]
+__all__ = ["DoorOptions", "Doors", "make_protocols"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
 """Of a request without its body: the head, and what stands between and behind the pieces of a body."""
@@ -35,11 +36,7 @@ LINGER_IDLE_S: Final = 1.0
 """Of it, how long nothing may come."""
 LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
 """What is dropped of such a body at most."""
-LOOK_S: Final = 5.0
-"""How often it is looked whether what is unsent is read."""
 LOOKS_OF_TURN: Final = 512
-READ_BYTES_PER_S_MIN: Final = 16 * 1024
-"""What is unsent has SEND_DEADLINE_S, and for each so many bytes a second more."""
 TRAILERS_MAX: Final = 64
 PIPELINE_MAX: Final = 1_024
 """Requests of one connection that wait for the answers before theirs."""
@@ -67,38 +64,6 @@ class DoorOptions:
     """Of these, one address's: two of the longest answers and some bodies. 0: no limit."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks of proxies that are believed about who asks through them; see ``rpc.limits.Proxies``."""
-
-
-class Unread:
-    """Finds the connection whose client does not read.
-
-    A transport that is closed waits until what was written is taken: without an end, where nobody reads it.
-    """
-
-    __slots__ = ("_is_closing", "_size", "_transport", "_until")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._is_closing = False
-        self._size = 0
-        self._until: float | None = None
-        """When it is thrown out."""
-
-    def resumed(self) -> None:
-        """Note that the client has taken what there was."""
-        if not self._is_closing:
-            self._until = None
-
-    def look(self, now: float) -> None:
-        """Throw the client out if its time is over; what is taken bit by bit has more, unless it is the last."""
-        size, is_closing = self._transport.get_write_buffer_size(), self._transport.is_closing()
-        if not size and not is_closing:
-            self._until = None
-        elif self._until is None or is_closing != self._is_closing or (size < self._size and not is_closing):
-            self._until = now + SEND_DEADLINE_S + size / READ_BYTES_PER_S_MIN
-        elif now >= self._until:
-            self._transport.abort()
-        self._size, self._is_closing = size, is_closing
 
 
 class Doors:
@@ -257,10 +222,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 return
             self._caller = caller
             self._asker = Caller(caller)
-            self._unread = Unread(transport)
-            doors.unread.add(self._unread)
             self._waiting, self._unsent = Held(doors.ledger, caller), Held(doors.ledger, caller)
-            self._deadline = self.loop.call_later(doors.options.first_request_s, transport.abort)
+            self._unread = Unread(transport, self._unsent)
+            doors.unread.add(self._unread)
+            self._deadline = self.loop.call_later(doors.options.first_request_s, reset, transport)
 
         def linger(self) -> None:
             """Close when the client has read the answer, or soon; what comes until then is dropped.
@@ -341,7 +306,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             if begins and self._begun == 1 and self._is_between and self._head is not None:
                 self._keep_head(data, self._head)
             if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):
-                self.transport.abort()
+                reset(self.transport)
             if not self._is_between:  # the end of the request is not here yet, which is rare
                 self._await_rest(len(data), is_of_one=self._begun + (not was_between) == 1)
 
@@ -356,10 +321,10 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             else:
                 self._header_bytes += size
             if self._header_bytes > HEADERS_LIMIT_BYTES:
-                self.transport.abort()
+                reset(self.transport)
             elif self._deadline is None and (self._in_headers or self._awaits_body()):
                 time_s = doors.options.first_request_s if self._in_headers else BODY_DEADLINE_S
-                self._deadline = self.loop.call_later(time_s, self.transport.abort)
+                self._deadline = self.loop.call_later(time_s, reset, self.transport)
 
         def _parse(self, data: bytes) -> None:
             """Do as uvicorn, but read requests that offer another protocol than WebSocket as if they did not."""
@@ -418,7 +383,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             else:  # behind a chunked body: nobody asks for them, nothing but their number is kept
                 self._trailers += 1
                 if self._trailers == TRAILERS_MAX:
-                    self.transport.abort()
+                    reset(self.transport)
 
         def on_headers_complete(self) -> None:
             self._in_headers = False
@@ -490,7 +455,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 if not self.pipeline:
                     self._answering = before
                 elif len(self.pipeline) >= PIPELINE_MAX:
-                    self.transport.abort()
+                    reset(self.transport)
                 self.flow.pause_reading()
                 self.pipeline.appendleft((request, self.app))  # type: ignore[arg-type]
             return request
@@ -501,11 +466,11 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 self._pieces += 1
                 self._piece_bytes += len(body)
                 if self._pieces > PIECES_FREE + self._piece_bytes // PIECE_BYTES_MIN:
-                    self.transport.abort()
+                    reset(self.transport)
                     raise _Refused
                 super().on_body(body)
                 if not self._waiting.keep(len(self.cycle.body)):
-                    self.transport.abort()
+                    reset(self.transport)
             else:
                 self._direct.on_body(body)
 
@@ -534,7 +499,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 request, application = self.pipeline.pop()
                 self._answering = request
                 if self._deadline is None and type(self._answering) is DirectRequest and self._answering.more_body:
-                    self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+                    self._deadline = self.loop.call_later(BODY_DEADLINE_S, reset, self.transport)
                 self._start_asgi_task(request, application)
                 return
             if self._waiting.told:
@@ -591,19 +556,20 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            if self._asker is not None and not self._unsent.keep(self.transport.get_write_buffer_size()):
-                self.transport.abort()
+            if self._unread is not None:
+                self._unread.paused()
 
         def resume_writing(self) -> None:
-            if self._asker is not None:
-                self._unsent.keep(0)
             if self._unread is not None:
                 self._unread.resumed()
             super().resume_writing()
 
         def drop(self) -> None:
-            """End the connection without waiting for the client."""
-            self.transport.abort()
+            """End the connection without waiting for the client; one that reads may read what was said."""
+            if self.flow.write_paused:
+                reset(self.transport)
+            else:
+                self.transport.abort()
 
         def is_gone(self) -> bool:
             """Tell whether nobody reads an answer any more; what is sent then goes nowhere, and says nothing."""
@@ -631,14 +597,18 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self._caller = caller_key(_host_of(transport))
             self.hold_for(doors.ledger, self._caller)
-            self._opening = self.loop.call_later(doors.options.first_request_s, transport.abort)  # type: ignore[attr-defined]
-            self._unread = Unread(transport)  # type: ignore[arg-type]
+            self._opening = self.loop.call_later(doors.options.first_request_s, reset, transport)
+            self._unread = Unread(transport, self._unsent)  # type: ignore[arg-type]
             doors.unread.add(self._unread)
             super().connection_made(transport)
 
         def start_keepalive(self) -> None:
             self._opening.cancel()  # it is open; from here on pings find out who is gone
             super().start_keepalive()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread.paused()
 
         def resume_writing(self) -> None:
             self._unread.resumed()
@@ -656,10 +626,11 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
                 if host is not None:
                     client = caller_key(host)
                     if not doors.pass_on(self._caller, client):
-                        self.transport.abort()
+                        reset(self.transport)
                         return
                     self._caller, self.client = client, (host, 0)
                     self.hold_for(doors.ledger, client)
+                    self._unread.held = self._unsent
             super().handle_connect(event)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -679,7 +650,7 @@ def make_protocols(doors: Doors, port: Port) -> tuple[type[asyncio.Protocol], ty
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.close_sent = True
             self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-            self.close_timer = self.loop.call_later(CLOSE_GRACE_S, self.transport.abort)
+            self.close_timer = self.loop.call_later(CLOSE_GRACE_S, reset, self.transport)
             if self.read_paused:  # to see the client's own close
                 self.read_paused = False
                 self.transport.resume_reading()

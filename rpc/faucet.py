@@ -35,6 +35,7 @@ from rpc.errors import RpcError
 from rpc.holding import Ledger
 from rpc.limits import Budgets, Proxies, caller_key
 from rpc.log_output import LogCollector
+from rpc.unsent import bound_kernel
 from rpc.web import allowed_headers
 from state.primitives.address import format_address, parse_address
 from state.primitives.amounts import format_amount
@@ -508,6 +509,7 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
         listener = socket.create_server((options.host, options.port), family=family)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"faucet: cannot listen on {options.host}:{options.port}: {error}") from None
+    bound_kernel(listener)
     async with AsyncClient(*options.gateways, options=ClientOptions(chain_id=options.chain_id)) as client:
         book = GrantBook(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)

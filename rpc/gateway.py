@@ -31,6 +31,7 @@ from rpc.link import Link, LinkOptions
 from rpc.log_output import LOG_OUTPUT, configure_structlog, open_standard_descriptors
 from rpc.service_signals import outlive_signals
 from rpc.subscriptions import Hub, SessionOptions
+from rpc.unsent import bound_kernel
 from rpc.web import Application, WebOptions
 from state.primitives.errors import ConfigError
 
@@ -120,6 +121,7 @@ async def serve(options: GatewayOptions) -> None:
         listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"rpc: cannot listen on {options.host}:{options.port}: {error}") from None
+    bound_kernel(listener)
     loop = asyncio.get_running_loop()
     link = Link(Path(options.socket), options.link)
     link.serving = listener.getsockname()[:2]

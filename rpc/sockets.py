@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
 
 from rpc.direct import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE
 from rpc.holding import Held, Ledger
+from rpc.unsent import reset
 
 __all__ = ["BoundedWebSocket"]
 
@@ -49,6 +52,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """Since the last ping there was a time in which nothing was read."""
     _held: Held
     _unsent: Held
+    """For what the client does not read; the subclass tells it (``rpc.unsent.Unread``)."""
 
     def charge(self, units: int) -> float:
         """Take ``units`` from the budget of who sends and return 0, or the seconds until that is possible."""
@@ -74,7 +78,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             try:
                 super().data_received(rest[at : at + SLICE_BYTES])
             except UnicodeError:  # in the request: nothing but ASCII belongs there
-                self.transport.abort()
+                reset(self.transport)
             at += SLICE_BYTES
             turn += self._small - before
             if self.transport.is_closing():
@@ -117,7 +121,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         is_noted = self._held.keep(len(self._rest) + unfinished + self._queued_bytes)
         if unfinished and self._held.told and not self.read_paused:
             if self._deadline is None:
-                self._deadline = self.loop.call_later(BODY_DEADLINE_S, self.transport.abort)
+                self._deadline = self.loop.call_later(BODY_DEADLINE_S, reset, self.transport)
         else:
             self._end_deadline()
         return is_noted
@@ -194,7 +198,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self.writable.is_set():
             self._pongs_unsent += 1
             if self._pongs_unsent > PONGS_UNSENT_MAX:
-                self.transport.abort()
+                reset(self.transport)
                 return
         super().handle_ping()
 
@@ -224,27 +228,36 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             return
         self.conn.fail(code, reason)
         self.handle_parser_exception()
-        self.loop.call_later(CLOSE_GRACE_S, self.transport.abort)
+        self.loop.call_later(CLOSE_GRACE_S, reset, self.transport)
 
     def handle_parser_exception(self) -> None:
         """End the connection after what is not the protocol."""
         if self.conn.close_sent is None:  # the opening is not done
-            self.transport.abort()
+            reset(self.transport)
         else:
             super().handle_parser_exception()
 
     # Out
 
-    def pause_writing(self) -> None:
-        """Count what the client does not read."""
-        super().pause_writing()
-        if not self._unsent.keep(self.transport.get_write_buffer_size()):
-            self.transport.abort()
+    async def send(self, message: Any) -> None:
+        """Send as ASGI says; text may be its bytes too (``utf8``), which saves two copies of each answer."""
+        data = message.get("utf8")
+        if data is None:
+            await super().send(message)
+            return
+        await self.writable.wait()
+        if self.disconnected:
+            raise ClientDisconnected
+        if not self.close_sent:
+            try:
+                self.conn.send_text(data)
+            except InvalidState:
+                raise ClientDisconnected from None
+            self.transport.write(b"".join(self.conn.data_to_send()))
 
     def resume_writing(self) -> None:
         """Go on: the client has read."""
         self._pongs_unsent = 0
-        self._unsent.keep(0)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -25,7 +25,7 @@ from rpc import render
 from rpc.blocks import LoadedBlock
 from rpc.errors import Pruned, RpcError
 from rpc.ethereum.logs import LogFilter, logs_of
-from rpc.holding import Held
+from rpc.holding import Held, exact
 from rpc.link import Link
 from rpc.render import AT, HASH_OUT, hexed
 from rpc.schema import ADDRESS, HASH, HEIGHT, NUMBER, STRING, Param, array, choice, nullable, obj, ref, text
@@ -446,13 +446,8 @@ class Hub:
 
 
 def _notification(envelope: str, identifier: str, result: bytes) -> bytes:
-    return orjson.dumps(
-        {
-            "jsonrpc": "2.0",
-            "method": envelope,
-            "params": {"subscription": identifier, "result": orjson.Fragment(result)},
-        }
-    )
+    params = {"subscription": identifier, "result": orjson.Fragment(result)}
+    return exact(orjson.dumps({"jsonrpc": "2.0", "method": envelope, "params": params}))
 
 
 # What can be subscribed to

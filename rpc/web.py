@@ -315,7 +315,7 @@ def _holds_too_much() -> RpcError:
 async def _write(session: Session, send: Send) -> None:
     try:
         while (message := await session.next_message()) is not None:
-            await send({"type": "websocket.send", "text": message.decode()})
+            await send({"type": "websocket.send", "utf8": message})
     except (OSError, RuntimeError):  # the client is gone; the reading side ends the session
         session.end()
 

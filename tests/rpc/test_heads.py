@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -236,9 +237,9 @@ class Loop:
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, delay_s: float, call: Any) -> asyncio.Handle:
-        handle = asyncio.Handle(call, (), self._loop)
-        self._due.append((self.now_s + delay_s, call, handle))
+    def call_later(self, delay_s: float, call: Any, *arguments: Any) -> asyncio.Handle:
+        handle = asyncio.Handle(call, arguments, self._loop)
+        self._due.append((self.now_s + delay_s, partial(call, *arguments), handle))
         return handle
 
     def move(self, now_s: float) -> None:

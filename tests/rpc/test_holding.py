@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from rpc import web
 from rpc.dispatch import VALUES_MAX, Caller, Dispatcher, DispatchOptions
-from rpc.holding import FREE_BYTES, STEP_BYTES, Held, Ledger
+from rpc.errors import RpcError
+from rpc.holding import FREE_BYTES, STEP_BYTES, Held, Ledger, exact
 from rpc.limits import DEBT_BURSTS, Budgets
 from rpc.schema import Param, natural
+from rpc.subscriptions import _notification
 from rpc.table import Method
 
 ASKER = Caller("somebody")
@@ -172,3 +175,29 @@ def test_names_of_hosts_are_kept_only_if_they_may_be_ours() -> None:
         assert web._name_of(b"x" * 60_000 + b"%d:80" % number) == ""
     assert web._kept_name_of.cache_info().currsize == 0
     assert [web._name_of(name) for name in (b"LocalHost:80", b"[::1]:80", b"a")] == ["localhost", "[::1]", "a"]
+
+
+def memory_of(make: Callable[[], bytes], count: int = 200) -> float:
+    """Return the memory that one of ``count`` results takes."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = [make() for _ in range(count)]
+        return (tracemalloc.get_traced_memory()[0] - before) / len(kept)
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_answer_takes_the_memory_that_is_counted() -> None:
+    """The encoder leaves its buffer as long as it grew: 4 KiB for a refusal of 150 bytes."""
+    asked = dispatcher(lambda _node, number: number)
+    error = RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=0.1)
+    makers: tuple[Callable[[], bytes], ...] = (
+        lambda: asked.refuse(error),
+        lambda: asked._say(1, "x" * 300, ASKER),
+        lambda: _notification("dekube_subscription", "0x1", b'"0x00"'),
+    )
+    for make in makers:
+        assert memory_of(make) < 2 * len(make()) + 200
+    refused = asked.refuse(error)
+    assert exact(refused) == refused and exact(b"") == b""

@@ -16,8 +16,18 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 
-from rpc.direct import SEND_DEADLINE_S
-from rpc.doors import LOOK_S, READ_BYTES_PER_S_MIN, DoorOptions, Doors, Unread, make_protocols
+from rpc.doors import DoorOptions, Doors, make_protocols
+from rpc.holding import Held, Ledger
+from rpc.unsent import (
+    LOOK_S,
+    NOTSENT_LOWAT_BYTES,
+    READ_BYTES_PER_S_MIN,
+    SEND_DEADLINE_S,
+    USER_TIMEOUT_S,
+    Unread,
+    bound_kernel,
+    reset,
+)
 from tests.rpc.test_heads import Echo
 
 LARGE = 16 * 1024 * 1024
@@ -38,6 +48,9 @@ class Transport:
 
     def is_closing(self) -> bool:
         return self.closing
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
 
     def abort(self) -> None:
         self.aborted = True
@@ -61,9 +74,10 @@ def test_who_reads_nothing_is_thrown_out(closing: bool) -> None:
     transport = Transport(5)
     transport.closing = closing
     assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    # However much there is: one that reads nothing of it has no more time for that.
     transport = Transport(100 * READ_BYTES_PER_S_MIN)
     transport.closing = closing
-    assert looks(transport) == pytest.approx(SEND_DEADLINE_S + 100, abs=LOOK_S)
+    assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
 
 
 def test_who_reads_slowly_is_not_while_there_is_more_to_say() -> None:
@@ -72,7 +86,10 @@ def test_who_reads_slowly_is_not_while_there_is_more_to_say() -> None:
     assert looks(Transport(0)) is None
     transport = Transport(10_000)
     transport.closing = True
-    assert looks(transport, reads=1, resumes=True) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    assert looks(transport, reads=1) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    transport = Transport(100 * READ_BYTES_PER_S_MIN)
+    transport.closing = True
+    assert looks(transport, reads=1) == pytest.approx(SEND_DEADLINE_S + 100, abs=LOOK_S)
 
 
 async def application(scope: Any, _receive: Any, send: Any) -> None:
@@ -132,12 +149,134 @@ def test_a_closed_connection_that_is_not_read_is_given_back(is_socket: bool) -> 
                 unread._transport.close()  # as it does when the answer is given, or no pong comes
                 assert unread._transport.is_closing()
                 unread.look(0.0)
-                unread.look(SEND_DEADLINE_S)
+                unread.look(SEND_DEADLINE_S - 1)
+                await asyncio.sleep(0.01)
                 assert doors.open == 1, "it has time"
-                unread.look(SEND_DEADLINE_S + LARGE / READ_BYTES_PER_S_MIN)
+                unread.look(SEND_DEADLINE_S)
                 await until(lambda: not doors.open)
             assert not doors.unread
             client.close()
+
+    uvloop.run(main())
+
+
+class Silent(asyncio.Protocol):
+    """Keeps the transport of a connection that came in, and writes to it what it is told to."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
+    """A connection as the gateway accepts it, and its client, who reads nothing unless he is told to."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    bound_kernel(listener)
+    made: list[Silent] = []
+
+    def accept() -> Silent:
+        made.append(Silent())
+        return made[-1]
+
+    server = await asyncio.get_running_loop().create_server(accept, sock=listener)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect(listener.getsockname())
+        client.settimeout(10)
+        async with asyncio.timeout(30):
+            await until(lambda: bool(made) and hasattr(made[0], "transport"))
+        yield made[0].transport, client
+    server.close()
+
+
+def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
+    async def main() -> None:
+        ledger = Ledger(0, 4 * LARGE)
+        async with connected() as (transport, client):
+            sock = transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1_000 * USER_TIMEOUT_S
+            unread = Unread(transport, Held(ledger, "x"))
+            transport.write(bytes(LARGE))
+            in_kernel = LARGE - transport.get_write_buffer_size()
+            assert in_kernel < 4 * NOTSENT_LOWAT_BYTES, "without a bound it takes megabytes"
+            unread.look(0.0)
+            assert 0 <= ledger.bytes - LARGE < 256 * 1024
+            # What the process holds no more the kernel may hold yet.
+            transport.resume_reading()
+            at = 0
+            while transport.get_write_buffer_size():
+                at += len(client.recv(256 * 1024))
+                await asyncio.sleep(0)
+            unread.look(1.0)
+            assert ledger.bytes >= 16 * 1024
+            while at < LARGE:
+                at += len(client.recv(256 * 1024))
+            async with asyncio.timeout(30):
+                while ledger.bytes:
+                    unread.look(2.0)
+                    await asyncio.sleep(0.01)
+
+    uvloop.run(main())
+
+
+def test_what_came_and_is_not_read_counts() -> None:
+    async def main() -> None:
+        ledger = Ledger()
+        async with connected() as (transport, client):
+            unread = Unread(transport, Held(ledger, "x"))
+            transport.pause_reading()
+            client.sendall(bytes(20_000))
+            async with asyncio.timeout(30):
+                while not ledger.bytes:
+                    unread.look(0.0)
+                    await asyncio.sleep(0.01)
+
+    uvloop.run(main())
+
+
+def test_who_reads_all_the_time_has_all_the_time_and_who_stops_is_reset() -> None:
+    """What is under way is never nothing where much is sent, so only what was confirmed shows who reads."""
+
+    async def main() -> None:
+        async with connected() as (transport, client):
+            unread = Unread(transport, Held(Ledger(), "x"))
+            now = 0.0
+            transport.write(bytes(LARGE))
+            for _ in range(40):
+                for _ in range(8):
+                    transport.write(client.recv(64 * 1024))
+                    await asyncio.sleep(0)
+                unread.look(now := now + 20.0)
+            assert not transport.is_closing()
+            await asyncio.sleep(0.05)
+            unread.look(now := now + 1)
+            unread.look(now + SEND_DEADLINE_S + 1)
+            assert transport.is_closing()
+            await asyncio.sleep(0.01)
+            with pytest.raises(ConnectionResetError):
+                while client.recv(64 * 1024):
+                    pass
+
+    uvloop.run(main())
+
+
+def test_over_the_budget_it_is_reset() -> None:
+    async def main() -> None:
+        ledger = Ledger(0, 1_000_000)
+        async with connected() as (transport, client), connected() as (other, _client):
+            held = [Unread(one, Held(ledger, "x")) for one in (transport, other)]
+            for one in (transport, other):
+                one.write(bytes(700_000))
+            held[0].look(0.0)
+            held[1].paused()
+            assert other.is_closing() and not transport.is_closing()
+            reset(transport)
+            await asyncio.sleep(0.01)
+            with pytest.raises(ConnectionResetError):
+                while client.recv(64 * 1024):
+                    pass
 
     uvloop.run(main())
 
