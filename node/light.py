@@ -60,8 +60,10 @@ __all__ = [
     "Place",
     "Report",
     "Source",
+    "check_endpoints",
     "gateway_source",
     "load_light_file",
+    "other_chain",
     "report_fork",
     "save_light_file",
     "trust_checkpoint",
@@ -394,6 +396,41 @@ def trust_checkpoint(sources: Iterable[tuple[str, Source]], *, height: int, bloc
     raise NoEndpoint(reasons)
 
 
+def other_chain(answer: Json, genesis: bytes) -> str:
+    """Return what is wrong where the answer of dekube_chainInfo is of another chain than that of ``genesis``.
+
+    Empty where it is of that chain. Raises DecodeError.
+    """
+    found = _bytes(_field(answer, "genesis_hash"), HASH_BYTES)
+    if found == genesis:
+        return ""
+    return (
+        f"it is of another chain: its genesis has the hash 0x{found.hex()}, the genesis that is trusted here "
+        f"0x{genesis.hex()}; is that the right genesis file?"
+    )
+
+
+def check_endpoints(sources: Iterable[tuple[str, Source]], genesis: bytes) -> dict[str, str]:
+    """Return why which of new endpoints gives no answer; each that gives one is of the chain of ``genesis``.
+
+    Raises ConfigError for one of another chain, NoEndpoint where none answers.
+    """
+    silent: dict[str, str] = {}
+    answered = 0
+    for url, source in sources:
+        try:
+            other = other_chain(source.call("dekube_chainInfo"), genesis)
+        except (RpcError, GatewayUnreachable, DecodeError) as error:
+            silent[url] = _printable(str(error))
+            continue
+        if other:
+            raise ConfigError(f"{url}: {other} Nothing was changed")
+        answered += 1
+    if silent and not answered:
+        raise NoEndpoint(silent)
+    return silent
+
+
 def report_fork(
     fork: Fork, sources: Iterable[tuple[str, Source]], *, reporter: bytes | None = None
 ) -> list[Report]:
@@ -472,6 +509,7 @@ class LightNode:
         Raises TrustExpired, ForkFound, VersionUnknown, NoEndpoint.
         """
         self.client.check_trust(self._now_ms())
+        self._each(self._check_chain)
         self._each(self._follow)
         self._each(self._compare)
         if not self._each(self._prove_head):
@@ -509,6 +547,16 @@ class LightNode:
         return self._place("dekube_getReceiptProof", "receipt", hash_)
 
     # One endpoint at a time
+
+    def _check_chain(self, endpoint: Endpoint) -> None:
+        """Pass over an endpoint of another chain, without a ban: it may be honest, and the genesis a wrong one.
+
+        One that lies about its chain proves nothing either.
+        """
+        answer = self._call(endpoint, "dekube_chainInfo")
+        if other := other_chain(answer, self.client.trusted.genesis_hash):
+            endpoint.doubted = True
+            raise _Silent(other)
 
     def _account(self, endpoint: Endpoint, address: bytes, height: int | None) -> AccountAt:
         params: list[Any] = ["0x" + address.hex()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from node.light import (
     LightNode,
     NoEndpoint,
     Place,
+    check_endpoints,
     gateway_source,
     load_light_file,
     report_fork,
@@ -42,7 +44,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.primitives.transactions import decode_transaction
 from state.transition.epochs import genesis_committee
 
-__all__ = ["CHECKPOINT", "FILE", "begin", "genesis_trust", "light", "open_light"]
+__all__ = ["CHECKPOINT", "FILE", "begin", "check_genesis", "genesis_trust", "light", "open_light"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_HOME: Final = "~/.dekube/light"
@@ -180,14 +182,36 @@ def init(
     else:
         assert genesis is not None
         trusted = genesis_trust(genesis)
+    _check_new(urls, trusted.genesis_hash)
     period_ms = trusting_hours * HOUR_MS if trusting_hours else trusting_period_ms(chain.unbonding_ms)
     _show_status(_keep(home, trusted, period_ms, accept_old, urls), as_json=as_json)
 
 
 def begin(home: Path, genesis: Genesis, urls: Sequence[str]) -> None:
-    """Begin to trust ``genesis``, in the file ``home``. Raises TrustExpired where it is too old for that."""
+    """Begin to trust ``genesis``, in the file ``home``.
+
+    Raises TrustExpired where it is too old for that, ConfigError where a gateway is of another chain.
+    """
+    _check_new(urls, genesis_hash(genesis))
     chain = read_parameters(ChainParameters, "chain", genesis)
     _keep(home, genesis_trust(genesis), trusting_period_ms(chain.unbonding_ms), False, urls)
+
+
+def check_genesis(home: Path, file: Path) -> None:
+    """Check that the light client in the file ``home`` trusts the chain of a genesis file. Raises ConfigError."""
+    named, trusted = genesis_hash(load_genesis(file)), load_light_file(home).trusted.genesis_hash
+    if named != trusted:
+        raise ConfigError(
+            f"{file}: a genesis with the hash 0x{named.hex()}, but {home} trusts the chain of 0x{trusted.hex()}; "
+            f"`dekube light init --force --genesis {shlex.quote(str(file))}` would trust this one instead"
+        )
+
+
+def _check_new(urls: Sequence[str], genesis: bytes) -> None:
+    """Check that new endpoints are of a chain; say which of them do not answer. Raises ConfigError, NoEndpoint."""
+    silent = check_endpoints([(url, gateway_source(url)) for url in urls], genesis)
+    for url, reason in silent.items():
+        click.echo(printable(f"Mind: {url} gives no answer now ({reason}); it is asked all the same."), err=True)
 
 
 def _keep(home: Path, trusted: TrustedState, period_ms: int, accept_old: bool, urls: Sequence[str]) -> LightFile:
@@ -258,15 +282,27 @@ def status(home: Path, as_json: bool) -> None:
 def endpoints(
     added: tuple[str, ...], removed: tuple[str, ...], forgive: tuple[str, ...], home: Path, as_json: bool
 ) -> None:
-    """Show or change the gateways that are asked."""
+    """Show or change the gateways that are asked.
+
+    One that is added has to answer, and to be of the chain that is trusted.
+    """
     saved = load_light_file(home)
-    known = [endpoint.url for endpoint in saved.endpoints]
+    known = {endpoint.url: endpoint for endpoint in saved.endpoints}
     for url in (*removed, *forgive):
         if url not in known:
-            raise ConfigError(f"{url} is not among the endpoints")
+            raise ConfigError(f"{url} is not among the endpoints: {', '.join(known) or 'there are none'}")
     for url in added:
-        gateway_source(url)
+        if url in known:
+            raise ConfigError(f"{url} is among the endpoints already")
+    for url in forgive:
+        if not known[url].banned:
+            raise ConfigError(f"{url} is not banned")
+    for url in added:  # one after the other: each has to be there
+        check_endpoints([(url, gateway_source(url))], saved.trusted.genesis_hash)
     saved = with_endpoints(saved, [url for url in (*known, *added) if url not in removed])
+    if removed and all(endpoint.banned and endpoint.url not in forgive for endpoint in saved.endpoints):
+        left = "all others are banned" if saved.endpoints else "there is no other"
+        raise ConfigError(f"nobody would be left to ask: {left}. Nothing was changed; --add names another")
     for endpoint in saved.endpoints:
         if endpoint.url in forgive:
             endpoint.banned = ""

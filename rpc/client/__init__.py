@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rpc.client.errors import (
         AnswerMalformed,
         ArgumentInvalid,
+        ClientClosed,
         ClientError,
         GatewayUnreachable,
         NoResult,
@@ -31,6 +32,7 @@ __all__ = [
     "AsyncClient",
     "Call",
     "Client",
+    "ClientClosed",
     "ClientError",
     "ClientOptions",
     "CreatedTask",

@@ -70,11 +70,13 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the client and its connections; what it is asked afterwards raises ClientClosed."""
+        self.core.close()
         await self._http.aclose()
 
     async def aperform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
+        self.core.check_open()
         steps, heard = Steps(flow), _Socket()
         try:
             for effect in steps:
@@ -87,6 +89,7 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
 
     async def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
         """Perform the effects of ``stream``; yield what it finds."""
+        self.core.check_open()
         steps, heard = Steps(stream), _Socket()
         try:
             for effect in steps:
@@ -102,6 +105,8 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
         """Return what came of ``effect``, or the error that it failed with."""
         try:
             match effect:
+                case _ if self._http.is_closed:  # while a flow of another task was under way
+                    self.core.check_open()
                 case Post():
                     return await self._post(effect), None
                 case Fetch():

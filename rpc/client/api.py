@@ -10,7 +10,16 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from rpc.client.arguments import check_address, check_amount, check_fees, check_hash, check_timeout
+from rpc.client.arguments import (
+    check_address,
+    check_amount,
+    check_data,
+    check_fees,
+    check_hash,
+    check_key,
+    check_kind,
+    check_timeout,
+)
 from rpc.client.contracts import ContractFunction, find_function, read_revert
 from rpc.client.core import (
     ELSEWHERE,
@@ -30,8 +39,8 @@ from rpc.client.core import (
     through,
     within,
 )
-from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, TransactionRefused
-from rpc.client.news import news
+from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, GatewayUnreachable, TransactionRefused
+from rpc.client.news import KINDS, news
 from rpc.client.shapes import (
     Account,
     Block,
@@ -112,6 +121,8 @@ def _call(core: Core, method: str, /, *params: Any, **named: Any) -> Flow[Any]:
 
 def _batch(core: Core, calls: Sequence[Call]) -> Flow[list[Any]]:
     """Return the results in the order of ``calls``; a failed one is its ClientError."""
+    if not isinstance(calls, list | tuple) or not all(isinstance(one, Call) for one in calls):
+        raise ArgumentInvalid("calls: a list of Call expected")
     return core.batch(calls)
 
 
@@ -199,6 +210,7 @@ def _submit(core: Core, raw: bytes) -> Flow[bytes]:
     Raises ClientError with the reason why it is refused, and surely was not taken before; GatewayUnreachable where
     it may have been taken: an answer that is lost says nothing, nor does the refusal of another gateway after it.
     """
+    check_data("raw", raw)
     hash_ = keccak(raw)
     doubts: list[str] = []
     try:
@@ -326,6 +338,7 @@ def _sign(
     The nonce of one that waits, with fees a tenth above its own, takes its place. Raises ConfigError for a kind
     that the chain does not know.
     """
+    check_key("key", key)
     check_fees(max_fee_per_gas, max_priority_fee_per_gas)
     chain, quote, place = yield from _terms(core, key.address)
     gas = next((item.gas for item in quote.kinds if item.kind == kind), None)
@@ -382,6 +395,7 @@ def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Re
 
 def send_signed(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[tuple[Receipt, bytes]]:
     """Do as ``send``; return the signed bytes as well."""
+    check_key("key", key)
     return _deliver(core, key.address, lambda: _sign(core, key, kind, payload))
 
 
@@ -429,8 +443,10 @@ def _sign_call(
 
     Nonce and fees are as of ``sign``. Raises ClientError with the reason where it would fail.
     """
+    check_key("key", key)
     check_address("to", to)
     check_amount("value", value)
+    check_data("data", data)
     check_fees(max_fee_per_gas, max_priority_fee_per_gas)
     chain, quote, place = yield from _terms(core, key.address)
     request = {"from": hexed(key.address), "to": hexed(to), "value": hex(value), "data": hexed(data)}
@@ -482,9 +498,15 @@ def _view(core: Core, function: ContractFunction, arguments: Sequence[AbiValue])
 
     Raises ClientError with the reason of a revert, ConfigError for arguments of other types.
     """
+    _check_function(function)
     request = {"to": hexed(function.address), "data": hexed(function.encode(arguments))}
     answer = yield from _ethereum(core, "eth_call", request, "latest")
     return function.decode(answer)
+
+
+def _check_function(function: object) -> None:
+    if not isinstance(function, ContractFunction):
+        raise ArgumentInvalid(f"function: what `function` returns is expected, not {type(function).__name__}")
 
 
 def _write(
@@ -494,7 +516,9 @@ def _write(
 
     Raises ClientError with the reason where it would fail, and as ``wait``.
     """
+    check_key("key", key)
     check_amount("value", value)
+    _check_function(function)
     data = function.encode(arguments)
     sign = partial(_sign_call, core, key, function.address, value=value, data=data)
     return (yield from _deliver(core, key.address, sign))[0]
@@ -541,6 +565,7 @@ def _news(
     In order, each once, without end or until ``timeout_s`` are over: a connection that breaks is taken up again,
     at another gateway if need be.
     """
+    check_kind("kind", kind, KINDS)
     if address is not None:
         check_address("address", address)
     for name, value in (("topic", topic), ("task", task)):

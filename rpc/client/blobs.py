@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from rpc.client.arguments import check_hash
+from rpc.client.arguments import check_file, check_hash, check_key
 from rpc.client.core import Core, Fetch, Flow, Now, Pause, Reply, Work, hexed
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
 from rpc.client.shapes import ChainInfo, Head, read_shape
@@ -124,6 +124,7 @@ def download(
     Raises ClientError where nobody has it, AnswerMalformed where all send something else, StoreError.
     """
     check_hash("blob", blob)
+    check_file("file", file)
     if task is not None:
         check_hash("task", task)
     manifest = yield from _manifest(core, blob, task, window, progress, limit_bytes)
@@ -308,6 +309,7 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
     What the node has already is not sent again. Raises ClientError where no gateway takes it (``uploads_off``,
     ``account_quota``, ``balance_too_low``, ...), GatewayUnreachable, OtherChain, StoreError.
     """
+    check_key("key", key)
     manifest: Manifest = yield Work(partial(blob_of_file, file))
     name = manifest.blob_id
     chain = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))

@@ -16,7 +16,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, GatewayUnreachable, OtherChain
+from rpc.client.errors import (
+    AnswerMalformed,
+    ArgumentInvalid,
+    ClientClosed,
+    ClientError,
+    GatewayUnreachable,
+    OtherChain,
+)
 from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = [
@@ -310,6 +317,7 @@ class Core:
         """Raises ConfigError for an URL that cannot be used."""
         if not urls:
             raise ConfigError("no gateway is named")
+        self._is_closed = False
         self.options = options
         self._urls = tuple(map(http_url, urls))
         self._shown = [0] * len(urls)
@@ -320,6 +328,15 @@ class Core:
         self._signing: set[bytes] = set()
         self._nonces: set[tuple[bytes, int]] = set()
         """Of what was handed in here and is not final yet, with the accounts."""
+
+    def close(self) -> None:
+        """Note that the client is closed."""
+        self._is_closed = True
+
+    def check_open(self) -> None:
+        """Check that the client is not closed. Raises ClientClosed."""
+        if self._is_closed:
+            raise ClientClosed("this client was closed; make another one")
 
     def check_chain(self, chain_id: int) -> None:
         """Check that a gateway names the chain that is signed for. Raises OtherChain."""
@@ -550,17 +567,22 @@ def _ration_s(result: Any) -> float:
 def http_url(url: str) -> str:
     """Return ``url`` as it is asked: with its scheme, port and path. Raises ConfigError.
 
-    A name alone is a node's own gateway, with its usual port; a URL without a port has that of its scheme.
+    A name alone is a node's own gateway, with its usual port; a URL without a port has that of its scheme. Raises
+    ArgumentInvalid for what is no text.
     """
+    if not isinstance(url, str):
+        raise ArgumentInvalid(f"the URL of a gateway is a text, not {type(url).__name__}")
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname or "", parts.port
         host.encode("idna")  # as whoever connects does
     except ValueError:
-        raise ConfigError(f"not the URL of a gateway: {url}") from None
+        raise ConfigError(f"not the URL of a gateway: {url[:200]!r}; one is http://HOST:PORT") from None
     path = parts.path or "/"
-    if parts.scheme not in ("http", "https") or not host or port == 0 or not _PATH.fullmatch(path):
-        raise ConfigError(f"not the URL of a gateway: {url}")
+    # Line ends and tabs are dropped by who splits URLs: what is asked would be another host than what is written.
+    is_plain = not any(sign.isspace() or not sign.isprintable() for sign in url)
+    if not is_plain or parts.scheme not in ("http", "https") or not host or port == 0 or not _PATH.fullmatch(path):
+        raise ConfigError(f"not the URL of a gateway: {url[:200]!r}; one is http://HOST:PORT")
     if parts.query or parts.fragment or "@" in parts.netloc:  # not to be left out without a word
         raise ConfigError("the URL of a gateway has no query, fragment, name or password")
     usual = DEFAULT_PORT if "://" not in url else 443 if parts.scheme == "https" else 80

@@ -10,6 +10,7 @@ from state.primitives.errors import DekubeError
 __all__ = [
     "AnswerMalformed",
     "ArgumentInvalid",
+    "ClientClosed",
     "ClientError",
     "GatewayUnreachable",
     "NoResult",
@@ -36,6 +37,12 @@ class ArgumentInvalid(DekubeError, ValueError):
     """An argument of another type, length or range than a method takes: nothing was sent."""
 
     code = reason = "argument_invalid"
+
+
+class ClientClosed(DekubeError):
+    """The client was closed before: nothing was sent."""
+
+    code = "client_closed"
 
 
 class OtherChain(DekubeError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rpc.client.api import each, one
-from rpc.client.arguments import check_address
+from rpc.client.arguments import check_address, check_data
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
 from rpc.client.shapes import Amount, Answer, Execution, Header, Shape, Transaction, read_shape
@@ -288,6 +288,7 @@ def _headers(core: Core) -> Stream[Header]:
 
 def _simulate(core: Core, raw: bytes) -> Flow[Outcome]:
     """Return what a signed transaction would do; nothing is changed."""
+    check_data("raw", raw)
     return read_shape(Outcome, (yield from core.call("dekube_simulateTransaction", raw=hexed(raw))))
 
 

@@ -28,8 +28,10 @@ from rpc.client.core import (
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
 from rpc.client.shapes import Block, Header, News, Receipt, read_shape
 
-__all__ = ["news", "news_of"]
+__all__ = ["KINDS", "news", "news_of"]
 
+KINDS: Final = ("heads", "events", "tasks")
+"""What there is news of."""
 IDLE_S: Final = 20.0
 """A subscription that is silent for so long is asked for a sign of life."""
 RECONNECTS_MAX: Final = 12

@@ -71,13 +71,19 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the client; what it is asked afterwards raises ClientClosed."""
+        self.core.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close the connection; the next request opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def perform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
+        self.core.check_open()
         steps = Steps(flow)
         with closing(flow), _Socket() as heard:
             for effect in steps:
@@ -87,6 +93,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
 
     def iterate(self, stream: Stream[_T]) -> Iterator[_T]:
         """Perform the effects of ``stream``; yield what it finds."""
+        self.core.check_open()
         steps = Steps(stream)
         with closing(stream), _Socket() as heard:
             for effect in steps:
@@ -125,7 +132,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         headers = (("content-type", "application/json"),)
         reply = self._fetch(Fetch("POST", post.url, post.timeout_s, post.body, headers, whole_s=post.whole_s))
         if reply.status != 200 and not post.any_status:
-            self.close()
+            self._drop()
             raise GatewayUnreachable(f"{_place(post.url)}: HTTP status {reply.status}")
         return reply.body
 
@@ -133,13 +140,13 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         place = _origin(fetch.url)
         deadline = math.inf if fetch.whole_s is None else time.monotonic() + fetch.whole_s
         if place != self._connected_to:
-            self.close()
+            self._drop()
         for attempt in (1, 2):
             is_fresh = self._connection is None
             try:
                 return self._send(fetch, place, deadline)
             except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: sizes of chunks
-                self.close()
+                self._drop()
                 # A kept connection may have been closed meanwhile; only then nothing was done yet.
                 was_closed = isinstance(error, http.client.RemoteDisconnected | BrokenPipeError)
                 if is_fresh or attempt == 2 or not was_closed:

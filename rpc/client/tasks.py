@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpc.client.api import each, one, send, send_signed
-from rpc.client.arguments import check_address, check_amount, check_hash, check_timeout
+from rpc.client.arguments import (
+    check_address,
+    check_amount,
+    check_data,
+    check_file,
+    check_hash,
+    check_key,
+    check_timeout,
+)
 from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
 from rpc.client.core import Call, Core, Flow, Found, Pages, Stream, TimeOver, Work, gather, hexed, through, within
@@ -102,6 +110,7 @@ class TaskResult:
 
 def _quote_task(core: Core, spec: bytes) -> Flow[TaskQuote]:
     """Return what creating a task of the job ``spec`` (canonical bytes) would lock."""
+    check_data("spec", spec)
     return read_shape(TaskQuote, (yield from core.call("dekube_quoteTask", spec=hexed(spec))))
 
 
@@ -165,6 +174,7 @@ def _create_task(core: Core, key: SecretKey, spec: bytes) -> Flow[CreatedTask]:
     """
     from tasks.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
 
+    check_key("key", key)
     quote = yield from _quote_task(core, spec)
     receipt, raw = yield from send_signed(core, key, CREATE_TASK, [spec])
     return CreatedTask(task_id_of(key.address, decode_transaction(raw).nonce), quote.total, receipt)
@@ -310,6 +320,7 @@ def _put_file(
     Into the blob store of the node at ``control``, or of a gateway that takes uploads, signed for by ``key``.
     Raises ControlUnavailable when the node does not run; for a gateway as ``rpc.client.blobs.upload``.
     """
+    check_file("file", file)
     if control is None:
         if key is None:
             raise ConfigError("an upload needs a node of this machine, or a key that signs for it at a gateway")

@@ -68,6 +68,9 @@ class Gateway:
     def dekube_head(self) -> Any:
         return {}
 
+    def dekube_chainInfo(self) -> Any:
+        return {"genesis_hash": hexed(self.chain.root().genesis_hash)}
+
     def dekube_getEpochRecord(self, epoch: int) -> Any:
         return {"record": next(iter(self.dekube_getEpochRecords(epoch, 1)["records"]), None)}
 
@@ -402,6 +405,19 @@ def test_whatever_a_gateway_babbles_is_a_ban_or_a_silence(data: st.DataObject) -
 
 
 # Silence
+
+
+def test_a_gateway_of_another_chain_is_passed_over_and_not_banned() -> None:
+    foreign = Twisted(lambda method, answer: answer | {"genesis_hash": "0x" + "78" * 32})
+    node = light(a=foreign, b=Gateway(CHAIN))
+    node.sync()
+    assert node.client.trusted.epoch == 5 and not banned(node)
+    assert node.endpoints[0].note.startswith("it is of another chain: its genesis has the hash 0x7878")
+    assert foreign.calls == ["dekube_chainInfo"], "it is asked nothing else in this run"
+    alone = light(a=Twisted(lambda method, answer: answer | {"genesis_hash": "0x" + "78" * 32}))
+    with pytest.raises(NoEndpoint, match="is that the right genesis file"):
+        alone.sync()
+    assert not banned(alone)
 
 
 def test_a_gateway_that_is_behind_or_dead_is_passed_over() -> None:

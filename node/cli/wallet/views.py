@@ -42,7 +42,7 @@ _NATURAL: Final = re.compile(r"[0-9]{1,80}")
 @click.option("--verify", "proves", is_flag=True,
               help="Check the proof against the validators' signatures: believe no gateway.")  # fmt: skip
 @click.option("--genesis", type=click.Path(path_type=Path),
-              help="With --verify: trust this genesis, where `dekube light init` has not begun.")  # fmt: skip
+              help="With --verify: trust this genesis; an existing light client must trust it too.")  # fmt: skip
 @json_option
 def balance(session: Session, name: str | None, proves: bool, genesis: Path | None, as_json: bool) -> None:
     """Show the account NAME, or any ADDRESS: what it owns, its nonces and its stake."""
@@ -69,7 +69,7 @@ def balance(session: Session, name: str | None, proves: bool, genesis: Path | No
 
 def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any]:
     """Return an account as the light client proves it; it goes on where `dekube light` is."""
-    from node.cli.light import FILE, begin, open_light
+    from node.cli.light import FILE, begin, check_genesis, open_light
     from node.home import load_genesis
 
     place = session.home.root / "light" / FILE
@@ -79,6 +79,8 @@ def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any
         if not file.exists():
             raise ConfigError("--genesis FILE says what is trusted; or begin with `dekube light init`")
         begin(place, load_genesis(file), urls)
+    elif genesis is not None:
+        check_genesis(place, genesis)
     with open_light(place, urls) as node:
         found = node.account(who)
     return {

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -155,23 +156,94 @@ def _recovered(raw: bytes) -> Any:
     return transaction
 
 
+class OfChain:
+    """A gateway of the chain of a genesis; it answers nothing else."""
+
+    def __init__(self, genesis: bytes) -> None:
+        self.genesis = genesis
+
+    def call(self, _method: str, *_params: Any) -> Any:
+        return {"genesis_hash": hexed(self.genesis)}
+
+
+DEAD = "http://127.0.0.1:1"
+
+
 def test_endpoints_are_added_removed_and_forgiven(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     (tmp_path / "genesis.json").write_text(genesis_to_json(node.genesis))
     node.store.close()
-    home = ("--home", tmp_path / "light", "--json")
+    file, home = tmp_path / "light" / "light.json", ("--home", tmp_path / "light", "--json")
 
     def urls(done: Result) -> list[str]:
+        assert done.exception is None, done.exception
         return [row["url"] for row in json.loads(done.stdout)]
 
-    assert (
-        run("init", "--genesis", tmp_path / "genesis.json", "--rpc", "a:1", "--accept-old", *home).exit_code == 0
-    )
-    assert urls(run("endpoints", "--add", "http://b", *home)) == ["a:1", "http://b"]
-    assert urls(run("endpoints", "--remove", "a:1", *home)) == ["http://b"]
-    for refused in (("--remove", "a:1"), ("--forgive", "c"), ("--add", "ftp://x"), ("--add", "http://[")):
-        assert isinstance(run("endpoints", *refused, *home).exception, ConfigError)
-    assert urls(run("endpoints", *home)) == ["http://b"]
+    ours = OfChain(node.runtime.genesis_hash)
+    with listening(ours) as a, listening(ours) as b, listening(OfChain(b"x" * 32)) as foreign:
+        init = ("init", "--genesis", tmp_path / "genesis.json", "--accept-old", *home)
+        assert isinstance(run(*init, "--rpc", DEAD).exception, NoEndpoint)
+        wrong = run(*init, "--rpc", a, "--rpc", foreign).exception
+        assert isinstance(wrong, ConfigError) and "is that the right genesis file?" in str(wrong)
+        assert foreign in str(wrong) and "78" * 32 in str(wrong) and not file.exists()
+        begun = run(*init, "--rpc", a, "--rpc", DEAD)
+        assert begun.exception is None and f"Mind: {DEAD} gives no answer now" in begun.stderr
+        assert urls(run("endpoints", "--add", b, *home)) == [a, DEAD, b]
+        assert urls(run("endpoints", "--remove", a, "--remove", DEAD, *home)) == [b]
+        for refused, said in (
+            (("--remove", a), f"{a} is not among the endpoints: {b}"),
+            (("--forgive", "c"), "c is not among"),
+            (("--forgive", b), "is not banned"),
+            (("--add", b), "is among the endpoints already"),
+            (("--add", "ftp://x"), "not the URL of a gateway"),
+            (("--add", "http://["), "not the URL of a gateway"),
+            (("--add", "foo bar"), "not the URL of a gateway"),
+            (("--add", DEAD), "refused"),
+            (("--add", foreign), "is that the right genesis file?"),
+            (("--remove", b), "nobody would be left to ask: there is no other. Nothing was changed"),
+        ):
+            found = run("endpoints", *refused, *home).exception
+            assert isinstance(found, ConfigError | NoEndpoint) and said in str(found), (refused, found)
+        assert urls(run("endpoints", *home)) == [b]
+        assert urls(run("endpoints", "--add", a, *home)) == [b, a]
+        kept = load_light_file(file)
+        kept.endpoints[1].banned = "lied"
+        save_light_file(file, kept)
+        last = run("endpoints", "--remove", b, *home).exception
+        assert isinstance(last, ConfigError) and "all others are banned" in str(last)
+        assert urls(run("endpoints", "--remove", b, "--forgive", a, *home)) == [a]
+
+
+def test_a_wrong_genesis_is_named_and_costs_no_gateway_its_name(tmp_path: Path) -> None:
+    """With --verify: also where a light client is there, whose genesis is not that of the file."""
+    node = Node(tmp_path / "db")
+    right, wrong = tmp_path / "right.json", tmp_path / "wrong.json"
+    right.write_text(genesis_to_json(node.genesis))
+    wrong.write_text(genesis_to_json(replace(node.genesis, name="another")))
+    node.store.close()
+    file = tmp_path / "home" / "light" / "light.json"
+    who = hexed(SENDER.address)
+    command = ["wallet", "balance", who, "--verify", "--home", str(tmp_path / "home")]
+
+    def verify(*options: object) -> Any:
+        done = CliRunner().invoke(group, [*command, *map(str, options)], standalone_mode=False)
+        return done.exception
+
+    with listening(OfChain(node.runtime.genesis_hash)) as honest:
+        found = verify("--genesis", wrong, "--rpc", honest)
+        assert isinstance(found, ConfigError) and "is that the right genesis file?" in str(found)
+        assert not file.exists(), "a wrong beginning is not kept"
+        file.parent.mkdir(parents=True)
+        save_light_file(file, saved(honest, accepts_old_root=True))  # of a third chain
+        for named in (wrong, right):
+            found = verify("--genesis", named, "--rpc", honest)
+            assert isinstance(found, ConfigError) and str(found).startswith(f"{named}: a genesis with the hash 0x")
+            assert f"but {file} trusts the chain of" in str(found)
+        found = verify("--genesis", tmp_path / "none.json", "--rpc", honest)
+        assert isinstance(found, ConfigError) and "No such file" in str(found)
+        found = verify("--rpc", honest)
+        assert isinstance(found, NoEndpoint) and "it is of another chain: its genesis has the hash" in str(found)
+        assert [endpoint.banned for endpoint in load_light_file(file).endpoints] == [""]
 
 
 @pytest.mark.parametrize(

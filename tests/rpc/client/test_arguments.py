@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from rpc.client import AsyncClient, Client, ClientOptions
+from rpc.client import AsyncClient, Client, ClientOptions, errors
 from rpc.client.core import Core, Steps
-from rpc.client.errors import ArgumentInvalid
+from rpc.client.errors import ArgumentInvalid, ClientClosed, GatewayUnreachable
+from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tests.rpc.client.world import World
 
@@ -23,6 +25,24 @@ TEXT = "0x52908400098527886E0F7030069857D2E4169EE7"
 
 Use = Callable[[Any], Any]
 WRONG: list[tuple[str, Use]] = [
+    ("key: a SecretKey expected, not NoneType", lambda c: c.transfer(None, TO, 1)),
+    ("key: a SecretKey expected, not bytes", lambda c: c.send(b"\x05" * 32, 1, [])),
+    ("key: a SecretKey expected", lambda c: c.create_task("me", b"")),
+    ("key: a SecretKey expected", lambda c: c.upload(Path("x"), key=b"me")),
+    ("key: a SecretKey expected", lambda c: c.sign_call(None, TO)),
+    ("spec: bytes expected, not str", lambda c: c.quote_task("0x")),
+    ("spec: bytes expected, not NoneType", lambda c: c.create_task(KEY, None)),
+    ("raw: bytes expected, not str", lambda c: c.submit("0x")),
+    ("raw: bytes expected, not NoneType", lambda c: c.wait(None)),
+    ("raw: bytes expected", lambda c: c.simulate("0x")),
+    ("data: bytes expected", lambda c: c.sign_call(KEY, TO, data="0x")),
+    ("file: a pathlib.Path expected, not str", lambda c: c.upload("x", key=KEY)),
+    ("file: a pathlib.Path expected, not str", lambda c: c.download(TASK, "x")),
+    ("calls: a list of Call expected", lambda c: c.batch("x")),
+    ("calls: a list of Call expected", lambda c: c.batch([("dekube_head", None)])),
+    ("kind: one of heads, events, tasks expected, not 'nonsense'", lambda c: c.news("nonsense")),
+    ("function: what `function` returns is expected", lambda c: c.view(None, [])),
+    ("function: what `function` returns is expected", lambda c: c.write(KEY, "stake", [])),
     ("to: an address is 20 bytes, not str", lambda c: c.transfer(KEY, TEXT, 1)),
     ("to: an address is 20 bytes, not 1", lambda c: c.transfer(KEY, b"1", 1)),
     (r"amount: an amount is from 0 to 2\^256 - 1, not -1", lambda c: c.transfer(KEY, TO, -1)),
@@ -145,3 +165,57 @@ def test_what_may_be_is_asked() -> None:
     for flow in (client.block(TASK), client.block(7), client.block(), client.receipt(TASK)):
         assert world.run(flow) is None
     assert len(asked) == 8
+
+
+@pytest.mark.parametrize("shell", [Client, AsyncClient])
+def test_what_is_no_url_or_no_option_is_refused_when_the_client_is_made(shell: Any) -> None:
+    for other in (None, 5, b"http://x", ["http://x"]):
+        with pytest.raises(ArgumentInvalid, match="the URL of a gateway is a text, not"):
+            shell(other)
+    for url in (
+        "foo bar",
+        " http://x",
+        "http://a\tb",
+        "http://a\n",
+        "http://a b/",
+        "",
+        "http://",
+        "x" * 70_000 + " ",
+    ):
+        with pytest.raises(ConfigError, match="not the URL of a gateway") as caught:
+            shell(url)
+        assert len(str(caught.value)) < 300
+    for options in (5, ClientOptions(chain_id=-1), ClientOptions(chain_id="7")):  # type: ignore[arg-type]
+        with pytest.raises(ArgumentInvalid):
+            shell("http://x", options=options)
+
+
+def test_a_closed_client_says_that_it_is_closed() -> None:
+    leaves: list[Use] = [Client.close, lambda client: client.__exit__(None, None, None)]
+    for leave in leaves:
+        client = Client("http://127.0.0.1:1")
+        leave(client)
+        uses: list[Use] = [lambda c: c.head(), lambda c: c.batch([]), lambda c: next(c.news(timeout_s=0.1))]
+        for use in uses:
+            with pytest.raises(ClientClosed, match="closed"):
+                use(client)
+        client.close()
+
+    async def main() -> None:
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            with pytest.raises(GatewayUnreachable):
+                await client.head()
+        with pytest.raises(ClientClosed):
+            await client.head()
+        with pytest.raises(ClientClosed):
+            await anext(aiter(client.news()))
+        await client.aclose()
+
+    trio.run(main)
+    asyncio.run(main())
+
+
+def test_the_documents_name_every_error_that_the_client_exports() -> None:
+    table = (Path(__file__).parents[3] / "docs" / "sdk.md").read_text()
+    for name in errors.__all__:
+        assert f"`{name}`" in table, name
