@@ -12,13 +12,18 @@ Where it goes beyond the text of 3.3:
 - Certificates and voted blocks are kept durably before a vote that rests on them leaves (``KeepCertificate``, and
   the block of a vote): without that, a crash of all replicas at once could lose a notarised block, or the only
   proof that a view ended, for ever.
+
+A replica that catches up holds thousands of blocks and certificates. So no event looks at all of them: what a
+block or a certificate makes possible is found by indexes, and each block is visited a bounded number of times.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
+from consensus.ascending import Ascending
 from consensus.events import (
     ADVANCE,
     FETCH,
@@ -200,21 +205,35 @@ class Core:
         self._view = root.view
         self._final = root.certificate
         """The newest FINAL certificate known; its block may not be held yet."""
-        self._notarized: dict[int, Certificate] = {}
-        self._nullified: dict[int, Certificate] = {}
-        self._finalized: dict[int, Certificate] = {}
-        self._past: dict[tuple[int, int], Certificate] = {}
-        """By kind and view: what was certified up to the root, to recognise what conflicts."""
+        self._notarized: Ascending[int, Certificate] = Ascending()
+        self._nullified: Ascending[int, Certificate] = Ascending()
+        self._finalized: Ascending[int, Certificate] = Ascending()
+        self._notarized_views: dict[bytes, list[int]] = {}
+        self._finalized_views: dict[bytes, list[int]] = {}
+        """Of the certificates above the root, by block: the last one of an epoch may have several of a kind."""
+        self._committable: Certificate | None = None
+        """The highest of the FINALIZE certificates whose block is executed."""
+        self._newest_notarized = 0
+        self._past: Ascending[tuple[int, int], Certificate] = Ascending()
+        """By view and kind: what was certified up to the root, to recognise what conflicts."""
         if root.certificate is not None:
-            self._past[root.certificate.kind, root.view] = root.certificate
+            self._past[root.view, root.certificate.kind] = root.certificate
         self._lineage: dict[bytes, tuple[bytes, int]] = {}
         """Parent and view of the newest committed blocks of this epoch."""
         self._votes: dict[int, VoteSet] = {}
         self._proposals: dict[int, Candidate] = {}
         self._headers: dict[bytes, Header] = {}
         self._children: dict[bytes, list[bytes]] = {}
+        self._at_height: dict[int, dict[bytes, None]] = {}
+        """The held blocks of a height."""
+        self._loose: dict[bytes, None] = {}
+        """Held blocks that are not certified and that no certified block stands on."""
         self._roots: dict[bytes, tuple[bytes, bytes]] = {root.block_hash: (root.state_root, root.receipt_root)}
         self._wanted_execution: set[bytes] = set()
+        """Held blocks that are to be executed after their parents. The ancestors of one are in here too, down to a
+        block that is being executed, to one that is asked for (``_missing``), or to a branch that is dead."""
+        self._missing: dict[bytes, None] = {}
+        """Blocks that are not held, are certified or have a child that is to be executed, and were asked for."""
         self._executing: set[bytes] = set()
         self._checked: dict[bytes, bool] = {}
         self._pending_checks: set[bytes] = set()
@@ -222,9 +241,9 @@ class Core:
         """Of those: blocks whose time this node's clock has not reached."""
         self._leader_over = 0
         """The view whose leader's time is over."""
-        self._own: dict[int, OwnVotes] = {}
-        self._cast: dict[int, dict[int, Candidate]] = {}
-        self._open: set[int] = set()
+        self._own: Ascending[int, OwnVotes] = Ascending()
+        self._cast: Ascending[int, dict[int, Candidate]] = Ascending()
+        self._open: Ascending[int, None] = Ascending()
         """Notarised views in which this seat may still vote FINALIZE."""
         self._building = 0
         self._proposed = 0
@@ -387,6 +406,7 @@ class Core:
             "proposals": len(self._proposals),
             "headers": len(self._headers),
             "fetching": len(self._fetching),
+            "missing": len(self._missing),
             "certificates": len(self._notarized) + len(self._nullified) + len(self._finalized),
             "past": len(self._past),
             "cast": len(self._cast),
@@ -431,6 +451,7 @@ class Core:
                 self._on_own_votes(votes, floor_view)
             case WindowsFailed():
                 self._asks_singly = True
+                self._ask_missing()
                 self._progress()
             case Start():
                 self._on_start()
@@ -480,19 +501,20 @@ class Core:
                 continue
             if certificate.view <= self._root.view:
                 if certificate.view >= self._root.view - EVIDENCE_VIEWS:
-                    self._past.setdefault((certificate.kind, certificate.view), certificate)
-            else:
-                self._table(certificate.kind)[certificate.view] = certificate
+                    self._past.setdefault((certificate.view, certificate.kind), certificate)
+            elif certificate.view not in self._table(certificate.kind):
+                self._register(certificate)
                 view = max(view, certificate.view)
                 if certificate.kind == FINALIZE and (self._final is None or certificate.view > self._final.view):
                     self._final = certificate
-        self._open = set(self._notarized)
+        self._open = Ascending((view, None) for view in self._notarized)
         for certified in (*self._notarized.values(), *self._finalized.values()):
             self._on_certified_block(certified)
         self._enter(view + 1)
         for vote in restored.own:
             if vote.view > self._root.view and vote.epoch == self._epoch:
                 self._on_vote(vote, True)
+        self._try_finalize_open()
         self._progress()
         # The others learn at once where this replica is, and answer with what it missed.
         self._resend()
@@ -583,12 +605,48 @@ class Core:
         """Voting may begin: what ran out while this seat only listened begins anew."""
         if not self.is_listening and not self._is_halted:
             self._arm_view(0)
+            self._try_finalize_open()
             self._progress()
 
-    def _table(self, kind: int) -> dict[int, Certificate]:
+    def _table(self, kind: int) -> Ascending[int, Certificate]:
         if kind == NOTARIZE:
             return self._notarized
         return self._nullified if kind == NULLIFY else self._finalized
+
+    def _register(self, certificate: Certificate) -> None:
+        """Keep a certificate above the root, the first of its kind and view."""
+        kind, view, block_hash = certificate.kind, certificate.view, certificate.block_hash
+        self._table(kind)[view] = certificate
+        if kind == NOTARIZE:
+            self._newest_notarized = max(self._newest_notarized, view)
+            self._notarized_views.setdefault(block_hash, []).append(view)
+        elif kind == FINALIZE:
+            self._finalized_views.setdefault(block_hash, []).append(view)
+            if block_hash in self._roots:
+                self._may_commit(certificate)
+        if kind != NULLIFY:
+            self._mark_certain(block_hash)
+
+    def _retire(self, view: int) -> tuple[Certificate, ...]:
+        """Move the certificates up to the root's view to those of the past; return the nullifications."""
+        nullified: tuple[Certificate, ...] = ()
+        for kind, table in ((NOTARIZE, self._notarized), (NULLIFY, self._nullified), (FINALIZE, self._finalized)):
+            taken = table.take(view)
+            for old, certificate in taken:
+                self._past[old, kind] = certificate
+                views = self._notarized_views if kind == NOTARIZE else self._finalized_views
+                if kind != NULLIFY:
+                    views[certificate.block_hash].remove(old)
+                    if not views[certificate.block_hash]:
+                        del views[certificate.block_hash]
+            if kind == NULLIFY:
+                nullified = tuple([certificate for _, certificate in taken])
+        self._past.take((view - EVIDENCE_VIEWS, 0))
+        return nullified
+
+    def _is_certified(self, block_hash: bytes) -> bool:
+        """Whether a certificate above the root names the block."""
+        return block_hash in self._notarized_views or block_hash in self._finalized_views
 
     def _certified(self, view: int) -> Certificate | None:
         return self._notarized.get(view) or self._finalized.get(view)
@@ -604,7 +662,7 @@ class Core:
             return
         if view <= self._root.view or view in table:
             return
-        table[view] = certificate
+        self._register(certificate)
         if not is_formed and self._bears_foreign_vote(certificate):
             return
         if self._is_contradiction(view):
@@ -614,7 +672,7 @@ class Core:
         if kind == FINALIZE and (self._final is None or view > self._final.view):
             self._final = certificate
         if kind == NOTARIZE:
-            self._open.add(view)
+            self._open[view] = None
         if kind != NULLIFY:
             self._on_certified_block(certificate)
         if kind == NOTARIZE:
@@ -644,7 +702,7 @@ class Core:
         is_past = view <= self._root.view
         found = []
         for other in (NOTARIZE, NULLIFY, FINALIZE):
-            known = self._past.get((other, view)) if is_past else self._table(other).get(view)
+            known = self._past.get((view, other)) if is_past else self._table(other).get(view)
             if known is None:
                 continue
             is_double = other == kind and known.candidate != certificate.candidate
@@ -663,10 +721,15 @@ class Core:
         )
 
     def _on_certified_block(self, certificate: Certificate) -> None:
+        """Have a certified block executed, or ask for it.
+
+        Below the newest final view only its ancestors count, and they are asked for from there downwards.
+        """
         block_hash = certificate.block_hash
         if block_hash in self._headers:
             self._drive(block_hash)
-        else:
+        elif block_hash != self._root.block_hash and (self._final is None or certificate.view >= self._final.view):
+            self._missing[block_hash] = None
             self._want(block_hash)
 
     # Views and their timers (R1, R2, 3.5).
@@ -684,6 +747,7 @@ class Core:
             self._is_first_view = False
             if self._watch.is_over(self._now_ms):
                 self._watch = None
+                self._try_finalize_open()
         for old in [known for known in self._proposals if known < view]:
             del self._proposals[old]
         self._resends = self._pull_tries = 0
@@ -818,7 +882,7 @@ class Core:
         if grandparent is None or origin is None:
             return b""
         block_hash, view = grandparent[0], origin[1]
-        final = self._finalized.get(view) or self._past.get((FINALIZE, view))
+        final = self._finalized.get(view) or self._past.get((view, FINALIZE))
         bits = 0
         if final is not None and final.block_hash == block_hash:
             bits = int.from_bytes(final.bitmap, "little")
@@ -978,13 +1042,13 @@ class Core:
             return
         cast = self._cast.get(view, {})
         if NULLIFY in cast or FINALIZE in cast:
-            self._open.discard(view)
+            self._open.pop(view, None)
             return
         certificate = self._notarized[view]
         header = self._headers.get(certificate.block_hash)
         if header is None:
             if certificate.block_hash == self._root.block_hash:  # the boundary block again, already final
-                self._open.discard(view)
+                self._open.pop(view, None)
             return
         parent = self._roots.get(header.parent_hash)
         if parent is None:
@@ -992,8 +1056,18 @@ class Core:
         if parent != (header.state_root, header.receipt_root):
             self._diverged(header)
             return
-        self._open.discard(view)
+        self._open.pop(view, None)
         self._cast_vote(FINALIZE, certificate.candidate)
+
+    def _try_finalize_open(self) -> None:
+        """Try all open views: this seat may vote from now on."""
+        for view in sorted(self._open):
+            self._try_finalize(view)
+
+    def _try_finalize_block(self, block_hash: bytes) -> None:
+        """Try the views that notarised a block: its parent was executed, or it has come."""
+        for view in tuple(self._notarized_views.get(block_hash, ())):
+            self._try_finalize(view)
 
     # Blocks: held, executed, committed (R6).
 
@@ -1003,13 +1077,27 @@ class Core:
         return self._headers[block_hash].height
 
     def _hold(self, block_hash: bytes, header: Header) -> None:
-        is_wanted = self._fetching.pop(block_hash, None) is not None
+        self._fetching.pop(block_hash, None)
+        is_wanted = block_hash in self._missing
+        if is_wanted:
+            del self._missing[block_hash]
         if block_hash in self._headers or header.height <= self._root.height:
             return
-        if is_wanted:  # a certified block stands on it and waits to be executed
+        if is_wanted:  # it is certified, or what stands on it waits to be executed
             self._wanted_execution.add(block_hash)
         self._headers[block_hash] = header
         self._children.setdefault(header.parent_hash, []).append(block_hash)
+        self._at_height.setdefault(header.height, {})[block_hash] = None
+        self._loose[block_hash] = None
+        children = self._children.get(block_hash, ())
+        if self._is_certified(block_hash) or any(child not in self._loose for child in children):
+            self._mark_certain(block_hash)
+
+    def _mark_certain(self, block_hash: bytes) -> None:
+        """A block is certified: it and its ancestors are kept."""
+        while block_hash in self._loose:
+            del self._loose[block_hash]
+            block_hash = self._headers[block_hash].parent_hash
 
     def _on_block(self, block_hash: bytes, header: Header) -> None:
         if block_hash not in self._fetching:
@@ -1018,22 +1106,21 @@ class Core:
         self._progress_block(block_hash)
 
     def _progress_block(self, block_hash: bytes) -> None:
-        header = self._headers.get(block_hash)
-        if header is None:
+        if block_hash not in self._headers:
             return
-        is_certified = any(
-            certificate.block_hash == block_hash
-            for table in (self._finalized, self._notarized)
-            for certificate in table.values()
-        )
-        if is_certified or block_hash in self._wanted_execution:
-            self._drive(block_hash)
+        self._resume(block_hash)
         self._progress()
+
+    def _resume(self, block_hash: bytes) -> None:
+        """A block has come: do what waited for it."""
+        if self._is_certified(block_hash) or block_hash in self._wanted_execution:
+            self._drive(block_hash)
+        self._try_finalize_block(block_hash)
 
     def _progress(self) -> None:
         """Something arrived: try everything that may have waited for it."""
-        for view in sorted(self._open):
-            self._try_finalize(view)
+        if self._missing and self._is_far():
+            self._behind()
         if not self._is_halted:
             self._try_commit()
         if not self._is_halted and not self._has_ended:
@@ -1041,15 +1128,20 @@ class Core:
             self._try_vote()
 
     def _drive(self, block_hash: bytes) -> None:
-        """Have a held block executed after its ancestors; ask for those that are missing."""
+        """Have a held block executed after its ancestors; ask for those that are missing.
+
+        It ends at an ancestor that was driven before, so that each block is passed once.
+        """
+        is_first = True
         while block_hash not in self._roots and block_hash not in self._executing:
             header = self._headers.get(block_hash)
             if header is None:
-                if self._is_far():
-                    self._behind()
-                else:
-                    self._want(block_hash)
+                self._missing[block_hash] = None
+                self._seek(block_hash)
                 return
+            if block_hash in self._wanted_execution and not is_first:
+                return
+            is_first = False
             self._wanted_execution.add(block_hash)
             if header.parent_hash in self._roots:
                 self._execute(block_hash, header)
@@ -1060,11 +1152,7 @@ class Core:
 
     def _execute(self, block_hash: bytes, header: Header) -> None:
         if self._roots[header.parent_hash] != (header.state_root, header.receipt_root):
-            if any(
-                certificate.block_hash == block_hash
-                for table in (self._finalized, self._notarized)
-                for certificate in table.values()
-            ):
+            if self._is_certified(block_hash):
                 self._diverged(header)
             return
         self._executing.add(block_hash)
@@ -1076,9 +1164,14 @@ class Core:
             return
         self._roots[block_hash] = (state_root, receipt_root)
         self._wanted_execution.discard(block_hash)
-        for child in tuple(self._children.get(block_hash, ())):
+        for view in self._finalized_views.get(block_hash, ()):
+            self._may_commit(self._finalized[view])
+        children = tuple(self._children.get(block_hash, ()))
+        for child in children:
             if child in self._wanted_execution and child not in self._executing:
                 self._execute(child, self._headers[child])
+        for child in children:
+            self._try_finalize_block(child)
         if not self._is_halted:
             self._progress()
 
@@ -1094,29 +1187,24 @@ class Core:
         path.reverse()
         return path
 
+    def _may_commit(self, certificate: Certificate) -> None:
+        """The block of a FINALIZE certificate is executed, and so are its ancestors above the root."""
+        if self._committable is None or certificate.view > self._committable.view:
+            self._committable = certificate
+
     def _try_commit(self) -> None:
-        for view in sorted(self._finalized, reverse=True):
-            certificate = self._finalized.get(view)
-            if certificate is None:
-                return
-            path = self._path(certificate.block_hash)
-            if path is None:
-                self._on_certified_block(certificate)
-                continue
-            if certificate.block_hash in self._roots:
-                for open_view in sorted(known for known in self._open if known <= view):
-                    self._try_finalize(open_view)
-                if self._is_halted:
-                    return
-                self._commit(certificate, path)
-                return
-            self._drive(certificate.block_hash)
+        certificate = self._committable
+        path = self._path(certificate.block_hash) if certificate is not None else None
+        if certificate is not None and path is not None:
+            self._commit(certificate, path)
 
     def _commit(self, certificate: Certificate, path: list[bytes]) -> None:
         block_hash, view = certificate.block_hash, certificate.view
         roots = self._roots[block_hash]
         height = self._root.height + len(path)
-        nullified = tuple([self._nullified[old] for old in sorted(self._nullified) if old <= view])
+        before = self._root
+        self._committable = None
+        nullified = self._retire(view)
         self._out.append(Commit(certificate, tuple(path), height, nullified))
         self._root = Root(block_hash, height, view, roots[0], roots[1], certificate)
         self._behind_height = 0
@@ -1126,69 +1214,87 @@ class Core:
             self._lineage[known] = (header.parent_hash, header.view)
         while len(self._lineage) > 2 * LINEAGE_BLOCKS:
             del self._lineage[next(iter(self._lineage))]
-        for kind, table in ((NOTARIZE, self._notarized), (NULLIFY, self._nullified), (FINALIZE, self._finalized)):
-            for old in [known for known in table if known <= view]:
-                self._past[kind, old] = table.pop(old)
-        for slot in [known for known in self._past if known[1] < view - EVIDENCE_VIEWS]:
-            del self._past[slot]
-        for old in [known for known in self._own if known <= view]:
-            del self._own[old]
-        for old in [known for known in self._cast if known < view - EVIDENCE_VIEWS]:
-            del self._cast[old]
-        self._open = {known for known in self._open if known > view}
-        self._drop_below_root()
-        self._fetching.clear()
+        self._own.take(view)
+        self._cast.take(view - EVIDENCE_VIEWS - 1)
+        self._open.take(view)
+        self._drop_below_root(before.height)
+        if before.block_hash != block_hash:
+            self._roots.pop(before.block_hash, None)
         if height == self._last_height:
             self._has_ended = True
             self._out.append(EpochEnded(certificate))
-            return
-        for certified in (*self._notarized.values(), *self._finalized.values()):
-            self._on_certified_block(certified)
+        elif self._is_far():
+            self._behind()  # windows bring what is missing, which may be much
+        else:
+            self._ask_missing()
 
-    def _drop_below_root(self) -> None:
+    def _drop_below_root(self, from_height: int) -> None:
+        """Forget what can no longer become final; ``from_height`` was the root's before."""
         root = self._root
-        dead: dict[bytes, None] = {}
-        for block_hash, header in sorted(self._headers.items(), key=lambda item: item[1].height):
-            parent = header.parent_hash
-            is_child = header.height == root.height + 1 and parent == root.block_hash
-            if not is_child and (header.height <= root.height + 1 or parent in dead):
-                dead[block_hash] = None
-        self._forget(tuple(dead), keep_roots=root.block_hash)
+        dead: dict[bytes, int] = {}
+        for height in range(from_height + 1, root.height + 2):
+            for block_hash in self._at_height.get(height, ()):
+                if height <= root.height or self._headers[block_hash].parent_hash != root.block_hash:
+                    dead[block_hash] = height
+        following = deque(dead)
+        while following:
+            parent_hash = following.popleft()
+            for child in self._children.get(parent_hash, ()):
+                height = self._headers[child].height
+                if child not in dead and (parent_hash, height) != (root.block_hash, root.height + 1):
+                    dead[child] = height
+                    following.append(child)
+        self._forget(tuple(sorted(dead, key=dead.__getitem__)))
 
     def _drop_candidates(self) -> None:
         """Forget candidates of old views that nothing certified and this seat has not voted for."""
-        if len(self._headers) <= 2 * KEPT_CANDIDATE_VIEWS:
+        if len(self._loose) <= 2 * KEPT_CANDIDATE_VIEWS:
             return
-        needed = {c.block_hash for table in (self._notarized, self._finalized) for c in table.values()}
+        needed: set[bytes] = set()
         # Own NOTARIZE votes promise that the block can be had, as long as a certificate for it may appear.
-        for view, cast in self._cast.items():
-            if NOTARIZE in cast and view > self._root.view and view not in self._nullified:
-                needed.add(cast[NOTARIZE].block_hash)
-        for block_hash in tuple(needed):
-            header = self._headers.get(block_hash)
-            while header is not None and header.parent_hash not in needed:
-                needed.add(header.parent_hash)
-                header = self._headers.get(header.parent_hash)
+        for block_hash in self._loose:
+            view = self._headers[block_hash].view
+            own = self._cast.get(view, {}).get(NOTARIZE)
+            if view <= self._root.view or view in self._nullified:
+                continue
+            if own is not None and own.block_hash == block_hash:
+                while block_hash in self._loose and block_hash not in needed:
+                    needed.add(block_hash)
+                    block_hash = self._headers[block_hash].parent_hash
         oldest = self._view - KEPT_CANDIDATE_VIEWS
-        dead = [h for h, header in self._headers.items() if header.view < oldest and h not in needed]
-        self._forget(tuple(dead), keep_roots=self._root.block_hash)
+        dead = [h for h in self._loose if self._headers[h].view < oldest and h not in needed]
+        for child in [child for known in dead for child in self._children.get(known, ())]:
+            self._no_longer_driven(child)
+        self._forget(tuple(dead))
 
-    def _forget(self, dead: tuple[bytes, ...], *, keep_roots: bytes) -> None:
+    def _no_longer_driven(self, block_hash: bytes) -> None:
+        """An ancestor is forgotten: who drives this block must go down to that again."""
+        above = [block_hash]
+        while above:
+            block_hash = above.pop()
+            if block_hash in self._wanted_execution:
+                self._wanted_execution.discard(block_hash)
+                above += self._children.get(block_hash, ())
+
+    def _forget(self, dead: tuple[bytes, ...]) -> None:
         for block_hash in dead:
             header = self._headers.pop(block_hash)
-            siblings = self._children.get(header.parent_hash)
-            if siblings is not None:
-                siblings.remove(block_hash)
-                if not siblings:
-                    del self._children[header.parent_hash]
-            if block_hash != keep_roots:
+            siblings = self._children[header.parent_hash]
+            siblings.remove(block_hash)
+            if not siblings:
+                del self._children[header.parent_hash]
+            level = self._at_height[header.height]
+            del level[block_hash]
+            if not level:
+                del self._at_height[header.height]
+            if block_hash != self._root.block_hash:
                 self._roots.pop(block_hash, None)
             self._checked.pop(block_hash, None)
+            self._loose.pop(block_hash, None)
             self._pending_checks.discard(block_hash)
             self._early.discard(block_hash)
             self._wanted_execution.discard(block_hash)
-        for block_hash in [known for known in self._roots if known not in self._headers and known != keep_roots]:
-            del self._roots[block_hash]
+            self._executing.discard(block_hash)  # a shell that has dropped it does not answer
         if dead:
             self._out.append(DropBlocks(dead))
 
@@ -1217,10 +1323,33 @@ class Core:
     def _refetch(self) -> None:
         for block_hash in self._fetching:
             self._out.append(AskBlock(self._next_seat(), block_hash))
-        for certified in (*self._notarized.values(), *self._finalized.values()):
-            self._on_certified_block(certified)
+        self._ask_missing()
         if self._fetching:
             self._arm_fetch()
+
+    def _seek(self, block_hash: bytes) -> None:
+        """Ask for a block on which one that is held stands."""
+        if self._is_far():
+            self._behind()
+        else:
+            self._want(block_hash)
+
+    def _ask_missing(self) -> None:
+        """Ask for what is still of use and could not be asked for before; forget what is of none."""
+        for block_hash in tuple(self._missing):
+            if self._is_newly_certified(block_hash):
+                self._want(block_hash)
+            elif any(child in self._wanted_execution for child in self._children.get(block_hash, ())):
+                self._seek(block_hash)
+            else:
+                del self._missing[block_hash]
+                self._fetching.pop(block_hash, None)
+
+    def _is_newly_certified(self, block_hash: bytes) -> bool:
+        """Whether a certificate names the block that is no older than the newest final one."""
+        final_view = self._final.view if self._final is not None else self._root.view
+        views = (*self._notarized_views.get(block_hash, ()), *self._finalized_views.get(block_hash, ()))
+        return any(view >= final_view for view in views)
 
     def _behind(self) -> None:
         """Tell once how far a certificate reaches above the root."""
@@ -1254,7 +1383,10 @@ class Core:
             return
         for block_hash, header in above:
             self._hold(block_hash, header)
-        self._absorb(certificate, is_formed=False)
+        for block_hash, _ in above:
+            self._resume(block_hash)
+        if not self._is_halted:
+            self._absorb(certificate, is_formed=False)
         if not self._is_halted:
             self._progress()
 
@@ -1312,7 +1444,7 @@ class Core:
 
     def _newest(self) -> tuple[Certificate, ...]:
         newest: list[Certificate | None] = [self._final]
-        newest.append(self._notarized[max(self._notarized)] if self._notarized else None)
+        newest.append(self._notarized.get(self._newest_notarized))
         newest.append(self._nullified.get(self._view - 1))
         return tuple(certificate for certificate in newest if certificate is not None)
 

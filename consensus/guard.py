@@ -13,6 +13,7 @@ from binascii import crc32
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from consensus.ascending import Ascending
 from state.primitives.errors import DekubeError
 from state.primitives.votes import FINALIZE, KINDS, NOTARIZE, NULLIFY, Candidate, Vote
 
@@ -92,7 +93,7 @@ class Guard:
         self._genesis_hash = genesis_hash
         self._vote_key = vote_key
         self._floor = (epoch, view)
-        self._votes: dict[tuple[int, int], dict[int, Vote]] = {}
+        self._votes: Ascending[tuple[int, int], dict[int, Vote]] = Ascending()
         self._sequence = 0
 
     @property
@@ -166,8 +167,7 @@ class Guard:
         """Refuse everything up to ``view`` from now on; the floor never sinks."""
         if (epoch, view) > self._floor:
             self._floor = (epoch, view)
-            for at in [known for known in self._votes if known <= self._floor]:
-                del self._votes[at]
+            self._votes.take(self._floor)
 
     def image(self) -> bytes:
         """Return a whole new record: header, floor and the votes above it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from consensus.ascending import Ascending
 from consensus.events import Commit
 from consensus.votes import Certificate
 from state.primitives.votes import NOTARIZE
@@ -20,7 +21,7 @@ class NotarizedViews:
     """NOTARIZE certificates of views that are not final yet: as many as the core holds itself."""
 
     def __init__(self, certificates: Iterable[Certificate] = ()) -> None:
-        self._found: dict[tuple[int, int], Certificate] = {}
+        self._found: Ascending[tuple[int, int], Certificate] = Ascending()
         for certificate in certificates:
             self.add(certificate)
 
@@ -39,6 +40,10 @@ class NotarizedViews:
         """
         final = commit.certificate.epoch, commit.certificate.view
         skipped = {(known.epoch, known.view) for known in commit.nullified}
-        done = sorted(at for at in self._found if at <= final)
-        found = [self._found.pop(at) for at in done]
-        return tuple([one for one in found if one.epoch == final[0] and (one.epoch, one.view) not in skipped])
+        return tuple(
+            [
+                one
+                for _, one in self._found.take(final)
+                if one.epoch == final[0] and (one.epoch, one.view) not in skipped
+            ]
+        )

@@ -9,6 +9,7 @@ import pytest
 
 from consensus import events as c
 from consensus import replica as r
+from consensus.ascending import Ascending
 from consensus.core import Core
 from consensus.guard import Guard
 from consensus.simulation.cluster import Cluster, Node
@@ -75,11 +76,11 @@ class SkipsWithoutNullification(Core):
     def _judge(self, candidate: Candidate) -> bool | None:
         hidden = self._nullified
 
-        class Everything(dict[int, Certificate]):
+        class Everything(Ascending[int, Certificate]):
             def __contains__(self, key: object) -> bool:
                 return True
 
-        self._nullified = Everything(hidden)
+        self._nullified = Everything(hidden.items())
         try:
             return super()._judge(candidate)
         finally:
