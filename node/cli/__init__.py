@@ -12,7 +12,7 @@ import click
 
 from node.cli.output import show_amount
 from node.cli.terminal import printable, printable_lines
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DekubeError, StoreError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -41,7 +41,10 @@ NOT_HEALED: Final = frozenset(
     }
 )
 """Codes of errors that end a service with EXIT_LOOK_FIRST: the next start would find the same."""
+REPAIR: Final = "dekube db repair"
 WHAT_HELPS: Final = {
+    "store_damaged": f"stop the node; `{REPAIR}` moves the database aside, and the chain comes from peers again. "
+    "Keys and vote guard stay",
     "store_incompatible": "install the release that wrote it, or begin anew: `dekube db repair` moves it aside, "
     "and the state comes from peers",
     "store_other_chain": "genesis.json is another network's than this home was made for: put the right one there, "
@@ -205,7 +208,7 @@ def _text(error: DekubeError) -> str:
         return f"{error}; no gateway listens there: start the node (dekube node run), or name another with --rpc"
     if error.code == "gateway_unreachable" and str(error).endswith("HTTP status 404"):
         return f"{error}; what answers there is no gateway, or not at this path (rpc.listen in its config.toml)"
-    if error.code in WHAT_HELPS:
+    if isinstance(error, StoreError) and error.code in WHAT_HELPS and REPAIR not in str(error):
         return f"{error}; {WHAT_HELPS[error.code]}"
     if error.code != "insufficient_funds":
         return str(error)

@@ -16,7 +16,7 @@ import plyvel
 import pytest
 from click.testing import CliRunner, Result
 
-from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status, group
+from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status, group, main
 from node.config import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
 from node.home import Home, create_home
 from node.runtime import make_runtime
@@ -26,12 +26,13 @@ from node.sync.keeper import SnapshotKeeper
 from node.sync.wiring import open_chain, snapshots_path
 from node.tenancy import HomeInUse, live_in
 from state.primitives.codec import encode
-from state.primitives.errors import ConfigError, DekubeError
+from state.primitives.errors import ConfigError, DekubeError, RecordDamaged, StoreError
 from state.primitives.keys import SecretKey
 from state.store import Restore, StoreDamaged, StoreLocked
 from state.store.records import Tip, decode_tip, encode_tip, height_key
 from state.transition.epochs import genesis_committee
 from state.transition.runtime import Runtime
+from state.trie.trie import TrieDamaged
 from tests.node.sync.world import EPOCH_BLOCKS, GENESIS, HISTORY_HEIGHTS, World, open_store
 
 BLOCKS = 3 * EPOCH_BLOCKS + 2
@@ -258,6 +259,27 @@ def test_a_database_that_does_not_open_names_the_command(home: Home) -> None:
     with pytest.raises(StoreDamaged, match="dekube db repair"):
         open_chain(home, home.load_options(), make_runtime(GENESIS))
     assert "parts" in read(home, "repair", "--quick", "--no-sync")["damage"]
+
+
+@pytest.mark.parametrize("error", [StoreDamaged, TrieDamaged, RecordDamaged])
+def test_every_damage_names_the_command_once(
+    error: type[StoreError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what a running node meets: that its trie lacks a node, a record that no rule has written."""
+    for text in (
+        "height 7: the block is absent",
+        "data/chain: CURRENT is lost; `dekube db repair` makes it again",
+    ):
+
+        def fail(text: str = text, **_: object) -> None:
+            raise error(text)
+
+        monkeypatch.setattr(group, "main", fail)
+        with pytest.raises(SystemExit):
+            main()
+        said = capsys.readouterr().err
+        assert text in said and "[store_damaged]" in said
+        assert said.count("dekube db repair") == 1
 
 
 def test_repair_leaves_what_is_well(home: Home) -> None:
