@@ -32,6 +32,7 @@ from tasks.lifecycle import ENDED
 from tasks.proofs import LEAVES_LIMIT_BYTES
 from tasks.queries import tasks_by_requester
 from tasks.records import load_spec, load_task, load_window
+from tasks.screening import DatasetFacts, read_dataset_facts
 
 __all__ = ["GatewayBlobs", "missing_ranges"]
 
@@ -49,6 +50,8 @@ FAILURES_KEPT_MAX: Final = 1_024
 SWEEP_S: Final = 60.0
 TASK_PAGES_MAX: Final = 100
 TASKS_OF_PAGE: Final = 100
+FACTS_KEPT_MAX: Final = 1_024
+"""Blobs of which it is remembered what they are as data sets."""
 RANGES_MAX: Final = 1_024
 """Gaps of an upload that are named at once; who fills them asks again."""
 
@@ -75,6 +78,8 @@ class GatewayBlobs:
                 self._book.drop(upload)  # half made when the machine stopped, or removed by hand
             else:
                 self._store.hold(upload.blob)
+        self._facts: dict[bytes, DatasetFacts] = {}
+        self._reading = threading.Lock()
         self._fetching: dict[bytes, tuple[int, int]] = {}
         self._failed: dict[bytes, tuple[float, str]] = {}
         self._nursery: trio.Nursery | None = None
@@ -85,6 +90,7 @@ class GatewayBlobs:
             "blob_begin": self._begin,
             "blob_lacks": self._lacks,
             "blob_put": self._put,
+            "dataset_facts": self._dataset_facts,
         }
         """Those that are answered in threads."""
 
@@ -194,6 +200,32 @@ class GatewayBlobs:
                 return self._store.read_piece(name, index)
             case _:
                 raise DecodeError("blob_piece: a blob and a number expected")
+
+    def _dataset_facts(self, params: list[Any]) -> Value:
+        """Return what a blob is as a data set; None where it is not whole here."""
+        match params:
+            case [bytes(name)] if len(name) == HASH_BYTES:
+                pass
+            case _:
+                raise DecodeError("dataset_facts: a blob expected")
+        with self._reading:  # one at a time: each takes several times its size for a while
+            manifest = self._store.manifest(name) if self._store.is_complete(name) else None
+            if manifest is None:
+                return None
+            facts = self._facts.get(name)
+            if facts is None:
+                size = manifest.size_bytes
+                if size > DATASET_BYTES_MAX:
+                    facts = DatasetFacts(size, 0, 0, 0, b"", "too large")
+                else:
+                    try:
+                        facts = read_dataset_facts(self._store.read(name))
+                    except (DekubeError, OSError):  # damaged on the disk, or evicted meanwhile: not whole here
+                        return None
+                while len(self._facts) >= FACTS_KEPT_MAX:
+                    self._facts.pop(next(iter(self._facts)))
+                self._facts[name] = facts
+        return list(facts)
 
     # Uploads
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rpc.client import Client, TaskUpdate
 from rpc.client.blobs import Progress, blob_of_file
+from rpc.client.shapes import Task
 from state.primitives.address import format_address
+from state.primitives.errors import DekubeError
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
 from tasks.datasets import Dataset, make_dataset
 from tasks.recipes import digits_spec
+from tasks.screening import DatasetFacts
 
 __all__ = [
     "DIGITS_BLOB",
+    "DIGITS_FACTS",
     "NEXT",
     "Job",
     "follow",
     "make_digits_job",
+    "next_of",
     "put_digits_of",
     "say_update",
     "task_transactions",
@@ -29,6 +35,11 @@ __all__ = [
 
 DIGITS_BLOB: Final = bytes.fromhex("ac8af8cd1abda2e423f2ef654d6a78db02dee309b6bebc7e49f47a7aec755a0d")
 """The content address of the digits data set: it is made only for a job that trains on it."""
+DIGITS_FACTS: Final = DatasetFacts(
+    116832, 64, 10, 1437,
+    bytes.fromhex("f8cb84299bd6aba273e83e4a872f2f673480ce6412539fbffa46f9f7b862a9ea"), "",
+)  # fmt: skip
+"""What it is as a data set."""
 
 
 class Job(NamedTuple):
@@ -88,13 +99,13 @@ def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s
     """
     phase = ""
     for update in client.follow(task, timeout_s=timeout_s):
-        say_update(update, say)
+        say_update(update, say, client)
         phase = update.task.phase
     return phase
 
 
 NEXT: Final = {
-    "matching": "no machine is free that fits: the task waits for one (dekube worker list shows who there is)",
+    "matching": "the task waits for a machine (dekube worker list shows who there is)",
     "degraded": "its worker is gone: another one is looked for, and goes on after the last final window",
     "paused": "nobody works on it: `dekube task resume` looks for another machine (never one that has lost or "
     "left this task), `dekube task cancel` ends it and pays what is proved; it fails by itself when the pause is "
@@ -103,13 +114,42 @@ NEXT: Final = {
 """What follows on phases in which a task waits for somebody."""
 
 
-def say_update(update: TaskUpdate, say: Callable[[str], None]) -> None:
+REPORTED: Final = {
+    "job_diverged": "the machine reported that the job diverges: its numbers leave their range, as with too "
+    "large a learning rate. Another one is asked; a second such report ends the task and unlocks its coins",
+    "job_unfit": "the machine reported that the job does not fit itself: its data set, its start, or the time "
+    "that it allows. Another one is asked; `dekube task cancel` unlocks the coins",
+    "input_unavailable": "the machine could not have the data set from anybody. Another one is asked; "
+    "`dekube blob put` puts a data set there, `dekube task cancel` unlocks the coins",
+    "worker_declined": "the machine has no room or no coins for the task. Another one is asked",
+    "accept_timeout": "the machine did not answer. Another one is asked",
+}
+"""What a machine said as it left a task that it had not finished."""
+SEARCHING: Final = ("matching", "degraded")
+
+
+def next_of(client: Client, task: Task, phase: str, reason: str) -> list[str]:
+    """Return what follows on a phase in which a task waits for somebody: a line each, none where it does not."""
+    lines = [REPORTED[reason]] if phase in SEARCHING and reason in REPORTED else []
+    if phase in NEXT:
+        lines.append(NEXT[phase])
+    if phase in SEARCHING and task.phase in SEARCHING:
+        with suppress(DekubeError, KeyError, TypeError, ValueError):  # the gateway does not say
+            raw = bytes.fromhex(str(task.document["spec"]["raw"]).removeprefix("0x"))
+            found = client.quote_task(raw, task=task.id)
+            lines += [item.text for item in (*found.objections, *found.notices)]
+    return lines
+
+
+def say_update(update: TaskUpdate, say: Callable[[str], None], client: Client) -> None:
     """Say what is new of a task, a line each."""
     for change in update.changes:
         actor = f" by {format_address(change.actor)}" if change.actor and any(change.actor) else ""
         say(f"  height {change.height:>5}  {change.after.upper():<10} {change.reason}{actor}")
-    if update.changes and (hint := NEXT.get(update.changes[-1].after)) is not None:
-        say(f"                  {hint}")
+    if update.changes:
+        last = update.changes[-1]
+        for line in next_of(client, update.task, last.after, last.reason):
+            say(f"                  {line}")
     for window in update.windows:
         say(f"                  window {window.number} {window.phase}{_detail(window.document)}")
 

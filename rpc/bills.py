@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from billing.errors import EscrowUnknown
 from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
@@ -11,15 +11,28 @@ from rpc.accounts import PARTY_PARAM
 from rpc.heights import stamp
 from rpc.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, next_number, number_after, place_in
 from rpc.parameters import parameters_of
-from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, address, at
-from rpc.schema import NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
+from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
+from rpc.schema import HASH, NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
 from rpc.table import Json, Method, Node
 from rpc.tasks import TASK_ID, unknown_task
 from rpc.turns import Lane
-from rpc.words import word
+from rpc.words import word, words_of
 from state.view import Reader
-from tasks.queries import quote
-from tasks.spec import SPEC_LIMIT_BYTES, decode_spec
+from tasks.errors import TaskUnknown
+from tasks.lifecycle import Reason
+from tasks.parameters import TaskParameters
+from tasks.queries import find_task, quote, report_on
+from tasks.records import JobReport
+from tasks.screening import (
+    Objection,
+    Outlook,
+    check_start,
+    dataset_objections,
+    look_out,
+    machine_notices,
+    machine_objections,
+)
+from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
 
 __all__ = ["BILL_COMPONENTS", "BILL_METHODS"]
 
@@ -70,19 +83,68 @@ async def get_earnings(node: Node, who: bytes) -> Json:
     }
 
 
-async def quote_task(node: Node, spec: bytes) -> Json:
+async def quote_task(node: Node, spec: bytes, task: bytes | None) -> Json:
     """Answer ``dekube_quoteTask``."""
-    budget = quote(decode_spec(spec), parameters_of(node.description.parameters).tasks)
+    job, height = decode_spec(spec), node.head.height
+    parameters = parameters_of(node.description.parameters).tasks
+    budget = quote(job, parameters)
+    seen = await node.query(height, _look, job, spec, node.head.time_ms, parameters, task)
+    objections = [*seen.start, *machine_objections(job, seen.outlook)]
+    notices = machine_notices(job, seen.outlook)
+    facts = await node.dataset_facts(job.dataset.blob)
+    if facts is None:
+        text = f"the node that is asked does not hold the data set {hexed(job.dataset.blob)}"
+        notices.append(Objection("dataset_not_held", text))
+    else:
+        objections = [*dataset_objections(job, facts), *objections]
     return {
-        "at": at(node.head),
+        "at": await stamp(node, height),
         "price": str(budget.price),
         "verification": str(budget.verification),
         "fee": str(budget.fee),
         "total": str(budget.total),
+        "objections": [item._asdict() for item in objections],
+        "notices": [item._asdict() for item in notices],
+        "machines": {
+            "registered": seen.outlook.machines,
+            "capable": seen.outlook.capable,
+            "affordable": seen.outlook.affordable,
+            "free": seen.outlook.free,
+            "least_price": str(seen.outlook.least_price) if seen.outlook.capable else None,
+        },
+        "reported": None
+        if seen.report is None
+        else {
+            "reason": word(seen.report.reason),
+            "height": seen.report.height,
+            "worker": address(seen.report.worker),
+            "task": hexed(seen.report.task),
+            "times": seen.report.times,
+        },
     }
 
 
+class _Seen(NamedTuple):
+    outlook: Outlook
+    start: list[Objection]
+    report: JobReport | None
+
+
+def _look(
+    reader: Reader, job: JobSpec, raw: bytes, now_ms: int, parameters: TaskParameters, task: bytes | None
+) -> _Seen:
+    excluded: tuple[bytes, ...] = ()
+    if task is not None:
+        try:
+            excluded = find_task(reader, task).excluded
+        except TaskUnknown:
+            raise unknown_task(task) from None
+    outlook = look_out(reader, job, now_ms, parameters, excluded)
+    return _Seen(outlook, check_start(job, any_size=False), report_on(reader, spec_hash(raw)))
+
+
 BILL_COMPONENTS: Final[dict[str, Schema]] = {
+    "Objection": obj({"code": STRING, "text": STRING}, description="Something that is known against a job."),
     "BillLine": obj(
         {
             "number": NUMBER,
@@ -100,12 +162,47 @@ BILL_COMPONENTS: Final[dict[str, Schema]] = {
 BILL_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_quoteTask",
-        "What creating a task would lock: its price, its checks (each has a least fee), the fee",
+        "What creating a task would lock, and what is known against its job: objections, which keep it from being "
+        "done, notices, with which it may wait, and what workers reported",
         quote_task,
-        obj({"at": AT, "price": AMOUNT_OUT, "verification": AMOUNT_OUT, "fee": AMOUNT_OUT, "total": AMOUNT_OUT}),
-        (Param("spec", data(SPEC_LIMIT_BYTES), "The job specification, canonical CBOR."),),
-        cost=2,
+        obj(
+            {
+                "at": AT,
+                "price": AMOUNT_OUT,
+                "verification": AMOUNT_OUT,
+                "fee": AMOUNT_OUT,
+                "total": AMOUNT_OUT,
+                "objections": array(ref("Objection")),
+                "notices": array(ref("Objection")),
+                "machines": obj(
+                    {
+                        "registered": NUMBER,
+                        "capable": NUMBER,
+                        "affordable": NUMBER,
+                        "free": NUMBER,
+                        "least_price": nullable(AMOUNT_OUT),
+                    }
+                ),
+                "reported": nullable(
+                    obj(
+                        {
+                            "reason": words_of(Reason),
+                            "height": NUMBER,
+                            "worker": ADDRESS_OUT,
+                            "task": HASH_OUT,
+                            "times": NUMBER,
+                        }
+                    )
+                ),
+            }
+        ),
+        (
+            Param("spec", data(SPEC_LIMIT_BYTES), "The job specification, canonical CBOR."),
+            Param("task", HASH, "A task of this job: machines that have left it are not counted.", required=False),
+        ),
+        cost=10,
         group="billing",
+        lane=Lane.VIEW,
     ),
     Method(
         "dekube_getBill",

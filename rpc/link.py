@@ -48,6 +48,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.receipts import EventType
 from state.primitives.transactions import CALL_KIND
+from tasks.screening import DatasetFacts
 
 __all__ = ["Link", "LinkOptions", "read_submitted"]
 
@@ -388,6 +389,16 @@ class Link:
             if found is not None:
                 self._places.put(transaction_hash, found)
         return found
+
+    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
+        """Return what a blob is as a data set, None where the node does not hold all of it."""
+        match await self.request("dataset_facts", blob):
+            case None:
+                return None
+            case [int(size), int(columns), int(classes), int(rows), bytes(root), str(error)]:
+                return DatasetFacts(size, columns, classes, rows, root, error)
+            case _:
+                raise DecodeError("not the facts of a data set")
 
     async def _locate_all(self, hashes: Sequence[bytes]) -> list[tuple[int, int] | Exception | None]:
         found = await self.request("locate", *hashes)

@@ -18,6 +18,7 @@ from state.primitives.receipts import EventType
 
 if TYPE_CHECKING:
     from rpc.ethereum.filters import Filters
+    from tasks.screening import DatasetFacts
 
 __all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "Posting", "bind"]
 
@@ -177,6 +178,10 @@ class Node(Protocol):
 
     async def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
         """Return the encoded receipt of a dry run on the newest state; see ``NodeView.simulate``."""
+        ...
+
+    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
+        """Return what a blob is as a data set, None where the node does not hold all of it."""
         ...
 
     async def peers(self) -> list[Peer]:

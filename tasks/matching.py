@@ -13,7 +13,15 @@ from tasks.records import TaskRecord
 from tasks.registry import NodeRecord, NodeRole, candidates, is_available, is_limited, load_node, reputation_milli
 from tasks.spec import JobSpec
 
-__all__ = ["SCORE_WEIGHTS", "draw_seed", "draw_segments", "draw_weighted", "eligible_verifiers", "match_worker"]
+__all__ = [
+    "SCORE_WEIGHTS",
+    "draw_seed",
+    "draw_segments",
+    "draw_weighted",
+    "eligible_verifiers",
+    "is_paused",
+    "match_worker",
+]
 
 SCORE_WEIGHTS: Final = (5, 2, 2)
 """Weights of price, speed and reputation. Locality (1) joins when latencies between nodes are measured."""
@@ -76,6 +84,11 @@ def eligible_verifiers(
         for node in _verifiers(state, seed, now_ms, parameters)
         if _may_check(node, task, worker, operator) and node.address not in used
     ]
+
+
+def is_paused(node: NodeRecord, now_ms: int) -> bool:
+    """Tell whether a machine is in a pause, after a fault or after it left a task that had not started."""
+    return max(node.cool_down_until_ms, node.match_from_ms) > now_ms
 
 
 def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parameters: TaskParameters) -> bool:

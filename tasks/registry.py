@@ -26,6 +26,7 @@ from state.view.records import items_of, read_record
 from tasks.errors import NodeKnown, NodeUnknown, OperatorUnproved, WrongPhase
 from tasks.parameters import TaskParameters
 from tasks.queue import NODE_SLOT, Due, schedule
+from tasks.spec import GPUS_MAX
 
 __all__ = [
     "REGISTRY_ADDRESS",
@@ -72,7 +73,6 @@ RETIRED: Final = EventType(REGISTRY_ADDRESS, "NodeRetired(address indexed node, 
 COOLED: Final = EventType(REGISTRY_ADDRESS, "NodeCoolDown(address indexed node, uint256 until, uint256 failures)")
 REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, RETIRED, COOLED)
 
-GPUS_MAX: Final = 16
 ENDPOINTS_MAX: Final = 4
 TEXT_MAX: Final = 128
 PROFILE_LIMIT_BYTES: Final = 2048

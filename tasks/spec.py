@@ -11,10 +11,12 @@ from typing import Any, Final, NamedTuple
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
+from tasks.datasets import DATASET_BYTES_MAX
 from tasks.engine.errors import UnsupportedJob
 from tasks.engine.plan import TrainingPlan
 
 __all__ = [
+    "GPUS_MAX",
     "KIND_TRAIN",
     "LEVEL_EXACT",
     "MODEL_MLP",
@@ -63,6 +65,8 @@ LAYER_UNITS: Final = 1 << 21
 """Units for each layer, however small: a few dozen calls."""
 EPOCH_UNITS: Final = 1 << 15
 """Units for each epoch that a batch has samples of: its order is drawn and looked up."""
+GPUS_MAX: Final = 16
+"""GPUs of a machine that the registry takes: nobody could ever have more."""
 MATCH_MS_MAX: Final = 24 * 3_600_000
 MEMORY_MIB_MAX: Final = 1 << 32
 
@@ -251,7 +255,7 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "schedule.segment_steps": (1, STEPS_MAX),
     "price.max_price_per_gpu_s": (1, PRICE_MAX),
     "price.gpu_ms_per_step_max": (1, GPU_MS_PER_STEP_MAX),
-    "requirements.gpus": (0, 1024),
+    "requirements.gpus": (0, GPUS_MAX),
     "requirements.memory_mib": (0, MEMORY_MIB_MAX),
     "requirements.score_min": (0, (1 << 48) - 1),
     "match_ms": (1, MATCH_MS_MAX),
@@ -326,7 +330,7 @@ def decode_spec(data: bytes) -> JobSpec:
             and total_steps <= window_steps * WINDOWS_MAX
             and 0 < max_price <= PRICE_MAX and 0 < gpu_ms_per_step <= GPU_MS_PER_STEP_MAX
             and window_steps * gpu_ms_per_step <= WINDOW_GPU_MS_MAX
-            and 0 <= gpus <= 1024 and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= score_min < 2**48
+            and 0 <= gpus <= GPUS_MAX and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= score_min < 2**48
             and 0 < match_ms <= MATCH_MS_MAX
         ):  # fmt: skip
             pass
@@ -357,6 +361,11 @@ def decode_spec(data: bytes) -> JobSpec:
         plan = spec.plan()
     except UnsupportedJob as error:
         raise DecodeError(str(error)) from None
+    # A row has a byte for each feature, and its label.
+    if samples * (plan.widths[0] + 1) > DATASET_BYTES_MAX:
+        raise DecodeError(
+            f"a data set of {samples} samples of {plan.widths[0]} features exceeds {DATASET_BYTES_MAX} bytes"
+        )
     if (window_steps // segment_steps + 1) * plan.state_limit_bytes > WINDOW_STATES_BYTES_MAX:
         raise DecodeError(f"the states of a window exceed {WINDOW_STATES_BYTES_MAX} bytes")
     if segment_steps * spec.step_ms > SEGMENT_MS_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rpc.errors import RpcError
@@ -13,6 +14,7 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "GatewayUnreachable",
+    "JobRefused",
     "NoResult",
     "OtherChain",
     "ResultMismatch",
@@ -66,6 +68,19 @@ class ClientError(RpcError):
         super().__init__(reason if type(reason) is str else "unknown", str(message or "an error without a text"))
         self.code = self.reason  # type: ignore[misc]  # that of the error on the other side
         self.fields = fields
+
+
+class JobRefused(DekubeError):
+    """A job that is known not to be done (its data set, its start, what it requires): nothing was sent or locked.
+
+    ``reasons`` are the codes of what is wrong with it.
+    """
+
+    code = "job_refused"
+
+    def __init__(self, objections: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(text for _, text in objections))
+        self.reasons = tuple(code for code, _ in objections)
 
 
 class TransactionRefused(DekubeError):

@@ -34,11 +34,13 @@ __all__ = [
     "Head",
     "Header",
     "HistoryEntry",
+    "JobReport",
     "KindQuote",
     "LoggedEvent",
     "Machine",
     "News",
     "Nonce",
+    "Objection",
     "Place",
     "Proof",
     "Quote",
@@ -352,13 +354,38 @@ class Window(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Objection(Shape):
+    """Something that is known against a job: a stable code, and what is wrong and what to do."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport(Shape):
+    """What workers said of a job when they gave it up, the last of ``times`` at ``height``."""
+
+    reason: str
+    height: int
+    worker: bytes
+    task: bytes
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskQuote(Answer):
-    """What creating a task would lock; unused it comes back."""
+    """What creating a task would lock, unused it comes back; and what is known against its job.
+
+    ``objections`` keep the job from being done: ``create_task`` refuses it. With ``notices`` it may wait.
+    """
 
     price: Amount
     verification: Amount
     fee: Amount
     total: Amount
+    objections: tuple[Objection, ...]
+    notices: tuple[Objection, ...]
+    reported: JobReport | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,15 @@ from rpc.client.arguments import (
 from rpc.client.blobs import Progress, download, upload
 from rpc.client.control import ask_node
 from rpc.client.core import Call, Core, Flow, Found, Pages, Stream, TimeOver, Work, gather, hexed, through, within
-from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable, NoResult, ResultMismatch, TaskEnded
+from rpc.client.errors import (
+    AnswerMalformed,
+    ClientError,
+    GatewayUnreachable,
+    JobRefused,
+    NoResult,
+    ResultMismatch,
+    TaskEnded,
+)
 from rpc.client.news import news
 from rpc.client.shapes import (
     Bill,
@@ -108,10 +116,33 @@ class TaskResult:
 # Questions
 
 
-def _quote_task(core: Core, spec: bytes) -> Flow[TaskQuote]:
-    """Return what creating a task of the job ``spec`` (canonical bytes) would lock."""
+def _quote_task(core: Core, spec: bytes, *, task: bytes | None = None) -> Flow[TaskQuote]:
+    """Return what creating a task of the job ``spec`` (canonical bytes) would lock, and what is known against it.
+
+    With a ``task`` of that job, machines that have left it are not counted as free.
+    """
     check_data("spec", spec)
-    return read_shape(TaskQuote, (yield from core.call("dekube_quoteTask", spec=hexed(spec))))
+    if task is not None:
+        check_hash("task", task)
+    named = {"spec": hexed(spec)} | ({} if task is None else {"task": hexed(task)})
+    return read_shape(TaskQuote, (yield from core.call("dekube_quoteTask", **named)))
+
+
+def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
+    """Return the quote of a job that nothing is known against. Raises JobRefused.
+
+    The gateway looks at the data set, the machines and the start of a small model; a large one's is computed here.
+    """
+    from tasks.screening import check_start
+    from tasks.spec import decode_spec
+
+    quote = yield from _quote_task(core, spec)
+    known = [(item.code, item.text) for item in quote.objections]
+    here = yield Work(partial(check_start, decode_spec(spec)))
+    known += [(code, text) for code, text in here if code not in dict(known)]
+    if known:
+        raise JobRefused(known)
+    return quote
 
 
 def _task(core: Core, task: bytes) -> Flow[Task | None]:
@@ -167,15 +198,16 @@ def _bill(core: Core, task: bytes) -> Flow[Bill]:
 # Doing
 
 
-def _create_task(core: Core, key: SecretKey, spec: bytes) -> Flow[CreatedTask]:
+def _create_task(core: Core, key: SecretKey, spec: bytes, *, anyway: bool = False) -> Flow[CreatedTask]:
     """Post a task for the job ``spec`` (canonical bytes): lock its price, return when it is final.
 
-    Raises ClientError where the mempool refuses it, TransactionRefused where its rule does.
+    Raises JobRefused for a job that is known not to be done, unless ``anyway`` posts it; ClientError where the
+    mempool refuses it, TransactionRefused where its rule does.
     """
     from tasks.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
 
     check_key("key", key)
-    quote = yield from _quote_task(core, spec)
+    quote = yield from (_quote_task(core, spec) if anyway else _check_job(core, spec))
     receipt, raw = yield from send_signed(core, key, CREATE_TASK, [spec])
     return CreatedTask(task_id_of(key.address, decode_transaction(raw).nonce), quote.total, receipt)
 
@@ -464,6 +496,7 @@ class TaskApi:
     """The methods about tasks of both clients."""
 
     quote_task = FlowMethod(_quote_task)
+    check_job = FlowMethod(_check_job)
     task = FlowMethod(_task)
     tasks = StreamMethod(_tasks)
     task_changes = StreamMethod(_task_changes)

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+import node.blobs
 import node.duties
 import node.inputs
 from node.blobs import RANGES_MAX, GatewayBlobs, missing_ranges
@@ -18,6 +19,7 @@ from state.primitives.errors import DekubeError
 from state.primitives.manifests import PIECE_BYTES, Manifest
 from tasks.lifecycle import ENDED, Phase
 from tasks.records import load_spec
+from tasks.screening import read_dataset_facts
 from tests.node.test_duties import REQUESTER, Market
 from tests.node.world import Machine, World
 from tests.p2p.helpers import account
@@ -139,3 +141,28 @@ def test_gaps_are_named_as_runs_and_not_more_than_fit() -> None:
     assert missing_ranges([0, 1, 2, 5, 7, 8]) == [[0, 3], [5, 1], [7, 2]]
     many = missing_ranges(list(range(0, 10_000, 2)))
     assert len(many) == RANGES_MAX
+
+
+async def test_a_node_says_what_a_blob_is_as_a_data_set_and_reads_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    server = Machine(world, 3, "verify", alone=True)
+    store = server.network.blobs
+    assert store is not None
+    blobs = GatewayBlobs(server.network, world.store, UploadOptions(), tmp_path / "uploads", server.wallet.address)
+    ask = blobs.threaded["dataset_facts"]
+    assert ask([b"?" * 32]) is None
+    right, wrong = store.add(BLOB), store.add(b"a,b\n1,2\n")
+    assert ask([right]) == list(read_dataset_facts(BLOB))
+    assert ask([wrong]) == list(read_dataset_facts(b"a,b\n1,2\n"))
+    reads: list[bytes] = []
+    monkeypatch.setattr(store, "read", reads.append)
+    assert ask([right]) == list(read_dataset_facts(BLOB)) and not reads
+    monkeypatch.setattr(node.blobs, "DATASET_BYTES_MAX", 10)
+    large = store.add(b"x" * 11)
+    assert ask([large]) == [11, 0, 0, 0, b"", "too large"] and not reads
+    for params in ([], [b"short"], ["0x"], [right, 1]):
+        with pytest.raises(DekubeError):
+            ask(params)
+    world.store.close()

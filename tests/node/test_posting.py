@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
-from node.posting import follow
+import pytest
+
+from node.posting import NEXT, REPORTED, follow
 from rpc.client import Client, TaskUpdate
 from rpc.client.shapes import TaskChange, Window
 from tests.rpc.client.answers import change, task, window
@@ -16,8 +20,13 @@ TASK = b"t" * 32
 class Following:
     """A client whose task goes through ``updates``."""
 
-    def __init__(self, updates: list[TaskUpdate]) -> None:
+    def __init__(self, updates: list[TaskUpdate], *notices: str) -> None:
         self.updates = updates
+        self.notices = [SimpleNamespace(text=text) for text in notices]
+
+    def quote_task(self, raw: bytes, *, task: bytes) -> Any:
+        assert raw == b"\x12" or not self.notices
+        return SimpleNamespace(objections=(), notices=self.notices)
 
     def follow(self, _task: bytes, **_: Any) -> Iterator[TaskUpdate]:
         yield from self.updates
@@ -32,7 +41,7 @@ def test_each_change_and_each_window_is_one_line_and_the_end_is_returned() -> No
     assert [line.split()[2] for line in said if "height" in line] == ["CREATED", "MATCHING"]
     assert "0x1111" in said[0]
     assert " by " not in said[1], "the end of a block acts for nobody"
-    assert "waits for one" in said[2], "nobody took it at once"
+    assert "waits for a machine" in said[2], "nobody took it at once"
     assert "steps 0-25" in said[3]
     assert "0 verifiers re-run segment [3]" in said[4]
 
@@ -44,3 +53,20 @@ def test_a_task_that_waits_for_its_requester_says_what_can_be_done() -> None:
     assert len(said) == 3, "what is over by now needs no advice"
     assert "dekube task resume" in said[2]
     assert "dekube task cancel" in said[2]
+
+
+@pytest.mark.parametrize("phase", ["matching", "degraded"])
+@pytest.mark.parametrize("reason", ["job_diverged", "job_unfit", "input_unavailable"])
+def test_a_task_that_a_machine_gave_up_says_what_it_reported_and_what_the_others_lack(
+    phase: str, reason: str
+) -> None:
+    document = {"spec": {"raw": "0x12"}}
+    waiting = replace(task(phase), id=TASK, document=document)
+    given_up = replace(change(4, phase, b"\x11" * 20), reason=reason)
+    said: list[str] = []
+    client = Following([TaskUpdate(waiting, (given_up,), ())], "below all asks")
+    follow(cast(Client, client), TASK, said.append)
+    assert [line.strip() for line in said[1:]] == [REPORTED[reason], NEXT[phase], "below all asks"]
+    del client.notices  # a gateway that does not say
+    waiting.document["spec"].clear()
+    follow(cast(Client, client), TASK, said.append)

@@ -16,10 +16,14 @@ from rpc.view import Description, Head
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay
+from tasks.lifecycle import Reason
+from tasks.records import JobReport, save_report
 from tasks.registry import NodeRole
-from tasks.spec import encode_spec
+from tasks.screening import DatasetFacts, read_dataset_facts
+from tasks.spec import Requirements, encode_spec, spec_hash
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
+from tests.tasks.executor.helpers import BLOB, make_spec
 from tests.tasks.world import QUICK, REQUESTER, Manners, World, spec
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
@@ -33,6 +37,7 @@ class WorldNode:
         numbers = tuple((f"tasks.{field.name}", getattr(world.parameters, field.name)) for field in fields(QUICK))
         self.description = Description(7, "w", b"g" * 32, 0, 1, b"a" * 20, (), "v", (), numbers, ())
         self.kinds: Mapping[int, str] = {}
+        self.facts: DatasetFacts | None = None
         self.events: Mapping[tuple[bytes, bytes], EventType] = EVENTS
 
     @property
@@ -43,6 +48,9 @@ class WorldNode:
     async def query(self, height: int, function: Callable[..., Any], *args: Any) -> Any:
         assert height <= self.world.height
         return function(Overlay(self.world.state), *args)
+
+    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
+        return self.facts
 
     async def hash_of(self, height: int) -> bytes:
         return height.to_bytes(32, "big")
@@ -153,6 +161,38 @@ async def test_lists_are_of_one_height_and_whole() -> None:
     assert (await node.call("dekube_getTask", hexed(bytes(32))))["task"] is None
     budget = await node.call("dekube_quoteTask", hexed(encode_spec(spec())))
     assert int(budget["total"]) == sum(int(budget[key]) for key in ("price", "verification", "fee"))
+
+
+async def test_a_quote_says_what_is_known_against_a_job() -> None:
+    world = World()
+    node = WorldNode(world)
+    job = make_spec()
+    raw = hexed(encode_spec(job))
+    quoted = await node.call("dekube_quoteTask", raw)
+    assert (quoted["objections"], quoted["reported"]) == ([], None)
+    assert [item["code"] for item in quoted["notices"]] == ["no_machine", "dataset_not_held"]
+    node.facts = read_dataset_facts(b"a,b\n1,2\n")
+    worker = world.add_machine(1, price=2 * 10**18)
+    quoted = await node.call("dekube_quoteTask", raw)
+    assert [item["code"] for item in quoted["objections"]] == ["dataset_invalid"]
+    assert [item["code"] for item in quoted["notices"]] == ["price_below_all"]
+    assert quoted["machines"] == {
+        "registered": 1, "capable": 1, "affordable": 0, "free": 0, "least_price": str(2 * 10**18),
+    }  # fmt: skip
+    node.facts = read_dataset_facts(BLOB)
+    wrong = job._replace(init_root=bytes(32), requirements=Requirements(4, 0, 0))
+    quoted = await node.call("dekube_quoteTask", hexed(encode_spec(wrong)))
+    assert [item["code"] for item in quoted["objections"]] == ["init_root_differs", "no_such_machine"]
+
+    task = world.create(job)
+    save_report(world.state, spec_hash(encode_spec(job)), JobReport(Reason.JOB_DIVERGED, 3, worker, task, 2))
+    quoted = await node.call("dekube_quoteTask", raw, hexed(task))
+    assert quoted["reported"] == {
+        "reason": "job_diverged", "height": 3, "worker": hexed(worker), "task": hexed(task), "times": 2,
+    }  # fmt: skip
+    with pytest.raises(RpcError) as refused:
+        await node.call("dekube_quoteTask", raw, hexed(bytes(32)))
+    assert refused.value.reason == "task_unknown"
 
 
 async def test_unknown_tasks_and_foreign_cursors_are_refused() -> None:

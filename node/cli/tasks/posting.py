@@ -17,13 +17,15 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.session import Session, reading_options, session_options
 from node.cli.spending import send_signed, yes_option
 from node.cli.tasks.following import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
-from node.posting import DIGITS_BLOB, make_digits_job, put_digits_of
-from rpc.client import Client
+from node.posting import DIGITS_BLOB, DIGITS_FACTS, make_digits_job, put_digits_of
+from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
+from rpc.client.shapes import TaskQuote
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.transactions import decode_transaction
-from tasks.spec import decode_spec, encode_spec
+from tasks.screening import check_start, dataset_objections
+from tasks.spec import JobSpec, decode_spec, encode_spec
 from tasks.transitions import CREATE_TASK, task_id_of
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
@@ -151,14 +153,19 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
     with session.client() as client:
         raw = _job(client, recipe)
         amounts = client.quote_task(raw)
+    job = decode_spec(raw)
+    objections = _objections(job, amounts)
     spec = spec_to_json(decode_spec(raw))
     if save is not None:
         import json
 
         write_file(save, (json.dumps(spec, indent=2) + "\n").encode())
     if as_json:
-        parts = ("price", "verification", "fee", "total")
-        show({**{name: amounts.document[name] for name in parts}, "spec": spec})
+        parts = ("price", "verification", "fee", "total", "notices", "machines", "reported")
+        told = [{"code": code, "text": text} for code, text in objections]
+        show({**{name: amounts.document[name] for name in parts}, "objections": told, "spec": spec})
+        if objections:
+            raise JobRefused(objections)
         return
     show_fields(
         {
@@ -172,6 +179,31 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
     )
     if save is not None:
         click.echo(f"The job is in {save}.")
+    _tell_notices(amounts, with_data=recipe.spec_file is not None)
+    if objections:
+        raise JobRefused(objections)
+
+
+def _objections(job: JobSpec, quoted: TaskQuote) -> list[tuple[str, str]]:
+    """Return what keeps a job from being done: what the gateway knows, and what is found here."""
+    found = [(item.code, item.text) for item in quoted.objections]
+    here = check_start(job)
+    if job.dataset.blob == DIGITS_BLOB:  # the gateway's node may not hold it yet
+        here = [*dataset_objections(job, DIGITS_FACTS), *here]
+    return found + [(code, text) for code, text in here if code not in dict(found)]
+
+
+def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
+    """Say why a job may wait, and what workers said of it; nothing of a data set that is still to be uploaded."""
+    for item in quote.notices:
+        if with_data or item.code != "dataset_not_held":
+            say(f"Mind: {item.text}.")
+    if (report := quote.reported) is not None:
+        times = "a worker has" if report.times == 1 else f"{report.times} workers have"
+        say(
+            f"Mind: {times} given this very job up, the last one at height {report.height}: "
+            f"{report.reason.replace('_', ' ')} (task {hexed(report.task)})."
+        )
 
 
 @not_with(RECIPE, "--spec")
@@ -179,15 +211,18 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
 @session_options
 @_recipe_options
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
+@click.option("--anyway", is_flag=True, help="Post a job also where it is known that nobody can do it now.")
 @yes_option
 @json_option
-def create(session: Session, recipe: _Recipe, watches: bool, yes: bool, as_json: bool) -> None:
+def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: bool, as_json: bool) -> None:
     """Post a task: lock its price and let the chain find a worker.
 
     Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
     The data set goes to the blob store of the node in --home; with --rpc, or without a node there, to that of a
     gateway that takes uploads, signed for by the key. Workers fetch it from there. Where the node that is asked
-    does not hold the data set of a job (--spec), that is said before anything is paid.
+    does not hold the data set of a job (--spec), that is said before anything is paid. A job that is known not to
+    be done (its data set is none or another one, init_root is of other widths, no machine has what it requires) is
+    refused before anything is locked.
 
     \b
     Examples:
@@ -201,7 +236,14 @@ def create(session: Session, recipe: _Recipe, watches: bool, yes: bool, as_json:
         spec = decode_spec(raw)
         if spec.dataset.blob != DIGITS_BLOB:
             _tell_of_data(client, spec.dataset.blob)
-        locked = client.quote_task(raw).total
+        quoted = client.quote_task(raw)
+        objections = _objections(spec, quoted)
+        if objections and not anyway:
+            raise JobRefused(objections)
+        for _, text in objections:
+            say(f"Mind: {text}.")
+        _tell_notices(quoted, with_data=False)
+        locked = quoted.total
         size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
         what = {
             "does": f"posts a task: {size}",

@@ -13,7 +13,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.session import Session, reading_options
 from node.cli.tasks.following import record_of, show_sums
 from node.cli.terminal import printable
-from node.posting import NEXT
+from node.posting import next_of
 from rpc.client.core import hexed
 from tasks.lifecycle import Phase
 
@@ -86,9 +86,11 @@ def list_(
 def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     """Show a task: its job, its phase, every change, its windows and what their verifiers found."""
     with session.client() as client:
-        record = record_of(client, task_id).document
+        task = record_of(client, task_id)
+        record = task.document
         changes = list(client.items("dekube_getTaskHistory", task=hexed(task_id)))
         windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
+        following = [] if as_json else next_of(client, task, record["phase"], record["reason"])
     if as_json:
         show({"task": record, "history": changes, "windows": windows})
         return
@@ -110,7 +112,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "created": f"height {record['created_height']}",
             "changed": f"height {record['changed_height']}",
             "state root": record["final_root"] or record["state_root"],
-            **({"next": NEXT[record["phase"]]} if record["phase"] in NEXT else {}),
+            **({"next": "; ".join(following)} if following else {}),
         },
         as_json=False,
         title=f"Task {hexed(task_id)}",

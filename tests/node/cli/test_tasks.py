@@ -15,7 +15,7 @@ from node.cli import group
 from node.cli.session import Session
 from node.cli.tasks.posting import DIGITS_ENDS
 from node.posting import DIGITS_BLOB
-from rpc.client import Client, TransactionRefused
+from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
 from rpc.client.shapes import Task
 from state.primitives.errors import ConfigError
@@ -24,9 +24,10 @@ from state.primitives.transactions import decode_transaction, sign_transaction
 from tasks.datasets import _digit_rows, make_dataset
 from tasks.spec import encode_spec
 from tasks.transitions import CREATE_TASK, RESUME_TASK
-from tests.tasks.world import spec
+from tests.tasks.executor.helpers import make_spec
 
 KEY = SecretKey(b"k" * 32)
+JOB = make_spec()
 TASK_ID = "0x" + "ab" * 32
 LOST, OTHER = "0x" + "aB" * 20, "0x" + "cd" * 20
 NOW_MS, REPLACE_MS = 1_000_000, 60_000
@@ -39,6 +40,9 @@ class Requested:
         self.asked: list[str] = []
         self.refusal = ""
         self.held = held
+        self.objections: list[tuple[str, str]] = []
+        self.notices: list[tuple[str, str]] = []
+        self.reported: Any = None
         self.machines = machines
         price = {"max_price_per_gpu_s": "100"}
         self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": {"price": price}} | task
@@ -50,12 +54,21 @@ class Requested:
         pass
 
     def is_held(self, blob: bytes) -> bool | None:
-        assert blob == spec().dataset.blob
+        assert blob == JOB.dataset.blob
         self.asked.append("is_held")
         return self.held
 
     def quote_task(self, _raw: bytes) -> Any:
-        return SimpleNamespace(total=10**18)
+        objections, notices = (
+            tuple(SimpleNamespace(code=code, text=text) for code, text in items)
+            for items in (self.objections, self.notices)
+        )
+        parts = {"price": 1, "verification": 1, "fee": 1, "total": 10**18}
+        document: dict[str, Any] = {name: str(part) for name, part in parts.items()}
+        document |= {"notices": [], "machines": {}, "reported": None}
+        return SimpleNamespace(
+            objections=objections, notices=notices, reported=self.reported, document=document, **parts
+        )
 
     def call(self, method: str) -> Any:
         assert method == "dekube_genesis"
@@ -105,7 +118,8 @@ def run(monkeypatch: pytest.MonkeyPatch, client: Requested, *arguments: object) 
     monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
     monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
     done = CliRunner().invoke(group, ["task", *map(str, arguments)], standalone_mode=False)
-    assert done.exception is None, done.exception
+    if done.exception is not None:
+        raise done.exception
     return done
 
 
@@ -114,12 +128,53 @@ def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_post
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool | None, tells: bool
 ) -> None:
     file = tmp_path / "job"
-    file.write_bytes(encode_spec(spec()))
+    file.write_bytes(encode_spec(JOB))
     client = Requested(held)
     done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--json")
     assert client.asked == ["is_held", "create_task"], "told, and not refused"
-    assert ("does not hold the data set 0x" + spec().dataset.blob.hex() in done.stderr) == tells
+    assert ("does not hold the data set 0x" + JOB.dataset.blob.hex() in done.stderr) == tells
     assert "Mind" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("job", "known", "told"),
+    [
+        (JOB, [("dataset_invalid", "the blob is not a data set")], "not a data set"),
+        (JOB, [("no_such_machine", "no registered machine has it")], "no registered machine"),
+        (JOB._replace(init_root=bytes(32)), [], "init_root"),
+        (JOB._replace(dataset=JOB.dataset._replace(blob=DIGITS_BLOB)), [], "64 features and 10 classes"),
+    ],
+)
+def test_a_job_that_nobody_can_do_is_refused_before_anything_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Any, known: list[tuple[str, str]], told: str
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(job))
+    client = Requested(held=True)
+    client.objections = known
+    for verb in ("quote", "create"):
+        with pytest.raises(JobRefused, match=told) as refused:
+            run(monkeypatch, client, verb, "--spec", file, "--home", tmp_path, "--json")
+        assert len(refused.value.reasons) >= 1
+    assert "create_task" not in client.asked
+    if job.dataset.blob == JOB.dataset.blob:
+        done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--json", "--anyway")
+        assert "create_task" in client.asked
+        assert told in done.stderr
+
+
+def test_what_a_job_may_wait_for_and_what_was_said_against_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(JOB))
+    client = Requested(held=True)
+    client.notices = [("price_below_all", "its highest price is below what every machine asks")]
+    client.reported = SimpleNamespace(reason="job_diverged", height=7, worker=b"", task=b"t" * 32, times=2)
+    for verb in ("quote", "create"):
+        done = run(monkeypatch, client, verb, "--spec", file, "--home", tmp_path)
+        assert "Mind: its highest price is below what every machine asks." in done.stderr
+        assert "2 workers have given this very job up" in done.stderr and "job diverged" in done.stderr
 
 
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
