@@ -61,7 +61,8 @@ class GatewayOptions:
     log_level: str = "info"
     log_format: str = "auto"
     """text, json, or auto: text on a terminal."""
-    keep_alive_s: int = 30
+    keep_alive_s: int = 120
+    """Longer than clients keep an idle connection in their pools: they would use one that is being closed."""
     ready_blocks_behind_max: int = 5
     ready_peers_min: int = 1
     ready_disk_mib_min: int = 256

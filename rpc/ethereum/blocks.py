@@ -32,6 +32,16 @@ async def get_block(node: Node, block: BlockParam, whole: bool) -> Json:
     return render.block(loaded, what, transactions)
 
 
+async def get_header(node: Node, block: BlockParam) -> Json:
+    """Answer ``eth_getHeaderBy...``."""
+    loaded = await find_block(node, block)
+    if loaded is not None:
+        return render.header(loaded, node.description)
+    if await genesis_at(node, block) is None:
+        return None
+    return render.genesis_header(node.description.genesis_hash, node.description)
+
+
 async def get_block_receipts(node: Node, block: BlockParam) -> Json:
     """Answer ``eth_getBlockReceipts``."""
     loaded = await find_block(node, block, senders=True)
@@ -62,6 +72,7 @@ async def get_uncle(_node: Node, _block: BlockParam, _index: int) -> Json:
 
 _WHOLE: Final = Param("transactions", BOOLEAN, "Whole transactions.", required=False, default=False)
 _BLOCK_OUT: Final = nullable(ref("EthBlock"))
+_HEADER_OUT: Final = nullable(ref("EthHeader"))
 _COUNT_OUT: Final = nullable(QUANTITY_OUT)
 
 BLOCK_METHODS: Final[tuple[Method, ...]] = (
@@ -69,12 +80,14 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
         "eth_getBlockByNumber", "A block", get_block, _BLOCK_OUT, BLOCK_PARAM, _WHOLE, cost=10, lane=Lane.BLOCK
     ),
     method("eth_getBlockByHash", "A block", get_block, _BLOCK_OUT, HASH_PARAM, _WHOLE, cost=10, lane=Lane.BLOCK),
+    method("eth_getHeaderByNumber", "A header", get_header, _HEADER_OUT, BLOCK_PARAM, cost=2, lane=Lane.BLOCK),
+    method("eth_getHeaderByHash", "A header", get_header, _HEADER_OUT, HASH_PARAM, cost=2, lane=Lane.BLOCK),
     method(
         "eth_getBlockReceipts",
         "The receipts of a block",
         get_block_receipts,
         nullable(array(ref("EthReceipt"))),
-        Param("block", BLOCK, "A number in hex, a tag, or {blockHash}."),
+        Param("block", BLOCK, "A number in hex, a tag, a hash, or an object of EIP-1898."),
         cost=20,
         lane=Lane.BLOCK,
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from rpc.errors import RpcError
 from rpc.ethereum.accounts import balance_at
-from rpc.ethereum.contracts import view_of
+from rpc.ethereum.contracts import View, view_of
 from rpc.ethereum.errors import Reverted, as_revert
 from rpc.ethereum.line import method
 from rpc.ethereum.params import CALL, NO_OVERRIDE, BlockParam, CallParam
@@ -18,10 +18,10 @@ from rpc.schema import Param
 from rpc.table import Json, Method, Node
 from rpc.turns import Lane
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM
-from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX
+from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, in_words
 from state.transition.errors import (
     FeeCapTooLow,
     InsufficientFunds,
@@ -56,32 +56,40 @@ async def call(node: Node, request: CallParam, block: BlockParam, _state: None, 
     if view is None:
         await _try(node, request, to)
         return "0x"
+    return hexed(await _read(node, request, view, height))
+
+
+async def _read(node: Node, request: CallParam, view: View, height: int) -> bytes:
+    """Return what a view answers. Raises Reverted."""
     if request.value:
         raise Reverted(f"{view.function.name} takes no value")
     try:
         arguments = view.function.decode(request.data)
-    except DekubeError as error:
-        raise Reverted(f"{view.function.name}: {error}") from None
-    try:
-        parameters = parameters_of(node.description.parameters)
-        return hexed(await node.query(height, view.answer, parameters, arguments))
+        return await node.query(height, view.answer, parameters_of(node.description.parameters), arguments)
     except RpcError:
         raise
+    except DecodeError as error:
+        raise Reverted(f"{view.function.name}: {in_words(error)}") from None
     except DekubeError as error:
         raise Reverted(error.code) from None
 
 
 async def estimate_gas(node: Node, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
-    """Answer ``eth_estimateGas``: the weight of the kind, which is what passes and what is paid."""
-    await height_of(node, block)
+    """Answer ``eth_estimateGas``: the weight of the kind, which is what passes and what is paid.
+
+    Of a view it is the least that a transaction weighs, where ``eth_call`` does not revert.
+    """
+    height = await height_of(node, block)
     to = request.to
     if to is None:
         raise RpcError("not_supported", _NO_CREATION)
     if to.startswith(SYSTEM_PREFIX):
-        if view := view_of(to, request.data):
-            raise Reverted(f"{view.function.name} is a view: no transaction calls it, eth_call does")
         _check_form(node, request)
-        needed = (await _try(node, request, to)).gas_used
+        if view := view_of(to, request.data):
+            await _read(node, request, view, height)
+            needed = TRANSFER_GAS
+        else:
+            needed = (await _try(node, request, to)).gas_used
     else:
         if len(request.data) > NOTE_LIMIT_BYTES:
             raise Reverted(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")

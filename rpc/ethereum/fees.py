@@ -41,6 +41,8 @@ async def max_priority_fee(_node: Node) -> Json:
 
 async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: tuple[float, ...] | None) -> Json:
     """Answer ``eth_feeHistory``."""
+    if not count:  # in this shape go-ethereum answers it
+        return {"oldestBlock": quantity(0), "baseFeePerGas": [], "gasUsedRatio": []}
     head, what = node.head, node.description
     last = await node.height_of(newest) if isinstance(newest, bytes) else block_height(node, newest)
     if last is None:
@@ -69,7 +71,7 @@ async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: t
         "baseFeePerGas": [quantity(fee) for fee in fees],
         "gasUsedRatio": ratios,
     }
-    return answer if percentiles is None else answer | {"reward": rewards}
+    return answer | {"reward": rewards} if percentiles else answer
 
 
 def tips_at(loaded: LoadedBlock | None, percentiles: tuple[float, ...]) -> list[int]:

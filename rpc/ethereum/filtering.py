@@ -12,7 +12,7 @@ from rpc.ethereum.params import FILTER, QUANTITY, FilterParam
 from rpc.ethereum.places import block_height, find_block, genesis_at
 from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
 from rpc.render import BOOLEAN_OUT, HASH_OUT, hexed
-from rpc.schema import Param, array
+from rpc.schema import BOOLEAN, Param, array
 from rpc.table import Json, Method, Node
 from rpc.turns import Lane
 
@@ -85,8 +85,11 @@ async def new_block_filter(node: Node, caller: str) -> Json:
     return quantity(node.filters.add(caller, None, first=start, last=None, start=start))
 
 
-async def new_pending_filter(node: Node, caller: str) -> Json:
+async def new_pending_filter(node: Node, caller: str, whole: bool) -> Json:
     """Answer ``eth_newPendingTransactionFilter``."""
+    if whole:
+        text = "invalid params: whole: whole transactions are not told, ask for them by their hashes"
+        raise RpcError("invalid_params", text, param="whole")
     place, _ = await node.pool_news(None)
     return quantity(node.filters.add(caller, None, first=0, last=None, start=place, of_pool=True))
 
@@ -165,6 +168,7 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         "A filter of what comes into the mempool, to poll",
         new_pending_filter,
         QUANTITY_OUT,
+        Param("whole", BOOLEAN, "False: whole transactions are not told.", required=False, default=False),
         caller=True,
     ),
     method(

@@ -17,6 +17,7 @@ from state.primitives.hashing import keccak
 __all__ = ["IDENTITY_METHODS"]
 
 SHA3_LIMIT_BYTES: Final = 64 * 1024
+MODULES: Final = ("dekube", "eth", "net", "rpc", "txpool", "web3")
 
 
 async def chain_id(node: Node) -> Json:
@@ -32,6 +33,16 @@ async def net_version(node: Node) -> Json:
 async def net_listening(_node: Node) -> Json:
     """Answer ``net_listening``."""
     return True
+
+
+async def peer_count(node: Node) -> Json:
+    """Answer ``net_peerCount``."""
+    return quantity(len(await node.peers()))
+
+
+async def modules(_node: Node) -> Json:
+    """Answer ``rpc_modules``: namespaces and their versions, which are not counted."""
+    return dict.fromkeys(MODULES, "1.0")
 
 
 async def client_version(node: Node) -> Json:
@@ -82,6 +93,7 @@ async def block_number(node: Node) -> Json:
     return quantity(node.head.height)
 
 
+_MODULES_OUT: Final[Schema] = {"type": "object", "additionalProperties": STRING}
 _ADDRESSES_OUT: Final[Schema] = {"type": "object", "additionalProperties": ETH_ADDRESS_OUT}
 _CONFIG_OUT: Final = obj(
     {
@@ -110,6 +122,8 @@ IDENTITY_METHODS: Final[tuple[Method, ...]] = (
     method("eth_chainId", "The chain's number", chain_id, QUANTITY_OUT),
     method("net_version", "The chain's number in decimal", net_version, STRING),
     method("net_listening", "Whether the node takes connections", net_listening, BOOLEAN_OUT),
+    method("net_peerCount", "How many nodes this one is connected to", peer_count, QUANTITY_OUT),
+    method("rpc_modules", "The namespaces of methods that there are", modules, _MODULES_OUT),
     method("web3_clientVersion", "Name and version of the node", client_version, STRING),
     method(
         "web3_sha3", "Keccak-256 of bytes", sha3, HASH_OUT, Param("data", data(SHA3_LIMIT_BYTES), "The bytes.")

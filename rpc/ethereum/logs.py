@@ -124,6 +124,7 @@ def log_json(loaded: LoadedBlock, log: Log) -> Json:
         "data": "0x" + log.event.data.hex(),
         "blockNumber": hex(loaded.height),
         "blockHash": "0x" + loaded.hash.hex(),
+        "blockTimestamp": hex(loaded.block.header.time_ms // 1000),
         "transactionHash": "0x" + (loaded.hash if is_of_block else loaded.hashes[log.transaction]).hex(),
         "transactionIndex": hex(log.transaction),
         "logIndex": hex(log.number),

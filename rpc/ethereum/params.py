@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
+from rpc.errors import RpcError
 from rpc.ethereum.logs import LogFilter
 from rpc.schema import BOOLEAN, EARLIEST, NULL, ParamType, Schema, array, nullable, obj, read_hex
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES, VALUE_MAX
+from state.primitives.errors import DecodeError, NotSupported
+from state.primitives.transactions import decode_transaction
 
 __all__ = [
     "ACCOUNT",
@@ -18,6 +21,7 @@ __all__ = [
     "NO_OVERRIDE",
     "PERCENTILES",
     "QUANTITY",
+    "RAW",
     "SLOT",
     "SYNC_WAIT",
     "SYNC_WAIT_MS",
@@ -95,6 +99,20 @@ def _quantity(value: Any, limit: int = VALUE_MAX) -> int:
     if number > limit:
         raise ValueError(f"a quantity of at most {limit:#x} expected")
     return number
+
+
+def _raw(value: Any) -> bytes:
+    """A signed transaction; of a type that is not taken it is said before its size, which may be any."""
+    if type(value) is str and len(value) > 2 + 2 * TRANSACTION_LIMIT_BYTES:
+        try:
+            decode_transaction(read_hex(value[:4], 1))
+        except NotSupported as error:
+            raise RpcError(error.code, str(error)) from None
+        except (DecodeError, ValueError):
+            pass
+        size = len(value) // 2 - 1
+        raise ValueError(f"a transaction of {size} bytes, at most {TRANSACTION_LIMIT_BYTES} expected")
+    return _data(value)
 
 
 def _address(value: Any) -> bytes:
@@ -248,8 +266,8 @@ def _height(fields: dict[str, Any], name: str) -> BlockParam:
 def _count(value: Any) -> int:
     """A quantity, or a JSON number: some clients send the one, some the other."""
     number = value if type(value) is int else _quantity(value)
-    if not 0 < number <= COUNT_MAX:
-        raise ValueError(f"a number from 1 to {COUNT_MAX} expected")
+    if not 0 <= number <= COUNT_MAX:
+        raise ValueError(f"a number from 0 to {COUNT_MAX} expected")
     return number
 
 
@@ -293,8 +311,8 @@ _BLOCK_OF_HASH: Final = obj(
 _BLOCK_OF_NUMBER: Final = obj(
     {"blockNumber": _BLOCK_TAG, "blockHash": NULL} | _CANONICAL, optional=("blockHash", "requireCanonical")
 )
-_COUNT_PATTERN: Final = "^0x([1-9a-fA-F][0-9a-fA-F]{0,6}|[1-7][0-9a-fA-F]{7}|80000000)$"
-"""Quantities from 1 to COUNT_MAX."""
+_COUNT_PATTERN: Final = "^0x(0|[1-9a-fA-F][0-9a-fA-F]{0,6}|[1-7][0-9a-fA-F]{7}|80000000)$"
+"""Quantities up to COUNT_MAX."""
 
 QUANTITY: Final = ParamType(_QUANTITY_IN, _quantity)
 ACCOUNT: Final = ParamType(_ADDRESS_IN, _address)
@@ -333,6 +351,7 @@ FILTER: Final = ParamType(
     },
     _filter,
 )
+RAW: Final = ParamType(_DATA_IN, _raw)
 SLOT: Final = ParamType({"type": "string", "pattern": "^0x[0-9a-fA-F]{1,64}$"}, _slot)
 TOPIC_FILTER: Final = ParamType(
     {"anyOf": [{"type": "object", "properties": _LOGS_IN}, {"type": "boolean"}]}, _topic_filter
@@ -341,7 +360,7 @@ COUNT: Final = ParamType(
     {
         "anyOf": [
             {"type": "string", "pattern": _COUNT_PATTERN},
-            {"type": "integer", "minimum": 1, "maximum": COUNT_MAX},
+            {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
         ]
     },
     _count,

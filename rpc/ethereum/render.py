@@ -32,6 +32,7 @@ __all__ = [
     "block",
     "gas_limit_of",
     "genesis_block",
+    "genesis_header",
     "header",
     "quantity",
     "receipt",
@@ -146,6 +147,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "data": BYTES_OUT,
             "blockNumber": QUANTITY_OUT,
             "blockHash": HASH_OUT,
+            "blockTimestamp": QUANTITY_OUT,
             "transactionHash": HASH_OUT,
             "transactionIndex": QUANTITY_OUT,
             "logIndex": QUANTITY_OUT,
@@ -213,6 +215,12 @@ def block(loaded: LoadedBlock, what: Description, transactions: Json = None) -> 
         "uncles": [],
         "transactions": [hexed(item) for item in loaded.hashes] if transactions is None else transactions,
     }
+
+
+def genesis_header(block_hash: bytes, what: Description) -> Json:
+    """Return what stands for the header at height 0."""
+    shown = genesis_block(block_hash, what)
+    return {name: shown[name] for name in _HEADER}
 
 
 def genesis_block(block_hash: bytes, what: Description) -> Json:

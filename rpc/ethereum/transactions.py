@@ -10,18 +10,17 @@ from rpc.ethereum import render
 from rpc.ethereum.accounts import balance_at
 from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
 from rpc.ethereum.line import method
-from rpc.ethereum.params import SYNC_WAIT, SYNC_WAIT_MS, BlockParam
+from rpc.ethereum.params import RAW, SYNC_WAIT, SYNC_WAIT_MS, BlockParam
 from rpc.ethereum.places import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block
 from rpc.light import TRANSACTION_HASH, final_transaction
 from rpc.render import HASH_OUT, hexed
-from rpc.schema import Param, data, nullable, ref
+from rpc.schema import Param, nullable, ref
 from rpc.table import Json, Method, Node, Posting
 from rpc.turns import Lane
 from state.primitives.errors import DekubeError
 from state.primitives.transactions import (
     CALL_KIND,
     NATIVE_FORM,
-    TRANSACTION_LIMIT_BYTES,
     decode_transaction,
     recover_sender,
 )
@@ -113,7 +112,7 @@ async def get_transaction_at(node: Node, block: BlockParam, index: int) -> Json:
     return render.transaction(loaded.transaction(index), node.description, loaded, index)
 
 
-_RAW: Final = Param("raw", data(TRANSACTION_LIMIT_BYTES), "The signed transaction.")
+_RAW: Final = Param("raw", RAW, "The signed transaction.")
 TRANSACTION_OUT: Final = nullable(ref("EthTransaction"))
 
 TRANSACTION_METHODS: Final[tuple[Method, ...]] = (

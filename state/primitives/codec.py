@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import cbor2
 
-from state.primitives.errors import DecodeError
+from state.primitives.errors import DecodeError, NotCanonical
 
 __all__ = ["DEPTH_MAX", "INTEGER_BITS_MAX", "ITEMS_FREE", "ITEM_BYTES_MIN", "Value", "decode", "encode"]
 
@@ -40,13 +40,13 @@ _BUILT_IN_TAGS: Final = (
 
 
 def _refuse(_value: object, immutable: bool = False) -> NoReturn:
-    raise DecodeError("a tag where none is allowed")
+    raise NotCanonical("a tag where none is allowed")
 
 
 def _magnitude(value: object) -> int:
     """Return what the bytes of a bignum stand for; those of a number that has a shorter spelling are refused."""
     if type(value) is not bytes or len(value) <= _WORD_BYTES or not value[0]:
-        raise DecodeError("not the canonical spelling")
+        raise NotCanonical("not the canonical spelling")
     return int.from_bytes(value, "big")
 
 
@@ -81,7 +81,7 @@ def decode(data: bytes, *, limit_bytes: int, limit_items: int | None = None) -> 
     """
     size = len(data)
     if size > limit_bytes:
-        raise DecodeError(f"{size} bytes, limit {limit_bytes}")
+        raise NotCanonical(f"{size} bytes, limit {limit_bytes}")
     if size > ITEMS_FREE and (limit_items is None or limit_items < size):  # there are no more items than bytes
         _check_items(data, ITEMS_FREE + size // ITEM_BYTES_MIN if limit_items is None else limit_items)
     try:
@@ -93,11 +93,11 @@ def decode(data: bytes, *, limit_bytes: int, limit_items: int | None = None) -> 
         )
         # Of the spellings that the library reads, the canonical one is shorter than all others of its value.
         if _size(value, DEPTH_MAX) != size:
-            raise DecodeError("not the canonical spelling")
+            raise NotCanonical("not the canonical spelling")
     except DecodeError:
         raise
     except Exception as error:  # the library documents several types and lets ValueError and others slip
-        raise DecodeError(str(error)[:200]) from None
+        raise NotCanonical(str(error)[:200]) from None
     return value
 
 
@@ -106,7 +106,7 @@ def _check_items(data: bytes, limit: int) -> None:
     at, end, left = 0, len(data), limit
     while at < end:
         if not left:
-            raise DecodeError(f"more than {limit} items in {end} bytes")
+            raise NotCanonical(f"more than {limit} items in {end} bytes")
         left -= 1
         head = data[at]
         at += 1
@@ -126,7 +126,7 @@ def _size(value: object, depth: int) -> int:
     kind = type(value)
     if kind is list:
         if depth == 0:
-            raise DecodeError("nested too deeply")
+            raise NotCanonical("nested too deeply")
         count = len(value)  # type: ignore[arg-type]
         size = 1 if count < 24 else _head_size(count)
         for item in value:  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def _size(value: object, depth: int) -> int:
         if number < _WORD_LIMIT:
             return _head_size(number)
         if not -_INTEGER_LIMIT < value < _INTEGER_LIMIT:  # type: ignore[operator]
-            raise DecodeError("integer out of range")
+            raise NotCanonical("integer out of range")
         length = (number.bit_length() + 7) // 8
         return 1 + _head_size(length) + length  # a tag before the bytes
     if kind is bytes:
@@ -159,7 +159,7 @@ def _size(value: object, depth: int) -> int:
     elif value is None:
         return 1
     else:
-        raise DecodeError(f"a {kind.__name__} where int, bytes, str, None or an array is allowed")
+        raise NotCanonical(f"a {kind.__name__} where int, bytes, str, None or an array is allowed")
     return _head_size(length) + length
 
 

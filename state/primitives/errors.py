@@ -11,6 +11,8 @@ __all__ = [
     "InvalidBlock",
     "InvalidTransaction",
     "KeystoreError",
+    "NotCanonical",
+    "NotSupported",
     "ProtocolError",
     "RecordDamaged",
     "SignatureInvalid",
@@ -34,6 +36,16 @@ class DecodeError(ProtocolError):
     """Bytes that are not the one canonical spelling of a value of the expected type."""
 
     code = "decode_error"
+
+
+class NotCanonical(DecodeError):
+    """Bytes that are no canonical CBOR; the text is about bytes, not about what they were meant to be."""
+
+
+class NotSupported(DecodeError):
+    """A form of Ethereum's that this chain does not have: another type, an access list, a contract's creation."""
+
+    code = "not_supported"
 
 
 class SignatureInvalid(ProtocolError):

@@ -22,7 +22,7 @@ from state.primitives.envelope import (
     VALUE_MAX,
     Transaction,
 )
-from state.primitives.errors import DecodeError
+from state.primitives.errors import DecodeError, NotSupported
 
 __all__ = ["DYNAMIC_FORM", "VALUE_MAX", "decode_dynamic", "decode_legacy"]
 
@@ -47,7 +47,7 @@ def decode_dynamic(raw: bytes) -> Transaction:
     payload = [_address(items[5]), _number(items[6], VALUE_MAX), _bytes(items[7])]
     end = ends[8]
     if items[8] is not None or end != ends[7] + 1:
-        raise DecodeError("access lists are not supported")
+        raise NotSupported("access lists are not supported")
     if not chain_id:
         raise DecodeError("a dynamic fee transaction without a chain")
     if tip > fee:
@@ -153,7 +153,7 @@ def _number(content: _Content, limit: int) -> int:
 def _address(content: _Content) -> bytes:
     if content is None or len(content) != ADDRESS_BYTES:
         text = "bytes expected" if content is None else "not an address"
-        raise DecodeError("contract creation is not supported" if content == b"" else text)
+        raise NotSupported("contract creation is not supported") if content == b"" else DecodeError(text)
     return content
 
 

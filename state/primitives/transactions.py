@@ -26,7 +26,7 @@ from state.primitives.envelope import (
     TRANSACTION_LIMIT_BYTES,
     Transaction,
 )
-from state.primitives.errors import DecodeError, SignatureInvalid
+from state.primitives.errors import DecodeError, NotSupported, SignatureInvalid
 from state.primitives.ethereum import decode_dynamic, decode_legacy
 from state.primitives.hashing import keccak
 from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
@@ -83,12 +83,15 @@ def decode_transaction(raw: bytes) -> Transaction:
 
     Raises DecodeError: unknown form, too long, not canonical, a field out of range.
     """
-    if not raw or len(raw) > TRANSACTION_LIMIT_BYTES:
-        raise DecodeError(f"a transaction of {len(raw)} bytes, limit {TRANSACTION_LIMIT_BYTES}")
+    size = len(raw)
+    if not size:
+        raise DecodeError(f"a transaction of 0 bytes, limit {TRANSACTION_LIMIT_BYTES}")
     form = raw[0] if raw[0] < LEGACY_FORM else LEGACY_FORM
     decoder = FORMS.get(form)
     if decoder is None:
-        raise DecodeError(f"transaction type not supported: {raw[0]:#04x} is a transaction type not valid here")
+        raise NotSupported(f"transaction type not supported: {raw[0]:#04x} is a transaction type not valid here")
+    if size > TRANSACTION_LIMIT_BYTES:
+        raise DecodeError(f"a transaction of {size} bytes, limit {TRANSACTION_LIMIT_BYTES}")
     return decoder(raw)
 
 

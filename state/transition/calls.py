@@ -15,9 +15,9 @@ from state.primitives.abi import AbiValue, Function
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES
-from state.primitives.errors import DecodeError
+from state.primitives.errors import DecodeError, NotCanonical
 
-__all__ = ["NOTE_LIMIT_BYTES", "SYSTEM_PREFIX", "CallForm", "split_call"]
+__all__ = ["NOTE_LIMIT_BYTES", "SYSTEM_PREFIX", "CallForm", "in_words", "split_call"]
 
 SYSTEM_PREFIX: Final = bytes(18) + b"\x07"
 """Addresses 0x..0700 to 0x..07ff are the chain's own; nobody holds their keys: value sent there would be lost."""
@@ -54,7 +54,10 @@ class CallForm:
         for parameter, argument in zip(self.function.parameters, self.function.decode(data), strict=True):
             if parameter.name in self.nested:
                 assert isinstance(argument, bytes)
-                argument = decode(argument, limit_bytes=TRANSACTION_LIMIT_BYTES)
+                try:
+                    argument = decode(argument, limit_bytes=TRANSACTION_LIMIT_BYTES)
+                except DecodeError:
+                    raise DecodeError(f"{parameter.name} is not canonical CBOR") from None
             payload.append(argument)
         if self.value_at is not None:
             payload.insert(self.value_at, value)
@@ -72,6 +75,11 @@ class CallForm:
             assert isinstance(item, int | bytes | str), f"{parameter.name} is {parameter.type}"
             arguments.append(item)
         return moves, self.function.encode(*arguments)
+
+
+def in_words(error: DecodeError) -> str:
+    """Return why a call is refused; of bytes that are no CBOR the codec's own text would say nothing."""
+    return "an argument is not canonical CBOR" if isinstance(error, NotCanonical) else str(error)
 
 
 def split_call(payload: list[Any]) -> tuple[bytes, int, bytes]:

@@ -21,7 +21,7 @@ from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
 from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
 from state.primitives.transactions import CALL_KIND, NATIVE_FORM, Transaction
-from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, split_call
+from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, in_words, split_call
 from state.transition.epochs import (
     NOTICE_EPOCHS,
     EpochInfo,
@@ -313,7 +313,7 @@ class Runtime:
         try:
             payload = rule.decode(form.payload_of(value, data))
         except DecodeError as error:
-            raise CallRefused(f"{form.function.name}: {error}") from None
+            raise CallRefused(f"{form.function.name}: {in_words(error)}") from None
         moves = rule.moves(payload)
         if moves != value:
             raise CallRefused(f"{form.function.name} takes a value of {moves}, not {value}")

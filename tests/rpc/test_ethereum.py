@@ -103,6 +103,8 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert (await call("web3_clientVersion")).startswith("dekube/test/linux-")
         assert await call("web3_sha3", "0x") == hexed(keccak(b""))
         assert await call("eth_accounts") == []
+        assert await call("net_peerCount") == "0x1"
+        assert set(await call("rpc_modules")) == {name.replace(".", "_").split("_")[0] for name in SURFACE}
         assert await call("eth_syncing") is False
         assert await call("eth_blockNumber") == "0x0"
         rules = (await call("eth_config"))["current"]
@@ -111,6 +113,8 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert (genesis["number"], genesis["hash"]) == ("0x0", hexed(node.runtime.genesis_hash))
         assert await call("eth_getBlockByHash", genesis["hash"], False) == genesis
         assert await call("eth_getBlockReceipts", "0x0") == []
+        for name, block in (("Number", "0x0"), ("Hash", genesis["hash"])):
+            assert (await call(f"eth_getHeaderBy{name}", block)).items() <= genesis.items()
         assert (genesis["transactionsRoot"], genesis["receiptsRoot"]) == (EMPTY_LIST_ROOT, EMPTY_LIST_ROOT)
 
         # Transactions of every form
@@ -143,7 +147,9 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert (await call("txpool_contentFrom", who(ALICE)))["pending"] == pool["pending"][who(ALICE)]
         lines = await call("txpool_inspect")
         assert lines["pending"][who(BOB)]["0"] == f"{who(DAVE)}: 3 wei + 21000 gas × {FEE} wei"
-        pending_filter = await call("eth_newPendingTransactionFilter")
+        pending_filter = await call("eth_newPendingTransactionFilter", False)
+        error = await it.error("eth_newPendingTransactionFilter", True)
+        assert (error["code"], "whole transactions are not told" in error["message"]) == (-32602, True)
         assert await call("eth_getFilterChanges", pending_filter) == []
         gapped = hexed(dynamic(CAROL, 5, DAVE.address, 1))
         came = [await call("eth_sendRawTransaction", gapped)]
@@ -173,6 +179,12 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert (block["parentHash"], block["gasLimit"]) == (genesis["hash"], hex(30_000_000))
         seat = node.voting.leader(1)
         assert block["miner"] == hexed(node.voting.seats[seat].address)
+        for name, at in (("Number", "0x1"), ("Hash", block["hash"])):
+            head = await call(f"eth_getHeaderBy{name}", at)
+            assert head.items() <= block.items()
+            assert head.keys() >= {"hash", "logsBloom", "gasUsed"}
+            assert not head.keys() & {"transactions", "uncles"}
+        assert await call("eth_getHeaderByNumber", "0x9") is None
         assert await call("eth_getBlockTransactionCountByNumber", "0x1") == "0x5"
         assert await call("eth_getBlockTransactionCountByHash", block["hash"]) == "0x5"
         assert await call("eth_getUncleCountByBlockNumber", "0x1") == "0x0"
@@ -212,6 +224,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
             "eth_getLogs", {"fromBlock": "0x1", "toBlock": "latest", "address": hexed(STAKING_ADDRESS)}
         )
         assert logs == receipts[hashes[2]]["logs"] == await call("eth_getLogs", {"blockHash": block["hash"]})
+        assert {log["blockTimestamp"] for log in logs} == {block["timestamp"]}
         assert logs == await call("eth_getFilterChanges", logs_filter)
         assert await call("eth_getFilterChanges", logs_filter) == []
         assert await call("eth_getFilterLogs", logs_filter) == logs
@@ -250,6 +263,9 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert history["reward"][2] == ["0x0", "0x0"]
         short = await call("eth_feeHistory", 2, "0x2", None)
         assert "reward" not in short
+        assert "reward" not in await call("eth_feeHistory", "0x2", "latest", [])
+        nothing = {"oldestBlock": "0x0", "baseFeePerGas": [], "gasUsedRatio": []}
+        assert await call("eth_feeHistory", "0x0", "latest", [50]) == nothing
         assert short["baseFeePerGas"] == history["baseFeePerGas"][1:4]
 
         # Send and wait in one
@@ -522,8 +538,36 @@ async def test_a_revert_carries_its_reason_as_solidity_would(tmp_path: Path) -> 
             }
             error = await it.error(method, stake)
             assert (error["code"], "insufficient funds" in error["message"]) == (-32000, True)
-        error = await it.error("eth_estimateGas", {"to": staking, "data": hexed(STAKE_OF.encode(ALICE.address))})
-        assert (error["code"], "stakeOf is a view" in error["message"]) == (3, True)
+        # A view is estimated, or reverts with its own reason, as in a call.
+        for name, answer in (
+            ("stakeOf", hex(TRANSFER_GAS)),
+            ("taskOf", "task_unknown"),
+            ("nodeOf", "node_unknown"),
+        ):
+            view = next(item for item in VIEWS if item.function.name == name)
+            data = hexed(view.function.encode(*[bytes(32 if name == "taskOf" else 20)]))
+            request = {"from": who(ALICE), "to": hexed(view.contract), "data": data}
+            for block in ("latest", "0x0"):
+                if name == "stakeOf":
+                    assert await it.call("eth_estimateGas", request, block) == answer
+                    continue
+                error = await it.error("eth_estimateGas", request, block)
+                assert error["message"] == f"execution reverted: {answer}"
+                assert error == await it.error("eth_call", request, block)
+        request = {"to": staking, "data": hexed(STAKE_OF.encode(ALICE.address)), "gas": "0x5207"}
+        assert (await it.error("eth_estimateGas", request))["message"].startswith("intrinsic gas too low")
+
+
+async def test_a_view_that_reverts_says_nothing_of_the_insides(tmp_path: Path) -> None:
+    node = Node(tmp_path / "db")
+    view = next(item for item in VIEWS if item.function.name == "budgetOf")
+    async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
+        for junk in (b"", b"\xa0", b"\xf6\xf6", b"\xff", b"junk"):
+            request = {"to": hexed(view.contract), "data": hexed(view.function.encode(junk))}
+            for method in ("eth_call", "eth_estimateGas"):
+                error = await it.error(method, request)
+                said = "execution reverted: budgetOf: an argument is not canonical CBOR"
+                assert (error["code"], error["message"]) == (3, said)
 
 
 async def test_what_is_not_there_is_null_and_what_is_malformed_is_refused(tmp_path: Path) -> None:
@@ -556,7 +600,7 @@ async def test_what_is_not_there_is_null_and_what_is_malformed_is_refused(tmp_pa
             ("eth_getLogs", {"topics": [None] * 5}),
             ("eth_estimateGas", {"to": who(ALICE), "value": "0x00"}),
             ("eth_call", {"to": who(ALICE), "data": "0x01", "input": "0x02"}),
-            ("eth_feeHistory", "0x0", "latest", []),
+            ("eth_feeHistory", "-0x1", "latest", []),
             ("eth_feeHistory", "0x1", "latest", [50, 20]),
             ("eth_sendRawTransaction", "0x0"),
         )

@@ -138,6 +138,8 @@ UNSENT: list[tuple[str, Callable[[], bytes], int, str]] = [
     ("type 1 again", lambda: b"\1" + dynamic(ALICE, 0, DAVE.address, 1)[1:], -32000,
      "transaction type not valid"),
     ("type 3", lambda: BLOB, -32000, "transaction type not supported"),
+    ("type 3 of 131 kB", lambda: BLOB + bytes(131_072), -32000, "transaction type not supported"),
+    ("too long", lambda: legacy(ALICE, 0, DAVE.address, 1) + bytes(131_072), -32602, "bytes, at most"),
     ("type 4", lambda: b"\4" + BLOB[1:], -32000, "transaction type not supported"),
     ("creation", lambda: dynamic(ALICE, 0, b"", 1), -32000, "contract creation is not supported"),
     ("access list", lambda: dynamic(ALICE, 0, DAVE.address, 1, access=[[DAVE.address, []]]), -32000,

@@ -27,6 +27,7 @@ def block(height: int, events: int = PER_BLOCK) -> Any:
     return SimpleNamespace(
         height=height, hash=height.to_bytes(32, "big"), hashes=[bytes(32)], bloom=None, hooks=None,
         receipts=[SimpleNamespace(events=(EVENT,) * events)],
+        block=SimpleNamespace(header=SimpleNamespace(time_ms=1_000 * height)),
     )  # fmt: skip
 
 

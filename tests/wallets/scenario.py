@@ -47,7 +47,7 @@ STATE_REASONS: Final = {
     "registerNode": "payment_missing", "updateNode": "node_unknown",
     "retireNode": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
-    "escrowOf": "escrow_unknown", "budgetOf": "decode_error",
+    "escrowOf": "escrow_unknown", "budgetOf": "budgetOf: ",
 }  # fmt: skip
 """Why the state refuses a stranger; every other function of the task ledger knows no such task."""
 NEVER_BY_STATE: Final = frozenset(

@@ -174,6 +174,28 @@ QUICK_RUNTIME = make_runtime(
 )
 
 
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("registerNode", "registerNode: profile is not canonical CBOR"),
+        ("createTask", "createTask: an argument is not canonical CBOR"),
+        ("submitWindow", "submitWindow: proof is not canonical CBOR"),
+    ],
+)
+def test_junk_is_refused_without_a_word_of_the_insides(function: str, said: str) -> None:
+    runtime = QUICK_RUNTIME
+    form = next(r.call for r in runtime.rules.values() if r.call is not None and r.call.function.name == function)
+    for junk in (b"", b"\xa0", b"\xf6\xf6", b"\xff", b"junk"):
+        call: list[Value] = [form.contract, 0, form.function.encode(junk)]
+        transaction = Transaction(
+            b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 2_000_000, CALL_KIND, call, (b"", 0, 0, b""), b""
+        )
+        transaction.sender = bytes(range(20))
+        with pytest.raises(CallRefused) as caught:
+            runtime.check(transaction)
+        assert str(caught.value).removeprefix(CallRefused.prefix) == said
+
+
 class BothForms(Market):
     """A market whose every transaction is executed by the runtime in both forms, on the state of that moment."""
 
