@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from p2p.paths import Path, PathTable, hops_of
+from p2p.paths import Path, PathTable, hops_of, shares_way
 
 __all__ = ["BulkPlanner", "Plan"]
 
@@ -121,6 +121,23 @@ class BulkPlanner:
         """Take a path that broke out of the plan, at once."""
         self.table.failed(path, now)
         self._drop_path(path, now)
+
+    def doubted(self, path: Path, now: float) -> bool:
+        """Add another path for one on which nothing moves at the moment; whether there is one to add.
+
+        If that one moves again, both are measured like any other plan.
+        """
+        self.table.doubted(path, now)
+        if path not in self.plan or any(not shares_way(other, path) for other in self.plan):
+            return False
+        ready = [p for p in self.table.order(now) if p not in self.plan and self.table.is_ready(p, now)]
+        apart = [other for other in ready if not shares_way(other, path)]
+        if not apart or self.lanes >= self.table.parameters.lanes_max:
+            return False
+        self._trial = None
+        self._tried.clear()
+        self._change({**self.plan, apart[0]: 1}, now)
+        return True
 
     def _drop_path(self, path: Path, now: float) -> None:
         if self._trial is not None:

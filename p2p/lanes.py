@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -224,10 +224,23 @@ class BulkOut:
         """Whether a lane has taken what is not done."""
         return any(entry.lane is lane for entry in self._undone.values())
 
+    def suspend(self, lane: object) -> int:
+        """Put what a doubtful lane has under way to the front, for others; return how many messages.
+
+        The lane may yet finish the message that it is at: to the receiver it goes on where it was.
+        """
+        current = self._current.get(lane)
+        if current is not None and current.lane is lane:
+            self._current[lane] = replace(current, is_again=True)
+        return self._give_back(lane)
+
     def lane_lost(self, lane: object) -> int:
         """Put what a dead lane had under way back to the front; return how many messages."""
         self._current.pop(lane, None)
         self.carried.pop(lane, None)
+        return self._give_back(lane)
+
+    def _give_back(self, lane: object) -> int:
         self._under_way.pop(lane, None)
         lost = [entry for entry in self._undone.values() if entry.lane is lane]
         for entry in reversed(lost):
@@ -352,6 +365,9 @@ class BulkIn:
     def _finish(self, number: int, charge: Charge) -> None:
         self._charges[number] = charge
         self._finished.add(number)
+        for partials in self._partials.values():
+            if number in partials:  # it was coming by another lane too
+                partials.pop(number).charge.give_back()
         while self._floor + 1 in self._finished:
             self._floor += 1
             self._finished.discard(self._floor)
@@ -424,6 +440,7 @@ class Lane:
         "is_draining",
         "is_ours",
         "is_spare",
+        "is_suspended",
         "moved",
         "name",
         "received_bytes",
@@ -443,6 +460,8 @@ class Lane:
         """Whether it takes no bulk of ours, for there are lanes of ours that do."""
         self.is_draining = False
         """Whether it finishes what it has and takes no more."""
+        self.is_suspended = False
+        """Whether it takes nothing until it moves, for what it has does not arrive."""
         self.is_busy = False
         """Whether what came on it is being dealt with, and nothing is read meanwhile."""
         self.is_doubtful = False
@@ -485,7 +504,7 @@ class Lane:
         return self.channel.seal() if self.channel.has_words else None
 
     def _take(self, parts: list[bytes | memoryview]) -> int:
-        may_begin = not (self.is_draining or self.is_spare)
+        may_begin = not (self.is_draining or self.is_spare or self.is_suspended)
         taken = self._outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=may_begin)
         if taken:
             self.sent_bytes += taken

@@ -95,8 +95,10 @@ class NetworkLimits:
     """The same of all peers."""
     lane_ask_s: float = 0.5
     """Between two of our wishes for lanes; and four times this where nothing has changed."""
-    lane_tick_s: float = 0.25
-    """Between looks at whether lanes move."""
+    lane_tick_s: float = 0.125
+    """Between looks at whether lanes move, ..."""
+    lane_report_s: float = 0.2
+    """... and between two reports of that to the peer, at least."""
     receive_bytes_per_peer_max: int = 64 * MIB
     """Memory that messages on their way in from one peer may hold."""
     receive_bytes_max: int = 1024 * MIB

@@ -66,6 +66,8 @@ class PeerOwner:
     """Called for a connection that was left for its silence, once it is known whether it was dead."""
     open_lanes: Callable[[Peer], bool]
     """Called when bulk waits and has no lane: bring some; whether that is tried."""
+    doubt_lane: Callable[[Peer, Link], None]
+    """Called when nothing moves on a lane: bring one by another way beside it, if there is one."""
     answer_lanes: Callable[[Peer, Mapping[int, int]], None]
     """Called when the peer asks for so many lanes by our ways, for it cannot open them itself."""
     take_ways: Callable[[Peer, tuple[PeerWay, ...]], None]
@@ -97,7 +99,10 @@ class Peer:
         self.service = Service()
         self.closed_for: str | None = None
         """Why it ended: a stable code, once it has."""
-        self.lanes = PeerLanes(self, limits=limits, handlers=owner.handlers, bring=lambda: owner.open_lanes(self))
+        self.lanes = PeerLanes(
+            self, limits=limits, handlers=owner.handlers, bring=lambda: owner.open_lanes(self),
+            doubt=lambda lane: owner.doubt_lane(self, lane),
+        )  # fmt: skip
         """The connections for its bulk beside the control connection."""
         self.requests = Requests(
             self.address, limits=limits, classes=self.mux.limits.classes, served=owner.served,

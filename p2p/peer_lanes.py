@@ -59,7 +59,7 @@ class PeerLanes(Mapping[Link, Lane]):
     """The lanes that a peer has now, each by its connection.
 
     ``handlers`` take the messages of each kind; ``bring`` is called when bulk waits and has no lane, and says
-    whether some are tried.
+    whether some are tried; ``doubt`` when a lane stands still, to bring one by another way beside it.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class PeerLanes(Mapping[Link, Lane]):
         limits: NetworkLimits,
         handlers: Mapping[int, MessageHandler],
         bring: Callable[[], bool],
+        doubt: Callable[[Link], None],
     ) -> None:
         self.opening = 0
         """How many of ours are being dialled."""
@@ -81,6 +82,7 @@ class PeerLanes(Mapping[Link, Lane]):
         self._limits = limits
         self._handlers = handlers
         self._bring = bring
+        self._doubt = doubt
         self._lanes: dict[Link, Lane] = {}
         self._nursery: trio.Nursery | None = None
         self._something = trio.Event()
@@ -224,10 +226,14 @@ class PeerLanes(Mapping[Link, Lane]):
 
     def _share(self) -> None:
         """Let our bulk begin on the lanes that are there for it, on the peer's only while there is none."""
-        has_own = any(lane.is_ours and not lane.is_draining for lane in self._lanes.values())
+        own = [lane for lane in self._lanes.values() if lane.is_ours and not lane.is_draining]
+        if all(lane.is_suspended for lane in own):
+            for lane in own:  # there is no other any more
+                lane.is_suspended = False
         for lane in self._lanes.values():
-            lane.is_spare = has_own and not lane.is_ours
-        may_take = sum(not (lane.is_spare or lane.is_draining) for lane in self._lanes.values())
+            lane.is_spare = bool(own) and not lane.is_ours
+        lanes = self._lanes.values()
+        may_take = sum(not (lane.is_spare or lane.is_draining or lane.is_suspended) for lane in lanes)
         self._mux.bulk_out.lanes = max(may_take, 1)
         self.wake()
 
@@ -253,7 +259,8 @@ class PeerLanes(Mapping[Link, Lane]):
     async def _watch(self, lane: Lane, link: Link) -> None:
         limits, mux, peer = self._limits, self._mux, self._peer
         watch = StallWatch(self._patience, trio.current_time())
-        pinged_at, told = -math.inf, (link.bytes_in, 0)
+        pinged_at, told, told_at = -math.inf, (link.bytes_in, 0), -math.inf
+        has_doubted = False
         rekeyed_at = link.since
         rtt_s_min = math.inf
         while True:
@@ -271,18 +278,15 @@ class PeerLanes(Mapping[Link, Lane]):
                 rekeyed_at = now
                 lane.channel.rekey()
                 self.wake()
-            if lane.is_busy or told != (link.bytes_in, lane.received_records):
-                told = link.bytes_in, lane.received_records
+            is_news = lane.is_busy or told != (link.bytes_in, lane.received_records)
+            if is_news and now - told_at >= limits.lane_report_s:
+                told, told_at = (link.bytes_in, lane.received_records), now
                 mux.tell_moved(lane.name, lane.received_records)
                 peer.wake()
             rtt_s_min = min(rtt_s_min, link.rtt_s or math.inf)
-            is_dead = watch.tick(
-                now,
-                is_owed=lane.is_owed or link.is_sending,
-                moved=lane.moved,
-                heard=mux.records_opened,
-                rtt_s=max(peer.rtt_s or 0.0, rtt_s_min if rtt_s_min < math.inf else 0.0),
-            )
+            rtt_s = max(peer.rtt_s or 0.0, rtt_s_min if rtt_s_min < math.inf else 0.0)
+            is_owed = lane.is_owed or link.is_sending
+            is_dead = watch.tick(now, is_owed=is_owed, moved=lane.moved, heard=mux.records_opened, rtt_s=rtt_s)
             if is_dead:
                 self._patience.alarmed(now)
                 link.is_stalled = True
@@ -293,7 +297,26 @@ class PeerLanes(Mapping[Link, Lane]):
             lane.is_doubtful = watch.is_doubtful(now)
             if lane.is_doubtful:
                 peer.ask_for_word(now)  # one on the other connection is what tells the two apart
+            if not watch.is_doubted(now, rtt_s):
+                has_doubted = False
+            elif not has_doubted:
+                has_doubted = True
+                self._doubt(link)
+            self._suspend(lane, is_suspect=watch.is_suspect(now, rtt_s))
             await trio.sleep(limits.lane_tick_s)
+
+    def _suspend(self, lane: Lane, *, is_suspect: bool) -> None:
+        """Send what does not arrive by other lanes too, where there are some; until it is seen to arrive."""
+        if lane.is_suspended and not is_suspect:
+            lane.is_suspended = False
+            self._share()
+        elif is_suspect and not lane.is_suspended and lane.is_ours and not lane.is_draining:
+            others = (other for other in self._lanes.values() if other is not lane and other.is_ours)
+            if any(not (other.is_draining or other.is_suspended or other.is_doubtful) for other in others):
+                lane.is_suspended = True
+                self._mux.bulk_out.suspend(lane)
+                self._share()
+                self._peer.wake()
 
     async def _read(self, lane: Lane, link: Link) -> None:
         peer, mux = self._peer, self._mux

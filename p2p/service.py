@@ -152,8 +152,8 @@ class Network:
         )  # fmt: skip
         owner = PeerOwner(
             self._handlers, self._gossip.receive, self._served.get, self._steering.find_way,
-            self._steering.left_silent, self._steering.open_lanes, self._steering.answer_lanes,
-            self._steering.take_ways,
+            self._steering.left_silent, self._steering.open_lanes, self._steering.doubt_lane,
+            self._steering.answer_lanes, self._steering.take_ways,
         )  # fmt: skip
         self._peering = Peering(
             roster, self._doorkeeper, self._gossip, self._outbox, owner=owner, memory=self.memory, limits=limits,

@@ -1,8 +1,11 @@
 """A lane that has died without a word: nothing moves on it while its peer is heard elsewhere; without I/O.
 
-TCP says nothing for many seconds about a line, or a relay, that swallows what it is given. The receiver says twice
-a second, over the control connection, which lanes brought it anything. Silence about one lane counts only while
-that connection speaks: a peer that stands still, or whose whole line is gone, is no matter of its lanes.
+TCP says nothing for many seconds about a line, or a relay, that swallows what it is given. The receiver says a few
+times a second, over the control connection, which lanes brought it anything. Silence about one lane counts only
+while that connection speaks: a peer that stands still, or whose whole line is gone, is no matter of its lanes.
+
+A lane is given up in three steps: it is *doubted*, and a lane by another way is opened beside it; *suspended*, and
+what it has under way is sent by that one too; and dead. Until then one word of it takes everything back.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ __all__ = ["Patience", "StallParameters", "StallWatch", "is_held_up", "is_silent
 
 _COUNTED_S_MAX: Final = 1.0
 """Most that one word of the peer's adds: what comes after a long silence does not tell of all of it."""
-_DOUBT_S: Final = 0.5
+_ASK_S: Final = 0.4
 _ROUND_TRIPS: Final = 16
 _SLOW_FACTOR: Final = 3
 _SLOW_S_MIN: Final = 0.1
@@ -51,22 +54,67 @@ class StallParameters:
     """Each alarm doubles what the next one waits for, so often: a bad line that is only slow is soon known ..."""
     memory_s: float = 600.0
     """... and forgotten after so long without one."""
+    doubt_s: float = 0.45
+    """After so long, ..."""
+    doubt_round_trips: float = 2.0
+    """... and so many round trips more than a report takes, a lane is doubted, ..."""
+    suspend_s: float = 0.7
+    suspend_round_trips: float = 3.0
+    """... and after this it is suspended; ..."""
+    report_s: float = 0.3
+    """... the first of these is what a report takes, beside the round trips."""
+    far_rtt_s: float = 0.25
+    """Above this round trip TCP needs over a second for a packet that was lost twice, ..."""
+    far_round_trips: float = 5.5
+    """... and so many round trips are waited for."""
+    pause_factor: float = 1.25
+    """At least so many times the longest pause of late is waited for, ..."""
+    pause_half_life_s: float = 120.0
+    """... which is forgotten by half in this time."""
 
 
 class Patience:
     """How long the lanes of one peer are waited for: longer after each alarm."""
 
-    __slots__ = ("_alarmed_at", "_alarms", "parameters")
+    __slots__ = ("_alarmed_at", "_alarms", "_pause_s", "_paused_at", "parameters")
 
     def __init__(self, parameters: StallParameters | None = None) -> None:
         self.parameters = parameters or StallParameters()
         self._alarms = 0
         self._alarmed_at = 0.0
+        self._pause_s = self._paused_at = 0.0
 
     def alarmed(self, now: float) -> None:
         """Note that a lane was given up."""
         self._alarms = min(self._alarms_at(now) + 1, self.parameters.alarms_max)
         self._alarmed_at = now
+
+    def paused(self, pause_s: float, now: float) -> None:
+        """Note that a lane stood still for so long and then moved."""
+        self._pause_s = max(pause_s, self._longest_s(now))
+        self._paused_at = now
+
+    def _longest_s(self, now: float) -> float:
+        age_s = now - self._paused_at
+        return float(self._pause_s * 0.5 ** (age_s / self.parameters.pause_half_life_s))
+
+    def doubt_s(self, now: float, rtt_s: float) -> float:
+        """Return how long a lane may stand still before another one is opened beside it."""
+        parameters = self.parameters
+        least_s = max(parameters.doubt_s, parameters.report_s + parameters.doubt_round_trips * rtt_s)
+        return self._bounded(least_s, now, rtt_s)
+
+    def suspend_s(self, now: float, rtt_s: float) -> float:
+        """Return how long a lane may stand still before what it has under way is sent by others too."""
+        parameters = self.parameters
+        least_s = max(parameters.suspend_s, parameters.report_s + parameters.suspend_round_trips * rtt_s)
+        return self._bounded(least_s, now, rtt_s)
+
+    def _bounded(self, least_s: float, now: float, rtt_s: float) -> float:
+        parameters = self.parameters
+        if rtt_s > parameters.far_rtt_s:
+            least_s = max(least_s, parameters.far_round_trips * rtt_s)
+        return min(max(least_s, parameters.pause_factor * self._longest_s(now)), self.limit_s(now, rtt_s))
 
     def limit_s(self, now: float, rtt_s: float) -> float:
         """Return how long a lane may stand still."""
@@ -80,18 +128,28 @@ class Patience:
 class StallWatch:
     """One lane under watch. Call ``tick`` a few times a second."""
 
-    __slots__ = ("_counted_at", "_heard", "_moved", "_patience", "_since", "quiet_s")
+    __slots__ = ("_counted_at", "_heard", "_heard_at", "_is_paused", "_moved", "_patience", "_since", "quiet_s")
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience
         self._moved = self._heard = -1
-        self._since = self._counted_at = now
+        self._is_paused = False
+        self._since = self._counted_at = self._heard_at = now
         self.quiet_s = 0.0
         """For how long nothing has moved while the peer was heard."""
 
     def is_doubtful(self, now: float) -> bool:
         """Whether nothing has moved for so long that the peer should be asked for a word."""
-        return now - self._since > _DOUBT_S
+        return now - self._since > _ASK_S
+
+    def is_doubted(self, now: float, rtt_s: float) -> bool:
+        """Whether nothing has moved for so long that another lane should be there, should this one be dead."""
+        return now - self._since > self._patience.doubt_s(now, rtt_s)
+
+    def is_suspect(self, now: float, rtt_s: float) -> bool:
+        """Whether what is under way should be sent by another lane too: the peer speaks, and not of this one."""
+        has_spoken = self._heard_at - self._since > self._patience.parameters.report_s
+        return has_spoken and now - self._since > self._patience.suspend_s(now, rtt_s)
 
     def tick(self, now: float, *, is_owed: bool, moved: int, heard: int, rtt_s: float) -> bool:
         """Take in what has changed since the last tick; whether the lane is to be given up.
@@ -100,12 +158,16 @@ class StallWatch:
         ``moved``, ``heard``: how often the peer has said that the lane moves, and anything at all.
         """
         if not is_owed or moved != self._moved:
+            if self._is_paused and moved != self._moved:
+                self._patience.paused(now - self._since, now)
+            self._is_paused = False
             self._moved, self._heard = moved, heard
-            self._since = self._counted_at = now
+            self._since = self._counted_at = self._heard_at = now
             self.quiet_s = 0.0
             return False
+        self._is_paused = True
         if heard != self._heard:
-            self._heard = heard
+            self._heard, self._heard_at = heard, now
             self.quiet_s += min(now - self._counted_at, _COUNTED_S_MAX)
             self._counted_at = now
         return self.quiet_s > self._patience.limit_s(now, rtt_s)

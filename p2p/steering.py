@@ -380,6 +380,14 @@ class Steering:
             for link in links[planner.plan.get(path, 0) :]:
                 peer.lanes.close(link)
 
+    def doubt_lane(self, peer: Peer, link: Link) -> None:
+        """Bring a lane by another way beside one on which nothing moves."""
+        now = trio.current_time()
+        planner, path = self._planners.get(peer), _path_of(link)
+        if planner is not None and path is not None and planner.doubted(path, now):
+            self._counters["lanes_doubted"] += 1
+            self._plan(peer, now)
+
     def _open(self, peer: Peer, path: Endpoint) -> None:
         assert self._nursery is not None
         peer.lanes.opening += 1

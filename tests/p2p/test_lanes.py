@@ -79,7 +79,12 @@ def test_whatever_lanes_die_every_message_arrives_once(sizes: list[int], seed: i
                 flying[lanes[index][0]] = []
             case 1 if dying:
                 dying.pop(0).lost()
+            case 2 if step < 300 and count > 1:  # it stands still for a while: others carry what it has too
+                near.is_suspended = not near.is_suspended
+                if near.is_suspended:
+                    bulk.out.suspend(near)
             case 2 | 3:
+                near.is_suspended &= step < 300
                 bulk.tell()
             case choice if choice < 8:
                 record = near.next_record()

@@ -26,8 +26,8 @@ BEFORE_S: Final = 2.0
 AFTER_S: Final = 14.0
 _NS: Final = 1_000_000_000
 _RELAYS: Final = ("R1", "R2")
-_ALARMS: Final = ("moves", "lanes_stalled", "silent_ways")
-"""Counters of what is given up: for a connection that carries on, each is a false alarm."""
+_ALARMS: Final = ("false_alarms", "silent_ways", "lanes_stalled")
+"""Counters of what is left for its silence: each is a false alarm where nothing was cut."""
 _TRIES: Final = ("doubts_refuted",)
 
 
