@@ -375,7 +375,8 @@ class Node:
         connector = Connector(vicinity_of(config, relays))
         client = RelayClient(lambda: self._identity, relays, connect=connector.connect)
         puncher = Puncher(
-            lambda: [reservation.endpoint for reservation in client.reservations], look_up=connector.look_up
+            lambda: [*(reservation.endpoint for reservation in client.reservations), *network.dialled],
+            look_up=connector.look_up,
         )
         self.reach = Reach(log=log.info, on_change=lambda: client.need(not self.reach.is_confirmed))
         network = Network(

@@ -118,7 +118,8 @@ class Accepting:
                 await trio.sleep(_PAUSE_S)
                 continue
             try:
-                remote = str(stream.socket.getpeername()[0])
+                name = stream.socket.getpeername()
+                remote, seen = str(name[0]), (str(name[0]), int(name[1]))
             except OSError:
                 stream.socket.close()
                 continue
@@ -128,12 +129,20 @@ class Accepting:
                 stream.socket.close()
                 continue
             tune(stream.socket)
-            self._nursery.start_soon(self.incoming, stream, remote, site_of(remote), place)
+            self._nursery.start_soon(self.incoming, stream, remote, site_of(remote), place, seen)
 
-    async def incoming(self, stream: trio.abc.Stream, remote: str, site: str | None, place: Place) -> None:
+    async def incoming(
+        self,
+        stream: trio.abc.Stream,
+        remote: str,
+        site: str | None,
+        place: Place,
+        seen: tuple[str, int] | None = None,
+    ) -> None:
         """Carry a stream to its end; ``place`` is given back once its peer has said what it is for.
 
-        ``site`` is where it counts as a connection of; None: where it was brought.
+        ``site`` is where it counts as a connection of; None: where it was brought. ``seen``: the address of its
+        other end, where it came directly.
         """
         self._counters["accepts"] += 1
         link: Link | None = None
@@ -147,7 +156,7 @@ class Accepting:
                     if place.is_lost:
                         scope.cancel()
                     purpose = Purpose.PEER if is_direct else Purpose.CIRCUIT
-                    session = await self._greeter.accepted(stream, purpose)
+                    session = await self._greeter.accepted(stream, purpose, seen=seen)
                     if session is not None:
                         link = Link(session, stream, remote=remote, is_direct=is_direct)
                         hello = await self._greeter.hear(link)

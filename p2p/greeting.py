@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from p2p.channel import Hello
+from p2p.errors import HandshakeFailed
 from p2p.handshake import Handshake, Session
 from p2p.identity import Identity, Purpose
 from p2p.link import Link, shake_hands
+from p2p.punch import OBSERVE_PREAMBLE, observed_answer
 from state.primitives.errors import ProtocolError
 
 __all__ = ["Greeter"]
 
+_FIRST_BYTES_MAX: Final = 4_096
 _Said = TypeVar("_Said")
 
 
@@ -42,21 +45,48 @@ class Greeter:
         """Return the session of a stream that we opened, to the address ``expected`` where that is known."""
         return await self._shake(stream, purpose, is_initiator=True, expected=expected)
 
-    async def accepted(self, stream: trio.abc.Stream, purpose: Purpose) -> Session | None:
-        """Return the session of a stream that came in."""
-        return await self._shake(stream, purpose, is_initiator=False, expected=None)
+    async def accepted(
+        self, stream: trio.abc.Stream, purpose: Purpose, *, seen: tuple[str, int] | None = None
+    ) -> Session | None:
+        """Return the session of a stream that came in.
+
+        ``seen``: the address from which it comes, told to who asks for nothing else (``p2p.punch``).
+        """
+        heard = b"" if seen is None else await self._in_time(self._begin(stream, seen))
+        if heard is None:
+            return None
+        return await self._shake(stream, purpose, is_initiator=False, expected=None, heard=heard)
+
+    async def _begin(self, stream: trio.abc.Stream, seen: tuple[str, int]) -> bytes | None:
+        """Return the first bytes of a handshake; None: it was the question of who punches, and is answered."""
+        heard = bytes(await stream.receive_some(_FIRST_BYTES_MAX))
+        if not heard:
+            raise HandshakeFailed("closed during the handshake")
+        if heard != OBSERVE_PREAMBLE:  # exactly: a handshake begins with more bytes, which are random
+            return heard
+        self._counters["observed"] += 1
+        await stream.send_all(observed_answer(*seen))
+        with trio.move_on_after(self._timeout_s / 2):  # as long as this stays open the mapping at its NAT lives
+            await stream.receive_some(1)
+        return None
 
     async def hear(self, link: Link) -> Hello | None:
         """Return what a connection is for."""
         return await self._in_time(link.hear_hello())
 
     async def _shake(
-        self, stream: trio.abc.Stream, purpose: Purpose, *, is_initiator: bool, expected: bytes | None
+        self,
+        stream: trio.abc.Stream,
+        purpose: Purpose,
+        *,
+        is_initiator: bool,
+        expected: bytes | None,
+        heard: bytes = b"",
     ) -> Session | None:
         handshake = Handshake(
             self._identity(), purpose, is_initiator=is_initiator, now_ms=self._now_ms(), expected=expected
         )
-        return await self._in_time(shake_hands(stream, handshake))
+        return await self._in_time(shake_hands(stream, handshake, heard=heard))
 
     async def _in_time(self, words: Awaitable[_Said]) -> _Said | None:
         try:

@@ -28,12 +28,16 @@ _RETIRED_S: Final = 0.01
 _PING_BYTES: Final = 8
 
 
-async def shake_hands(stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"") -> Session:
-    """Complete a handshake on a stream; ``preamble`` goes before its first word.
+async def shake_hands(
+    stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"", heard: bytes = b""
+) -> Session:
+    """Complete a handshake on a stream; ``preamble`` goes before its first word, ``heard`` was read already.
 
     Raises HandshakeFailed and its kinds; what the stream raises passes. The stream stays the caller's to close.
     """
     out = preamble + handshake.start()
+    if heard:
+        out += handshake.receive(heard)
     while True:
         if out:
             await stream.send_all(out)

@@ -1,10 +1,11 @@
 """Direct connections between two nodes behind NAT: TCP simultaneous open (NETWORK.md, section 6, "NAT").
 
-The two already talk through a relay. Each opens connections from one local port to two *observers* (relays), which
-say from which address they see it. If both see the same, the NAT keeps its mapping whatever the destination, and
-the peer may use that address too. They exchange what was observed, and at one agreed moment each dials the other
-from that port: each NAT takes the other's packet for an answer to its own. Where two disagree others
-are asked, for one may lie; if no two see the same the NAT is symmetric, and nothing is tried.
+The two already talk through a relay. Each opens connections from one local port to two *observers* (relays, and
+peers that it dialled directly), which say from which address they see it. If both see the same, the NAT keeps its
+mapping whatever the destination, and the peer may use that address too. They exchange what was observed, and at
+one agreed moment each dials the other from that port: each NAT takes the other's packet for an answer to its own.
+Where two disagree others are asked, for one may lie; if no two see the same the NAT is symmetric, and nothing is
+tried.
 
 ``Puncher`` is a way like any other (``p2p.transport``): a dialer of the scheme ``punch`` and an acceptor. The
 handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.

@@ -64,6 +64,8 @@ __all__ = [
 ]
 
 TOPIC_RECORD: Final = "record"
+_DIALLED_MAX: Final = 4
+"""Peers that are named as observers."""
 
 
 class Network:
@@ -370,6 +372,12 @@ class Network:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
         self.connector.vicinity.name(endpoint.host)
         self._dialling.add_endpoint(address, endpoint)
+
+    @property
+    def dialled(self) -> tuple[Endpoint, ...]:
+        """Where connected peers were dialled directly: they listen there, and tell others how they see them."""
+        found = (peer.control.endpoint for peer in self._peers.values() if peer.control is not None)
+        return tuple(dict.fromkeys(e for e in found if e is not None and e.scheme == "tcp"))[:_DIALLED_MAX]
 
     def record(self, address: bytes) -> PeerRecord | None:
         """Return the newest record known of an address, our own included."""

@@ -174,7 +174,7 @@ async def _be_node(spec: AgentSpec) -> None:
     client = RelayClient(lambda: identity_of(spec.name), [relay_at(text) for text in spec.reserve])
     host, _, port = spec.listen.rpartition(":")
     # Wired as a node's is (node/service.py), or the figures would be of something else.
-    puncher = Puncher(lambda: [reservation.endpoint for reservation in client.reservations])
+    puncher = Puncher(lambda: [*(reservation.endpoint for reservation in client.reservations), *network.dialled])
     reach = Reach()
     network = Network(
         NetworkConfig(listen=((host.strip("[]"), int(port)),) if spec.listen else (), limits=NetworkLimits()),

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from testnet.wan.agent import AgentSpec
-from testnet.wan.bench.measure import relays_at
-from testnet.wan.fleet import RELAY_PORT, AgentFailed, agents
+from testnet.wan.bench.measure import node_at, relays_at
+from testnet.wan.fleet import NODE_PORT, RELAY_PORT, AgentFailed, agents
 from testnet.wan.lab import Lab
 from testnet.wan.topology import parse_topology, plan
 from tests.testnet.wan.emulated import need_emulation
@@ -37,6 +37,22 @@ behind = "GB"
 [default]
 rtt = "40ms"
 """
+
+
+def test_behind_one_relay_a_public_peer_is_the_other_observer() -> None:
+    need_emulation()
+    with Lab(plan(parse_topology(TOPOLOGY.format(nat="cone"))), f"q{os.getpid()}") as lab:
+        specs = {"R1": AgentSpec("R1", relay=f"0.0.0.0:{RELAY_PORT}")}
+        specs["R2"] = AgentSpec("R2", listen=f"0.0.0.0:{NODE_PORT}")  # no relay: a node that accepts connections
+        for name in ("A", "B"):
+            specs[name] = AgentSpec(name, reserve=relays_at(lab, "R1"))
+        with agents(lab, specs) as nodes:
+            home, other = nodes["A"], nodes["B"]
+            for node in (home, other):
+                node.ask("connect", peer="R2", path=[node_at(lab, "R2")])
+            assert home.ask("connect", peer="B", path=list(relays_at(lab, "R1")))["remote"].startswith("relay:")
+            home.ask("await_path", peer="B", scheme="punch")
+            other.ask("await_path", peer="A", scheme="punch")
 
 
 @pytest.mark.parametrize("nat", ["cone", "symmetric"])

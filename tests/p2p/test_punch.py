@@ -20,10 +20,12 @@ from p2p.punch import (
     _checked,
     observed_answer,
 )
+from p2p.service import Network, NetworkConfig
 from p2p.transport import Endpoint
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
-from tests.p2p.helpers import identity
+from tests.p2p.helpers import NOW_MS, identity
+from tests.p2p.test_service import running
 
 ALICE, BOB = identity(1).address, identity(2).address
 OPTIONS = PunchOptions(try_s=5.0)
@@ -130,6 +132,45 @@ async def test_both_ends_get_one_stream() -> None:
             assert await here.receive_some(5) == b"world"
         assert (alice.attempts, alice.successes) == (1, 1)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_node_tells_who_asks_from_where_it_is_seen_and_goes_on_to_shake_hands_with_others() -> None:
+    config = NetworkConfig(listen=(("127.0.0.1", 0),))
+    node = Network(config, identity(3), now_ms=lambda: NOW_MS)
+    friend = Network(NetworkConfig(), identity(4), now_ms=lambda: NOW_MS)
+    with trio.fail_after(30):
+        async with running(node, friend):
+            port = node.bound[0][1]
+            for question, is_answered in (
+                (OBSERVE_PREAMBLE, True),
+                (b"DKRX", False),
+                (OBSERVE_PREAMBLE[:3], False),
+            ):
+                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                    await stream.send_all(question)
+                    if not is_answered:
+                        await stream.send_eof()
+                    host, own_port = stream.socket.getsockname()[:2]
+                    wanted = observed_answer(host, own_port) if is_answered else b""
+                    assert bytes(await stream.receive_some(64)) == wanted
+            assert node.counters["observed"] == 1
+            friend.add_endpoint(node.identity.address, Endpoint("127.0.0.1", port))
+            await friend.request(node.identity.address, "peers", b"")
+            assert friend.dialled == (Endpoint("127.0.0.1", port),)
+
+
+async def test_a_peer_is_an_observer_beside_a_relay() -> None:
+    config = NetworkConfig(listen=(("127.0.0.1", 0),))
+    public = Network(config, identity(3), now_ms=lambda: NOW_MS)
+    with trio.fail_after(30):
+        async with running(public), trio.open_nursery() as nursery:
+            observers = [await observer(nursery), Endpoint("127.0.0.1", public.bound[0][1])]
+            alice, _bob, _, bobs = await pair(nursery, observers)
+            here = await alice.dial(PUNCHED, BOB)
+            there = await bobs.taken.receive()
+            await here.send_all(b"hello")
+            assert await there.receive_some(5) == b"hello"
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_symmetric_nat_is_recognised_and_not_asked_again_soon() -> None:
