@@ -5,12 +5,23 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.heights import AT_HEIGHT, stamp, state_height
+from rpc.parameters import parameters_of
 from rpc.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.schema import NUMBER, Schema, array, nullable, obj
 from rpc.table import Json, Method, Node
 from rpc.turns import Lane
+from state.primitives.committee import SEATS_MAX
+from state.primitives.genesis import ChainParameters
+from state.transition.epochs import epoch_of, last_height
 from state.transition.jail import FOREVER, JailRecord, list_jails
-from state.transition.staking import list_stakes
+from state.transition.staking import (
+    NOTICE_EPOCHS,
+    list_stakes,
+    load_committee,
+    load_stake,
+    unbondings_of,
+    withdrawable,
+)
 from state.view import Reader
 
 __all__ = ["FOUNDER_OUT", "JAIL_OUT", "VALIDATOR_METHODS", "jail_json"]
@@ -28,9 +39,15 @@ def jail_json(record: JailRecord | None) -> Json:
 async def get_validators(node: Node, height: int | None) -> Json:
     """Answer ``dekube_getValidators``."""
     number = state_height(node, height)
-    stakes, jails = await node.query(number, _stakes)
+    chain = parameters_of(node.description.parameters).chain
+    stakes, jails, leaving, left = await node.query(number, _stakes, number, chain)
     return {
         "at": await stamp(node, number),
+        "withdrawable": str(left),
+        "leaving": [
+            {"address": address(who), "last_epoch": epoch, "last_height": last_height(epoch, chain)}
+            for who, epoch in leaving
+        ],
         "validators": [
             {
                 "address": address(who),
@@ -44,8 +61,24 @@ async def get_validators(node: Node, height: int | None) -> Json:
     }
 
 
-def _stakes(reader: Reader) -> Any:
-    return list_stakes(reader)[:STAKES_MAX], dict(list_jails(reader))
+def _stakes(reader: Reader, height: int, chain: ChainParameters) -> Any:
+    leaving = _leaving(reader, epoch_of(height + 1, chain))
+    return list_stakes(reader)[:STAKES_MAX], dict(list_jails(reader)), leaving, withdrawable(reader, chain)
+
+
+def _leaving(reader: Reader, epoch: int) -> list[tuple[bytes, int]]:
+    """Return who sits without a stake, in this epoch or the next, and the last epoch in which it may."""
+    found: dict[bytes, int] = {}
+    for known in (epoch, epoch + 1):
+        committee = load_committee(reader, known)
+        for seat in committee.seats if committee is not None else ():
+            if load_stake(reader, seat.address) is None:
+                found[seat.address] = known
+    for who, last in found.items():
+        withdrawn = [item.epoch for item in unbondings_of(reader, who)]
+        if withdrawn:
+            found[who] = max(last, max(withdrawn) + NOTICE_EPOCHS - 1)
+    return sorted(found.items())
 
 
 JAIL_OUT: Final[dict[str, Any]] = nullable(obj({"until_epoch": nullable(NUMBER), "times": NUMBER}))
@@ -61,9 +94,20 @@ FOUNDER_OUT: Final = obj(_STAKER)
 VALIDATOR_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getValidators",
-        "All that have stake, with their keys and what is held against them",
+        "All that have stake, with their keys and what is held against them; who votes without a stake, and until "
+        "when; how much stake can still be withdrawn in this epoch",
         get_validators,
-        obj({"at": AT, "validators": array(obj(_STAKER | {"jail": JAIL_OUT}), maximum=STAKES_MAX)}),
+        obj(
+            {
+                "at": AT,
+                "withdrawable": AMOUNT_OUT,
+                "leaving": array(
+                    obj({"address": ADDRESS_OUT, "last_epoch": NUMBER, "last_height": NUMBER}),
+                    maximum=2 * SEATS_MAX,
+                ),
+                "validators": array(obj(_STAKER | {"jail": JAIL_OUT}), maximum=STAKES_MAX),
+            }
+        ),
         (AT_HEIGHT,),
         cost=5,
         group="network",

@@ -176,7 +176,12 @@ def unstake(session: Session, amount: int, yes: bool, as_json: bool) -> None:
             "counts": _seated_from(client.call("dekube_getCommittee")),
             "returns": f"{release} or later, by itself; until then it can still be slashed",
         }
-        receipt = send(client, key, UNSTAKE_KIND, [amount], what, yes=yes)
+        try:
+            receipt = send(client, key, UNSTAKE_KIND, [amount], what, yes=yes)
+        except TransactionRefused as error:
+            if (why := _why_not(error.reason, client)) is not None:
+                raise TransactionRefused(f"{why}; nothing was sent", reason=error.reason) from None
+            raise
         returning = _account(client, key)["unbonding"]
     show_receipt(receipt, as_json)
     if not as_json and returning:
@@ -194,6 +199,25 @@ def _check_left(staked: int, client: Client) -> None:
     least = int(client.call("dekube_genesis")["parameters"]["chain.stake_min"])
     if 0 < staked < least:
         raise TransactionRefused(f"{show_amount(staked)} would be staked: at least {show_amount(least)}, or none")
+
+
+def _why_not(reason: str, client: Client) -> str | None:
+    """Return what keeps a stake where it is for now, and what can be done."""
+    parameters = client.call("dekube_genesis")["parameters"]
+    if reason == "too_few_validators":
+        return (
+            f"fewer than {parameters['chain.validators_min']} other validators would be left "
+            f"(chain.validators_min): all but {show_amount(int(parameters['chain.stake_min']))} can be taken out, "
+            "and the rest when another validator has staked (dekube validators)"
+        )
+    if reason == "unstake_limit_reached":
+        left = int(client.call("dekube_getValidators")["withdrawable"])
+        last = client.call("dekube_getEpoch")["last_height"]
+        return (
+            f"within one epoch {parameters['chain.unstake_percent_max']} % of all stake can be taken out "
+            f"(chain.unstake_percent_max): {show_amount(left)} of it are left, more from block {last + 1:,} on"
+        )
+    return None
 
 
 def _keys(session: Session) -> tuple[SecretKey, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from node.cli.output import json_option, show, show_amount, show_rows
 from node.cli.session import Session, reading_options
+
+if TYPE_CHECKING:
+    from rpc.client import Client
 
 __all__ = ["validators"]
 
@@ -18,7 +21,10 @@ _COLUMNS: Final = ("validator", "stake", "seat", "weight", "voted", "led", "miss
 @reading_options
 @json_option
 def validators(session: Session, as_json: bool) -> None:
-    """List who has stake, the largest first: the seat and its weight, and how it does in this epoch.
+    """List who votes now and who has stake, the largest first: seat, weight, and how it does in this epoch.
+
+    `state` says who votes from which block on, and who leaves with which: withdrawn stake votes for up to three
+    epochs.
 
     `voted` counts final blocks of the epoch with the seat's vote, `led` blocks that it made, `missed` views that
     it was to lead and did not. A stake counts from the third epoch on.
@@ -32,18 +38,42 @@ def validators(session: Session, as_json: bool) -> None:
         epoch = client.call("dekube_getEpoch")
         number = epoch["epoch"]
         committee = client.call("dekube_getCommittee", epoch=number)
-        staked = client.call("dekube_getValidators")["validators"]
+        answer = client.call("dekube_getValidators")
+        following = _committee_after(client, number)
+    staked, leaving = answer["validators"], {known["address"]: known for known in answer["leaving"]}
     seats = {seat["address"]: seat for seat in committee["seats"]}
     deeds = {seat["address"]: seat for seat in epoch["seats"]}
+    next_seats = None if following is None else {seat["address"]: seat for seat in following["seats"]}
+    with_stake = {known["address"] for known in staked}
+    staked += [
+        {"address": address, "vote_key": seat["vote_key"], "vrf_key": seat["vrf_key"], "stake": "0", "jail": None}
+        for address, seat in ((next_seats or {}) | seats).items()
+        if address not in with_stake
+    ]
     staked.sort(key=lambda known: (-int(known["stake"]), known["address"]))
     if as_json:
         found = [
-            known | {"seat": seats.get(known["address"]), "epoch": deeds.get(known["address"])} for known in staked
+            known
+            | {
+                "seat": seats.get(known["address"]),
+                "epoch": deeds.get(known["address"]),
+                "leaves": leaving.get(known["address"]),
+                "sits_next": None if next_seats is None else known["address"] in next_seats,
+            }
+            for known in staked
         ]
-        show({"epoch": number, "last_height": epoch["last_height"], "validators": found})
+        show(
+            {
+                "epoch": number,
+                "last_height": epoch["last_height"],
+                "withdrawable": answer["withdrawable"],
+                "validators": found,
+            }
+        )
         return
     rows = [
         _row(known, seats.get(known["address"]), deeds.get(known["address"]), epoch, int(committee["weight"]))
+        | {"state": _state(known, epoch, seats, next_seats, leaving.get(known["address"]))}
         for known in staked
     ]
     title = f"Validators in epoch {number}, which ends with block {epoch['last_height']:,}"
@@ -54,7 +84,7 @@ def _row(
     known: dict[str, Any], seat: dict[str, Any] | None, deed: dict[str, Any] | None, epoch: dict[str, Any],
     weight: int,
 ) -> dict[str, Any]:  # fmt: skip
-    row = {"validator": known["address"], "stake": show_amount(int(known["stake"])), "state": _state(known, epoch)}
+    row: dict[str, Any] = {"validator": known["address"], "stake": show_amount(int(known["stake"]))}
     if seat is not None:
         row |= {"seat": seat["seat"], "weight": f"{100 * int(seat['weight']) / weight:.1f} %"}
     if deed is not None:
@@ -63,8 +93,33 @@ def _row(
     return row
 
 
-def _state(known: dict[str, Any], epoch: dict[str, Any]) -> str:
-    jail = known["jail"]
-    if jail is None or (jail["until_epoch"] is not None and jail["until_epoch"] <= epoch["epoch"]):
-        return ""
-    return "out for ever" if jail["until_epoch"] is None else f"jailed until epoch {jail['until_epoch']}"
+def _committee_after(client: Client, number: int) -> dict[str, Any] | None:
+    """Return the next committee, which a chain knows; None from a gateway that does not tell."""
+    from rpc.errors import RpcError
+
+    try:
+        found: dict[str, Any] = client.call("dekube_getCommittee", epoch=number + 1)
+    except RpcError:
+        return None
+    return found
+
+
+def _state(
+    known: dict[str, Any], epoch: dict[str, Any], seats: dict[str, Any], next_seats: dict[str, Any] | None,
+    leaves: dict[str, Any] | None,
+) -> str:  # fmt: skip
+    """Return since or until when a validator votes, and what keeps it out."""
+    address, jail, said = known["address"], known["jail"], []
+    if jail is not None and jail["until_epoch"] is None:
+        said.append("out for ever")
+    elif jail is not None and jail["until_epoch"] > epoch["epoch"]:
+        said.append(f"jailed until epoch {jail['until_epoch']}")
+    if leaves is not None:
+        said.append(f"leaves with block {leaves['last_height']:,}")
+    elif address in seats and next_seats is not None and address not in next_seats:
+        said.append(f"leaves with block {epoch['last_height']:,}")
+    elif address not in seats and next_seats is not None and address in next_seats:
+        said.append(f"votes from block {epoch['last_height'] + 1:,} on")
+    elif address not in seats and not said:
+        said.append("does not vote yet")
+    return ", ".join(said)

@@ -102,6 +102,8 @@ class WholeWorld:
             "chain.evidence_epochs": 64,
             "chain.downtime_blocks_min": downtime_blocks_min,
             "chain.validators_max": validators_max,
+            "chain.validators_min": 1,
+            "chain.unstake_percent_max": 100,
             "chain.block_interval_ms_min": block_interval_ms,
             "chain.time_ahead_ms_max": 60_000,
             "chain.time_behind_ms_max": 60_000,

@@ -66,6 +66,11 @@ class ChainParameters:
     unbonding_ms: int = 14 * 24 * 3_600_000
     stake_min: int = 1_000 * 10**18
     validators_max: int = 100
+    validators_min: int = 4
+    """A validator cannot withdraw its whole stake when fewer others would be left; down to ``stake_min`` it can.
+    Four is the least number that tolerates a faulty one."""
+    unstake_percent_max: int = 33
+    """Percentage of the stake at the start of an epoch that can be withdrawn within that epoch."""
     history_heights: int = 128
     """State is readable at this many heights below the newest."""
 

@@ -22,11 +22,20 @@ from state.primitives.receipts import Event, EventType
 from state.primitives.vrf import VRF_KEY_BYTES, vrf_output
 from state.transition.jail import FOREVER, JailRecord, is_jailed, load_jail, save_jail
 from state.transition.rules import BlockContext
-from state.transition.selection import CANDIDATES_MAX, Candidate, Selection, draw_seats, seated, select
+from state.transition.selection import (
+    CANDIDATES_MAX,
+    Candidate,
+    Selection,
+    draw_seats,
+    limit_growth,
+    seated,
+    select,
+)
 from state.transition.slashing import bonded, take_bonded
 from state.transition.staking import (
     NOTICE_EPOCHS,
     STAKING_ADDRESS,
+    begin_withdrawals,
     delete_committee,
     largest_stakes,
     load_committee,
@@ -451,7 +460,8 @@ def _select_after(
     """Return the committee of ``epoch``: the frozen stakes, the seats of those jailed since then left empty.
 
     A jail never empties a committee. If nobody is left, those sit who are jailed for a while; if everybody is out
-    for ever, or has left, the members of ``before`` sit on: a chain that could not go on would help nobody.
+    for ever, or has left, the members of ``before`` sit on: a chain that could not go on would help nobody. What
+    is new since ``before`` has no more than a third of the weight (``limit_growth``).
     """
     seats_max = min(chain.validators_max, SEATS_MAX)
     last = [Candidate(*member) for member in before.seats]
@@ -461,15 +471,19 @@ def _select_after(
         absent = {candidate.address for candidate in candidates if is_jailed(state, candidate.address, until)}
         selection = seated(drawn, absent)
         if selection is not None:
-            return selection
+            return limit_growth(
+                selection, before, seats_max=seats_max, out=lambda who: is_jailed(state, who, FOREVER - 1)
+            )
     return select(last, epoch=epoch, randomness=randomness, seats_max=seats_max)
 
 
 def _freeze(state: Overlay, epoch: int) -> None:
     """Keep the largest stakes and their keys as they are, without the jailed, for the selection of ``epoch``."""
+    largest = largest_stakes(state, CANDIDATES_MAX)
+    begin_withdrawals(state, sum(record.amount for _, record in largest))
     candidates: list[Value] = [
         [address, record.vote_key, record.vrf_key, record.amount]
-        for address, record in largest_stakes(state, CANDIDATES_MAX)
+        for address, record in largest
         if not is_jailed(state, address, epoch)
     ]
     for part in range(-(-CANDIDATES_MAX // _FROZEN_PART)):

@@ -556,6 +556,8 @@ _BOUNDS: Final = {
     "time_ahead_ms_max": (0, 2**48 - 1),
     "time_behind_ms_max": (0, 2**48 - 1),
     "validators_max": (1, SEATS_MAX),
+    "validators_min": (1, SEATS_MAX),
+    "unstake_percent_max": (1, 100),
     "epoch_blocks": (1, 2**32 - 1),
     "evidence_epochs": (2, 2**32 - 1),
     "downtime_blocks_min": (0, 2**32 - 1),

@@ -12,7 +12,7 @@ drawn above its share more often than in independent draws, and splitting a stak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from state.primitives.committee import Committee, Seat
@@ -28,6 +28,7 @@ __all__ = [
     "cap_weights",
     "draw_seats",
     "draw_tickets",
+    "limit_growth",
     "permutation",
     "seated",
     "select",
@@ -41,6 +42,8 @@ CAP_EQUAL_SHARES: Final = (12, 10)
 """... unless it is no more than so many equal shares, because few sit."""
 TAIL_DIVISOR: Final = 5
 """There are as few anchors as leave this part of the stake, or less, to the lottery."""
+GROWTH_DIVISOR: Final = 2
+"""What is new in a committee weighs no more than this part of what is not: a third of the whole."""
 _DRAW_BITS: Final = 256
 
 
@@ -144,6 +147,46 @@ def seated(drawn: Drawn, absent: Collection[bytes] = ()) -> Selection | None:
     places = {number: place for place, number in enumerate(present)}
     committee = Committee(seats, [places[number] for number in order if number in places])
     return Selection(committee, len(firm), sum(lots), is_tail_large)
+
+
+def limit_growth(
+    selection: Selection, before: Committee, *, seats_max: int, out: Callable[[bytes], bool]
+) -> Selection:
+    """Return ``selection`` with what is new since ``before`` cut to a third of the weight: half of what was kept.
+
+    The weight can grow by half in each epoch, so a large new stake, or a large addition to an old one, has all of
+    its weight after some epochs and takes no chain over at once. Lottery seats keep the weight that was drawn. If
+    no member of ``before`` is selected, those who are not ``out`` for ever sit on beside the new ones; if there
+    are none, the new ones sit alone. There are never more than ``seats_max`` seats.
+    """
+    committee, firm = selection.committee, selection.anchors
+    held = {seat.address: seat.weight for seat in before.seats}
+    kept = [min(seat.weight, held.get(seat.address, 0)) for seat in committee.seats[:firm]]
+    grown = [seat.weight - stays for seat, stays in zip(committee.seats[:firm], kept, strict=True)]
+    stays_on: list[Seat] = []
+    if not any(seat.address in held for seat in committee.seats):
+        stays_on = [seat for seat in before.seats if not out(seat.address)][: seats_max - 1]
+        if not stays_on:
+            return selection
+    whole = sum(kept) + selection.lottery_weight * (not stays_on) + sum(seat.weight for seat in stays_on)
+    room, growth = whole // GROWTH_DIVISOR, sum(grown)
+    if growth <= room and not stays_on:
+        return selection
+    if stays_on:  # the lottery, too, is of new ones alone
+        kept, grown = [0] * committee.size, list(committee.weights)
+        growth = sum(grown)
+    cut = min(room, growth)
+    weights = [stays + more * cut // growth for stays, more in zip(kept, grown, strict=True)]
+    seats = [seat._replace(weight=max(1, weight)) for seat, weight in zip(committee.seats, weights, strict=False)]
+    seats += committee.seats[len(weights) :]
+    order = list(committee.order)
+    if stays_on:
+        seats = seats[: seats_max - len(stays_on)]
+        order = [number for number in order if number < len(seats)]
+        order += range(len(seats), len(seats) + len(stays_on))
+        seats += stays_on
+    lottery = sum(seat.weight for seat in seats[firm : len(seats) - len(stays_on)])
+    return selection._replace(committee=Committee(seats, order), lottery_weight=lottery)
 
 
 def cap_weights(stakes: Sequence[int]) -> list[int]:

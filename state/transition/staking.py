@@ -3,6 +3,9 @@
 A validator's account stakes for a vote key and a VRF key and proves that it holds both. Staking nothing more, with
 other keys, replaces them; stakes and keys count from the next freeze on (``state.transition.epochs``). A vote key
 belongs to one account for ever, also after it was replaced, so that evidence against an old key finds its owner.
+The last ``validators_min`` cannot withdraw all of their stake, and within an epoch no more than
+``unstake_percent_max`` of all stake is withdrawn: a chain without validators would belong to whoever stakes next
+(docs/decisions/0060-epochs.md).
 Withdrawn stake keeps its seat where one was selected already, and stays slashable in the table of unbonding until
 ``unbonding_ms`` of agreed time have passed and an epoch without that seat: a chain that stood still in between has
 had no block to punish anybody in.
@@ -19,6 +22,7 @@ from state.primitives.amounts import format_amount
 from state.primitives.codec import Value, encode
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError, ProtocolError, RecordDamaged
+from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import digest
 from state.primitives.keys import VOTE_KEY_BYTES, VOTE_SIGNATURE_BYTES, SecretKey, verify_vote
 from state.primitives.receipts import Event, EventType
@@ -43,12 +47,16 @@ __all__ = [
     "UNSTAKED",
     "UNSTAKE_KIND",
     "StakeRecord",
+    "TooFewValidators",
     "Unbonding",
+    "UnstakeLimitReached",
+    "begin_withdrawals",
     "delete_committee",
     "largest_stakes",
     "list_stakes",
     "load_committee",
     "load_stake",
+    "other_validators",
     "possession_digest",
     "release_unbonded",
     "save_committee",
@@ -58,6 +66,7 @@ __all__ = [
     "unbondings_of",
     "unstake_payload",
     "vote_key_owner",
+    "withdrawable",
 ]
 
 STAKE_KIND: Final = 0x02
@@ -69,6 +78,8 @@ NOTICE_EPOCHS: Final = 3
 """Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
 RELEASES_MAX: Final = 256
 """Withdrawals that one block pays out or puts off; the rest wait for the next blocks."""
+OUT_FOR_EVER_MAX: Final = 256
+"""Operators out for ever that are passed over where validators are counted; more of them count as none at all."""
 UNBONDINGS_MAX: Final = 32
 """Withdrawals of one account that wait: a penalty visits every one of them."""
 RECORD_LIMIT_BYTES: Final = 256
@@ -92,6 +103,7 @@ _EPOCH_BYTES: Final = 4
 _INDEXED: Final = b"\1"
 _VOTE_KEY: Final = bytes([Table.VOTE_KEY])
 _COMMITTEE: Final = bytes([Table.CHAIN]) + b"committee"
+_WITHDRAWN: Final = bytes([Table.CHAIN]) + b"withdrawn"
 _PAGE: Final = 256
 
 
@@ -127,6 +139,28 @@ class StakeInsufficient(ProtocolError):
         super().__init__(f"withdrawal of {format_amount(amount)} from a stake of {format_amount(stake)}")
         self.stake = stake
         self.amount = amount
+
+
+class TooFewValidators(ProtocolError):
+    """Fewer validators than the chain needs would be left: another has to stake first."""
+
+    code = "too_few_validators"
+
+    def __init__(self, *, left: int, minimum: int) -> None:
+        super().__init__(f"{left} other validators, minimum {minimum}")
+        self.left = left
+        self.minimum = minimum
+
+
+class UnstakeLimitReached(ProtocolError):
+    """More would be withdrawn than one epoch allows: what is over can be withdrawn in the next."""
+
+    code = "unstake_limit_reached"
+
+    def __init__(self, *, amount: int, left: int) -> None:
+        super().__init__(f"withdrawal of {amount}, {left} can still be withdrawn in this epoch")
+        self.amount = amount
+        self.left = left
 
 
 class OperatorTombstoned(ProtocolError):
@@ -226,6 +260,48 @@ def largest_stakes(state: Reader, limit: int) -> list[tuple[bytes, StakeRecord]]
         assert record is not None, "the index and its table change together"
         found.append((address, record))
     return found
+
+
+def begin_withdrawals(state: Overlay, staked: int) -> None:
+    """Begin the epoch's sum of withdrawals, at an end of an epoch at which so much is ``staked``."""
+    state.put(_WITHDRAWN, encode([staked, 0]))
+
+
+def withdrawable(state: Reader, chain: ChainParameters) -> int:
+    """Return how much stake can still be withdrawn in this epoch. Raises RecordDamaged."""
+    staked, withdrawn = _withdrawals(state)
+    return max(0, staked * chain.unstake_percent_max // 100 - withdrawn)
+
+
+def _withdrawals(state: Reader) -> tuple[int, int]:
+    """Return what was staked when the epoch began, and what was withdrawn since: 0 while there is no record."""
+    data = state.get(_WITHDRAWN)
+    if data is None:
+        return 0, 0
+    staked, withdrawn = read_record(
+        data,
+        lambda value: items_of(value, int, int),
+        what="what was withdrawn in this epoch",
+        limit_bytes=RECORD_LIMIT_BYTES,
+    )
+    return staked, withdrawn
+
+
+def other_validators(state: Reader, address: bytes, limit: int) -> int:
+    """Return how many others have stake and are not out for ever; ``limit`` at most, of the largest stakes."""
+    found, start, stop = 0, _STAKE_RANK, bytes([Table.STAKE_RANK + 1])
+    for key, _ in state.scan(start, stop, limit + 1 + OUT_FOR_EVER_MAX):
+        other = key[-ADDRESS_BYTES:]
+        if other != address and not _is_out(state, other):
+            found += 1
+            if found == limit:
+                break
+    return found
+
+
+def _is_out(state: Reader, address: bytes) -> bool:
+    jail = load_jail(state, address)
+    return jail is not None and jail.until_epoch == FOREVER
 
 
 def unbondings_of(state: Reader, address: bytes) -> list[Unbonding]:
@@ -399,6 +475,15 @@ def _apply_unstake(state: Overlay, unstake: Unstake, context: Context) -> None:
         raise StakeTooSmall(stake=total, minimum=block.chain.stake_min)
     if len(_places(state, sender)) >= UNBONDINGS_MAX:
         raise TooManyUnbondings(f"{UNBONDINGS_MAX} withdrawals wait")
+    if not _is_out(state, sender):  # else it votes no more, and nobody waits for its stake
+        minimum = block.chain.validators_min
+        if total == 0 and (left := other_validators(state, sender, minimum)) < minimum:
+            raise TooFewValidators(left=left, minimum=minimum)
+        allowed = withdrawable(state, block.chain)
+        if unstake.amount > allowed:
+            raise UnstakeLimitReached(amount=unstake.amount, left=allowed)
+        at_first, withdrawn = _withdrawals(state)
+        state.put(_WITHDRAWN, encode([at_first, withdrawn + unstake.amount]))
     release_ms = block.time_ms + block.chain.unbonding_ms
     save_stake(state, sender, record._replace(amount=total))
     save_unbonding(state, Unbonding(release_ms, sender, context.nonce, unstake.amount, block.epoch))

@@ -99,11 +99,13 @@ ANSWERS: dict[str, Any] = {
     ]},
     "dekube_status": {"epoch": 1},
     "dekube_getEpoch": {
-        "epoch": HOSTILE, "last_height": 5, "counted_blocks": HOSTILE,
+        "epoch": 1, "last_height": 5, "counted_blocks": HOSTILE,
         "seats": [{"address": HOSTILE, "finalised": HOSTILE, "led": HOSTILE, "missed": HOSTILE}],
     },
     "dekube_getCommittee": {"seats": [COMMITTEE_SEAT], "weight": "1"},
-    "dekube_getValidators": {"validators": [{"address": HOSTILE, "stake": "1", "jail": None}]},
+    "dekube_getValidators": {
+        "validators": [{"address": HOSTILE, "stake": "1", "jail": None}], "leaving": [], "withdrawable": "1",
+    },
     "dekube_getNetwork": {
         "next": None,
         "reachability": {

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import node.home
 from node.cli import group
+from node.cli.validators import _state
 from node.config import KeyOptions, NetworkOptions, NodeOptions, RpcOptions
 from node.home import Home, create_home, load_key
 from rpc.client import TransactionRefused
@@ -52,9 +53,11 @@ def possession_of(chain: Node, vote: SecretKey, file: Path) -> Path:
 
 
 @asynccontextmanager
-async def validator(tmp_path: Path) -> AsyncIterator[tuple[Node, Home, Callable[..., Awaitable[Result]]]]:
+async def validator(
+    tmp_path: Path, **parameters: int
+) -> AsyncIterator[tuple[Node, Home, Callable[..., Awaitable[Result]]]]:
     """A chain that makes blocks, the home of somebody with coins, and `dekube tx` for it."""
-    chain = Node(tmp_path / "db", epoch_blocks=1_000)
+    chain = Node(tmp_path / "db", options=None, epoch_blocks=1_000, **parameters)
     chain.mint()
     home = create_home(
         tmp_path / "home", genesis=chain.genesis, account=ALICE, vote=OLD, passphrase="p",
@@ -111,6 +114,36 @@ async def test_a_stake_that_the_chain_would_refuse_costs_no_fee_and_what_is_with
         done = await tx("unstake", 1_500)
         assert "It is on the account again from " in done.output
         assert load_stake(chain.store, ALICE.address) is None or staked_of(chain)[0] == 0
+
+
+async def test_a_stake_that_the_chain_needs_stays_and_the_reason_is_said(tmp_path: Path) -> None:
+    async with validator(tmp_path, validators_min=4, unstake_percent_max=10) as (chain, _, tx):
+        assert (await tx("stake", 3_000)).exception is None
+        assert str((await tx("unstake", 3_000)).exception) == (
+            "fewer than 4 other validators would be left (chain.validators_min): all but 1000 DKB can be taken "
+            "out, and the rest when another validator has staked (dekube validators); nothing was sent"
+        )
+        assert str((await tx("unstake", 1_500)).exception) == (
+            "within one epoch 10 % of all stake can be taken out (chain.unstake_percent_max): 1000 DKB of it are "
+            "left, more from block 1,001 on; nothing was sent"
+        )
+        assert (await tx("unstake", 600)).exception is None
+        assert "400 DKB of it are left" in str((await tx("unstake", 500)).exception)
+        assert staked_of(chain)[0] == 2_400
+
+
+def test_validators_tell_who_votes_now_who_comes_and_who_leaves_when() -> None:
+    def state(address: str, jail: Any = None, leaves: Any = None) -> str:
+        known = {"address": address, "stake": "1", "jail": jail}
+        return _state(known, {"epoch": 5, "last_height": 3_600}, {"A": {}, "B": {}}, {"A": {}, "C": {}}, leaves)
+
+    assert state("A") == "", "votes now and next"
+    assert state("A", leaves={"last_height": 7_200}) == "leaves with block 7,200"
+    assert state("B") == "leaves with block 3,600"
+    assert state("C") == "votes from block 3,601 on"
+    assert state("D") == "does not vote yet"
+    assert state("B", jail={"until_epoch": 9}) == "jailed until epoch 9, leaves with block 3,600"
+    assert state("D", jail={"until_epoch": None}) == "out for ever"
 
 
 async def test_keys_of_who_has_no_stake_are_not_replaced(tmp_path: Path) -> None:

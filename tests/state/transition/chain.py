@@ -18,6 +18,8 @@ KEYS = tuple(SecretKey(bytes([i + 1]) * 32) for i in range(6))
 VALIDATORS = KEYS[:2]
 USERS = KEYS[2:]
 START_MS = 1_700_000_000_000
+ANYBODY_LEAVES = {"validators_min": 1, "unstake_percent_max": 100}
+"""A chain so small keeps nobody."""
 VRF = vrf_key_of(KEYS[0])
 
 
@@ -31,7 +33,7 @@ def genesis(**parameters: int) -> Genesis:
         tuple(
             GenesisValidator(key.address, key.vote_key, vrf_key_of(key).public, 5_000 * COIN) for key in VALIDATORS
         ),
-        tuple(sorted((f"chain.{name}", number) for name, number in parameters.items())),
+        tuple(sorted((f"chain.{name}", number) for name, number in {**ANYBODY_LEAVES, **parameters}.items())),
     )
 
 

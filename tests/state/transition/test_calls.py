@@ -170,7 +170,12 @@ def test_execution_leaves_the_same_state_events_and_fee(data: st.DataObject, kin
 
 
 QUICK_RUNTIME = make_runtime(
-    replace(genesis(), parameters=tuple(sorted((f"tasks.{name}", value) for name, value in asdict(QUICK).items())))
+    replace(
+        genesis(),
+        parameters=tuple(
+            sorted((*genesis().parameters, *((f"tasks.{name}", value) for name, value in asdict(QUICK).items())))
+        ),
+    )
 )
 
 

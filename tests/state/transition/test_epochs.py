@@ -41,12 +41,14 @@ from state.transition.staking import (
     UNSTAKE_KIND,
     load_committee,
     load_stake,
+    other_validators,
     stake_payload,
     unstake_payload,
+    withdrawable,
 )
 from state.view import Overlay, Table
 from state.view.accounts import burned, nonce_of
-from tests.state.transition.chain import CHAIN_ID, COIN, START_MS, Ledger, signed
+from tests.state.transition.chain import ANYBODY_LEAVES, CHAIN_ID, COIN, START_MS, Ledger, signed
 
 BLOCKS = 6
 MINIMUM = 1_000 * COIN
@@ -60,7 +62,10 @@ def vote_key(key: SecretKey, number: int = 0) -> SecretKey:
 
 
 def founded(**parameters: int) -> Genesis:
-    named = {"epoch_blocks": BLOCKS, "downtime_blocks_min": 2, "unbonding_ms": 36_000, "evidence_epochs": 3}
+    named = {
+        "epoch_blocks": BLOCKS, "downtime_blocks_min": 2, "unbonding_ms": 36_000, "evidence_epochs": 3,
+        **ANYBODY_LEAVES,
+    }  # fmt: skip
     return Genesis(
         CHAIN_ID, "epochs", START_MS, True, tuple((key.address, 100_000 * COIN) for key in KEYS),
         tuple(
@@ -130,6 +135,14 @@ class World(Ledger):
             amount, vote_key(key, number), genesis_hash=self.runtime.genesis_hash, address=key.address
         )
         return key, STAKE_KIND, payload
+
+    def refused(self, transaction: tuple[SecretKey, int, list[Any]]) -> str | None:
+        """Return why a transaction would fail in the next block, which is not made."""
+        key, kind, payload = transaction
+        block = self.input(seat=self.epoch.committee.leader(self.tally.view + 1))
+        checked = self.runtime.check(signed(key, nonce_of(self.state, key.address), kind, payload))
+        (receipt,) = self.runtime.execute(self.state, block, [checked]).receipts
+        return decode_receipt(receipt).reason or None
 
     def put_jail(self, address: bytes, record: JailRecord) -> None:
         changed = Overlay(self.state)
@@ -226,11 +239,56 @@ def test_who_leaves_keeps_the_seats_that_were_selected(world: World) -> None:
     assert seated == [True, True, True, False, False]
 
 
-def test_when_everybody_has_left_the_last_ones_sit_on(world: World) -> None:
-    world.mint(*(unstaking(key, 5 * MINIMUM) for key in FOUNDERS))
-    world.finish(6)
-    assert addresses(world.epoch.committee) == {key.address for key in FOUNDERS}
-    assert world.epoch.committee.weight == 20 * MINIMUM
+def test_the_last_one_does_not_leave_and_a_new_stake_does_not_take_the_chain_at_once(world: World) -> None:
+    world.mint(*(unstaking(key, 5 * MINIMUM) for key in FOUNDERS[:3]))
+    assert world.refused(unstaking(FOUNDERS[3], 5 * MINIMUM)) == "too_few_validators"
+    world.mint(unstaking(FOUNDERS[3], 4 * MINIMUM))  # down to the least stake
+    world.finish(3)
+    assert addresses(world.epoch.committee) == {FOUNDERS[3].address}
+    world.mint(world.staking(ALICE, 90 * MINIMUM))
+    shares = []
+    for _ in range(8):
+        world.finish()
+        committee = world.epoch.committee
+        seat = committee.seat_of(ALICE.address)
+        shares.append(0 if seat is None else 100 * committee.weights[seat] // committee.weight)
+    # A third in its first epoch; the whole grows by half with each; then the cap of one seat of two.
+    assert shares == [0, 0, 33, 55, 60, 60, 60, 60]
+
+
+def test_new_stakes_have_a_third_even_when_all_but_one_of_the_others_are_out(world: World) -> None:
+    world.mint(*(world.staking(key, 90 * MINIMUM) for key in NEWCOMERS))
+    world.finish()
+    for key in FOUNDERS[:3]:
+        world.put_jail(key.address, JailRecord(FOREVER, 0))
+    world.finish(2)
+    committee = world.epoch.committee
+    assert addresses(committee) == {key.address for key in (FOUNDERS[3], *NEWCOMERS)}
+    number = committee.seat_of(FOUNDERS[3].address)
+    assert number is not None
+    assert 3 * committee.weights[number] >= 2 * committee.weight, "the one who stays decides with the new ones"
+
+
+def test_the_chain_keeps_four_validators_and_a_part_of_the_stake_in_each_epoch() -> None:
+    world = World(validators_min=4, unstake_percent_max=33)
+    for key in FOUNDERS:
+        assert world.refused(unstaking(key, 5 * MINIMUM)) == "too_few_validators"
+    world.mint(unstaking(FOUNDERS[0], 4 * MINIMUM), unstaking(FOUNDERS[1], 2 * MINIMUM))
+    assert world.refused(unstaking(FOUNDERS[1], MINIMUM)) == "unstake_limit_reached", "6.6 of 20"
+    assert withdrawable(world.state, world.runtime.chain) == 20 * MINIMUM * 33 // 100 - 6 * MINIMUM
+    world.finish()
+    assert withdrawable(world.state, world.runtime.chain) == 14 * MINIMUM * 33 // 100
+    world.mint(unstaking(FOUNDERS[1], 2 * MINIMUM), world.staking(ALICE, 5 * MINIMUM))
+    world.mint(unstaking(FOUNDERS[0], MINIMUM))
+    assert world.refused(unstaking(FOUNDERS[2], 5 * MINIMUM)) == "too_few_validators"
+
+
+def test_who_is_out_for_ever_is_not_counted_and_may_always_leave() -> None:
+    world = World(validators_min=4, unstake_percent_max=1)
+    world.mint(world.staking(ALICE, 5 * MINIMUM))
+    world.put_jail(FOUNDERS[0].address, JailRecord(FOREVER, 0))
+    assert world.refused(unstaking(FOUNDERS[1], 5 * MINIMUM)) == "too_few_validators"
+    world.mint(unstaking(FOUNDERS[0], 5 * MINIMUM))
 
 
 def test_a_giant_is_capped_in_what_is_selected(world: World) -> None:
@@ -567,7 +625,9 @@ def test_no_history_breaks_a_committee_or_makes_money(history: list[list[tuple[s
             if what == "join" and not staked:
                 transactions.append(world.staking(key, (2 + (seed + number) % 7) * MINIMUM, rotations[number]))
             elif what == "leave" and staked:
-                transactions.append(unstaking(key, staked))
+                leaving = sum(kind == UNSTAKE_KIND for _, kind, _ in transactions)
+                if other_validators(world.state, key.address, leaving + 1) > leaving:
+                    transactions.append(unstaking(key, staked))
             elif what == "rotate" and staked >= MINIMUM:
                 rotations[number] += 1
                 transactions.append(world.staking(key, 0, rotations[number]))

@@ -49,6 +49,7 @@ class Chaos:
             "epoch_blocks": blocks, "evidence_epochs": ages, "validators_max": draw.choice([1, 2, 4, 100]),
             "downtime_blocks_min": draw.choice([0, 2]), "block_interval_ms_min": 1,
             "unbonding_ms": (ages + 3) * blocks, "stake_min": self.least,
+            "validators_min": draw.choice([1, 2, 4]), "unstake_percent_max": draw.choice([1, 33, 100]),
         }  # fmt: skip
         founders = tuple(
             GenesisValidator(

@@ -11,16 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from state.primitives.committee import SEATS_MAX
+from state.primitives.committee import SEATS_MAX, Committee, Seat
 from state.primitives.hashing import digest
 from state.transition.selection import (
     CANDIDATES_MAX,
     Candidate,
     Draw,
+    Selection,
     anchors_of,
     cap_weights,
     draw_seats,
     draw_tickets,
+    limit_growth,
     permutation,
     seated,
     select,
@@ -318,3 +320,55 @@ def test_who_is_absent_moves_nobody_else(
         assert rest.lottery_weight == sum(committee.weights[rest.anchors :])
     else:
         assert list(committee.weights) == cap_weights([c.stake for c in drawn.ranked if c.address not in absent])
+
+
+def seat_of(number: int, weight: int) -> Seat:
+    return Seat(
+        number.to_bytes(20, "big"), digest(b"vote", b"%d" % number), digest(b"vrf", b"%d" % number), weight
+    )
+
+
+def grown(
+    weights: dict[int, int], before: dict[int, int], *, out: frozenset[int] = frozenset(), **more: int
+) -> Selection:
+    """Return what becomes of a selection of seats, all of them anchors unless told."""
+    selection = Selection(
+        Committee(seat_of(number, weight) for number, weight in weights.items()),
+        more.get("anchors", len(weights)), more.get("lottery_weight", 0), False,
+    )  # fmt: skip
+    return limit_growth(
+        selection, Committee(seat_of(number, weight) for number, weight in before.items()),
+        seats_max=more.get("seats_max", 100), out=lambda who: int.from_bytes(who, "big") in out,
+    )  # fmt: skip
+
+
+def weights_of(selection: Selection) -> dict[int, int]:
+    return {int.from_bytes(seat.address, "big"): seat.weight for seat in selection.committee.seats}
+
+
+def test_growth_is_cut_to_a_third_and_what_was_there_is_left_as_it_is() -> None:
+    four = dict.fromkeys(range(4), 300)
+    assert weights_of(grown(four | {4: 500}, four)) == four | {4: 500}, "less than a third"
+    assert weights_of(grown(four | {4: 5_000, 5: 5_000}, four)) == four | {4: 300, 5: 300}
+    assert weights_of(grown(four | {0: 9_300}, four)) == four | {0: 900}, "a stake that grows is no better"
+    assert weights_of(grown({0: 300, 4: 10**6}, four)) == {0: 300, 4: 150}
+    assert weights_of(grown({0: 1, 4: 10**6}, {0: 1})) == {0: 1, 4: 1}, "nobody has less than one"
+
+
+def test_where_nobody_stays_those_who_sat_go_on_beside_the_new_ones() -> None:
+    four = dict.fromkeys(range(4), 300)
+    assert weights_of(grown({9: 10**6}, four)) == four | {9: 600}
+    assert weights_of(grown({9: 10**6}, four, out=frozenset({0, 1}))) == {2: 300, 3: 300, 9: 300}
+    assert weights_of(grown({9: 10**6}, four, out=frozenset(range(4)))) == {9: 10**6}, "proven faulty, all of them"
+    for seats_max in range(1, 6):
+        found = grown({8: 500, 9: 10**6}, four, seats_max=seats_max)
+        assert found.committee.size <= seats_max or seats_max == 1
+        assert {8, 9} & set(weights_of(found)), "no chain keeps all newcomers out"
+
+
+def test_the_lottery_draws_others_each_time_and_is_left_alone() -> None:
+    before = {0: 400, 1: 400, 2: 100, 3: 100}
+    found = grown({0: 400, 1: 400, 7: 100, 8: 100}, before, anchors=2, lottery_weight=200)
+    assert weights_of(found) == {0: 400, 1: 400, 7: 100, 8: 100} and found.lottery_weight == 200
+    found = grown({0: 400, 9: 10**6, 7: 100, 8: 100}, before, anchors=2, lottery_weight=200)
+    assert weights_of(found) == {0: 400, 9: 300, 7: 100, 8: 100}
