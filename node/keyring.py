@@ -90,9 +90,12 @@ class Keyring:
         return next((place for place in places if place.is_file()), None)
 
     def place(self, name: str) -> Path:
-        """Return the file of a new account: a name in this folder, or a file's own path. Raises ConfigError."""
+        """Return the file of a new account in this folder; elsewhere nothing lists it. Raises ConfigError."""
         if _is_path(name):
-            return Path(name).expanduser()
+            raise ConfigError(
+                f"{name[:64]!r}: a name expected, not the path of a file: accounts are kept in {self.root}; "
+                "`dekube wallet export NAME --out FILE` writes one elsewhere"
+            )
         if _is_hex(name):
             raise ConfigError(f"{name[:64]!r}: a name that begins with 0x would be taken for an address")
         if _NAME.fullmatch(name) is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from node.cli.output import show_amount
+from node.cli.output import show_amount, show_gwei
 from node.cli.terminal import printable, printable_lines
 from state.primitives.errors import DekubeError, StoreError
 
@@ -53,7 +53,16 @@ WHAT_HELPS: Final = {
 """What to do about errors of layers that know no commands, by code."""
 HAS_LINES: Final = "testnet_error"
 """The code of errors that quote the log of a process of this machine, line by line."""
-_FUNDS: Final = re.compile(r"\b(balance|cost|overshot) ([0-9]{1,40})\b")
+_COINS: Final = re.compile(r"\b(balance|cost|overshot|needed) ([0-9]{1,40})\b")
+_DUE: Final = re.compile(r"\b([0-9]{1,40}) (is due|was offered)\b")
+_FEES: Final = re.compile(r"\b(maxFeePerGas|maxPriorityFeePerGas|baseFee|tip of|part of,) ([0-9]{1,40})\b")
+IN_UNITS: Final = frozenset(
+    {
+        *("insufficient_funds", "payment_missing", "fee_cap_too_low", "tip_above_fee_cap"),
+        *("replacement_underpriced", "config_error"),
+    }
+)
+"""Codes of errors whose texts have amounts in the smallest unit, as wallets and programs read them."""
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
@@ -210,9 +219,14 @@ def _text(error: DekubeError) -> str:
         return f"{error}; what answers there is no gateway, or not at this path (rpc.listen in its config.toml)"
     if isinstance(error, StoreError) and error.code in WHAT_HELPS and REPAIR not in str(error):
         return f"{error}; {WHAT_HELPS[error.code]}"
-    if error.code != "insufficient_funds":
-        return str(error)
-    return _FUNDS.sub(lambda found: f"{found[1]} {show_amount(int(found[2]))}", str(error))
+    return in_coins(str(error)) if error.code in IN_UNITS else str(error)
+
+
+def in_coins(text: str) -> str:
+    """Return the text of an error with its amounts in DKB, and its fees for a unit of gas in gwei."""
+    text = _COINS.sub(lambda found: f"{found[1]} {show_amount(int(found[2]))}", text)
+    text = _DUE.sub(lambda found: f"{show_amount(int(found[1]))} {found[2]}", text)
+    return _FEES.sub(lambda found: f"{found[1]} {show_gwei(int(found[2]))}", text)
 
 
 def _is_service() -> bool:

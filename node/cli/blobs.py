@@ -11,6 +11,7 @@ import click
 
 from node.cli.combinations import only_with, refuse_given
 from node.cli.commands import Commands
+from node.cli.files import check_free, check_regular, overwrite_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options, session_options
 from rpc.client.blobs import Progress
@@ -80,6 +81,7 @@ def put(session: Session, file: Path, as_json: bool) -> None:
     A gateway (--rpc) wants the signature of an account that could pay for a task, and keeps the blob for a day, or
     as long as a task of that account names it. What it has already is not sent again.
     """
+    check_regular(file)
     control = session.control()
     if control is not None:
         refuse_given(
@@ -99,9 +101,13 @@ def put(session: Session, file: Path, as_json: bool) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
 @click.option("--task", type=NAME, metavar="TASK", help="A task that names it, if the gateway has to look for it.")
 @click.option("--window", type=click.IntRange(0), help="The window of its work that names it.")
+@overwrite_option
 @json_option
-def get(session: Session, name: bytes, out: Path, task: bytes | None, window: int | None, as_json: bool) -> None:
+def get(
+    session: Session, name: bytes, out: Path, task: bytes | None, window: int | None, yes: bool, as_json: bool
+) -> None:  # fmt: skip
     """Get BLOB over the gateway into a file; every piece is checked, and it goes on where it was cut off."""
+    check_free(out, yes=yes)
     with session.client() as client:
         size = client.download(name, out, task=task, window=window, progress=show_progress("Fetching"))
     show_fields({"file": str(out), "bytes": size}, as_json=as_json)

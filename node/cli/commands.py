@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 import click
+from click.core import ParameterSource
 
-__all__ = ["Commands", "as_command"]
+__all__ = ["Commands", "as_command", "next_command"]
 
 SENTENCE_MAX = 500
 
@@ -32,3 +33,21 @@ class Commands(click.Group):
 def as_command(*words: object) -> str:
     """Return a command that a person can copy into a shell: paths with spaces are quoted."""
     return shlex.join(map(str, words))
+
+
+def next_command(*words: object) -> str:
+    """Return `dekube WORDS...` for whoever ran the command that runs, with the same --home and --rpc.
+
+    Without these it would ask another node than the one that was just asked.
+    """
+    context = click.get_current_context(silent=True)
+    same: list[object] = []
+    for option in context.command.params if context is not None else ():
+        for name in ("--home", "--rpc"):
+            if context is None or name not in option.opts or option.name is None:
+                continue
+            if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+                value = context.params.get(option.name)
+                values = value if isinstance(value, tuple) else (value,)
+                same += [word for one in values for word in (name, getattr(one, "root", one))]
+    return as_command("dekube", *words, *same)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import STDIO, read_input
+from node.cli.options import STDIO, is_at_terminal, read_input
 from state.primitives.errors import ConfigError
 
 __all__ = ["check_free", "check_regular", "overwrite_option", "parse_json", "read_json", "read_text"]
@@ -62,19 +62,21 @@ def overwrite_option(function: Any) -> Any:
     return click.option("--yes", "-y", is_flag=True, help="Overwrite an existing file without asking.")(function)
 
 
-def check_free(file: Path | None, *, yes: bool) -> None:
+def check_free(file: Path | None, *, yes: bool, option: str = "--out") -> None:
     """Go on if ``file`` does not exist or may be overwritten: with ``yes``, or asked at a terminal.
 
     A command writes its file at the end, so this comes first. Raises ConfigError, also for a folder.
     """
-    if file is None or not file.exists():
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file.parent}: no such folder, for {option}")
+    if not file.exists() or not (file.is_file() or file.is_dir()):  # what is written to a device stays there
         return
     if file.is_dir():
-        raise ConfigError(f"{file}: a folder; --out takes the name of a file")
+        raise ConfigError(f"{file}: a folder; {option} takes the name of a file")
     if yes:
         return
-    from node.cli.options import is_at_terminal
-
     if not is_at_terminal():
         raise ConfigError(f"{file}: exists already; --yes overwrites it. Nothing was changed")
     click.confirm(f"{file} exists. Overwrite it?", abort=True, err=True)

@@ -18,7 +18,7 @@ from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
 from node.cli.combinations import only_with
 from node.cli.commands import Commands
-from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_gwei, show_rows
 from node.cli.session import Session
 from node.cli.terminal import printable
 from node.home import Home, load_genesis
@@ -393,7 +393,7 @@ def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> Non
     with open_light(home, urls) as node:
         found, source = node.header(height)
     fields = {"hash": found.block_hash, **found.header._asdict(), "endpoint": source}
-    fields["base_fee"] = str(found.header.base_fee)
+    fields["base_fee"] = str(found.header.base_fee) if as_json else show_gwei(found.header.base_fee)
     show_fields(fields if as_json else in_words(fields), as_json=as_json, title="Header (proven)")
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import click
 
 from node.cli.answers import note_asked
+from node.cli.commands import next_command
 from node.cli.terminal import printable
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.control import short_path
@@ -107,7 +108,7 @@ def _tell_of(watch: Watch) -> None:
     if hash_ := _hash_of(watch.handed_in):
         click.echo(
             f"The transaction {hash_} was handed in and may still become final: "
-            f"`dekube wallet tx {hash_}` shows it.",
+            f"`{next_command('wallet', 'tx', hash_)}` shows it.",
             err=True,
         )
 

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from node.cli.arguments import SECONDS, TASK
+from node.cli.commands import next_command
 from node.cli.output import json_option, show, show_amount
 from node.cli.session import Session, reading_options
 from node.cli.terminal import printable
@@ -42,7 +43,8 @@ def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float
     except KeyboardInterrupt:
         told = hexed(task_id)
         click.echo(err=True)  # below the ^C of the terminal
-        say(f"The task goes on: `dekube task watch {told}` follows it, `dekube task cancel` ends it early.")
+        watches, cancels = next_command("task", "watch", told), next_command("task", "cancel", told)
+        say(f"The task goes on: `{watches}` follows it, `{cancels}` ends it early.")
         raise
     if not as_json:
         show_sums(client.bill(task_id).totals)

@@ -12,6 +12,8 @@ import click
 from node.cli.arguments import AMOUNT
 from node.cli.blobs import show_progress
 from node.cli.combinations import not_with
+from node.cli.commands import next_command
+from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
 from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.session import Session, reading_options, session_options
@@ -139,8 +141,9 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
 @reading_options
 @_recipe_options
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job to FILE (JSON).")
+@overwrite_option
 @json_option
-def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -> None:
+def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_json: bool) -> None:
     """Show what creating a task would lock; nothing is sent.
 
     The whole price is locked, what is not used comes back.
@@ -150,6 +153,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
       dekube task quote --steps 1200 --windows 6 --max-price 0.0001
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
+    check_free(save, yes=yes, option="--save")
     with session.client() as client:
         raw = _job(client, recipe)
         amounts = client.quote_task(raw)
@@ -178,7 +182,8 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, as_json: bool) -
         title="Quote",
     )
     if save is not None:
-        click.echo(f"The job is in {save}.")
+        create = next_command("task", "create", "--spec", save)
+        click.echo(f"\nThe job is in {save}. Post it: {create}")
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
         raise JobRefused(objections)
@@ -269,7 +274,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: 
                 answer["locked"] = show_amount(locked)
             show_fields(answer, as_json=as_json)
             if not as_json:
-                click.echo(f"\nFollow it: dekube task watch {hexed(task_id)}")
+                click.echo(f"\nFollow it: {next_command('task', 'watch', hexed(task_id))}")
             return
         if not as_json:
             click.echo(f"Task {hexed(task_id)}")

@@ -9,6 +9,7 @@ import click
 
 from node.cli.arguments import TASK
 from node.cli.blobs import download_folder, show_progress
+from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
@@ -25,8 +26,11 @@ __all__ = ["result"]
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip
 @click.option("--window", type=click.IntRange(0), help="The state after this window; default: the last final one.")
+@overwrite_option
 @json_option
-def result(session: Session, task_id: bytes, out: Path | None, window: int | None, as_json: bool) -> None:
+def result(
+    session: Session, task_id: bytes, out: Path | None, window: int | None, yes: bool, as_json: bool
+) -> None:  # fmt: skip
     """Fetch the trained state, check it against the proof on chain, and test it on data it has not seen.
 
     The node in --home fetches it from the worker, through relays where it must; with --rpc, or without a node
@@ -38,6 +42,7 @@ def result(session: Session, task_id: bytes, out: Path | None, window: int | Non
     """
     if out is not None and out.suffix not in FORMATS:
         raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
+    check_free(out, yes=yes)
     say("Fetching the state from its worker ...")
     with session.client() as client:
         record_of(client, task_id)

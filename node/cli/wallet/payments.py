@@ -9,6 +9,7 @@ import click
 
 from node.cli.arguments import AMOUNT, FEE
 from node.cli.combinations import refuse_given
+from node.cli.commands import next_command
 from node.cli.output import (
     counted,
     json_option,
@@ -120,7 +121,7 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
     if not as_json and not has_gateway:
         click.echo(
             "\nThe coins are not on the account yet: they are when that transaction is final. With --rpc this "
-            f"command waits for it; `dekube wallet tx {fields['transaction']}` shows it."
+            f"command waits for it; `{next_command('wallet', 'tx', fields['transaction'])}` shows it."
         )
 
 

@@ -32,6 +32,11 @@ __all__ = ["HISTORY_MAX", "balance", "change_text", "history", "tx"]
 
 HISTORY_MAX: Final = 1_000
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
+AMOUNT_AT: Final[Mapping[str, int]] = {
+    "stake": 0, "unstake": 0, "fund_carriage": 0, "withdraw_carriage": 0,
+    "register_node": 1, "update_node": 1, "top_up_task": 1, "demand_result": 1,
+}  # fmt: skip
+"""Where a transaction of a kind has an amount of coins in its payload; transfers and calls are shown apart."""
 _NATURAL: Final = re.compile(r"[0-9]{1,80}")
 
 
@@ -131,6 +136,11 @@ def _in_coins(found: Transaction) -> dict[str, Any]:
             case "payload", [str(to), str(amount), *rest] if _pays(found, to, amount):
                 fields |= {"to": format_address(bytes.fromhex(to[2:])), "amount": show_amount(int(amount))}
                 fields |= {"data": rest[0]} if rest else {}
+            case "payload", list(items) if (place := AMOUNT_AT.get(found.kind_name or "")) is not None:
+                if len(items) > place and _NATURAL.fullmatch(str(items[place])):
+                    fields["amount"] = show_amount(int(items[place]))
+                    items = [*items[:place], *items[place + 1 :]]
+                fields[name] = items or None
             case ("max_fee_per_gas" | "max_priority_fee_per_gas", str(fee)) if _NATURAL.fullmatch(fee):
                 fields[name] = show_gwei(int(fee))
             case _:
