@@ -21,7 +21,7 @@ from node.home import Home
 from node.inputs import Inputs
 from node.ledger import NodeLedger
 from node.machine import describe_machine, known_score
-from node.promises import Promises, write_durably
+from node.promises import Promises
 from node.wallet import TransactionFailed, TransactionLost, Wallet
 from node.wanted import DAMAGE, Abandoned
 from node.worker import Worker
@@ -44,10 +44,10 @@ from tasks.registry import NodeProfile, NodeStatus, load_node
 from tasks.transitions import (
     OPEN_WINDOW,
     REGISTER_NODE,
-    RETIRE_NODE,
     REVEAL_VERDICT,
     SEAL_VERDICT,
     SUBMIT_WINDOW,
+    SUSPEND_NODE,
     UPDATE_NODE,
     node_payload,
 )
@@ -58,6 +58,11 @@ _log = structlog.get_logger("duties")
 
 RETRY_S: Final = 5.0
 """Pause before a duty that failed is tried again."""
+LEAVE_S: Final = 10.0
+"""How long a node that ends in order waits until the chain knows that its machine goes off, ..."""
+LEAVE_QUIET_S: Final = 4.0
+"""... and how long without a block."""
+LEAVE_LOOK_S: Final = 0.1
 COUNT_MAX: Final = 1_000
 """Tasks and verdicts are counted up to here."""
 OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
@@ -81,9 +86,8 @@ class Duties:
         self._is_synced = is_synced
         self._score = home.score
         data_dir = home.jobs.parent  # there before the first job is
-        self._left = data_dir / "drained"
-        """Stands while the entry in the registry is retired because the node drains, and not because its owner
-        wants out."""
+        self._network = network
+        self._is_leaving = False
         self.is_draining: Callable[[], bool] = lambda: False
         self._attempts = Attempts(RETRY_S)
         self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
@@ -153,8 +157,43 @@ class Duties:
     @property
     def is_offered(self) -> bool:
         """Whether the registry offers this machine to tasks."""
+        return self._status() is NodeStatus.ACTIVE
+
+    def _status(self) -> NodeStatus | None:
         node = load_node(self._ledger.store, self.address)
-        return node is not None and node.status is NodeStatus.ACTIVE
+        return None if node is None else node.status
+
+    async def leave(self) -> None:
+        """Have the chain know that this machine goes off, before its node ends in order: a short while is enough.
+
+        Nothing is offered to it then, and it is drawn for no check; what is asked of it already stays its duty.
+        Where no block or no peer comes (the whole network ends), it is not waited for.
+        """
+        self._is_leaving = True
+        if not self._is_synced() or not self.is_offered:
+            return
+        with trio.move_on_after(LEAVE_S) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_alone, nursery.cancel_scope)
+                try:
+                    await self._suspend()
+                except DAMAGE:
+                    raise
+                except (DekubeError, OSError) as error:
+                    _log.warning("the chain is not told that this machine goes off", error=str(error))
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught or self.is_offered:
+            _log.warning("ends before the chain knows that this machine goes off: it may be offered work")
+
+    async def _end_when_alone(self, scope: trio.CancelScope) -> None:
+        """Cancel ``scope`` when no block comes for LEAVE_QUIET_S, or nobody is connected who was."""
+        had_peers = bool(self._network.peers())
+        height, heard_at = self._ledger.head().height, trio.current_time()
+        while trio.current_time() < heard_at + LEAVE_QUIET_S and (self._network.peers() or not had_peers):
+            await trio.sleep(LEAVE_LOOK_S)
+            if (now := self._ledger.head().height) != height:
+                height, heard_at = now, trio.current_time()
+        scope.cancel()
 
     async def run(self) -> None:
         """Do what is asked until cancelled."""
@@ -174,11 +213,13 @@ class Duties:
                 if not self._is_synced():
                     continue
                 self._attempts.look(trio.current_time())
-                if self.is_draining():
+                if self._is_leaving:
+                    pass
+                elif self.is_draining():
                     if self.is_offered:
-                        self._start(nursery, "register", self._leave_market)
-                elif self._left.exists():
-                    self._start(nursery, "register", self._return_to_market)
+                        self._start(nursery, "register", self._suspend)
+                elif self._status() is NodeStatus.SUSPENDED:
+                    self._start(nursery, "register", self._return_to_market, profile)
                 elif profile is not None:
                     self._start(nursery, "register", self._register, profile)
                 self._look(nursery)
@@ -268,18 +309,16 @@ class Duties:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
             _log.info("registration renewed", more_bond=format_amount(more))
 
-    async def _leave_market(self) -> None:
+    async def _suspend(self) -> None:
         """Have no more work assigned to this machine, without taking back its bond."""
-        write_durably(self._left, b"")
-        await self._wallet.send(RETIRE_NODE, [])
-        _log.info("off the market until draining ends")
+        await self._wallet.send(SUSPEND_NODE, [])
+        _log.info("suspended: this machine is offered nothing until it is back")
 
-    async def _return_to_market(self) -> None:
+    async def _return_to_market(self, profile: NodeProfile | None) -> None:
         node = load_node(self._ledger.store, self.address)
-        if node is not None and node.status is NodeStatus.RETIRING:
-            await self._wallet.send(UPDATE_NODE, node_payload(node.profile, 0))
+        if node is not None and node.status is NodeStatus.SUSPENDED:
+            await self._wallet.send(UPDATE_NODE, node_payload(profile or node.profile, 0))
             _log.info("back on the market")
-        self._left.unlink(missing_ok=True)
 
     # What outlives a restart
 

@@ -325,6 +325,7 @@ class Node:
                 task_status.started()
                 try:
                     await self._stop.wait()
+                    await self.duties.leave()
                 finally:
                     self.home.ready.unlink(missing_ok=True)
                 nursery.cancel_scope.cancel()

@@ -60,6 +60,7 @@ __all__ = [
     "retire",
     "save_node",
     "scan_nodes",
+    "suspend",
     "touch",
     "update",
 ]
@@ -69,9 +70,10 @@ REGISTERED: Final = EventType(
     REGISTRY_ADDRESS, "NodeRegistered(address indexed node, uint256 roles, uint256 price)"
 )
 UPDATED: Final = EventType(REGISTRY_ADDRESS, "NodeUpdated(address indexed node, uint256 roles, uint256 price)")
+SUSPENDED: Final = EventType(REGISTRY_ADDRESS, "NodeSuspended(address indexed node)")
 RETIRED: Final = EventType(REGISTRY_ADDRESS, "NodeRetired(address indexed node, bool gone)")
 COOLED: Final = EventType(REGISTRY_ADDRESS, "NodeCoolDown(address indexed node, uint256 until, uint256 failures)")
-REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, RETIRED, COOLED)
+REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED)
 
 ENDPOINTS_MAX: Final = 4
 TEXT_MAX: Final = 128
@@ -103,10 +105,15 @@ _INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY)
 
 
 class NodeStatus(IntEnum):
-    """A retiring node gets no new work; its bond returns when its duties have ended."""
+    """A retiring node gets no new work; its bond returns when its duties have ended.
+
+    A suspended one is off for a while: it gets no new work either, and keeps its bond, its record, its pauses and
+    its duties.
+    """
 
     ACTIVE = 1
     RETIRING = 2
+    SUSPENDED = 3
 
 
 class Gpu(NamedTuple):
@@ -352,7 +359,7 @@ def update(
     block: BlockContext,
     emit: Callable[[Event], None],
 ) -> None:
-    """Renew a node's record and add ``bond`` to what it has locked; ends its retirement if that was under way.
+    """Renew a node's record and add ``bond`` to what it has locked; ends its retirement or suspension.
 
     Raises NodeUnknown, OperatorUnproved, InsufficientBalance.
     """
@@ -365,6 +372,17 @@ def update(
     save_node(state, node)
     _index(state, node)
     emit(UPDATED(address, int(profile.roles), profile.price_per_gpu_s))
+
+
+def suspend(state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:
+    """Offer a node nothing and draw it for nothing until it renews its record. Raises NodeUnknown, WrongPhase."""
+    node = require_node(state, address)
+    if node.status != NodeStatus.ACTIVE:
+        raise WrongPhase(node.status.name.lower())
+    node = node._replace(status=NodeStatus.SUSPENDED, seen_ms=block.time_ms)
+    save_node(state, node)
+    _index(state, node)
+    emit(SUSPENDED(address))
 
 
 def retire(

@@ -70,6 +70,7 @@ __all__ = [
     "SEAL_VERDICT",
     "START_TASK",
     "SUBMIT_WINDOW",
+    "SUSPEND_NODE",
     "TOP_UP_TASK",
     "UPDATE_NODE",
     "hooks",
@@ -81,6 +82,7 @@ __all__ = [
 REGISTER_NODE: Final = 0x10
 UPDATE_NODE: Final = 0x11
 RETIRE_NODE: Final = 0x12
+SUSPEND_NODE: Final = 0x13
 CREATE_TASK: Final = 0x20
 CANCEL_TASK: Final = 0x21
 ACCEPT_TASK: Final = 0x22
@@ -99,6 +101,7 @@ _CALLS: Final = {
     REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
     UPDATE_NODE: CallForm(REGISTRY_ADDRESS, "updateNode(bytes profile)", value_at=1, nested=("profile",)),
     RETIRE_NODE: CallForm(REGISTRY_ADDRESS, "retireNode()"),
+    SUSPEND_NODE: CallForm(REGISTRY_ADDRESS, "suspendNode()"),
     CREATE_TASK: CallForm(LEDGER_ADDRESS, "createTask(bytes specification)", is_payable=True),
     CANCEL_TASK: CallForm(LEDGER_ADDRESS, "cancelTask(bytes32 task)"),
     ACCEPT_TASK: CallForm(LEDGER_ADDRESS, "acceptTask(bytes32 task)", value_at=1),
@@ -336,6 +339,9 @@ class _Market:
 
     def retire(self, state: Overlay, _payload: None, context: Context) -> None:
         registry.retire(state, context.sender, context.block, context.emit, self._parameters)
+
+    def suspend(self, state: Overlay, _payload: None, context: Context) -> None:
+        registry.suspend(state, context.sender, context.block, context.emit)
 
     # Requester
 
@@ -607,6 +613,7 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(REGISTER_NODE, "register_node", 150_000, _decode_offer, lambda p: p.bond, market.register),
         Rule(UPDATE_NODE, "update_node", 120_000, _decode_offer, lambda p: p.bond, market.update),
         Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
+        Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
         Rule(CREATE_TASK, "create_task", 300_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),

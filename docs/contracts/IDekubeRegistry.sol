@@ -10,12 +10,16 @@ interface IDekubeRegistry {
     /// @param profile What the machine is and asks for: canonical CBOR.
     function registerNode(bytes calldata profile) external payable;
 
-    /// @notice Renew the sender's record and end its retirement; the value sent is added to its bond.
+    /// @notice Renew the sender's record and end its retirement or suspension; the value sent is added to its
+    ///   bond.
     /// @param profile What the machine is and asks for: canonical CBOR.
     function updateNode(bytes calldata profile) external payable;
 
     /// @notice Take the sender's machine off the market; its bond returns after its duties.
     function retireNode() external;
+
+    /// @notice Offer the sender's machine nothing until it renews its record; its bond and duties stay.
+    function suspendNode() external;
 
     /// @notice Acknowledge what a payer has signed for bytes that the sender, a registered relay, has
     ///   carried.
@@ -35,7 +39,7 @@ interface IDekubeRegistry {
     /// @notice Return a machine's record; reverts with node_unknown.
     /// @param node Address of the machine.
     /// @return operator Account behind it.
-    /// @return status 1 active, 2 retiring.
+    /// @return status 1 active, 2 retiring, 3 suspended.
     /// @return roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
     /// @return gpus Number of its GPUs.
     /// @return pricePerGpuSecond Price in 10^-18 DKB for a GPU-second.
@@ -109,6 +113,10 @@ interface IDekubeRegistry {
     /// @param node Address of the machine.
     /// @param gone False when it announces it, true when its record is gone.
     event NodeRetired(address indexed node, bool gone);
+
+    /// @notice A machine is off until it renews its record.
+    /// @param node Address of the machine.
+    event NodeSuspended(address indexed node);
 
     /// @notice A machine renewed its record.
     /// @param node Address of the machine.

@@ -101,11 +101,15 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Register the sender as a machine; the value sent is its bond.", intent="Register a machine"
     ),
     ("registry", "updateNode"): Text(
-        "Renew the sender's record and end its retirement; the value sent is added to its bond.",
+        "Renew the sender's record and end its retirement or suspension; the value sent is added to its bond.",
         intent="Renew a machine's record",
     ),
     ("registry", "retireNode"): Text(
         "Take the sender's machine off the market; its bond returns after its duties.", intent="Retire a machine"
+    ),
+    ("registry", "suspendNode"): Text(
+        "Offer the sender's machine nothing until it renews its record; its bond and duties stay.",
+        intent="Suspend a machine",
     ),
     ("registry", "nodeOf"): Text(
         "Return a machine's record; reverts with node_unknown.",
@@ -158,6 +162,7 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("registry", "CarriageReturned"): Text("What a payer had asked for was paid out."),
     ("registry", "NodeRegistered"): Text("A machine was registered."),
     ("registry", "NodeUpdated"): Text("A machine renewed its record."),
+    ("registry", "NodeSuspended"): Text("A machine is off until it renews its record."),
     ("registry", "NodeRetired"): Text(
         "A machine leaves the market.", {"gone": "False when it announces it, true when its record is gone."}
     ),

@@ -18,7 +18,7 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
 from tasks import carriage, records, registry
 from tasks.proofs import Finding, WindowProof
-from tasks.records import HistoryEntry, Opened, Seat, TaskRecord, WindowRecord
+from tasks.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.registry import NodeProfile, NodeRecord
 from tests.state.transition.chain import Memory
 
@@ -148,6 +148,11 @@ def state_records(
             lambda state: records.append_history(state, TASK, _plain(HistoryEntry, number=0)),
             lambda state: records.load_history(state, TASK),
             ("tasks.records:load_history",),
+        ),
+        "report on a job": StateRecord(
+            lambda state: records.save_report(state, TASK, _plain(JobReport)),
+            lambda state: records.load_report(state, TASK),
+            ("tasks.records:load_report",),
         ),
         "escrow": StateRecord(
             lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [[1, WHO, 3]]])),

@@ -48,6 +48,7 @@ from tasks.transitions import (
     SEAL_VERDICT,
     START_TASK,
     SUBMIT_WINDOW,
+    SUSPEND_NODE,
     TOP_UP_TASK,
     UPDATE_NODE,
     node_payload,
@@ -163,7 +164,7 @@ class Everything(Chaos):
             case 6:
                 return FUND_CARRIAGE, [draw.choice([1, 10**20])]
             case 7:
-                return RETIRE_NODE, []
+                return draw.choice([RETIRE_NODE, SUSPEND_NODE]), []
             case 8:
                 return WITHDRAW_CARRIAGE, [draw.choice([0, 1, 10**20])]
             case _:

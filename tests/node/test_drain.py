@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
+import trio.testing
 
 import node.duties
 import node.gateway
@@ -63,7 +65,7 @@ async def test_a_worker_finishes_its_task_takes_no_other_and_returns(
         assert duties.under_way()[0] == 1
         draining.switch(on=True)
         duties.is_draining = lambda: draining.is_on
-        await world.mint_until(lambda: status() is NodeStatus.RETIRING)
+        await world.mint_until(lambda: status() is NodeStatus.SUSPENDED)
         assert not duties.is_offered
         await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
         await world.mint_until(lambda: duties.under_way() == (0, 0, 0))
@@ -78,7 +80,51 @@ async def test_a_worker_finishes_its_task_takes_no_other_and_returns(
         again = load_node(world.store, worker.wallet.address)
         assert bond is not None and again is not None
         assert again.bond == bond.bond
-        assert not (worker.home.jobs.parent / "drained").exists()
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def test_a_node_that_ends_in_order_is_offered_nothing_until_it_is_back(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    worker = Machine(world, 1, "compute", alone=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.keep_minting)
+        await worker.register()
+        await nursery.start(worker.run)
+        duties = worker.duties
+        assert duties is not None and duties.is_offered
+        await duties.leave()
+        found = load_node(world.store, worker.wallet.address)
+        assert found is not None and found.status is NodeStatus.SUSPENDED
+        height = world.store.tip.height
+        await world.ledger.wait_head(height + 5)
+        assert not duties.is_offered, "it does not return by itself while it ends"
+        worker.stop()
+        await nursery.start(worker.run)
+        with trio.fail_after(60):
+            while not worker.duties.is_offered:  # noqa: ASYNC110 - of a chain
+                await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def test_a_node_ends_soon_where_no_block_tells_that_it_goes(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    worker = Machine(world, 1, "compute", alone=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.register)
+        await trio.testing.wait_all_tasks_blocked()
+        world.mint()
+        await trio.testing.wait_all_tasks_blocked()
+        await nursery.start(worker.run)
+        assert worker.duties is not None and worker.duties.is_offered
+        began = trio.current_time()
+        with structlog.testing.capture_logs() as logs:
+            await worker.duties.leave()
+        assert trio.current_time() - began < node.duties.LEAVE_QUIET_S + 1
+        assert any("before the chain knows" in line["event"] for line in logs)
         nursery.cancel_scope.cancel()
     world.store.close()
 

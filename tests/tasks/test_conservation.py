@@ -25,6 +25,7 @@ from tasks.transitions import (
     POKE,
     RESUME_TASK,
     RETIRE_NODE,
+    SUSPEND_NODE,
     TOP_UP_TASK,
     UPDATE_NODE,
     node_payload,
@@ -56,7 +57,7 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
         case 4:
             world.send(machine, POKE, [task])
         case 5:
-            world.send(machine, RETIRE_NODE, [])
+            world.send(machine, SUSPEND_NODE if choice % 16 > 7 else RETIRE_NODE, [])
         case 6:
             world.send(REQUESTER, DEMAND_RESULT, [task, choice * DKB])
         case _:

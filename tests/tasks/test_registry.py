@@ -23,6 +23,7 @@ from tasks.registry import (
     Gpu,
     NodeProfile,
     NodeRole,
+    NodeStatus,
     candidates,
     is_limited,
     mark_decline,
@@ -33,7 +34,14 @@ from tasks.registry import (
     require_node,
     save_node,
 )
-from tasks.transitions import GIVE_UP_TASK, REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
+from tasks.transitions import (
+    GIVE_UP_TASK,
+    REGISTER_NODE,
+    RETIRE_NODE,
+    SUSPEND_NODE,
+    UPDATE_NODE,
+    node_payload,
+)
 from tests.tasks.world import DKB, QUICK, START_MS, Manners, World, spec
 
 NODE = b"n" * 20
@@ -80,6 +88,48 @@ def test_a_node_with_a_task_is_not_let_go_before_it_ends() -> None:
         world.act()
         world.block()
     assert queries.find_node(world.state, worker) is not None
+
+
+def test_a_suspended_node_is_neither_offered_nor_drawn_and_keeps_all_else() -> None:
+    world = World()
+    off, worker, other = (world.add_machine(at, price=at) for at in (1, 2, 3))
+    mark_failure(world.state, off, world.time_ms - QUICK.cool_down_ms, world.events.append, QUICK)
+    before = require_node(world.state, off)
+    assert world.send(off, SUSPEND_NODE, []) is None
+    assert world.send(off, SUSPEND_NODE, []) == "wrong_phase"
+    assert world.send(b"x" * 20, SUSPEND_NODE, []) == "node_unknown"
+    assert require_node(world.state, off) == before._replace(status=NodeStatus.SUSPENDED, seen_ms=world.time_ms), (
+        "bond, record and pauses stay"
+    )
+    for role in (NodeRole.COMPUTE, NodeRole.VERIFY):
+        assert off not in [node.address for node in candidates(world.state, role, bytes(8), 10)]
+    task = world.create()
+    assert world.run_to(task, Phase.SETTLED).worker in (worker, other), "the suspended one is the cheapest"
+    for number in range(3):
+        window = queries.task_windows(world.state, task)[number]
+        assert off not in [seat.address for seat in window.verifiers]
+    for _ in range(3):
+        world.block(QUICK.retire_ms)
+    assert world.send(off, UPDATE_NODE, node_payload(before.profile, 0)) is None
+    back = require_node(world.state, off)
+    assert (back.status, back.bond, back.bad) == (NodeStatus.ACTIVE, before.bond, before.bad)
+    assert off in [node.address for node in candidates(world.state, NodeRole.COMPUTE, bytes(8), 10)]
+
+
+def test_a_node_that_is_suspended_keeps_its_duties_and_pays_for_what_it_does_not_do() -> None:
+    world = World()
+    world.add_machine(1)
+    world.add_machine(2)
+    task = world.create(spec(total=2000, window=20))
+    worker = world.run_to(task, Phase.RUNNING).worker
+    assert world.send(worker, SUSPEND_NODE, []) is None
+    assert len(queries.work_duties(world.state, worker, QUICK)) == 1
+    assert world.send(worker, RETIRE_NODE, []) is None, "its owner may still want out"
+    world.time_ms = world.task(task).deadline_ms
+    world.block()
+    assert world.task(task).phase == Phase.DEGRADED
+    assert require_node(world.state, worker).bad == 1
+    assert world.send(worker, SUSPEND_NODE, []) == "wrong_phase", "that would take back the retirement"
 
 
 def test_updating_ends_the_retirement() -> None:

@@ -95,7 +95,7 @@ def largest(kind: int) -> list[Value]:
             payload = transitions.node_payload(profile, amount)
             assert len(encode(payload[0])) > 0.8 * PROFILE_LIMIT_BYTES
             return payload
-        case transitions.RETIRE_NODE:
+        case transitions.RETIRE_NODE | transitions.SUSPEND_NODE:
             return []
         case transitions.CREATE_TASK:
             return [encode_spec(job)]

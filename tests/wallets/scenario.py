@@ -45,7 +45,7 @@ task that has not ended has no result."""
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
-    "retireNode": "node_unknown",
+    "retireNode": "node_unknown", "suspendNode": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "budgetOf: ",
 }  # fmt: skip
@@ -444,6 +444,7 @@ class Play:
         job = self._job
         await self._phase(self._task, Phase.SETTLED)
         await self._phase(self._other, Phase.CANCELLED)
+        await self._write(job.worker, "suspendNode", event="NodeSuspended")
         await self._write(job.worker, "retireNode", event="NodeRetired")
         await self._settle()
 

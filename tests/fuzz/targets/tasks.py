@@ -40,6 +40,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.registry import profile_from_value, profile_to_value
+from tasks.screening import read_dataset_facts
 from tasks.spec import decode_spec, encode_spec
 from tests.fuzz.targets.base import Target, canonical, of_value, scratch
 from tests.fuzz.targets.samples import (
@@ -137,6 +138,7 @@ def targets() -> Iterator[tuple[str, Target]]:
             (DatasetInvalid,),
         ),
     )
+    yield "blob that a job names", Target(read_dataset_facts, (BLOB,), ("tasks.screening:read_dataset_facts",))
     yield "training state", Target(
         canonical(lambda data: TrainingState.decode(data, RUN.plan), TrainingState.encode), (STATE.encode(),),
         ("tasks.engine.state:TrainingState.decode",), (StateInvalid,),

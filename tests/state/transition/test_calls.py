@@ -52,6 +52,7 @@ from tasks.transitions import (
     SEAL_VERDICT,
     START_TASK,
     SUBMIT_WINDOW,
+    SUSPEND_NODE,
     TOP_UP_TASK,
     UPDATE_NODE,
     node_payload,
@@ -89,6 +90,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     REGISTER_NODE: st.builds(lambda bond: node_payload(PROFILE, bond), amounts),
     UPDATE_NODE: st.builds(lambda bond: node_payload(PROFILE, bond), amounts),
     RETIRE_NODE: st.just([]),
+    SUSPEND_NODE: st.just([]),
     CREATE_TASK: st.builds(lambda match_ms: [encode_spec(spec(match_ms=match_ms))], st.integers(1, 10**6)),
     CANCEL_TASK: st.builds(lambda task: [task], hashes),
     ACCEPT_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
@@ -245,6 +247,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     assert world.send(WORKER.address, WITHDRAW_CARRIAGE, [COIN // 2]) is None
     assert world.send(RELAY, RETIRE_NODE, []) is None
     profile = PROFILE._replace(operator=names[0], roles=NodeRole.COMPUTE | NodeRole.VERIFY)
+    assert world.send(names[0], SUSPEND_NODE, []) is None
     assert world.send(names[0], UPDATE_NODE, node_payload(profile, 0)) is None
     settled = world.create()
     world.run_to(settled, Phase.SETTLED)
