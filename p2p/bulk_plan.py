@@ -84,6 +84,7 @@ class BulkPlanner:
         self._last_rate: float | None = None
         self._unsteady = 0
         self._has_raced = False
+        self._grain_bytes = 0
         self._losing: Counter[Path] = Counter()
         """In how many windows in a row a path brought next to nothing."""
 
@@ -152,12 +153,14 @@ class BulkPlanner:
         self._hold_until = now
         self._change(left, now)
 
-    def tick(self, carried: Mapping[Path, int], waiting_bytes: int, now: float) -> None:
+    def tick(self, carried: Mapping[Path, int], waiting_bytes: int, now: float, *, grain_bytes: int = 0) -> None:
         """Take in the bytes that arrived since the last tick, by path with open lanes; change the plan in time.
 
-        Where nothing waits all along, what arrives is what was asked for and says nothing about paths.
+        Where nothing waits all along, what arrives is what was asked for and says nothing about paths. It is
+        counted in whole messages of ``grain_bytes``: of few of them a rate cannot be told.
         """
         parameters = self.table.parameters
+        self._grain_bytes = grain_bytes
         for path in [path for path in self.plan if path not in self.table.paths]:
             self._drop_path(path, now)
         if not self.plan:
@@ -187,7 +190,11 @@ class BulkPlanner:
         took_s = now - window.since
         rtts = [rtt_s for path in self.plan if (rtt_s := self.table.rtt_s(path, now)) is not None]
         enough_s = min(max(parameters.window_s, 4 * max(rtts, default=0.0)), parameters.window_s_max)
-        if took_s < enough_s and not self._is_hopeless(window, took_s):
+        is_enough = took_s >= enough_s and (
+            sum(window.carried.values()) >= parameters.window_grains * grain_bytes
+            or took_s >= parameters.slow_window_s_max
+        )
+        if not is_enough and not self._is_hopeless(window, took_s):
             return
         rates = {path: window.carried.get(path, 0) / took_s for path in self.plan}
         self._window = _Window(now, is_open=True)
@@ -212,7 +219,9 @@ class BulkPlanner:
         trial, parameters = self._trial, self.table.parameters
         if trial is None or trial.rates or trial.after is not None or took_s < parameters.hopeless_s:
             return False
-        return sum(window.carried.values()) * 100 < trial.rate_wanted * took_s * parameters.hopeless_percent
+        wanted = trial.rate_wanted * took_s
+        is_told = wanted >= parameters.window_grains * self._grain_bytes
+        return is_told and sum(window.carried.values()) * 100 < wanted * parameters.hopeless_percent
 
     # -- moves -----------------------------------------------------------------------------------------------
 

@@ -95,6 +95,7 @@ class BulkOut:
         "_waiting",
         "_window_bytes_max",
         "carried",
+        "grain_bytes",
         "lanes",
         "outstanding_bytes",
         "waiting_bytes",
@@ -121,6 +122,8 @@ class BulkOut:
         self._number = 0
         self.carried: Counter[object] = Counter()
         """Bytes by lane of which the receiver said that they are done; whoever measures takes them out."""
+        self.grain_bytes = 0
+        """What ``carried`` is counted in: the size of the message that was queued last."""
         self.lanes = 1
         """Lanes that may begin messages. Each has its share of the window: what a slow one has taken into its
         buffers would else leave nothing for a quick one, which then seems to bring nothing."""
@@ -140,6 +143,7 @@ class BulkOut:
         if self._number >= STREAM_MAX:
             raise QueueOverflow("as many bulk messages as one conversation can number")
         self._number += 1
+        self.grain_bytes = size
         entry = self._undone[self._number] = _Outgoing(self._number, kind, body)
         self._waiting.append(entry)
         self.waiting_bytes += size + HEADER_BYTES

@@ -79,6 +79,10 @@ class PathParameters:
     """How long a plan is measured, at least; and four round trips, ..."""
     window_s_max: float = 2.0
     """... but no longer: the round trips of a path that is filled beyond its rate say nothing of the others."""
+    window_grains: int = 12
+    """On a slow line a window is as long as so many messages take, ..."""
+    slow_window_s_max: float = 10.0
+    """... but no longer: of two messages more or less nobody can tell which way is the better one."""
     loser_windows: int = 2
     """A path with less than ``drop_loss_percent`` of the sum in so many windows is left without a trial."""
     add_gain_percent: int = 15

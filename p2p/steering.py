@@ -345,7 +345,7 @@ class Steering:
                 carried[path] += bulk.carried.pop(lane, 0)
                 if not lane.is_draining:
                     own.append((link, path))
-        planner.tick(carried, bulk.waiting_bytes, now)
+        planner.tick(carried, bulk.waiting_bytes, now, grain_bytes=bulk.grain_bytes)
         if not own and not peer.lanes.opening and not bulk.waiting_bytes:
             planner.stop()
             del self._planners[peer]

@@ -43,8 +43,8 @@ class DoubtParameters:
     """... and so much more."""
     far_rtt_s: float = 0.25
     """Above this round trip votes stop for over a second in any case, as a handshake takes that long. There ..."""
-    far_round_trips: float = 5.5
-    """... the deadline is so many round trips, in which TCP sends a packet again that was lost twice."""
+    far_round_trips: float = 8.0
+    """... the deadline is so many round trips: before a handshake ends TCP repairs what was lost three times."""
     round_trips_max: float = 16.0
     """No deadline is longer than this, and than ``stall_s``."""
     late_factor: float = 1.25

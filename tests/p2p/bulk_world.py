@@ -131,7 +131,7 @@ class BulkWorld:
             if flow.opened_at <= self.now:
                 carried[flow.path] += self.out.carried.pop(flow, 0)
         before = dict(self.planner.plan)
-        self.planner.tick(carried, self.out.waiting_bytes, self.now)
+        self.planner.tick(carried, self.out.waiting_bytes, self.now, grain_bytes=self.out.grain_bytes)
         if before != self.planner.plan:
             self.plans.append((self.now, dict(self.planner.plan)))
         for path, wanted in self.planner.plan.items():

@@ -43,6 +43,21 @@ def test_what_slow_ways_have_taken_leaves_room_for_a_quick_one() -> None:
     assert world.rate(3, 5) >= 0.85 * 95 * MBIT
 
 
+@pytest.mark.parametrize("seed", [1, 5, 10])
+@pytest.mark.parametrize("mbit", [1, 10])
+def test_on_a_slow_line_the_choice_costs_next_to_nothing_in_the_first_minute(seed: int, mbit: int) -> None:
+    """ADSL, RTT 250 ms: two messages a second, so that a second says nothing of three ways that are alike."""
+    roads = {path: Road(("line",), 0.25, opens_s=0.3) for path in (DIRECT, RELAY, TWO)}
+
+    def first_minute(paths: tuple[Endpoint, ...]) -> float:
+        ways = {path: roads[path] for path in paths}
+        world = BulkWorld({"line": mbit * MBIT}, ways, seed=seed, control_rtt_s=0.25)
+        world.run(60)
+        return world.rate(0, 60)
+
+    assert first_minute((DIRECT, RELAY, TWO)) >= 0.95 * first_minute((DIRECT,))
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_way_that_alone_fills_the_access_line_is_not_dropped_for_two_that_do_not(seed: int) -> None:
     segments = {"access": 48 * MBIT, "bad": 40 * MBIT}

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from testnet.wan.agent import AgentSpec
+from testnet.wan.bench.adsl import first_minute
 from testnet.wan.bench.measure import bulk_rate, lab_name, lateness_of, node_at, relays_at, say, verdict
 from testnet.wan.bench.silent import false_alarms, silent_death
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, agents
@@ -70,15 +71,16 @@ ROUTES: Final = tuple(_routes())
 
 def run(
     *, first: int = 0, count: int = len(ROUTES), seconds: int = MEASURED_S, warm_s: int = 6, rounds: int = 1,
-    silent: int = 1, mobile_s: int = 120,
+    silent: int = 1, mobile_s: int = 120, adsl_s: int = 60,
 ) -> dict[str, float]:  # fmt: skip
     """Measure ``count`` routes from the ``first`` on and return the figures, rates in Mbit/s.
 
-    ``silent``: in how many rounds the way in use disappears; ``mobile_s``: how long votes go over 3G.
+    ``silent``: in how many rounds the way in use disappears; ``mobile_s``: how long votes go over 3G; ``adsl_s``:
+    how long bulk goes over ADSL.
     """
     figures: dict[str, float] = {}
     late: list[dict[str, float]] = []
-    for measure, much in ((silent_death, silent), (false_alarms, mobile_s)):
+    for measure, much in ((silent_death, silent), (false_alarms, mobile_s), (first_minute, adsl_s)):
         if much > 0:
             found = measure(much)
             late.append({name: found.pop(name) for name in _LATENESS})
