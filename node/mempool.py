@@ -192,6 +192,10 @@ class Mempool:
         # longer a sender's last, or were worth something else, stay until they come up or until a rebuild.
         self._tails: list[tuple[int, int, bytes]] = []
         self._expiry: list[tuple[int, int, bytes]] = []  # height, arrival, hash; lazily cleaned in the same way
+        self.on_local: Callable[[int, bytes], None] | None = None
+        """Told of what one of this node's own users brought: since which height it waits, and its bytes."""
+        self.local_removed = 0
+        """How many of these were taken out by ``remove``."""
 
     # Queries
 
@@ -376,7 +380,12 @@ class Mempool:
                 self._queued += 1 - sender.advance()
             sender.last = max(nonce, sender.last)
             self._weigh(address, sender)
-        since = self._height if local_since is None else local_since
+        if local_since is None:
+            since = self._height
+        else:
+            since = local_since
+            if self.on_local is not None:
+                self.on_local(since, transaction.raw)
         heapq.heappush(self._expiry, (since + self._options.expiry_heights, entry.arrival, transaction.hash))
         if not self._arrivals % _COMPACT_EVERY:
             self._compact()
@@ -410,6 +419,8 @@ class Mempool:
         entry = self._by_hash.get(transaction_hash)
         if entry is None:
             return None
+        if entry.local_since is not None:
+            self.local_removed += 1
         return self._remove(entry.checked.transaction.sender, entry.checked.transaction.nonce)
 
     def clear(self) -> int:

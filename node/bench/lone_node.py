@@ -23,6 +23,7 @@ import trio
 from node.chain import Chain, Executed
 from node.children import die_with_parent
 from node.home import write_whole
+from node.kept import KeptTransactions
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from rpc.backend import Backend
@@ -204,11 +205,18 @@ def _socket(path: Path) -> Path:
     return path / "node.sock"
 
 
+async def _recover_none(_batch: bytes) -> bytes:
+    """Stands for the signature workers: a node of one begins with nothing that waits."""
+    raise AssertionError
+
+
 async def _serve(path: Path, accounts: int) -> None:
     write_whole(_blocks_file(path), "0.0")
     live = _Live(path, accounts)
     backend = Backend(live.view, _socket(path))
+    kept = KeptTransactions(live.ledger, path / "mempool", recover=_recover_none, wait_peers=trio.sleep_forever)
     async with trio.open_nursery() as nursery:
+        await nursery.start(kept.run)  # what a node does for its own users costs it time as well
         await nursery.start(backend.run)
         nursery.start_soon(live.make_blocks, path)
         _, port = await backend.wait_gateway()

@@ -75,6 +75,8 @@ EXEMPT = {
     "rpc.gateway:_read": OF_A_TARGET,
     "node.transactions:TransactionGossip._read": "a batch, a target; tests/node/test_transactions.py",
     "p2p.sockets:tcp_info": "a struct of the kernel's own",
+    "rpc.unsent:Unread._ask_kernel": "numbers of the kernel's own",
+    "node.metrics:_Server.process_request_thread": "hands a socket to the library",
     "p2p.reach:Reach._serve": "one number, a port; tests/p2p/test_reach.py",
     "node.control:ControlServer._serve": "any line is answered with a code; tests/node/test_control.py",
     "node.machine:_kept_score": OWN_FILE,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from node import kept
-from node.kept import KeptTransactions, decode_kept, encode_kept
+from node.kept import KeptTransactions, decode_kept, decode_log, encode_kept, encode_log_part
 from node.ledger import NodeLedger
 from node.mempool import MempoolOptions
 from state.primitives.errors import DecodeError
@@ -36,6 +38,18 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.store.close()
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
+    """A clock that stands while a file is written: it would jump while a thread works."""
+
+    async def at_once(function: Any, *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    return autojump_clock
+
+
 @given(ITEMS)
 def test_a_file_tells_what_it_was_given(items: list[tuple[int, bytes]]) -> None:
     assert decode_kept(encode_kept(CHAIN, items), CHAIN) == items
@@ -51,6 +65,36 @@ def test_no_byte_of_a_file_can_change_unseen(items: list[tuple[int, bytes]], dat
         decode_kept(whole[:at], CHAIN)
     with pytest.raises(DecodeError, match="another chain"):
         decode_kept(whole, b"d" * 32)
+
+
+@given(st.lists(ITEMS, max_size=5), st.data())
+def test_a_log_says_what_was_appended_up_to_where_it_ends(parts: list[Any], data: st.DataObject) -> None:
+    ends = [0]
+    whole = b""
+    for part in parts:
+        whole += encode_log_part(CHAIN, part)
+        ends.append(len(whole))
+    assert decode_log(whole, CHAIN) == ([item for part in parts for item in part], len(whole))
+    assert decode_log(whole, b"d" * 32) == ([], 0)
+    cut = data.draw(st.integers(0, len(whole)))
+    intact = max(at for at, end in enumerate(ends) if end <= cut)
+    good = [item for part in parts[:intact] for item in part]
+    assert decode_log(whole[:cut], CHAIN) == (good, ends[intact])
+    assert decode_log(whole[:cut] + bytes(100), CHAIN)[0] == good, "as a file that grew and was not written"
+    if whole:
+        at, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+        intact = max(number for number, end in enumerate(ends) if end <= at)
+        changed = whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        assert decode_log(changed, CHAIN)[1] == ends[intact]
+
+
+def test_a_log_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = encode_log_part(CHAIN, [(0, b"x")] * 3)
+    monkeypatch.setattr(kept, "KEPT_MAX", 3)
+    monkeypatch.setattr(kept, "LOG_ITEMS_MAX", 9)
+    assert len(decode_log(part * 10, CHAIN)[0]) == 9
+    monkeypatch.setattr(kept, "LOG_LIMIT_BYTES", len(part))
+    assert decode_log(part * 2, CHAIN) == ([], 0)
 
 
 def test_a_file_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +253,137 @@ async def test_it_is_written_now_and_then_and_only_when_it_changed(
         nursery.cancel_scope.cancel()
 
 
+def left(world: World, tmp_path: Path) -> Path:
+    """Return a copy of the files of a node that is killed just now."""
+    data = tmp_path / "killed"
+    shutil.copytree(world.path / "data", data, dirs_exist_ok=True)
+    return data
+
+
+async def brought_back(world: World, data: Path) -> list[bytes]:
+    """Return what a node that starts with the files of ``data`` has waiting, and end it in order."""
+    restart(world)
+    service = KeptTransactions(world.ledger, data / "mempool", recover=recover, wait_peers=Told().come.wait)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        found = sorted(raws_of(world))
+        nursery.cancel_scope.cancel()
+    return found
+
+
+async def test_a_kill_loses_what_came_within_the_last_second_at_most(
+    world: World, tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    sent = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(keep(world).run)
+        for nonce in range(90):
+            sent.append(transfer(account(nonce % 3), nonce // 3, fee=FEE))
+            world.ledger.admit(sent[-1], account(nonce % 3).address)
+            await trio.sleep(0.9)  # past the whole file, which is written once meanwhile
+            if nonce in (5, 60, 75, 89):
+                killed = left(world, tmp_path / str(nonce))
+                before, ledger = raws_of(world), world.ledger
+                assert await brought_back(world, killed) == sorted(sent)
+                assert set(sent) == before
+                # The end in order has put one whole file in the place of both.
+                assert [
+                    item.raw for item in decode_kept((killed / "mempool").read_bytes(), world.runtime.genesis_hash)
+                ]
+                assert not (killed / "mempool.log").exists()
+                world.ledger = ledger
+        nursery.cancel_scope.cancel()
+    assert not (world.path / "data" / "mempool.log").exists()
+
+
+async def test_a_log_that_ends_early_brings_back_its_beginning_and_is_replaced(
+    world: World, tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    first, second, third = (transfer(account(number), 0, fee=FEE) for number in range(3))
+    genesis = world.runtime.genesis_hash
+    data = world.path / "data"
+    data.mkdir()
+    (data / "mempool").write_bytes(encode_kept(genesis, [(0, first)]))
+    part = encode_log_part(genesis, [(0, third)])
+    (data / "mempool.log").write_bytes(encode_log_part(genesis, [(0, first), (0, second)]) + part[:-1])
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(keep(world).run)
+            assert raws_of(world) == {first, second}
+            world.ledger.admit(third, account(2).address)
+            await trio.sleep(1)
+            killed = left(world, tmp_path)
+            nursery.cancel_scope.cancel()
+    assert f"'cut_bytes': {len(part) - 1}" in str(lines)
+    assert await brought_back(world, killed) == sorted([first, second, third])
+
+
+async def test_what_the_owner_drops_does_not_come_back_after_a_kill(
+    world: World, tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    first, second = (transfer(account(number), 0, fee=FEE) for number in range(2))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(keep(world).run)
+        for number, raw in enumerate((first, second)):
+            world.ledger.admit(raw, account(number).address)
+        await trio.sleep(1)
+        world.ledger.mempool.remove(decode_transaction(first).hash)
+        await trio.sleep(2 * kept.SAVE_S_MIN)
+        killed = left(world, tmp_path)
+        nursery.cancel_scope.cancel()
+    assert await brought_back(world, killed) == [second]
+
+
+async def test_a_full_log_gives_way_to_the_whole_file(
+    world: World, tmp_path: Path, clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "KEPT_MAX", 4)
+    monkeypatch.setattr(kept, "LOG_ITEMS_MAX", 8)
+    sent = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(keep(world).run)
+        for number in range(4):
+            sent.append(transfer(account(number), 0, fee=FEE))
+            world.ledger.admit(sent[-1], account(number).address)
+            await trio.sleep(1)
+            assert await brought_back_by(world, left(world, tmp_path / str(number))) == len(sent)
+        # More at once than there is room for, as behind a disk that does not answer: the whole file has them.
+        monkeypatch.setattr(kept, "KEPT_BYTES_MAX", 1_000_000)
+        for number in range(3):
+            for nonce in range(1, 4):
+                world.ledger.admit(transfer(account(number), nonce, fee=FEE), account(number).address)
+        await trio.sleep(2 * kept.SAVE_S_MIN)
+        assert decode_kept((world.path / "data" / "mempool").read_bytes(), world.runtime.genesis_hash)
+        nursery.cancel_scope.cancel()
+
+
+async def brought_back_by(world: World, data: Path) -> int:
+    """Return how many transactions the files of a killed node have."""
+    genesis = world.runtime.genesis_hash
+    items = decode_kept((data / "mempool").read_bytes(), genesis) if (data / "mempool").exists() else []
+    if (data / "mempool.log").exists():
+        items += decode_log((data / "mempool.log").read_bytes(), genesis)[0]
+    return len({item.raw for item in items})
+
+
+async def test_a_disk_that_refuses_is_named_once_and_tried_again(
+    world: World, clock: trio.testing.MockClock
+) -> None:
+    (world.path / "data").write_bytes(b"not a folder")
+    raw = transfer(account(0), 0, fee=FEE)
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(keep(world).run)
+            world.ledger.admit(raw, account(0).address)
+            await trio.sleep(10 * kept.SAVE_S)
+            assert len([line for line in lines if "cannot be kept" in line["event"]]) == 1
+            (world.path / "data").unlink()
+            await trio.sleep(2 * kept.SAVE_S)
+            file = world.path / "data" / "mempool"
+            assert decode_kept(file.read_bytes(), world.runtime.genesis_hash) == [(0, raw)]
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_node_that_ends_while_it_brings_back_keeps_all(world: World) -> None:
     world.path.joinpath("data").mkdir()
     file = world.path / "data" / "mempool"
@@ -229,7 +404,7 @@ async def test_a_node_that_ends_while_it_brings_back_keeps_all(world: World) -> 
     assert file.read_bytes() == whole
 
 
-async def test_peers_are_told_of_what_still_waits(world: World, autojump_clock: trio.testing.MockClock) -> None:
+async def test_peers_are_told_of_what_still_waits(world: World, clock: trio.testing.MockClock) -> None:
     first, second = (transfer(account(number), 0, fee=FEE) for number in range(2))
     async with trio.open_nursery() as nursery:
         await nursery.start(keep(world).run)

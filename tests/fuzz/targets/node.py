@@ -34,7 +34,7 @@ from node.config import (
 from node.evidence import decode_file, encode_file
 from node.founders import check_founder, founder_from_json, founder_to_json
 from node.home import load_genesis, read_keystore, read_passphrase
-from node.kept import decode_kept, encode_kept
+from node.kept import decode_kept, decode_log, encode_kept, encode_log_part
 from node.keyring import key_of_mnemonic, parse_secret
 from node.kinds import kind_of
 from node.light import Endpoint as LightEndpoint
@@ -109,6 +109,14 @@ def read_kept(data: bytes) -> None:
     assert encode_kept(KEPT_CHAIN, decode_kept(whole, KEPT_CHAIN)) == whole
 
 
+def read_log(data: bytes) -> None:
+    """Read a log of waiting transactions, as it is and with the checksum of its first part right."""
+    part = digest(b"kept-mempool", data) + data
+    for whole in (data, len(part).to_bytes(4, "big") + part + data):
+        found, size = decode_log(whole, KEPT_CHAIN)
+        assert size <= len(whole) and (size or not found)
+
+
 def read_founder(text: str) -> None:
     """Read a founder's file; what is accepted is what its account has signed."""
     founder = founder_from_json(text)
@@ -164,6 +172,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "waiting transactions", Target(
         read_kept, (encode_kept(KEPT_CHAIN, [])[32:], encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
         ("node.kept:decode_kept",),
+    )  # fmt: skip
+    yield "log of waiting transactions", Target(
+        read_log, (encode_log_part(KEPT_CHAIN, [(7, RAW)]), encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
+        ("node.kept:decode_log",),
     )  # fmt: skip
     sync = "node.sync.messages:"
     yield "sync offers", Target(
