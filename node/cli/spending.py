@@ -44,6 +44,11 @@ WHY: Final[Mapping[str, str]] = {
 """Reasons that rules refuse with, in words; the word of the chain stands beside them."""
 
 
+NONCE_TRIES: Final = 5
+NONCE_USED: Final = frozenset({"replacement_underpriced", "nonce_too_low"})
+"""Reasons of a gateway for a transaction whose nonce another one of the account has."""
+
+
 def yes_option(function: _Function) -> _Function:
     """Add ``--yes`` to a command that moves money; the function gets ``yes``."""
     return click.option("--yes", "-y", is_flag=True, help="Do not ask before it is handed in.")(function)
@@ -74,7 +79,15 @@ def send_signed(
             f"the chain would refuse it: {why_refused(reason)}; nothing was sent", reason=reason
         )
     raw = client.sign(key, kind, list(payload))
-    return hand_in(client, raw, what, yes=yes, prepare=prepare), raw
+    first = decode_transaction(raw)
+
+    def again() -> bytes:
+        return client.sign(
+            key, kind, list(payload), max_fee_per_gas=first.max_fee_per_gas,
+            max_priority_fee_per_gas=first.max_priority_fee_per_gas,
+        )  # fmt: skip
+
+    return hand_in(client, raw, what, yes=yes, prepare=prepare, again=again)
 
 
 def why_refused(reason: str) -> str:
@@ -83,11 +96,14 @@ def why_refused(reason: str) -> str:
 
 
 def hand_in(
-    client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None
-) -> Receipt:
-    """Show what ``raw`` does and costs, ask where somebody is there to answer, and return its receipt.
+    client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None,
+    again: Callable[[], bytes] | None = None,
+) -> tuple[Receipt, bytes]:  # fmt: skip
+    """Show what ``raw`` does and costs, ask where somebody is there to answer; return its receipt and its bytes.
 
-    ``what`` and ``prepare`` are as of ``send_signed``. Raises as ``wait``, and click.Abort.
+    ``what`` and ``prepare`` are as of ``send_signed``. ``again`` signs the same with the next nonce, and with the
+    fees that were shown: while a person thinks, the node of the account may have signed something else. Raises as
+    ``wait``, and click.Abort.
     """
     signed, chain = decode_transaction(raw), client.chain()
     sender = signed.recover_sender()
@@ -106,11 +122,27 @@ def hand_in(
     if prepare is not None:
         prepare()
     click.echo("Waiting until it is final ...", err=True)
+    if again is not None and client.account(sender).pending_nonce != signed.nonce:
+        raw = again()
+    for left in range(NONCE_TRIES - 1, -1, -1):
+        try:
+            return _wait(client, raw, sender), raw
+        except ClientError as error:  # it was surely not taken
+            if again is None or error.reason not in NONCE_USED or not left:
+                raise
+            raw = again()
+    raise AssertionError("at least one try")
+
+
+def _wait(client: Client, raw: bytes, sender: bytes) -> Receipt:
+    """Hand in and return the receipt. Raises as ``wait``; NotFinal says which nonces it waits for."""
+    nonce = decode_transaction(raw).nonce
+    behind = _behind(client, sender, nonce)
     try:
         return client.hand_in(raw, behind=behind) if isinstance(client, TellingClient) else client.wait(raw)
     except NotFinal as error:
         with suppress(ClientError, GatewayUnreachable):  # then what was so before still has to do
-            behind = _behind(client, sender, signed.nonce)
+            behind = _behind(client, sender, nonce)
         if not behind:
             raise
         raise NotFinal(f"{error}: it waits for {behind} of {format_address(sender)}", hash_=error.hash) from None

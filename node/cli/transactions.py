@@ -173,7 +173,7 @@ def unstake(session: Session, amount: int, yes: bool, as_json: bool) -> None:
             "does": "takes stake out" if held > amount else "takes the whole stake out: the account votes no more",
             "amount": show_amount(amount),
             "stake left": show_amount(held - amount),
-            "counts": _seated_from(client.call("dekube_getCommittee")),
+            "takes effect": _seated_from(client.call("dekube_getCommittee")),
             "returns": f"{release} or later, by itself; until then it can still be slashed",
         }
         try:

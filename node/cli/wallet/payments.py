@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import click
@@ -28,6 +29,7 @@ from rpc.client.contracts import functions_of, parse_argument, shown
 from state.primitives.abi import AbiValue, Parameter
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
+from state.primitives.transactions import decode_transaction
 
 __all__ = ["call", "faucet", "send"]
 
@@ -82,11 +84,9 @@ def send(
     what = {"to": shown_to if to.startswith("0x") else f"{shown_to} ({to})", "amount": show_amount(amount)}
     key = session.key()
     with session.client() as client:
-        raw = client.sign(
-            key, TRANSFER_KIND, [who, amount],
-            nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
-        )  # fmt: skip
-        receipt = hand_in(client, raw, what, yes=yes)
+        sign = partial(client.sign, key, TRANSFER_KIND, [who, amount])
+        raw = sign(nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip)
+        receipt, _ = hand_in(client, raw, what, yes=yes, again=_again(sign, raw) if nonce is None else None)
     show_receipt(receipt, as_json)
 
 
@@ -172,10 +172,8 @@ def call(
             found = shown(wanted.outputs, client.view(wanted, values))
             show_fields(found if as_json else in_coins(wanted.outputs, found), as_json=as_json)
             return
-        raw = client.sign_call(
-            session.key(), wanted.address, value=value, data=wanted.encode(values),
-            nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip,
-        )  # fmt: skip
+        sign = partial(client.sign_call, session.key(), wanted.address, value=value, data=wanted.encode(values))
+        raw = sign(nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip)
         what = {
             "to": format_address(wanted.address),
             "contract": contract,
@@ -183,7 +181,7 @@ def call(
             "arguments": in_coins(wanted.inputs, shown(wanted.inputs, dict(zip(names, values, strict=True)))),
             "amount": show_amount(value),
         }
-        receipt = hand_in(client, raw, what, yes=yes)
+        receipt, _ = hand_in(client, raw, what, yes=yes, again=_again(sign, raw) if nonce is None else None)
     show_receipt(receipt, as_json)
 
 
@@ -197,6 +195,14 @@ def in_coins(parameters: Sequence[Parameter], values: Mapping[str, str | bool]) 
 
 def _is_amount(parameter: Parameter) -> bool:
     return parameter.type == "uint256"  # of the system contracts no other number has this type; a test looks
+
+
+def _again(sign: Callable[..., bytes], raw: bytes) -> Callable[[], bytes]:
+    """Return what signs the same once more, with the next nonce and the fees that ``raw`` has."""
+    first = decode_transaction(raw)
+    return partial(
+        sign, max_fee_per_gas=first.max_fee_per_gas, max_priority_fee_per_gas=first.max_priority_fee_per_gas
+    )
 
 
 def _argument(session: Session, parameter: Parameter, text: str) -> AbiValue:

@@ -43,7 +43,7 @@ class Paying:
     def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
         return SimpleNamespace(succeeded=True, reason=None)
 
-    def sign(self, key: SecretKey, kind: int, payload: list[Any]) -> bytes:
+    def sign(self, key: SecretKey, kind: int, payload: list[Any], **_: int) -> bytes:
         return sign_transaction(
             key, chain_id=7, nonce=0, kind=kind, payload=payload, gas_limit=1, max_fee_per_gas=1,
             max_priority_fee_per_gas=0,

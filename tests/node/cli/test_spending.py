@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,11 +15,11 @@ from click.testing import CliRunner
 from node.cli import group
 from node.cli.spending import WHY, send, why_refused
 from node.cli.wallet.payments import in_coins
-from rpc.client import Client, TransactionRefused
+from rpc.client import Client, ClientError, TransactionRefused
 from rpc.ethereum.contracts import CONTRACTS, abi_json
 from state.primitives.abi import Parameter
 from state.primitives.keys import SecretKey
-from state.primitives.transactions import sign_transaction
+from state.primitives.transactions import decode_transaction, sign_transaction
 from tests.node.cli.test_combinations import LEAVES, SIGNS
 
 KEY = SecretKey(b"k" * 32)
@@ -31,29 +32,39 @@ MONEY = (SIGNS - {("blob", "put"), ("faucet", "run"), ("worker", "endorse")}) | 
 class Chain:
     """A gateway that notes what is done, in order."""
 
-    def __init__(self, refusal: str = "") -> None:
+    def __init__(self, refusal: str = "", taken: Sequence[int] = (3,)) -> None:
+        """``taken``: the next nonces of the account, as they are told one after the other."""
         self.refusal = refusal
         self.did: list[str] = []
+        self.nonces = list(taken)
 
     def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
         self.did.append("estimate")
         return SimpleNamespace(succeeded=not self.refusal, reason=self.refusal or None)
 
-    def sign(self, key: SecretKey, kind: int, payload: list[Any]) -> bytes:
+    def sign(
+        self, key: SecretKey, kind: int, payload: list[Any], *, max_fee_per_gas: int = 2 * 10**9,
+        max_priority_fee_per_gas: int = 5,
+    ) -> bytes:  # fmt: skip
         self.did.append("sign")
         return sign_transaction(
-            key, chain_id=7, nonce=3, kind=kind, payload=payload, gas_limit=21_000, max_fee_per_gas=2 * 10**9,
-            max_priority_fee_per_gas=0,
+            key, chain_id=7, nonce=self.nonces[0], kind=kind, payload=payload, gas_limit=21_000,
+            max_fee_per_gas=max_fee_per_gas, max_priority_fee_per_gas=max_priority_fee_per_gas,
         )  # fmt: skip
 
     def chain(self) -> Any:
         return SimpleNamespace(name="test", chain_id=7)
 
     def account(self, _address: bytes) -> Any:
-        return SimpleNamespace(pending_nonce=3)
+        return SimpleNamespace(pending_nonce=self.nonces[0])
 
-    def wait(self, _raw: bytes) -> str:
-        self.did.append("wait")
+    def wait(self, raw: bytes) -> str:
+        signed = decode_transaction(raw)
+        if len(self.nonces) > 1:  # the node of the account was faster
+            self.nonces.pop(0)
+            raise ClientError({"message": "x", "data": {"reason": "replacement_underpriced"}})
+        assert (signed.max_fee_per_gas, signed.max_priority_fee_per_gas) == (2 * 10**9, 5), "as it was shown"
+        self.did.append(f"wait {signed.nonce}")
         return "receipt"
 
 
@@ -88,9 +99,24 @@ def test_nothing_leaves_before_somebody_at_a_terminal_says_so(
         run(chain)
     assert chain.did == ["estimate", "sign"]
     assert run(chain, yes=True) == "receipt"
-    assert chain.did[2:] == ["estimate", "sign", "prepare", "wait"], (
+    assert chain.did[2:] == ["estimate", "sign", "prepare", "wait 3"], (
         "what has to be there first is made after the answer"
     )
+
+
+def test_what_the_account_signed_meanwhile_costs_another_signature_and_not_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.cli.options.is_at_terminal", lambda: True)
+    chain = Chain()
+    monkeypatch.setattr("click.confirm", lambda *_, **__: chain.nonces.__setitem__(0, 9))
+    assert run(chain) == "receipt"
+    assert chain.did == ["estimate", "sign", "prepare", "sign", "wait 9"], "while somebody thought about it"
+    chain = Chain(taken=(3, 4, 6))
+    assert run(chain, yes=True) == "receipt"
+    assert chain.did == ["estimate", "sign", "prepare", "sign", "sign", "wait 6"], "between signature and hand-in"
+    with pytest.raises(ClientError):
+        run(Chain(taken=range(9)), yes=True)
 
 
 def test_scripts_are_told_and_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +124,7 @@ def test_scripts_are_told_and_not_asked(capsys: pytest.CaptureFixture[str]) -> N
     assert run(chain) == "receipt"
     said = capsys.readouterr()
     assert "To be signed" in said.err and "Waiting until it is final" in said.err and not said.out
-    assert chain.did[-2:] == ["prepare", "wait"]
+    assert chain.did[-2:] == ["prepare", "wait 3"]
 
 
 @pytest.mark.parametrize("reason", [*WHY, "another_word"])

@@ -94,7 +94,7 @@ class Requested:
     def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
         return SimpleNamespace(succeeded=not self.refusal, reason=self.refusal or None)
 
-    def sign(self, key: SecretKey, kind: int, payload: list[Any]) -> bytes:
+    def sign(self, key: SecretKey, kind: int, payload: list[Any], **_: int) -> bytes:
         return sign_transaction(
             key, chain_id=7, nonce=0, kind=kind, payload=payload, gas_limit=1, max_fee_per_gas=1,
             max_priority_fee_per_gas=0,
