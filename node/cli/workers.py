@@ -53,13 +53,14 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
     """List the registered machines: what they have, ask, and have locked, and their record of verified work."""
     with session.client() as client:
         found = [node for node in client.items("dekube_getNodes") if role is None or role in node["roles"]]
+        now_ms = 0 if as_json else client.head().time_ms
     if as_json:
         show(found)
         return
     rows = [
         {
             "machine": node["address"],
-            "status": node["status"],
+            "status": node["status"] + _paused(node, now_ms),
             "roles": node["roles"],
             "GPU": _gpus(node),
             "speed": _speed(node),
@@ -71,6 +72,25 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
         for node in found
     ]
     show_rows(rows, _COLUMNS, as_json=False, title="Machines")
+
+
+def _paused(node: dict[str, Any], now_ms: int) -> str:
+    left_s = (max(int(node["cool_down_until_ms"]), int(node["match_from_ms"])) - now_ms) // 1000
+    return f", paused {left_s} s" if left_s > 0 else ""
+
+
+def _pauses(node: dict[str, Any], now_ms: int) -> list[str]:
+    """Return what keeps a machine from work for a while, and for how long."""
+    pause_s = max(0, int(node["cool_down_until_ms"]) - now_ms) // 1000
+    away_s = max(0, int(node["match_from_ms"]) - now_ms) // 1000
+    return [
+        text
+        for seconds, text in (
+            (pause_s, f"pauses for {pause_s} s after a failure"),
+            (away_s, f"is offered no task for {away_s} s after it left one"),
+        )
+        if seconds
+    ]
 
 
 def _gpus(node: dict[str, Any]) -> str:
@@ -98,13 +118,9 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
     if as_json:
         show(node)
         return
-    pause_s = max(0, node["cool_down_until_ms"] - now_ms) // 1000
-    away_s = max(0, node["match_from_ms"] - now_ms) // 1000
     show_fields(
         {
-            "status": node["status"]
-            + (f", pauses for {pause_s} s after a failure" if pause_s else "")
-            + (f", is offered no task for {away_s} s after it left one" if away_s else ""),
+            "status": ", ".join((node["status"], *_pauses(node, now_ms))),
             "roles": node["roles"],
             "operator": node["operator"],
             "GPUs": _gpus(node),

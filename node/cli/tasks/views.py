@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
@@ -15,11 +16,15 @@ from node.cli.tasks.following import record_of, show_sums
 from node.cli.terminal import printable
 from node.posting import next_of
 from rpc.client.core import hexed
+from rpc.client.shapes import BillLine
 from tasks.lifecycle import Phase
 
 __all__ = ["bill", "list_", "proof", "show_"]
 
 PAGE_MAX: Final = 100
+PARTY_SUMS: Final = ("locked", "paid", "refunded")
+"""Movements that a party pays or gets."""
+_MERGED: Final = ("movement", "purpose", "pool", "party")
 _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 
 
@@ -207,18 +212,77 @@ def proof(session: Session, task_id: bytes, as_json: bool) -> None:
 @click.command()
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
+@click.option("--lines", "all_lines", is_flag=True, help="Every movement in its order.")
 @json_option
-def bill(session: Session, task_id: bytes, as_json: bool) -> None:
-    """Show the bill line by line, and its sums: locked + paid + refunded + burned = deposited, exactly."""
+def bill(session: Session, task_id: bytes, all_lines: bool, as_json: bool) -> None:
+    """Show the bill, what each party paid and got, and its sums.
+
+    Equal movements of several windows are one row; --lines shows each. Locked + paid + refunded + burned =
+    deposited, exactly.
+    """
     with session.client() as client:
         record_of(client, task_id)
         found = client.bill(task_id)
     if as_json:
         totals = found.totals.document
         lines = [line.document for line in found.lines]
-        show({"lines": lines, "totals": totals, "exact": found.totals.is_exact})
+        parties = {
+            party: {name: str(amount) for name, amount in sums.items()}
+            for party, sums in sums_by_party(found.lines).items()
+        }
+        show({"lines": lines, "totals": totals, "exact": found.totals.is_exact, "parties": parties})
         return
-    rows = [{**line.document, "amount": show_amount(line.amount)} for line in found.lines]
-    columns = ("height", "movement", "purpose", "window", "party", "amount")
-    show_rows(rows, columns, as_json=False, title=f"Bill of task {hexed(task_id)}")
+    title = f"Bill of task {hexed(task_id)}"
+    if all_lines:
+        rows = [{**line.document, "amount": show_amount(line.amount)} for line in found.lines]
+        every = ("height", "movement", "purpose", "pool", "window", "party", "amount")
+        show_rows(rows, every, as_json=False, title=title)
+    else:
+        columns = ("movement", "purpose", "pool", "windows", "party", "amount")
+        show_rows(merged_lines(found.lines), columns, as_json=False, title=title)
+    by_party = [
+        {"party": party, **{name: show_amount(amount) for name, amount in sums.items() if amount}}
+        for party, sums in sums_by_party(found.lines).items()
+    ]
+    show_rows(by_party, ("party", *PARTY_SUMS), as_json=False, title="\nBy party")
     show_sums(found.totals)
+
+
+def merged_lines(lines: Sequence[BillLine]) -> list[dict[str, Any]]:
+    """Return a row for all movements of one kind, pool and party, with the windows that they are about."""
+    groups: dict[tuple[Any, ...], list[BillLine]] = {}
+    for line in lines:
+        key = tuple(_text(line.document.get(name)) for name in _MERGED)
+        groups.setdefault(key, []).append(line)
+    return [
+        {
+            **dict(zip(_MERGED, key, strict=True)),
+            "windows": _ranges(sorted({line.window for line in group if line.window is not None})) or None,
+            "amount": show_amount(sum(line.amount for line in group)),
+        }
+        for key, group in groups.items()
+    ]
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def sums_by_party(lines: Sequence[BillLine]) -> dict[str, dict[str, int]]:
+    """Return what each party locked, was paid and got back; what burns or is only held back is nobody's."""
+    found: dict[str, dict[str, int]] = {}
+    for line in lines:
+        if line.movement in PARTY_SUMS and line.party is not None:
+            sums = found.setdefault(str(line.document["party"]), dict.fromkeys(PARTY_SUMS, 0))
+            sums[line.movement] += line.amount
+    return found

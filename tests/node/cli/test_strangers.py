@@ -208,7 +208,10 @@ def test_no_text_of_a_gateway_reaches_the_terminal_as_it_is(
     sums = SimpleNamespace(
         deposited=1, locked=1, paid=0, refunded=0, burned=0, is_exact=True, document={HOSTILE: HOSTILE}
     )
-    line = SimpleNamespace(document={"height": HOSTILE, "movement": HOSTILE, "party": HOSTILE}, amount=1)
+    line = SimpleNamespace(
+        document={"height": HOSTILE, "movement": HOSTILE, "party": HOSTILE, "pool": [HOSTILE]}, amount=1,
+        movement="paid", party=b"", window=None,
+    )  # fmt: skip
     bill = SimpleNamespace(totals=sums, lines=(line,))
     monkeypatch.setattr(Client, "news", news)
     monkeypatch.setattr(Client, "follow", follow)

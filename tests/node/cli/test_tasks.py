@@ -14,10 +14,11 @@ from click.testing import CliRunner, Result
 from node.cli import group
 from node.cli.session import Session
 from node.cli.tasks.posting import DIGITS_ENDS
+from node.cli.tasks.views import merged_lines, sums_by_party
 from node.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
-from rpc.client.shapes import Task
+from rpc.client.shapes import BillLine, Task, read_shape
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
@@ -288,3 +289,63 @@ def test_the_digits_are_those_that_a_job_names_and_come_without_their_library(tm
     code = "import sys, tasks.datasets as d; d.make_dataset('digits'); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def bill_line(number: int, movement: str, purpose: str, pool: str, party: str | None, window: int | None) -> Any:
+    document = {
+        "number": number, "height": number, "movement": movement, "purpose": purpose, "pool": pool, "party": party,
+        "amount": str(10**18), "window": window,
+    }  # fmt: skip
+    return read_shape(BillLine, document)
+
+
+def test_a_bill_is_short_names_pools_and_sums_up_each_party(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had a row for each movement of each window."""
+    me, worker = "0x" + "11" * 20, "0x" + "22" * 20
+    lines = [
+        bill_line(0, "locked", "price", "price", me, None),
+        *(bill_line(1 + n, "paid", "window_pay", "price", worker, n) for n in (0, 1, 2, 4)),
+        *(bill_line(9 + n, "burned", "protocol_fee", "fee", None, n) for n in (0, 1)),
+        *(bill_line(20 + n, "refunded", "unspent", pool, me, None) for n, pool in enumerate(("price", "fee"))),
+    ]
+    rows = merged_lines(lines)
+    assert [(row["purpose"], row["pool"], row["windows"], row["amount"]) for row in rows] == [
+        ("price", "price", None, "1 DKB"),
+        ("window_pay", "price", "0-2, 4", "4 DKB"),
+        ("protocol_fee", "fee", "0-1", "2 DKB"),
+        ("unspent", "price", None, "1 DKB"),
+        ("unspent", "fee", None, "1 DKB"),
+    ]
+    coin = 10**18
+    assert sums_by_party(lines) == {
+        me: {"locked": coin, "paid": 0, "refunded": 2 * coin},
+        worker: {"locked": 0, "paid": 4 * coin, "refunded": 0},
+    }
+    client = Requested()
+    totals = SimpleNamespace(deposited=9, locked=9, paid=0, refunded=0, burned=0, is_exact=True, document={})
+    client.bill = lambda _task: SimpleNamespace(lines=tuple(lines), totals=totals)  # type: ignore[attr-defined]
+    short = run(monkeypatch, client, "bill", TASK_ID, "--home", tmp_path).stdout
+    whole = run(monkeypatch, client, "bill", TASK_ID, "--lines", "--home", tmp_path).stdout
+    assert "By party" in short and short.count("window_pay") == 1
+    assert whole.count("window_pay") == 4 and "pool" in whole
+
+
+def test_the_list_of_machines_shows_their_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, Any] = {
+        "gpus": [], "score": 1, "busy_slots": 0, "slots": 1, "bond": "1", "good": 0, "bad": 0,
+    }  # fmt: skip
+    client = Requested(
+        machines=(
+            machine(**shown, cool_down_until_ms=NOW_MS + 42_000),
+            machine(**shown, match_from_ms=NOW_MS + 7_000),
+            machine(**shown),
+        )
+    )
+    rows: list[dict[str, str]] = []
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
+    monkeypatch.setattr("node.cli.workers.show_rows", lambda shown, *_, **__: rows.extend(shown))
+    done = CliRunner().invoke(group, ["worker", "list", "--home", str(tmp_path)], standalone_mode=False)
+    assert done.exception is None
+    assert [row["status"] for row in rows] == ["active, paused 42 s", "active, paused 7 s", "active"]
