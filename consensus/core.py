@@ -562,13 +562,15 @@ class Core:
         if certificate is not None:
             self._absorb(certificate, is_formed=True)
 
-    def _on_foreign_own_vote(self, vote: Vote) -> None:
+    def _on_foreign_own_vote(self, vote: Vote, time_ms: int | None = None) -> None:
         cast = self._cast.get(vote.view, {}).get(vote.kind)
         if not self._watches_own_seat or not self._knows_own_votes or vote.view <= self._watched_from:
             return
         if cast is None or (vote.kind != NULLIFY and cast != vote.candidate):
             self._halt(
-                "doppelganger", f"another process votes with this key: epoch {vote.epoch}, view {vote.view}"
+                "doppelganger",
+                f"another process votes with this key: epoch {vote.epoch}, view {vote.view}",
+                time_ms or 0,
             )
         elif vote.view > self._root.view:
             self._keep_own(vote)
@@ -582,9 +584,10 @@ class Core:
         if self._seat is None or not int.from_bytes(certificate.bitmap, "little") >> self._seat & 1:
             return False
         if certificate.kind not in self._cast.get(certificate.view, {}):
+            header = self._headers.get(certificate.block_hash)
             for vote in certificate.votes():
                 if vote.seat == self._seat:
-                    self._on_foreign_own_vote(vote)
+                    self._on_foreign_own_vote(vote, None if header is None else header.time_ms)
         return self._is_halted
 
     def _on_own_votes(self, votes: tuple[Vote, ...], floor_view: int) -> None:
@@ -1468,7 +1471,7 @@ class Core:
             "state_divergence", f"the parent of certified block {header.height} has another state root here"
         )
 
-    def _halt(self, code: str, message: str) -> None:
+    def _halt(self, code: str, message: str, time_ms: int = 0) -> None:
         if not self._is_halted:
             self._is_halted = True
-            self._out.append(Halt(code, message))
+            self._out.append(Halt(code, message, time_ms))

@@ -434,10 +434,14 @@ class EpochEnded(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Stop loudly: nothing this replica could still sign would be safe or true."""
+    """Stop loudly: nothing this replica could still sign would be safe or true.
+
+    ``time_ms`` is that of the block that a vote of another process stands under, 0 for one that is not known.
+    """
 
     code: str
     message: str
+    time_ms: int = 0
 
 
 Effect: TypeAlias = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -63,6 +64,8 @@ THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
 EARLY_MS_MAX: Final = 2_000
 HELD_MS_MAX: Final = 60_000
+DOUBLE: Final = "doppelganger"
+"""The reason of a halt because another process votes with the key."""
 
 
 class ConsensusHalted(DekubeError):
@@ -73,6 +76,10 @@ class ConsensusHalted(DekubeError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
+
+
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class VotingKey(NamedTuple):
@@ -496,10 +503,26 @@ class ConsensusService:
                 case r.RaiseFloor():
                     if self._elsewhere is not None:
                         self._elsewhere.raise_floor(action)
-                case c.Halt(code, message):
-                    raise self._halted(code, message)
+                case c.Halt(code, message, time_ms):
+                    raise self._halted(code, self._on_double(message, time_ms) if code == DOUBLE else message)
                 case _:
                     self._note(action)
+
+    def _on_double(self, message: str, time_ms: int) -> str:
+        """Return what an operator needs to know of a vote that another process has cast with this key."""
+        now_ms = self._wall_ms()
+        when = f"it was heard at {_moment(now_ms)}"
+        if time_ms:
+            ago_s = max(0, now_ms - time_ms) // 1000
+            when = f"it is in a certificate of a block of {_moment(time_ms)}, {ago_s} s ago"
+        listens_s = self._parameters.doppelganger_ms // 1000
+        before = f"it listens for {listens_s} s or more before it votes" if listens_s else "it votes at once here"
+        return (
+            f"{message}; {when}. This may be over: the other process may have ended, or it was this machine, "
+            "whose record of votes was lost or replaced by an older copy. Make sure that no other machine runs "
+            "with this key (what this record knows: `dekube node guard show`). Then start again: "
+            f"`dekube node run`; {before}"
+        )
 
     def _halted(self, code: str, message: str) -> ConsensusHalted:
         if code == "state_divergence":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import ceil, inf
 from random import Random
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -24,7 +25,7 @@ from node.chain import Body, Executed, decode_body
 from node.compact_service import CompactBlocks
 from node.config import Checkpoint, NodeOptions, parse_vote_key
 from node.forks import kept, to_keep
-from node.guards import open_guard
+from node.guards import LISTENS_MS_MIN, open_guard
 from node.hearsay import HearsayService
 from node.home import Home
 from node.ledger import NodeLedger
@@ -123,6 +124,7 @@ class Agreement:
         info = _epoch_info(ledger, number)
         self.committee = info.committee
         root, certificates = _root(ledger, number)
+        parameters = read_parameters(ConsensusParameters, "consensus", runtime.genesis)
         vote_key = parse_vote_key(options.signer.vote_key) if votes_elsewhere(options) else None
         if votes:
             vote_key = votes[0].vote_key
@@ -144,6 +146,7 @@ class Agreement:
                 accepts_empty_guard=accepts_empty_guard,
                 on_change=lambda is_reached, _: tell(is_next, is_reached),
                 is_next=is_next,
+                listens_ms=parameters.doppelganger_ms,
             )
 
         voter = make(False, vote_key, votes[0] if votes else None)
@@ -153,6 +156,9 @@ class Agreement:
         self._signers: list[RemoteVoter] = []
         if isinstance(voter, LocalVoter):
             self._directories.append(voter.directory)
+            if voter.directory.is_behind:
+                listens_ms = max(parameters.doppelganger_ms, LISTENS_MS_MIN)
+                parameters = replace(parameters, doppelganger_ms=listens_ms)
             keys.append(VotingKey(voter.key, voter.directory))
             keys += [self._next_key(home, number, root.view, following) for following in votes[1:]]
         elif voter is not None:
@@ -164,7 +170,6 @@ class Agreement:
             self._directories.append(VoteDirectory(home.guard))  # what the votes rest on stays with the chain
             journal = self._directories[0].journal
         self._port = _NetworkPort(network)
-        parameters = read_parameters(ConsensusParameters, "consensus", runtime.genesis)
         self._listens_s = DOPPELGANGER_FACTOR_MAX * parameters.doppelganger_ms / 1000
         self._began_s = inf
         self.service = ConsensusService(

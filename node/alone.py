@@ -6,6 +6,7 @@ clock finds the blocks of others wrong, and votes on none of them.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -20,6 +21,9 @@ _log = structlog.get_logger("node")
 ALONE_S: Final = 15.0
 CLOCK_OFF_MS_MIN: Final = 10_000
 """Blocks come later than they were made, by a slow line or a leader's patience, but not by so much every time."""
+PAST_S_MIN: Final = 60.0
+"""A genesis time that is longer past is told."""
+COUNT_DOWN_S_MAX: Final = 3_600.0
 CLOCK_BLOCKS: Final = 8
 """So many blocks in a row must say the same."""
 
@@ -37,6 +41,28 @@ async def warn_while_alone(
         "no peer answers: are address, host and port right, and is genesis.json that of the network?",
         peers=list(peers), genesis=genesis_hash,
     )  # fmt: skip
+
+
+async def tell_beginning(
+    genesis_ms: int, height: Callable[[], int], now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+) -> None:
+    """Count down in the log to a genesis time that lies ahead; say what one that is long past means.
+
+    Says nothing of a chain that has a block.
+    """
+    if height():
+        return
+    left_ms = genesis_ms - now_ms()
+    if left_ms < -PAST_S_MIN * 1000:
+        _log.info(
+            "the genesis time is long past, which does no harm: the first block has the time of when it is made",
+            past_s=-left_ms // 1000,
+        )
+    while left_ms > 0 and not height():
+        _log.info("the chain begins at its genesis time", begins_in_s=-(-left_ms // 1000))
+        # Each line when half of what was left has passed: few for days, and one each second at the end.
+        await trio.sleep(max(1.0, min(left_ms / 2000, COUNT_DOWN_S_MAX)) if left_ms > 1_000 else left_ms / 1000)
+        left_ms = genesis_ms - now_ms()
 
 
 class ClockWatch:

@@ -13,6 +13,7 @@ from node.home import sync_folder, write_whole
 from state.primitives.errors import DekubeError
 
 __all__ = [
+    "LISTENS_MS_MIN",
     "GuardRetired",
     "begin_guard",
     "check_record",
@@ -25,6 +26,8 @@ __all__ = [
 
 _log = structlog.get_logger("signer")
 
+LISTENS_MS_MIN: Final = 30_000
+"""How long a node with a record that may be an older copy listens before it votes, also where others need not."""
 RETIRED_FILE: Final = "votes.retired"
 """Beside a record whose watermark was exported: the key votes elsewhere now."""
 
@@ -63,14 +66,17 @@ def begin_guard(folder: Path, chain_hash: bytes, vote_key: bytes) -> None:
 
 def open_guard(
     folder: Path, chain_hash: bytes, vote_key: bytes, *, may_have_voted: bool, tip: tuple[int, int],
-    accepts_empty: bool, may_be_retired: bool = False,
+    accepts_empty: bool, may_be_retired: bool = False, listens_ms: int | None = None,
 ) -> VoteDirectory:  # fmt: skip
     """Open the guard of a key in its folder. A key that may have voted never votes without its record (3.6).
 
     The record begins with the key (``begin_guard``); one that is gone, or knows of no vote although the
     key has had a seat, is begun anew only on the operator's word. One that is retired (``retire_guard``) is opened
     for who sees to it that the key does not vote (``may_be_retired``), and no word of the operator but an imported
-    watermark brings it back. Raises GuardRetired, GuardMissing, GuardOutdated and GuardCorrupt.
+    watermark brings it back. What is unusual of a record that is accepted is logged, and why it is safe;
+    ``listens_ms`` is how long the node listens before it votes, None where that is not known; ``is_behind`` of
+    what is returned asks for ``LISTENS_MS_MIN`` at least. Raises GuardRetired, GuardMissing, GuardOutdated and
+    GuardCorrupt.
     """
     directory = VoteDirectory(folder)
     try:
@@ -81,7 +87,11 @@ def open_guard(
                 raise _record_is_missing(folder)
             directory.create_guard(Guard(chain_hash, vote_key, epoch=tip[0], view=tip[1]))
             _log.warning("the guard begins with an empty record, on the operator's word", vote_key=vote_key)
+        data = directory.guard.read()
         guard = directory.load_guard(chain_hash, vote_key)
+        directory.is_behind = _tell_found(
+            folder, guard, data, tip=tip if may_have_voted else (0, 0), listens_ms=listens_ms
+        )
         if guard.is_fresh and may_have_voted:
             if not accepts_empty:
                 raise record_is_empty(str(folder))
@@ -92,6 +102,38 @@ def open_guard(
         directory.close()
         raise
     return directory
+
+
+def _tell_found(folder: Path, guard: Guard, data: bytes, *, tip: tuple[int, int], listens_ms: int | None) -> bool:
+    """Log that a record ends in a torn entry, or before the newest final block, and why voting with it is safe.
+
+    Return whether it ends before that block.
+    """
+    mark = guard.watermark()
+    ends = {"record": str(folder), "last_epoch": mark.epoch, "last_view": mark.view}
+    torn = len(data[Guard.load(data, mark.genesis_hash, mark.vote_key)[1] :].rstrip(b"\0"))
+    if torn:
+        _log.warning(
+            "the record of votes ended in an incomplete entry, which was cut off",
+            bytes=torn, **ends,
+            safe_because="an entry is on the disk before its vote leaves, so a vote whose entry a crash has cut "
+            "was never sent; a vote of this key that the record lacks ends the node that hears it (doppelganger)",
+        )  # fmt: skip
+    # At the beginning of an epoch the final block is of the one before.
+    is_behind = not guard.is_fresh and tip[1] > 0 and (mark.epoch, mark.view) < tip
+    if is_behind:
+        listens = "a vote of this key that the record lacks ends the node that hears it (doppelganger)"
+        if listens_ms is not None:
+            listens = (
+                f"the node listens for {max(listens_ms, LISTENS_MS_MIN) // 1000} s or more first, and {listens}"
+            )
+        _log.warning(
+            "the record of votes ends before the newest final block: an older copy of it, or the node has "
+            "followed without a vote since",
+            final_epoch=tip[0], final_view=tip[1], **ends,
+            safe_because=f"no vote is cast in a view up to the final one; {listens}",
+        )  # fmt: skip
+    return is_behind
 
 
 def check_record(folder: Path, *, accepts_empty: bool) -> None:

@@ -24,7 +24,7 @@ import trio
 from consensus.service import ConsensusHalted
 from node.admin import Admin, serve_admin
 from node.agreement import Agreement
-from node.alone import ClockWatch, warn_while_alone
+from node.alone import ClockWatch, tell_beginning, warn_while_alone
 from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
@@ -74,7 +74,8 @@ from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.keys import SecretKey
-from state.transition.evidence import EVIDENCE_LIMIT_BYTES
+from state.transition.evidence import EVIDENCE_LIMIT_BYTES, FAULTS
+from state.transition.slashing import SlashRecord, bonded, load_slash
 from state.view.accounts import load_account
 
 __all__ = ["Node", "PartFailed", "run_node"]
@@ -128,6 +129,7 @@ class Node:
         self.drain = Drain()
         self.gateway = Gateway()
         self.clock = ClockWatch()
+        self._slash_told: tuple[int, int, int] | None = None
         self._relays_looked_at = -RELAYS_LOOK_BLOCKS
         self._stop = trio.Event()
 
@@ -234,6 +236,8 @@ class Node:
             self.ledger.add_listener(self.evidence.on_commit)
             self.ledger.add_listener(self._look_for_relays)
             self.ledger.add_listener(self._look_at_clock)
+            self.ledger.add_listener(self._look_for_slash)
+            self._look_for_slash(())
             self.ledger.add_listener(lambda blocks: self._look_for_upgrade(blocks[-1].header.height))
             self.agreement = Agreement(
                 self.ledger,
@@ -303,6 +307,7 @@ class Node:
                 nursery.start_soon(self._part, "certificate", self._renew_certificate)
                 nursery.start_soon(self._part, "clocks", self.clocks.run)
                 nursery.start_soon(self._part, "drain", self._stop_when_empty)
+                nursery.start_soon(tell_beginning, self.genesis.time_ms, lambda: self.ledger.head().height)
                 nursery.start_soon(warn_while_alone, self.network.wait_peers, self.sought(), self.chain_hash)
                 nursery.start_soon(self._part, "blobs", blobs.run)
                 if self.options.rpc.listen:
@@ -531,7 +536,7 @@ class Node:
 
     async def status(self) -> Any:
         """Return how the node is doing, for its owner."""
-        clocks = self.clocks.judge()
+        clocks, slash = self.clocks.judge(), load_slash(self.store, self.account.address)
         head, sync, seat = self.ledger.head(), self.view.sync(), self.agreement.service.status()
         behind_ms = max(0, time.time_ns() // 1_000_000 - head.time_ms)
         return {
@@ -543,6 +548,9 @@ class Node:
             "state_root": head.state_root.hex(),
             "block_time_ms": head.time_ms,
             "behind_ms": behind_ms,
+            "genesis_time_ms": self.genesis.time_ms,
+            "since_genesis_ms": time.time_ns() // 1_000_000 - self.genesis.time_ms,
+            "slashed": None if slash is None else self._slashed(slash),
             "clock_off_ms": clocks.own_ahead_ms or self.clock.off_ms,
             "clocks": [
                 {"validator": format_address(seat.address), "ahead_ms": seat.ahead_ms} for seat in clocks.seats
@@ -575,6 +583,27 @@ class Node:
     def _reachability_fields(self) -> dict[str, Any]:
         found = self.reachability()
         return found._asdict() | {"relays_down": [relay._asdict() for relay in found.relays_down]}
+
+    def _slashed(self, slash: SlashRecord) -> dict[str, Any]:
+        """Return what this account was slashed for, and what is left."""
+        return {
+            "fault": next(name for name, number in FAULTS.items() if number == slash.fault),
+            "epoch": slash.epoch,
+            "view": slash.view,
+            "height": slash.height,
+            "taken": str(slash.taken),
+            "left": str(bonded(self.store, self.account.address)),
+            "reporter": format_address(slash.reporter),
+        }
+
+    def _look_for_slash(self, _blocks: Sequence[Executed]) -> None:
+        slash = load_slash(self.store, self.account.address)
+        if slash is not None and (slash.epoch, slash.view, slash.taken) != self._slash_told:
+            self._slash_told = slash.epoch, slash.view, slash.taken
+            _log.error(
+                "this validator was slashed for two contradicting votes: it never votes again",
+                **self._slashed(slash),
+            )
 
     async def _stop_verb(self, _request: Mapping[str, Any]) -> Any:
         self.stop()

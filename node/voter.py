@@ -44,7 +44,7 @@ def make_voter(
     home: Home, options: NodeOptions, *, chain_hash: bytes, vote: SecretKey | None,
     make_identity: Callable[[], Identity], may_have_voted: Callable[[], bool], tip: tuple[int, int],
     accepts_empty_guard: bool = False, on_change: Callable[[bool, str], None] | None = None,
-    is_next: bool = False,
+    is_next: bool = False, listens_ms: int | None = None,
 ) -> LocalVoter | RemoteVoter | None:  # fmt: skip
     """Return who votes for this node: None for a node that only follows.
 
@@ -88,6 +88,7 @@ def make_voter(
         may_have_voted=may_have_voted(),
         tip=tip,
         accepts_empty=accepts_empty_guard,
+        listens_ms=listens_ms,
     )
     return LocalVoter(VoteKey(vote), directory)
 

@@ -8,14 +8,10 @@ import click
 
 from node.cli.output import json_option, show, show_amount, show_rows
 from node.cli.session import Session, reading_options
+from node.cli.status import FAULTS
 
 __all__ = ["slashes"]
 
-_FAULTS: Final = {
-    "E1": "two NOTARIZE in one view",
-    "E2": "two FINALIZE in one view",
-    "E3": "NULLIFY and FINALIZE in one view",
-}
 _SLASHES: Final = ("operator", "fault", "epoch", "view", "height", "taken", "reporter", "paid")
 _JAILED: Final = ("operator", "until", "times in a row", "stake")
 
@@ -53,7 +49,7 @@ def slashes(session: Session, as_json: bool) -> None:
 def _slash(one: dict[str, Any]) -> dict[str, Any]:
     rate = one["rate_ppm"] / 10_000
     return one | {
-        "fault": f"{one['fault']}: {_FAULTS.get(one['fault'], 'another')}",
+        "fault": f"{one['fault']}: {FAULTS.get(one['fault'], 'another')}",
         "taken": f"{show_amount(int(one['taken']))} ({rate:g} %)",
         "paid": show_amount(int(one["reward"])),
     }

@@ -7,12 +7,27 @@ from typing import Any
 import click
 
 from node.cli.options import ask_home, home_option
-from node.cli.output import counted, json_option, log_field, show, show_fields, show_rows
+from node.cli.output import (
+    counted,
+    json_option,
+    log_field,
+    show,
+    show_amount,
+    show_fields,
+    show_rows,
+    show_span,
+    show_time,
+)
 from node.places import Home
 
-__all__ = ["is_following", "is_reachable", "status"]
+__all__ = ["is_following", "is_reachable", "is_slashed", "status"]
 
 BEHIND_MS_MAX = 60_000
+FAULTS = {
+    "E1": "two NOTARIZE in one view",
+    "E2": "two FINALIZE in one view",
+    "E3": "NULLIFY and FINALIZE in one view",
+}
 SILENT_MAX = 8
 """Seats that are named; `--json` has all."""
 REACHED = {
@@ -35,10 +50,17 @@ def is_reachable(state: dict[str, Any]) -> bool:
     return reachability is None or reachability["how"] != "none"
 
 
+def is_slashed(state: dict[str, Any]) -> bool:
+    """Tell whether the node is a validator that was slashed: it votes no more, whatever else it does."""
+    return state.get("slashed") is not None and "validator" in state["roles"]
+
+
 @click.command()
 @home_option
 @click.option(
-    "--check", is_flag=True, help="Exit status 1 unless the node follows the chain and others can reach it."
+    "--check",
+    is_flag=True,
+    help="Exit status 1 unless the node follows the chain, others can reach it, and it was not slashed.",
 )
 @json_option
 def status(home: Home, check: bool, as_json: bool) -> None:
@@ -55,7 +77,7 @@ def status(home: Home, check: bool, as_json: bool) -> None:
     else:
         is_validator = "validator" in state["roles"] and state.get("state_sync") is None
         _show(state, ask_home(home, "admin", method="admin_getValidator") if is_validator else None)
-    if check and not (is_following(state) and is_reachable(state)):
+    if check and not (is_following(state) and is_reachable(state) and not is_slashed(state)):
         raise click.exceptions.Exit(1)
 
 
@@ -63,7 +85,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
     fields = {
         "health": _health(state),
         "chain": f"{state['chain']} (id {state['chain_id']})",
-        "height": f"{state['height']:,}, {state['behind_ms'] / 1000:.1f} s old",
+        "height": _height(state),
         "block": "0x" + state["block"],
         "state root": "0x" + state["state_root"],
         "consensus": f"epoch {state['epoch']}, view {state['view']:,}",
@@ -75,6 +97,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "mempool": counted(state["mempool"], "transaction"),
         "roles": state["roles"],
         **({} if seat is None else {"seat": _seat(seat)}),
+        **_slashed(state.get("slashed")),
         **_silent(state.get("votes")),
         **_clocks(state.get("clocks")),
         "version": state["version"],
@@ -113,7 +136,8 @@ def _seat(validator: dict[str, Any]) -> str:
     listens = ", does not vote yet" * validator["listens_before_voting"]
     if left_s := validator.get("listens_s_max"):
         listens = f", listens whether its key votes elsewhere: votes in {left_s} s at the latest"
-    return f"{validator['seat']} of {validator['seats']} in epoch {validator['epoch']}{listens}"
+    out = _why(validator).replace(", for it", ", but") if validator["jail"] is not None else ""
+    return f"{validator['seat']} of {validator['seats']} in epoch {validator['epoch']}{listens}{out}"
 
 
 def _why(validator: dict[str, Any]) -> str:
@@ -192,6 +216,41 @@ def _silent(votes: dict[str, Any] | None) -> dict[str, list[str]]:
     return {"silent": [*silent, f"and {more} more"] if more > 0 else silent}
 
 
+def _slashed(slashed: dict[str, Any] | None) -> dict[str, str]:
+    """Return what an account was slashed for and what is left."""
+    if slashed is None:
+        return {}
+    fault = FAULTS.get(slashed["fault"], "another fault")
+    return {
+        "slashed": (
+            f"for {fault} ({slashed['fault']}: epoch {slashed['epoch']}, view {slashed['view']:,}), proven in "
+            f"block {slashed['height']:,} by {slashed['reporter']}: {show_amount(int(slashed['taken']))} were "
+            f"taken, {show_amount(int(slashed['left']))} are left. The account sits in no committee again: "
+            "`dekube tx unstake` takes out what is left; a new validator needs another account and other keys"
+        )
+    }
+
+
+def _height(state: dict[str, Any]) -> str:
+    if state["height"] or state.get("genesis_time_ms") is None:
+        return f"{state['height']:,}, {state['behind_ms'] / 1000:.1f} s old"
+    return f"0: no block yet, the genesis is of {show_time(state['genesis_time_ms'])}"
+
+
+def _begins(state: dict[str, Any]) -> str:
+    """Return when a chain without a block begins, or what it waits for."""
+    if state.get("height") or (since_ms := state.get("since_genesis_ms")) is None:
+        return ""
+    if since_ms < 0:
+        return f"waits for the genesis time: the chain begins in {show_span(-since_ms)}"
+    if since_ms <= BEHIND_MS_MAX:
+        return ""
+    return (
+        f"no block yet{_votes(state.get('votes'))}. The genesis time was {show_span(since_ms)} ago, which does no "
+        "harm: the chain begins when more than two thirds of the weight vote, and the first block has that time"
+    )
+
+
 def _clocks(clocks: list[dict[str, Any]] | None) -> dict[str, list[str]]:
     """Return whose clock is wrong: its blocks come late, and are refused from some seconds on."""
     named = [
@@ -227,6 +286,10 @@ def _health(state: dict[str, Any]) -> str:
         return f"catching up: {state['height']:,} of {counted(state['highest'], 'block')}{_pace(state['sync'])}"
     if state.get("draining"):
         return "drains: takes no new work (dekube node drain)"
+    if is_slashed(state):
+        return "slashed: this validator votes no more (see below, and dekube slashes)"
+    if begins := _begins(state):
+        return begins
     if off_ms := state.get("clock_off_ms"):
         way = "ahead of" if off_ms > 0 else "behind"
         return f"the clock of this machine is {_seconds(off_ms)} {way} the validators': set it (timedatectl)"

@@ -121,6 +121,16 @@ def test_a_certificate_with_an_own_vote_that_the_guard_lacks_halts() -> None:
     assert not any(isinstance(effect, c.Halt) for effect in effects), "its own"
 
 
+def test_of_a_vote_of_another_process_the_time_of_its_block_is_told_where_it_is_known() -> None:
+    core = core_of(3)
+    block_hash, header = header_of(1, 1, ROOT.block_hash, ROOT.state_root)
+    core.step(c.ProposalReceived(Vote(NOTARIZE, 1, 1, 0, block_hash, COMMITTEE.leader(1), bytes(64)), header), 0)
+    effects = core.step(c.CertificateReceived(certificate(NOTARIZE, Candidate(1, 1, 0, block_hash), (1, 2, 3))), 0)
+    assert [e.time_ms for e in effects if isinstance(e, c.Halt)] == [header.time_ms]
+    effects = core_of(3).step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 3, bytes(64))), 0)
+    assert [e.time_ms for e in effects if isinstance(e, c.Halt)] == [0], "it was heard now"
+
+
 def test_a_wrong_header_is_nullified_at_once() -> None:
     for change in (
         {"height": 2},

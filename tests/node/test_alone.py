@@ -6,7 +6,7 @@ import structlog
 import trio
 import trio.testing
 
-from node.alone import ALONE_S, CLOCK_BLOCKS, CLOCK_OFF_MS_MIN, ClockWatch, warn_while_alone
+from node.alone import ALONE_S, CLOCK_BLOCKS, CLOCK_OFF_MS_MIN, ClockWatch, tell_beginning, warn_while_alone
 
 
 async def warnings_of(peers: list[str], connected_after_s: float) -> list[str]:
@@ -23,6 +23,21 @@ async def test_who_finds_no_peer_is_told_what_to_look_at(autojump_clock: trio.te
     assert "is genesis.json that of the network?" in said
     assert await warnings_of(["0xA@tcp:h:1"], ALONE_S - 1) == []
     assert await warnings_of([], 1e9) == [], "a founder waits for others"
+
+
+async def test_the_log_counts_down_to_a_genesis_that_lies_ahead(autojump_clock: trio.testing.MockClock) -> None:
+    def now_ms() -> int:
+        return 10**12 + int(trio.current_time() * 1000)
+
+    with structlog.testing.capture_logs() as logs:
+        await tell_beginning(now_ms() + 90_000, lambda: 0, now_ms)
+    left_s = [line["begins_in_s"] for line in logs]
+    assert left_s[0] == 90 and left_s[-1] == 1 and left_s == sorted(left_s, reverse=True) and len(left_s) < 15
+    with structlog.testing.capture_logs() as logs:
+        await tell_beginning(now_ms() - 2 * 86_400_000, lambda: 0, now_ms)
+        await tell_beginning(now_ms() - 2 * 86_400_000, lambda: 1, now_ms)
+        await tell_beginning(now_ms() - 1_000, lambda: 0, now_ms)
+    assert [line["past_s"] for line in logs] == [2 * 86_400]
 
 
 def offs(*offsets_ms: int) -> tuple[list[bool], int]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 
-from consensus.guard import Guard, GuardMissing, GuardOutdated
-from consensus.guard_log import VoteDirectory
+from consensus.guard import SLOT_BYTES, Guard, GuardMissing, GuardOutdated
+from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.remote_voter import RemoteVoter
 from consensus.signer import Opening, SignerUnavailable
 from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status
@@ -62,6 +65,49 @@ def test_a_record_with_votes_starts_whatever_the_chain_knows(tmp_path: Path) -> 
     directory.guard.append(guard.record(Vote(NOTARIZE, 0, 1, 0, b"a" * 32, 0, bytes(64))))
     directory.close()
     assert len(local(home, may_have_voted=True).votes()) == 1
+
+
+def recorded(home: Home, *votes: Vote) -> None:
+    begin_guard(home.guard, CHAIN, VOTE.vote_key)
+    directory = open_guard(home.guard, CHAIN, VOTE.vote_key, may_have_voted=False, tip=(0, 0), accepts_empty=False)
+    guard = directory.load_guard(CHAIN, VOTE.vote_key)
+    for vote in votes:
+        directory.guard.append(guard.record(vote))
+    directory.close()
+
+
+def found_in(home: Home, listens_ms: int) -> tuple[bool, list[dict[str, Any]]]:
+    """Open the record beside a chain that is final up to epoch 3, view 7; return what is said of it."""
+    with structlog.testing.capture_logs() as logs:
+        directory = open_guard(
+            home.guard, CHAIN, VOTE.vote_key, may_have_voted=True, tip=(3, 7), accepts_empty=False,
+            listens_ms=listens_ms,
+        )  # fmt: skip
+    directory.close()
+    return directory.is_behind, [dict(line) for line in logs]
+
+
+def test_a_record_that_was_cut_is_told_with_why_it_is_safe(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    recorded(home, *(Vote(NOTARIZE, 3, view, 0, b"a" * 32, 0, bytes(64)) for view in (7, 8)))
+    assert found_in(home, 30_000) == (False, []), "nothing is unusual"
+    file = home.guard / GUARD_FILE
+    os.truncate(file, file.stat().st_size - 7)
+    is_behind, [said] = found_in(home, 30_000)
+    assert not is_behind and "incomplete entry" in said["event"] and said["log_level"] == "warning"
+    assert (said["bytes"], said["last_epoch"], said["last_view"]) == (SLOT_BYTES - 7, 3, 7)
+    assert "was never sent" in said["safe_because"]
+    assert found_in(home, 30_000) == (False, []), "written anew: told once"
+
+
+def test_an_older_copy_of_a_record_is_told_and_listened_for_on_any_chain(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    recorded(home, Vote(NOTARIZE, 3, 5, 0, b"a" * 32, 0, bytes(64)))
+    for listens_ms in (0, 30_000):
+        is_behind, [said] = found_in(home, listens_ms)
+        assert is_behind and "older copy" in said["event"]
+        assert (said["last_view"], said["final_view"]) == (5, 7)
+        assert "listens for 30 s or more first" in said["safe_because"]
 
 
 def check_of(home: Home, *, may_have_voted: bool, accepts: bool = False) -> RemoteVoter:

@@ -15,7 +15,16 @@ from click.testing import CliRunner, Result
 
 from node.cli import group, main
 from node.cli.arguments import ADDRESS, TASK
-from node.cli.status import SILENT_MAX, _clocks, _health, _upgrade, is_following
+from node.cli.status import (
+    SILENT_MAX,
+    _clocks,
+    _health,
+    _height,
+    _slashed,
+    _upgrade,
+    is_following,
+    is_slashed,
+)
 from node.home import Home
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
@@ -191,6 +200,38 @@ def test_a_status_says_what_is_wrong_with_the_clock_or_the_genesis() -> None:
     begins = {"target": 0, "stage": "looking for snapshots", "pieces": 0, "pieces_done": 0}
     assert "whether genesis.json" in _health({"peers": 0, "state_sync": begins})
     assert "looking for snapshots" in _health({"peers": 1, "state_sync": begins})
+
+
+def test_a_status_tells_a_slashed_validator_what_for_and_what_is_left() -> None:
+    slashed = {
+        "fault": "E1", "epoch": 3, "view": 1_200, "height": 4_000, "taken": str(50 * 10**18),
+        "left": str(950 * 10**18), "reporter": "0xR",
+    }  # fmt: skip
+    state = STATUS | {"slashed": slashed, "roles": ["validator"]}
+    assert is_slashed(state) and not is_slashed(STATUS | {"slashed": None, "roles": ["validator"]})
+    assert not is_slashed(state | {"roles": ["compute"]}), "an account that votes no more may do other work"
+    assert _health(state).startswith("slashed: this validator votes no more")
+    [said] = _slashed(slashed).values()
+    for word in (
+        "two NOTARIZE",
+        "epoch 3, view 1,200",
+        "block 4,000",
+        "0xR",
+        "50 DKB were taken",
+        "950 DKB are left",
+    ):
+        assert word in said
+    assert not _slashed(None)
+
+
+def test_a_status_before_the_first_block_tells_of_the_genesis_time() -> None:
+    state = STATUS | {"height": 0, "genesis_time_ms": 1_700_000_000_000, "roles": []}
+    assert _health(state | {"since_genesis_ms": -90_000}).endswith("the chain begins in 1 min 30 s")
+    past = state | {"since_genesis_ms": 2 * 86_400_000, "behind_ms": 2 * 86_400_000}
+    assert "The genesis time was 2 days 0 h ago, which does no harm" in _health(past)
+    assert _height(past) == "0: no block yet, the genesis is of 2023-11-14 22:13 UTC"
+    assert _height(past | {"height": 5, "behind_ms": 900}) == "5, 0.9 s old"
+    assert "genesis" not in _health(past | {"height": 5})
 
 
 def test_a_status_loads_what_asks_a_socket_and_nothing_else(tmp_path: Path) -> None:
