@@ -92,6 +92,10 @@ EXEMPT = {
     "node.cli.arguments:parse_numbers": "arguments of the owner; tests/node/cli/test_genesis.py",
     "node.cli.options:parse_home": "an argument of the owner; tests/node/cli/test_mistakes.py",
     "node.admin:Admin.answer": "any body is answered with a code; tests/node/test_admin.py",
+    "node.cli.files:read_json": OF_A_TARGET,
+    "node.cli.files:read_text": "text of a file up to a bound; tests/node/cli/test_files.py",
+    "rpc.dispatch:_as_identifier": "a part of a request that is refused; tests/rpc/test_dispatch.py",
+    "tasks.screening:read_dataset_facts": OF_A_TARGET,
     # Bytes as they come, handed to what reads them
     "consensus.replica:Replica.receive": OF_A_TARGET,
     "consensus.service:ConsensusService._receive": OF_A_TARGET,

@@ -125,7 +125,12 @@ def test_a_cursor_is_a_string_of_the_schema() -> None:
     [
         ("dekube_getBlock", "block", [0, 2**53 - 1, "latest", "0x" + "ab" * 32], [-1, 2**53, "pending", "0x1"]),
         ("dekube_getProof", "key", ["0x00", "0x" + "00" * 128], ["0x", "0x0", "0x" + "00" * 129]),
-        ("eth_feeHistory", "count", ["0x1", "0x80000000", 1, 2**31], ["0x0", "0x80000001", "0x01", 0, 2**31 + 1]),
+        (
+            "eth_feeHistory",
+            "count",
+            ["0x0", "0x1", "0x80000000", 0, 1, 2**31],
+            ["0x80000001", "0x01", -1, 2**31 + 1],
+        ),
         (
             "eth_getBalance",
             "block",
@@ -135,6 +140,8 @@ def test_a_cursor_is_a_string_of_the_schema() -> None:
                 {"blockHash": "0x" + "ab" * 32},
                 {"blockHash": "0x" + "ab" * 32, "requireCanonical": True},
                 {"blockNumber": "0x0"},
+                {"blockNumber": "latest"},
+                {"blockNumber": "0x0", "requireCanonical": True},
             ],
             [
                 {},
@@ -142,7 +149,7 @@ def test_a_cursor_is_a_string_of_the_schema() -> None:
                 {"blockNumber": hex(2**63)},
                 {"blockHash": None},
                 {"blockNumber": "0x0", "blockHash": "0x" + "ab" * 32},
-                {"blockNumber": "0x0", "requireCanonical": True},
+                {"blockNumber": "newest"},
                 {"blockHash": "0x" + "ab" * 32, "requireCanonical": 1},
             ],
         ),

@@ -46,7 +46,8 @@ def test_every_member_and_parameter_has_a_text_and_no_text_is_for_nothing() -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_writes_the_chosen_files(kind: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(contracts, [str(tmp_path), f"--{kind}", "--chain-id", "5", "--json"])
+    chain = ["--chain-id", "5"] if kind == "erc7730" else []  # no other file names a chain
+    done = CliRunner().invoke(contracts, [str(tmp_path), f"--{kind}", *chain, "--json"])
     assert done.exit_code == 0, done.output
     wanted = dict(contract_files([kind], 5))
     assert json.loads(done.output)["files"] == list(wanted)

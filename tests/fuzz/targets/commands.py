@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from click import BadParameter
 
 from node.cli.arguments import parse_hash
+from node.cli.files import parse_json
 from node.cli.relay_status import NUMBERS, parse_counts
 from node.keyring import check_keystore, parse_path
 from state.primitives.errors import ConfigError, KeystoreError
@@ -32,6 +33,10 @@ def targets() -> Iterator[tuple[str, Target]]:
         "path of a key",
         Target(of_text(parse_path), (b"m/44'/60'/1'/0/0",), ("node.keyring:parse_path",), (ConfigError,)),
     )
+    yield "JSON file of a person", Target(
+        lambda data: parse_json(data, "file.json", "a document"), (b'\xef\xbb\xbf{"a": [1, null]}\n', KEYSTORE),
+        ("node.cli.files:parse_json",), (ConfigError,),
+    )  # fmt: skip
     yield "hash in an argument", Target(
         of_text(lambda text: parse_hash(text, "WHAT")), (b"0x" + b"5e" * 32, b"0X" + b"F0" * 32),
         ("node.cli.arguments:parse_hash", "node.cli.arguments:parse_hex"), (BadParameter,),
