@@ -24,6 +24,7 @@ __all__ = [
     "MNEMONIC_WORDS",
     "Keyring",
     "Listed",
+    "address_in",
     "check_keystore",
     "key_at_path",
     "key_of_mnemonic",
@@ -99,7 +100,7 @@ class Keyring:
         if _is_hex(name):
             raise ConfigError(f"{name[:64]!r}: a name that begins with 0x would be taken for an address")
         if _NAME.fullmatch(name) is None:
-            raise ConfigError(f"{name[:64]!r}: a name is of letters, digits, - and _; a file ends in {SUFFIX}")
+            raise ConfigError(f"{name[:64]!r}: the name of an account has letters, digits, - and _, 64 at most")
         return self.root / (name + SUFFIX)
 
     def find(self, name: str) -> Path:
@@ -140,13 +141,24 @@ def _is_hex(name: str) -> bool:
     return name[:2] in ("0x", "0X")
 
 
+def address_in(path: Path) -> bytes | None:
+    """Return the address that a keystore file names, None where it names none. Raises KeystoreError."""
+    try:
+        return keystore_address(read_keystore(path))
+    except KeystoreError as error:
+        text = str(error).removeprefix("keystore: ")
+        raise KeystoreError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
 def check_keystore(path: Path) -> None:
     """Check that a keystore file has its fields, before it is opened. Raises KeystoreError, which names both."""
     text = read_keystore(path)
     try:
-        keystore_address(text)
-    except KeystoreError as error:
-        raise KeystoreError(f"{path}: {str(error).removeprefix('keystore: ')}") from None
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise KeystoreError(f"{path}: not valid JSON{place}; a keystore file (version 3) is expected") from None
+    address_in(path)
     document = {str(name).lower(): value for name, value in json.loads(text).items()}
     wanted = ["cipher", "cipherparams.iv", "ciphertext", "kdf", "kdfparams.salt", "kdfparams.dklen", "mac"]
     if _field(document, "crypto.kdf") == "scrypt":

@@ -12,6 +12,7 @@ from node.cli.session import Session, session_options
 from node.config import LogOptions, parse_host_port
 from node.logs import configure_logs
 from node.ports import check_listen
+from state.primitives.errors import ConfigError
 
 __all__ = ["faucet"]
 
@@ -58,7 +59,12 @@ def run(
 
     from rpc.faucet import FaucetOptions, serve
 
-    host, port = parse_host_port(listen)
+    if not amount:
+        raise click.BadParameter("a grant is an amount above zero", param_hint="--amount")
+    try:
+        host, port = parse_host_port(listen)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from None
     check_listen("--listen", listen)
     options = FaucetOptions(
         gateways=session.gateways(),

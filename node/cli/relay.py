@@ -88,7 +88,7 @@ def deposit(session: Session, amount: int, yes: bool, as_json: bool) -> None:
     from tasks.carriage import FUND_CARRIAGE
 
     if not amount:
-        raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
+        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     with session.client() as client:
         what = {"does": "puts coins down for relays", "amount": show_amount(amount)}
         receipt = send(client, session.key(), FUND_CARRIAGE, [amount], what, yes=yes)

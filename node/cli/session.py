@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,14 +12,13 @@ import click
 from node.cli.answers import reading_answers
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key, parse_home
 from node.cli.patience import TellingClient
-from node.home import Home, read_keystore
-from node.keyring import Keyring
+from node.home import Home
+from node.keyring import Keyring, address_in
 from node.kinds import gateways_of, keys_of
 from rpc.client import Client
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SecretKey
-from state.primitives.keystore import keystore_address
 
 __all__ = [
     "Session",
@@ -85,15 +83,16 @@ class Session:
         """
         name = name or self.key_name
         if name is not None and not known:
-            with suppress(DecodeError):
+            try:
                 return parse_address(name)
-            if name.startswith("0x"):
-                parse_address(name)
+            except DecodeError as error:
+                if name.startswith("0x"):
+                    raise DecodeError(f"{name[:64]!r}: {error}") from None
         if name is None and self.home.config.exists():
             place = self.home.path(keys_of(self.home).account)
         else:
             place = self._place(name)
-        named = keystore_address(read_keystore(place))
+        named = address_in(place)
         return named if named is not None else self.key(name).address
 
     def _place(self, name: str | None) -> Path:

@@ -53,7 +53,8 @@ def stake(session: Session, amount: int, possession: Path | None, yes: bool, as_
     An AMOUNT of 0 registers another vote key for what is staked already.
     """
     passphrase = ""
-    if possession is not None:
+    proofs = None if possession is None else read_possession(possession)
+    if proofs is not None:
         key = session.key()
     else:
         key, passphrase = _keys(session)
@@ -65,8 +66,8 @@ def stake(session: Session, amount: int, possession: Path | None, yes: bool, as_
         elif staked is None:
             raise TransactionRefused("nothing is staked, so an AMOUNT of 0 has no vote key to replace")
         registered = current if amount else None
-        if possession is not None:
-            payload = [amount, *read_possession(possession)]
+        if proofs is not None:
+            payload = [amount, *proofs]
             if registered not in (None, payload[1]):
                 raise ConfigError(
                     f"{possession}: this account votes with 0x{registered.hex()}; to change the key, register the "
@@ -159,7 +160,7 @@ def unstake(session: Session, amount: int, yes: bool, as_json: bool) -> None:
     still be slashed.
     """
     if not amount:
-        raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
+        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     key = session.key()
     with session.client() as client:
         staked = _account(client, key)["stake"]

@@ -222,8 +222,8 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
     Example:
       dekube worker register --bond 1000
     """
+    options = session.home.load_options()  # of the machine, whose node need not be what signs
     key = session.key()
-    options = session.home.load_options()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is not None:
             raise ConfigError("this machine is registered already; `dekube worker update` renews its entry")
@@ -244,6 +244,7 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
 @json_option
 def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
     """Renew this machine's entry from config.toml, add to its bond, or end its retirement."""
+    session.home.load_options()
     key = session.key()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is None:
@@ -292,12 +293,12 @@ def retire(session: Session, yes: bool, as_json: bool) -> None:
 
     Refused while registry.auto_register is on: the node would register again.
     """
-    key = session.key()
     if session.key_name is None and session.home.load_options().registry.auto_register:
         raise ConfigError(
             f"{session.home.config}: the node registers by itself and would do so again; "
             "set registry.auto_register = false, restart it, then retire"
         )
+    key = session.key()
     with session.client() as client:
         node = _find(client, "0x" + key.address.hex())
         if node is None:

@@ -47,7 +47,7 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
     """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
     if not amount:
-        raise click.BadParameter("an amount above zero", param_hint="AMOUNT")
+        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     what = {"does": "locks more for the checks of the task", "amount": show_amount(amount)}
     _act(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
 
@@ -64,6 +64,8 @@ def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
     AMOUNT (0.01 is 0.01 DKB) pays them if they can, and each then has a copy to download; it comes back, with the
     last window's price, if its worker does not serve it. What is too much comes back too.
     """
+    if not amount:
+        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
     _act(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
 

@@ -19,15 +19,16 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.session import Session, reading_options, session_options
 from node.cli.spending import send_signed, yes_option
 from node.cli.tasks.following import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
-from node.posting import DIGITS_BLOB, DIGITS_FACTS, make_digits_job, put_digits_of
+from node.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
 from rpc.client.shapes import TaskQuote
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.transactions import decode_transaction
+from tasks.engine.errors import UnsupportedJob
 from tasks.screening import check_start, dataset_objections
-from tasks.spec import JobSpec, decode_spec, encode_spec
+from tasks.spec import GPU_MS_PER_STEP_MAX, PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 from tasks.transitions import CREATE_TASK, task_id_of
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
@@ -80,14 +81,14 @@ def _recipe_options(function: _Function) -> _Function:
         click.option("--match-s", default=600, show_default=True, type=click.IntRange(1, 86_400),
                      help="Seconds to look for a worker before the task expires."),
         click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
-                     type=click.IntRange(1), help="GPU time that one step may be charged at most."),
+                     type=click.IntRange(1, GPU_MS_PER_STEP_MAX), help="Most GPU time charged for a step."),
         click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
                      help="Most that is paid for a GPU-second, in DKB."),
         click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
                      help="Units of the model's layers, features to classes."),
         click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=click.IntRange(1, 10_000),
                      help="Parts that are proved, checked and paid one by one."),
-        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=click.IntRange(1),
+        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=click.IntRange(1, STEPS_MAX),
                      help=f"Training steps in all, a multiple of {SEGMENT_STEPS} for each window."),
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits (scikit-learn's)."),
@@ -110,12 +111,33 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
     try:
         widths = tuple(int(width) for width in recipe.widths.split(","))
     except ValueError:
-        raise click.BadParameter(f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10") from None
+        raise click.BadParameter(
+            f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10", param_hint="--widths"
+        ) from None
     if (widths[0], widths[-1]) != DIGITS_ENDS:
         begin, end = DIGITS_ENDS
-        raise click.BadParameter(f"{recipe.widths!r}: of this data set they begin with {begin} and end with {end}")
+        raise click.BadParameter(
+            f"{recipe.widths!r}: of this data set they begin with {begin} and end with {end}",
+            param_hint="--widths",
+        )
+    if not 0 < recipe.max_price <= PRICE_MAX:
+        most = show_amount(PRICE_MAX)
+        raise click.BadParameter(f"above 0 DKB and at most {most} expected", param_hint="--max-price")
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
-    job = make_digits_job(
+    try:
+        job = _digits_job(client, recipe, widths, seed)
+    except UnsupportedJob as error:
+        raise click.BadParameter(f"{recipe.widths!r}: {error}", param_hint="--widths") from None
+    raw = encode_spec(job.spec)
+    try:
+        decode_spec(raw)
+    except DekubeError as error:
+        raise ConfigError(f"this job cannot be run: {error}") from None
+    return raw
+
+
+def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: bytes) -> Job:
+    return make_digits_job(
         client,
         control=None,
         key=None,
@@ -128,12 +150,6 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
         window_steps=recipe.steps // recipe.windows,
         match_ms=recipe.match_s * 1000,
     )
-    raw = encode_spec(job.spec)
-    try:
-        decode_spec(raw)
-    except DekubeError as error:
-        raise ConfigError(f"this job cannot be run: {error}") from None
-    return raw
 
 
 @not_with(RECIPE, "--spec")

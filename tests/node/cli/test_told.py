@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from billing.errors import PaymentMissing
-from node.cli import _text
+from node.cli import _text, group
 from node.cli.commands import next_command
 from node.cli.options import home_option
 from node.cli.session import reading_options
@@ -109,3 +109,46 @@ def test_no_printed_command_has_a_path_that_is_not_quoted() -> None:
         if "shlex.quote" not in found[0]
     ]
     assert not bad
+
+
+TASK = "0x" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("wallet new a%b", r"'a%b': the name of an account has letters"),
+        ("wallet address {}/json", r"/json: version 3 expected"),
+        ("wallet import x --keystore {}/csv", r"/csv: not valid JSON \(line 1\); a keystore file"),
+        ("wallet sign m --key {}/json", r"/json: version 3 expected"),
+        ("worker endorse 0x12 --key {}/json", "'0x12': not an address"),
+        ("relay account 0x12", "'0x12': not an address"),
+        ("task quote --widths 64,x,10", "for --widths: '64,x,10': numbers with commas"),
+        ("task quote --widths 64,-1,10", "for --widths: '64,-1,10': 1 to 8 layers of 1 to 4096 units"),
+        ("task quote --max-price 0", "for --max-price: above 0 DKB and at most [0-9.]+ DKB expected"),
+        ("task quote --max-price 99999999999999999999", "for --max-price: above 0 DKB"),
+        ("task quote --gpu-ms-per-step 99999999999", "'--gpu-ms-per-step': 99999999999 is not in the range"),
+        ("task quote --steps 99999999999999", "'--steps': 99999999999999 is not in the range"),
+        (f"task demand {TASK} 0", "for AMOUNT: an amount above zero"),
+        ("tx unstake 0", "for AMOUNT: an amount above zero"),
+        ("tx stake 5 --possession {}/csv --key {}/json", r"/csv: not valid JSON \(line 1"),
+        ("worker register", r"config\.toml: no such file; `dekube init` makes one"),
+        ("worker update", r"config\.toml: no such file; `dekube init` makes one"),
+        ("worker retire", r"config\.toml: no such file; `dekube init` makes one"),
+        ("faucet run --listen x", "for --listen: 'x': host:port expected"),
+        ("faucet run --amount 0", "for --amount: a grant is an amount above zero"),
+    ],
+)
+def test_a_mistake_names_its_option_or_file_before_anybody_is_asked(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "json").write_text("{}")
+    (tmp_path / "csv").write_text("a,b\n1,2\n")
+    home = tmp_path / "home"
+    words = [*(word.replace("{}", str(tmp_path)) for word in line.split()), "--home", str(home)]
+    if words[0] in ("task", "tx", "worker", "relay", "faucet"):
+        words += ["--rpc", "http://127.0.0.1:1"]
+    done = CliRunner().invoke(group, words, standalone_mode=False)
+    error = done.exception
+    told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    assert isinstance(error, click.ClickException | DekubeError), error
+    assert re.search(said, told), told
+    assert not home.exists()
