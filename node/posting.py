@@ -16,7 +16,6 @@ from state.primitives.errors import DekubeError
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
 from tasks.datasets import Dataset, make_dataset
-from tasks.recipes import digits_spec
 from tasks.screening import DatasetFacts
 
 __all__ = [
@@ -61,6 +60,8 @@ def make_digits_job(
     Raises UnsupportedJob for what the engine cannot train, ConfigError without the extra ``datasets``,
     ControlUnavailable when the node does not run, ClientError when no gateway takes it.
     """
+    from tasks.recipes import digits_spec  # with NumPy, which what only asks a gateway does without
+
     dataset, blob = _put_digits(client, control, key, progress)
     price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
     return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)

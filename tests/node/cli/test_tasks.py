@@ -291,6 +291,12 @@ def test_the_digits_are_those_that_a_job_names_and_come_without_their_library(tm
     assert done.stdout == "False\n"
 
 
+def test_what_only_asks_a_gateway_of_tasks_loads_no_numpy() -> None:
+    code = "import sys, node.cli.tasks; print(sorted({'numpy', 'sklearn', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def bill_line(number: int, movement: str, purpose: str, pool: str, party: str | None, window: int | None) -> Any:
     document = {
         "number": number, "height": number, "movement": movement, "purpose": purpose, "pool": pool, "party": party,
