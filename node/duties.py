@@ -20,7 +20,7 @@ from node.config import NodeOptions
 from node.home import Home
 from node.inputs import Inputs
 from node.ledger import NodeLedger
-from node.machine import describe_machine, known_score
+from node.machine import Score, describe_machine, known_score, renewed_score
 from node.promises import Promises
 from node.wallet import TransactionFailed, TransactionLost, Wallet
 from node.wanted import DAMAGE, Abandoned
@@ -58,6 +58,10 @@ _log = structlog.get_logger("duties")
 
 RETRY_S: Final = 5.0
 """Pause before a duty that failed is tried again."""
+MEASURE_AGAIN_S: Final = 600.0
+"""From one measurement of the machine's speed that was disturbed to the next."""
+SPEED_SPREAD_PERCENT: Final = 10
+"""Measurements that differ by no more are the same."""
 LEAVE_S: Final = 10.0
 """How long a node that ends in order waits until the chain knows that its machine goes off, ..."""
 LEAVE_QUIET_S: Final = 4.0
@@ -88,6 +92,9 @@ class Duties:
         data_dir = home.jobs.parent  # there before the first job is
         self._network = network
         self._is_leaving = False
+        self._speed = Score(0, is_steady=False)
+        self._profile: NodeProfile | None = None
+        """What is registered by itself."""
         self.is_draining: Callable[[], bool] = lambda: False
         self._attempts = Attempts(RETRY_S)
         self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
@@ -202,11 +209,13 @@ class Duties:
         if not {"compute", "verify"} & set(self._options.roles):
             return
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
-        profile = None
         if self._options.registry.auto_register:
-            score = await trio.to_thread.run_sync(known_score, self._score)
-            profile = await trio.to_thread.run_sync(describe_machine, self.address, self._options, score)
+            self._speed = await trio.to_thread.run_sync(known_score, self._score)
+            self._profile = await trio.to_thread.run_sync(
+                describe_machine, self.address, self._options, self._speed.milli
+            )
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._measure_again)
             height = -1
             while True:
                 height = (await self._ledger.wait_head(height)).height
@@ -219,9 +228,9 @@ class Duties:
                     if self.is_offered:
                         self._start(nursery, "register", self._suspend)
                 elif self._status() is NodeStatus.SUSPENDED:
-                    self._start(nursery, "register", self._return_to_market, profile)
-                elif profile is not None:
-                    self._start(nursery, "register", self._register, profile)
+                    self._start(nursery, "register", self._return_to_market)
+                elif self._profile is not None:
+                    self._start(nursery, "register", self._register, self._profile)
                 self._look(nursery)
 
     # Finding work
@@ -297,8 +306,9 @@ class Duties:
             return
         if node.status is NodeStatus.RETIRING:
             return  # its owner wants out: renewing the entry would take that back
-        # No two measurements of a score agree: it is no reason to write.
-        same = node.profile._replace(score=profile.score) == profile
+        if not self._is_news(node.profile.score):
+            profile = profile._replace(score=node.profile.score)
+        same = node.profile == profile
         seen_ms = self._ledger.head().time_ms - node.seen_ms
         # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
         lacks = bond - node.bond if node.bond < self._parameters.node_bond_min else 0
@@ -314,10 +324,34 @@ class Duties:
         await self._wallet.send(SUSPEND_NODE, [])
         _log.info("suspended: this machine is offered nothing until it is back")
 
-    async def _return_to_market(self, profile: NodeProfile | None) -> None:
+    def _is_news(self, known: int) -> bool:
+        """Whether the measured speed is to take the place of the registered one.
+
+        No two measurements agree to the last digit, and one that was disturbed is too low, never too high.
+        """
+        measured = self._speed
+        if abs(measured.milli - known) * 100 <= SPEED_SPREAD_PERCENT * max(measured.milli, known):
+            return False
+        return measured.milli > 0 and (measured.is_steady or measured.milli > known)
+
+    async def _measure_again(self) -> None:
+        """Measure the machine's speed again, when it has nothing to do, until it was not disturbed."""
+        while self._profile is not None and not self._speed.is_steady:
+            await trio.sleep(MEASURE_AGAIN_S)
+            if self._attempts.running or self._is_leaving:
+                continue
+            found = await trio.to_thread.run_sync(renewed_score, self._score)
+            if found.is_steady or found.milli > self._speed.milli:
+                self._speed, self._profile = found, self._profile._replace(score=found.milli)
+                _log.info("the machine's speed is measured again", score=found.milli, steady=found.is_steady)
+
+    async def _return_to_market(self) -> None:
         node = load_node(self._ledger.store, self.address)
         if node is not None and node.status is NodeStatus.SUSPENDED:
-            await self._wallet.send(UPDATE_NODE, node_payload(profile or node.profile, 0))
+            profile = self._profile or node.profile
+            if not self._is_news(node.profile.score):
+                profile = profile._replace(score=node.profile.score)
+            await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
             _log.info("back on the market")
 
     # What outlives a restart

@@ -13,19 +13,30 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from node.config import NodeOptions, parse_operator
 from node.home import write_whole
 from tasks.registry import Gpu, NodeProfile, NodeRole
 
-__all__ = ["available_memory_bytes", "describe_machine", "known_score", "measure_score", "renewed_score"]
+__all__ = ["Score", "available_memory_bytes", "describe_machine", "known_score", "measure_score", "renewed_score"]
 
-SCORE_S: Final = 0.5
+SCORE_CPU_S: Final = 1.0
+"""Processor time that a measurement takes, in batches of a few steps, ..."""
+SCORE_WALL_S: Final = 20.0
+"""... and how long it goes on at most on a machine that has no time for it."""
 SCORE_STEPS: Final = 5
+SCORE_DECILE: Final = 9
+"""The batch that counts: of ten, the one that only the fastest exceeds. What disturbs makes batches slower, never
+faster."""
+OTHERS_SHARE_MAX: Final = 0.2
+"""Of all cores, what other processes may use meanwhile: they share caches, memory and the halves of cores."""
+STOLEN_SHARE_MAX: Final = 0.02
+"""Of all cores, what the machine that this one runs on may take away."""
 SCORE_MILLI: Final = 1000
 SCORE_AGE_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
 """A score that was measured longer ago is measured again: machines throttle, and neighbours come and go."""
@@ -39,6 +50,18 @@ CGROUPS: Final = (
 """Where a container's memory is told, in the second and the first version of control groups: its limit, what is
 used, and what of that is files that give way."""
 REFERENCE_WIDTHS: Final = (64, 256, 128, 10)
+ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""As jobs run: processor time of several threads would count each of them."""
+
+
+class Score(NamedTuple):
+    """Steps of the reference job a second of processor time, times 1000, 0 if unknown.
+
+    ``is_steady``: the machine had little else to do, so that the next measurement will find the same.
+    """
+
+    milli: int
+    is_steady: bool
 
 
 def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodeProfile:
@@ -66,31 +89,30 @@ def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodePr
     )
 
 
-def measure_score() -> int:
-    """Return the speed of this machine in steps of the reference job a second, times 1000; 0 if unknown."""
+def measure_score() -> Score:
+    """Measure the speed of this machine in a process of its own; takes some two seconds."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "node.machine"], capture_output=True, timeout=PROBE_TIMEOUT_S, check=True
-        )
-        return int(done.stdout)
+            [sys.executable, "-m", "node.machine"], capture_output=True, timeout=PROBE_TIMEOUT_S, check=True,
+            env={**os.environ, **ONE_THREAD},
+        )  # fmt: skip
+        milli, is_steady = done.stdout.split()
+        return Score(int(milli), int(is_steady) == 1)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return 0
+        return Score(0, False)
 
 
-def known_score(path: Path) -> int:
+def known_score(path: Path) -> Score:
     """Return the score that ``path`` keeps of this very machine and its programs, else measure it and keep it."""
     kept = _kept_score(path, _fingerprint(), _now_ms())
-    return renewed_score(path) if kept is None else kept
+    return renewed_score(path) if kept is None else Score(kept, True)
 
 
-def renewed_score(path: Path) -> int:
-    """Measure the score and keep it in ``path``; 0 if unknown.
-
-    Of a machine that had more to do than it has cores it is not kept: the next start finds out more.
-    """
+def renewed_score(path: Path) -> Score:
+    """Measure the score and keep it in ``path``, but for one that was disturbed: it is measured again later."""
     score = measure_score()
-    if score and not _is_busy():
-        text = json.dumps({"score": score, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1)
+    if score.milli and score.is_steady:
+        text = json.dumps({"score": score.milli, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1)
         with suppress(OSError):  # no place for it: measured again the next time
             write_whole(path, text + "\n")
     return score
@@ -118,10 +140,6 @@ def _fingerprint() -> str:
     cores = len(os.sched_getaffinity(0))
     programs = " ".join(f"{name} {version(name)}" for name in ("dekube-node", "numpy"))
     return f"{_processor()}, {cores} cores, python {platform.python_version()}, {programs}"
-
-
-def _is_busy() -> bool:
-    return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
 def _processor() -> str:
@@ -181,7 +199,38 @@ def _memory_kib(name: str) -> int:
     return 0
 
 
-def _score() -> int:
+class _Processors(NamedTuple):
+    """Seconds of all cores since the start of the machine: in use, and stolen by the machine below."""
+
+    used_s: float
+    stolen_s: float
+
+    @classmethod
+    def read(cls) -> _Processors:
+        """Read /proc/stat. Raises OSError, ValueError."""
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _idle, _wait, irq, softirq, stolen = map(int, file.readline().split()[1:9])
+        ticks = os.sysconf("SC_CLK_TCK")
+        return cls((user + nice + system + irq + softirq) / ticks, stolen / ticks)
+
+
+def _is_steady(before: _Processors, after: _Processors, own_s: float, passed_s: float) -> bool:
+    """Tell whether the machine had little to do in ``passed_s`` beside the ``own_s`` of this process."""
+    cores = os.cpu_count() or 1
+    others_s = after.used_s - before.used_s - own_s
+    stolen_s = after.stolen_s - before.stolen_s
+    return others_s <= OTHERS_SHARE_MAX * cores * passed_s and stolen_s <= STOLEN_SHARE_MAX * cores * passed_s
+
+
+def _rate(batches_ns: Sequence[int]) -> int:
+    """Return steps a second, times 1000, of the batch that counts."""
+    if not batches_ns:
+        return 0
+    counts = sorted(batches_ns, reverse=True)[(len(batches_ns) - 1) * SCORE_DECILE // 10]
+    return SCORE_MILLI * SCORE_STEPS * 1_000_000_000 // max(1, counts)
+
+
+def _score() -> Score:
     from tasks.datasets import Dataset
     from tasks.engine.arrays import NumpyArrays
     from tasks.engine.plan import TrainingPlan
@@ -197,12 +246,16 @@ def _score() -> int:
     )  # fmt: skip
     trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
     trainer.run_segment(SCORE_STEPS)
-    steps, started = 0, time.perf_counter()
-    while (passed := time.perf_counter() - started) < SCORE_S:
+    batches: list[int] = []
+    before, began, used_ns = _Processors.read(), time.perf_counter(), time.process_time_ns()
+    while sum(batches) < SCORE_CPU_S * 1e9 and time.perf_counter() - began < SCORE_WALL_S:
+        started_ns = time.process_time_ns()
         trainer.run_segment(SCORE_STEPS)
-        steps += SCORE_STEPS
-    return int(SCORE_MILLI * steps / passed)
+        batches.append(time.process_time_ns() - started_ns)
+    own_s = (time.process_time_ns() - used_ns) / 1e9
+    return Score(_rate(batches), _is_steady(before, _Processors.read(), own_s, time.perf_counter() - began))
 
 
 if __name__ == "__main__":
-    print(_score())
+    found = _score()
+    print(found.milli, int(found.is_steady))

@@ -331,7 +331,7 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
         raise ConfigError(
             f"{session.home.config}: roles has neither compute nor verify, so there is nothing to offer"
         )
-    return describe_machine(address, options, renewed_score(session.home.score))
+    return describe_machine(address, options, renewed_score(session.home.score).milli)
 
 
 def _who(session: Session, machine: str | None) -> str:

@@ -13,6 +13,10 @@ import node.machine
 from node.config import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
 from node.machine import (
     SCORE_AGE_MS_MAX,
+    Score,
+    _is_steady,
+    _Processors,
+    _rate,
     available_memory_bytes,
     describe_machine,
     known_score,
@@ -77,14 +81,14 @@ def test_a_verifier_offers_no_cards(driver: Path) -> None:
 
 
 def test_the_score_is_measured_in_a_process_of_its_own() -> None:
-    assert measure_score() > 0
+    assert measure_score().milli > 0
     checked = "import sys, node.machine; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", checked], check=False).returncode == 0
 
 
 def test_a_score_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent")
-    assert measure_score() == 0
+    assert measure_score() == Score(0, is_steady=False)
 
 
 def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,39 +112,63 @@ def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(
 ) -> None:
     path, measured, now_ms = tmp_path / "score", [0], [1_000]
 
-    def measure() -> int:
+    def measure() -> Score:
         measured[0] += 1
-        return measured[0]
+        return Score(measured[0], is_steady=True)
+
+    def known() -> int:
+        return known_score(path).milli
 
     monkeypatch.setattr(node.machine, "measure_score", measure)
     monkeypatch.setattr(node.machine, "_now_ms", lambda: now_ms[0])
-    monkeypatch.setattr(node.machine, "_is_busy", lambda: False)
-    assert [known_score(path) for _ in range(3)] == [1, 1, 1]
+    assert [known() for _ in range(3)] == [1, 1, 1]
     now_ms[0] += SCORE_AGE_MS_MAX
-    assert known_score(path) == 1
+    assert known() == 1
     now_ms[0] += 1
-    assert known_score(path) == 2, "old"
+    assert known() == 2, "old"
     now_ms[0] -= 10
-    assert known_score(path) == 3, "of a clock that was wrong"
-    assert renewed_score(path) == 4 and known_score(path) == 4, "a person's command measures anew"
+    assert known() == 3, "of a clock that was wrong"
+    assert renewed_score(path).milli == 4 and known() == 4, "a person's command measures anew"
     monkeypatch.setattr(node.machine, "_processor", lambda: "another one")
-    assert known_score(path) == 5
+    assert known() == 5
     for damaged in (b"", b"\xff", b"[]", b"[" * 4_000, b'{"score": true}', b'{"score": -1, "measured_ms": 0}'):
         path.write_bytes(damaged)
         measured[0] = 5
-        assert known_score(path) == 6
+        assert known() == 6
 
 
 def test_the_score_of_a_busy_machine_is_used_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = iter((1, 2))
+    scores = iter((Score(1, is_steady=False), Score(2, is_steady=True)))
     monkeypatch.setattr(node.machine, "measure_score", lambda: next(scores))
-    monkeypatch.setattr(node.machine, "_is_busy", lambda: True)
-    assert [known_score(tmp_path / "score") for _ in range(2)] == [1, 2]
+    path = tmp_path / "score"
+    assert [known_score(path).milli for _ in range(3)] == [1, 2, 2]
 
 
 def test_a_score_that_is_unknown_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.machine, "_is_busy", lambda: False)
-    monkeypatch.setattr(node.machine, "measure_score", lambda: 0)
-    assert known_score(tmp_path / "score") == 0 and not (tmp_path / "score").exists()
-    monkeypatch.setattr(node.machine, "measure_score", lambda: 7)
-    assert known_score(tmp_path / "absent" / "score") == 7, "no place for it"
+    monkeypatch.setattr(node.machine, "measure_score", lambda: Score(0, is_steady=True))
+    assert known_score(tmp_path / "score").milli == 0 and not (tmp_path / "score").exists()
+    monkeypatch.setattr(node.machine, "measure_score", lambda: Score(7, is_steady=True))
+    assert known_score(tmp_path / "absent" / "score").milli == 7, "no place for it"
+
+
+def test_what_disturbs_some_batches_changes_no_score() -> None:
+    """The machine's speed is that of its undisturbed batches; before, waiting counted as work."""
+    undisturbed = [25_000_000 + 100_000 * (at % 5) for at in range(40)]
+    disturbed = [time * (1 + 4 * (at % 3 > 0)) for at, time in enumerate(undisturbed)]
+    known, found = _rate(undisturbed), _rate(disturbed)
+    assert 0.98 < found / known < 1.02
+    assert known == pytest.approx(1000 * 5 / 0.025, rel=0.02)
+    assert _rate([]) == 0
+    assert _rate([1_000, *undisturbed]) == pytest.approx(known, rel=0.02), "nor does a clock that jumps"
+
+
+@pytest.mark.parametrize(
+    ("others", "stolen", "steady"), [(0.0, 0.0, True), (0.15, 0.0, True), (0.3, 0.0, False), (0.0, 0.05, False)]
+)
+def test_a_measurement_knows_whether_it_was_disturbed(others: float, stolen: float, steady: bool) -> None:
+    cores, passed_s, own_s = os.cpu_count() or 1, 2.0, 1.5
+    before = _Processors(100.0, 7.0)
+    after = _Processors(100.0 + own_s + others * cores * passed_s, 7.0 + stolen * cores * passed_s)
+    assert _is_steady(before, after, own_s, passed_s) is steady
+    read = _Processors.read()
+    assert read.used_s > 0 and read.stolen_s >= 0
