@@ -10,6 +10,7 @@ import hmac
 import json
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +24,7 @@ import trio
 from node.config import LOG_LEVELS, parse_host_port, parse_peer
 from node.control import ControlRefused
 from node.logs import set_log_level
-from node.ports import cannot_listen
+from node.ports import cannot_listen, listen_at
 from p2p.transport import Endpoint
 from rpc.errors import RpcError
 from rpc.openrpc import describe
@@ -361,12 +362,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = CONNECTIONS_MAX
 
-    def __init__(self, where: tuple[str, int], admin: Admin, token: str) -> None:
+    def __init__(self, listener: socket.socket, admin: Admin, token: str) -> None:
         self.admin = admin
         self.token = token
         self.loop = trio.lowlevel.current_trio_token()
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(where, _Handler)
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
@@ -452,18 +455,21 @@ async def serve_admin(
     The library's server lives in threads of its own; what a method does runs on the node's loop. The token is
     written anew at each start and removed at the end.
     """
-    host, port = parse_host_port(listen)
+    listeners = listen_at("admin.listen", listen)
     try:
         token = _write_token(token_file)
-        server = _Server((host, port), admin, token)
     except OSError as error:
+        for listener in listeners:
+            listener.close()
         raise cannot_listen("admin.listen", listen, error) from None
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
-    thread.start()
+    servers = [_Server(listener, admin, token) for listener in listeners]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
     try:
-        task_status.started(server.server_address[1])
+        task_status.started(servers[0].server_address[1])
         await trio.sleep_forever()
     finally:
         token_file.unlink(missing_ok=True)  # noqa: ASYNC240  the node ends
-        server.shutdown()
-        server.server_close()
+        for server in servers:
+            server.shutdown()
+            server.server_close()

@@ -20,6 +20,7 @@ from rpc.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SIGNATURE_BYTES, VOTE_KEY_BYTES
+from state.primitives.listen import parse_host_port, parse_listen
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,10 +48,12 @@ __all__ = [
     "check_options",
     "dump_options",
     "flat_options",
+    "listen_option",
     "load_options",
     "load_table",
     "parse_checkpoint",
     "parse_host_port",
+    "parse_listen",
     "parse_operator",
     "parse_peer",
     "parse_signer",
@@ -112,6 +115,11 @@ BOUNDS: Final = {
 """Least and most of each option that is a number: beyond, memory, a clock or a queue has no such size."""
 
 
+def listen_option(default: str = "") -> Any:
+    """Return the field of addresses to listen at: "host:port", several with commas, or a list of them in TOML."""
+    return field(default=default, metadata={"is_listen": True})
+
+
 @dataclass(frozen=True, slots=True)
 class KeyOptions:
     """Files of keys, relative to the node's home; each is a keystore v3 opened by the same passphrase."""
@@ -140,7 +148,7 @@ class SignerOptions:
 class NetworkOptions:
     """Peers and relays."""
 
-    listen: str = ":26656"
+    listen: str = listen_option(":26656")
     """host:port for inbound connections, without a host on all addresses of IPv4 and IPv6; empty for a node that
     accepts none (it reserves at its relays)."""
     advertise: tuple[str, ...] = ()
@@ -162,8 +170,8 @@ class NetworkOptions:
 class RpcOptions:
     """The gateway process for JSON-RPC, REST and health."""
 
-    listen: str = "127.0.0.1:8545"
-    """host:port; empty: no gateway."""
+    listen: str = listen_option("127.0.0.1:8545")
+    """host:port, without a host on all addresses of IPv4 and IPv6; several as a list; empty: no gateway."""
     cors: tuple[str, ...] = ("*",)
     hosts: tuple[str, ...] = ()
     """Further Host header values to accept beside the loopback names."""
@@ -188,7 +196,7 @@ class RpcOptions:
 class AdminOptions:
     """The owner's methods as JSON-RPC; the control socket takes them without this."""
 
-    listen: str = ""
+    listen: str = listen_option()
     """host:port of the loopback interface; empty: none. The token stands in run/admin.token."""
 
 
@@ -196,8 +204,8 @@ class AdminOptions:
 class MetricsOptions:
     """The Prometheus endpoint of the node process."""
 
-    listen: str = "127.0.0.1:9100"
-    """host:port; empty: none."""
+    listen: str = listen_option("127.0.0.1:9100")
+    """host:port, without a host on all addresses; several as a list; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,14 +421,6 @@ def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
     return operator, consent
 
 
-def parse_host_port(text: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port". Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
-        raise ConfigError(f"{text!r}: host:port expected")
-    return host.strip("[]"), int(port)
-
-
 def load_options(path: Path) -> NodeOptions:
     """Return the options of a TOML file over the defaults.
 
@@ -474,8 +474,17 @@ def _build(cls: Any, document: dict[str, Any], where: str) -> Any:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             raise ConfigError(f"unknown option {dotted}" + (f"; did you mean {where}{near[0]}?" if near else ""))
+        if fields[name].metadata.get("is_listen") and type(value) is list:
+            value = _listen(value, dotted)
         values[name] = _value(hints[name], value, dotted)
     return cls(**values)
+
+
+def _listen(value: list[Any], dotted: str) -> str:
+    """Return a list of addresses as the one text that options keep."""
+    if not all(isinstance(item, str) and item and "," not in item for item in value):
+        raise ConfigError(f'{dotted}: "host:port" or a list of such expected')
+    return ",".join(value)
 
 
 _hints = functools.cache(typing.get_type_hints)
@@ -504,9 +513,11 @@ def check_options(options: NodeOptions) -> None:
     for role in options.roles:
         if role not in ROLES:
             raise ConfigError(f"roles: {role!r} is none of {', '.join(ROLES)}")
-    for listen in (options.p2p.listen, options.rpc.listen, options.metrics.listen):
-        if listen:
-            parse_host_port(listen)
+    for name in ("p2p", "rpc", "metrics", "admin"):
+        try:
+            parse_listen(getattr(options, name).listen)
+        except ConfigError as error:
+            raise ConfigError(f"{name}.listen: {error}") from None
     try:
         Proxies(options.rpc.trusted_proxies)
     except ConfigError as error:
@@ -517,7 +528,7 @@ def check_options(options: NodeOptions) -> None:
             raise ConfigError(f"uploads.{name}: 0 or more expected")
     if uploads.enabled and uploads.bytes_kept_max > options.p2p.blob_store_bytes_max:
         raise ConfigError("uploads.bytes_kept_max: more than p2p.blob_store_bytes_max")
-    if options.admin.listen and not is_loopback(parse_host_port(options.admin.listen)[0]):
+    if not all(is_loopback(host) for host, _ in parse_listen(options.admin.listen)):
         raise ConfigError(f"admin.listen: {options.admin.listen!r} is not of the loopback interface")
     for name, peers in (("bootstrap", options.p2p.bootstrap), ("relays", options.p2p.relays)):
         for text in peers:
@@ -569,17 +580,16 @@ def _check_bounds(options: NodeOptions) -> None:
 
 def _check_ports(options: NodeOptions) -> None:
     """Raise ConfigError where two parts of the node would listen at one port."""
-    taken: dict[int, tuple[str, str]] = {}
+    taken: dict[int, list[tuple[str, str]]] = {}
     for name, listen in (
         ("p2p.listen", options.p2p.listen), ("rpc.listen", options.rpc.listen),
         ("metrics.listen", options.metrics.listen), ("admin.listen", options.admin.listen),
     ):  # fmt: skip
-        host, port = parse_host_port(listen) if listen else ("", 0)
-        if not port:
-            continue
-        other, other_host = taken.setdefault(port, (name, host))
-        if other != name and (host == other_host or {host, other_host} & _EVERYWHERE):
-            raise ConfigError(f"{other} and {name}: both have port {port}; two parts cannot listen at one")
+        for host, port in parse_listen(listen):
+            for other, other_host in taken.get(port, ()) if port else ():
+                if other != name and (host == other_host or {host, other_host} & _EVERYWHERE):
+                    raise ConfigError(f"{other} and {name}: both have port {port}; two parts cannot listen at one")
+            taken.setdefault(port, []).append((name, host))
 
 
 def flat_options(options: DataclassInstance, before: str = "") -> dict[str, Any]:

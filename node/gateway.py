@@ -13,8 +13,9 @@ import structlog
 import trio
 
 from node.children import Child
-from node.config import LogOptions, RpcOptions, parse_host_port
+from node.config import LogOptions, RpcOptions, parse_listen
 from node.drain import Drain
+from node.ports import format_host_port
 
 __all__ = ["Gateway", "gateway_document", "keep_gateway"]
 
@@ -33,11 +34,9 @@ def gateway_document(options: RpcOptions, node_socket: Path, log: LogOptions) ->
 
     Written out because those options stand among web servers, which this process would load for nothing.
     """
-    host, port = parse_host_port(options.listen)
     return {
         "socket": str(node_socket),
-        "host": host,
-        "port": port,
+        "listen": [format_host_port(host, port) for host, port in parse_listen(options.listen)],
         "cors": options.cors,
         "hosts": options.hosts,
         "log_level": log.level,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from node.config import CONFIG_LIMIT_BYTES
 from state.primitives.errors import ConfigError
+from state.primitives.listen import reached_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +108,7 @@ def gateways_of(home: Home) -> tuple[str, ...]:
         ) from None
     if not listen:
         raise ConfigError(f"{home.root}: this node has no gateway (rpc.listen); name one with --rpc")
-    return ("http://" + listen.replace("0.0.0.0", "127.0.0.1"),)  # noqa: S104  the other way round
+    return (f"http://{reached_at(listen)}",)
 
 
 def _options(kind: str) -> Any:

@@ -18,7 +18,7 @@ from prometheus_client.exposition import make_wsgi_app
 
 from consensus.metrics import METRICS
 from node.hearing import Hearing
-from node.ports import cannot_listen
+from node.ports import listen_at
 from rpc.log_output import LogCollector
 
 if TYPE_CHECKING:
@@ -187,11 +187,13 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, where: tuple[str, int], metrics: NodeMetrics) -> None:
+    def __init__(self, listener: socket.socket, metrics: NodeMetrics) -> None:
         self.metrics = metrics
         self.exposition = make_wsgi_app(metrics.registry)
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(where, _Handler)
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
@@ -279,21 +281,19 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 async def serve_metrics(
-    metrics: NodeMetrics, host: str, port: int, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    metrics: NodeMetrics, listen: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer /metrics, /healthz and /readyz until cancelled. Raises ConfigError when the port is taken.
+    """Answer /metrics, /healthz and /readyz at ``listen`` until cancelled. Raises ConfigError for a port in use.
 
     The library's server lives in threads of its own; it only reads.
     """
-    try:
-        server = _Server((host, port), metrics)
-    except OSError as error:
-        raise cannot_listen("metrics.listen", f"{host}:{port}", error) from None
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
-    thread.start()
+    servers = [_Server(listener, metrics) for listener in listen_at("metrics.listen", listen)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
     try:
         task_status.started()
         await trio.sleep_forever()
     finally:
-        server.shutdown()
-        server.server_close()
+        for server in servers:
+            server.shutdown()
+            server.server_close()

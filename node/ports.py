@@ -6,10 +6,11 @@ import errno
 import os
 import socket
 
-from node.config import parse_host_port
+from p2p.listening import open_sockets
 from state.primitives.errors import ConfigError
+from state.primitives.listen import format_host_port, parse_listen
 
-__all__ = ["cannot_listen", "check_listen", "format_host_port", "is_taken"]
+__all__ = ["cannot_listen", "check_listen", "format_host_port", "is_taken", "listen_at"]
 
 
 def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
@@ -22,23 +23,23 @@ def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
 
 def check_listen(option: str, listen: str) -> None:
     """Raise ConfigError where nobody could listen now: an operator looks at a start, and not at logs after it."""
-    host, port = parse_host_port(listen)
+    for listener in listen_at(option, listen):
+        listener.close()
+
+
+def listen_at(option: str, listen: str) -> list[socket.socket]:
+    """Return sockets that listen at ``listen``, the value of ``option``. Raises ConfigError."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        return open_sockets(parse_listen(listen))
     except OSError as error:
         raise cannot_listen(option, listen, error) from None
 
 
 def is_taken(listen: str) -> bool:
     """Tell whether another program listens at ``listen`` now, as far as that can be told by trying."""
-    host, port = parse_host_port(listen)
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        for listener in open_sockets(parse_listen(listen)):
+            listener.close()
     except OSError as error:
         return error.errno == errno.EADDRINUSE
     return False
-
-
-def format_host_port(host: str, port: int) -> str:
-    """Return what ``node.config.parse_host_port`` reads: host:port, an address of IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

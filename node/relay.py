@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.carriage import GatewayLedger
-from node.config import KeyOptions, LogOptions, flat_options, load_table, parse_host_port
+from node.config import KeyOptions, LogOptions, flat_options, listen_option, load_table, parse_listen
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import RELAY, expected
 from node.logs import configure_logs
@@ -39,9 +39,9 @@ RECEIPTS: Final = "data/receipts"
 class RelayHomeOptions:
     """Options of ``dekube relay run``, as they stand in config.toml."""
 
-    listen: str = ":26680"
-    """host:port for clients; without a host on all addresses of IPv4 and IPv6."""
-    metrics: str = "127.0.0.1:9180"
+    listen: str = listen_option(":26680")
+    """host:port for clients; without a host on all addresses of IPv4 and IPv6; several as a list."""
+    metrics: str = listen_option("127.0.0.1:9180")
     """host:port for /metrics and /healthz; empty: none."""
     keys: KeyOptions = field(default_factory=KeyOptions)
     peers: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
     urls = urls or options.rpc
     listens = {name: where for name in ("listen", "metrics") if (where := getattr(options, name))}
     for where in listens.values():
-        parse_host_port(where)
+        parse_listen(where)
     configure_logs(options.log)
     chain = genesis_hash(home.load_genesis())
     file = home.passphrase_file(options.keys)

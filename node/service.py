@@ -29,7 +29,7 @@ from node.blob_search import BlobSearch
 from node.blobs import GatewayBlobs
 from node.chain import Chain, Executed
 from node.clocks import CLOCK_METHOD, Clocks, serve_clock
-from node.config import NodeOptions, parse_host_port, parse_peer
+from node.config import NodeOptions, parse_host_port, parse_listen, parse_peer
 from node.control import ControlServer
 from node.drain import Drain, Load
 from node.duties import Duties
@@ -142,8 +142,7 @@ class Node:
         ended: Exception | None = None
         async with trio.open_nursery() as nursery:
             if self.options.metrics.listen:
-                host, port = parse_host_port(self.options.metrics.listen)
-                await self._start(nursery, "metrics", serve_metrics, self.metrics, host, port)
+                await self._start(nursery, "metrics", serve_metrics, self.metrics, self.options.metrics.listen)
             try:
                 # Before the database: its start takes long, and the gateway's process fails on its own.
                 for option, listen in (
@@ -364,7 +363,7 @@ class Node:
             host, port = parse_host_port(peer.endpoint.removeprefix("tcp:"))
             relays.append(Endpoint(host, port, peer.address))
         config = NetworkConfig(
-            listen=(parse_host_port(options.listen),) if options.listen else (),
+            listen=parse_listen(options.listen),
             advertise=options.advertise,
             bootstrap=options.bootstrap,
             dial_inner=options.dial_inner,

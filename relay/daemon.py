@@ -25,6 +25,7 @@ import uvloop
 from p2p.handshake import Session
 from p2p.identity import Identity
 from p2p.limits import Place
+from p2p.listening import open_sockets
 from p2p.transport import Endpoint
 from relay.accounts import Accounts
 from relay.carrying import Carrying
@@ -55,6 +56,7 @@ from relay.route import Route, VerifiedRoute
 from relay.telemetry import HttpAnswerer, registry_of
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.listen import parse_listen
 
 __all__ = ["RelayDaemon", "RelayOptions", "run_relay"]
 
@@ -485,17 +487,15 @@ class RelayDaemon:
         ).encode()
 
     async def _listen(self, where: str, factory: Callable[[], asyncio.Protocol], option: str) -> tuple[str, int]:
-        host, colon, port = where.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"{option}: {where!r}: host:port expected")
         try:
-            server = await self._loop.create_server(
-                factory, host.strip("[]"), int(port), backlog=LISTEN_BACKLOG, reuse_address=True
-            )
+            listeners = open_sockets(parse_listen(where), backlog=LISTEN_BACKLOG)
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error}") from None
         except OSError as error:
             raise ConfigError(f"{option}: cannot listen on {where}: {error.strerror or error}") from None
-        self._servers.append(server)
-        bound = server.sockets[0].getsockname()
+        for listener in listeners:
+            self._servers.append(await self._loop.create_server(factory, sock=listener, backlog=LISTEN_BACKLOG))
+        bound = listeners[0].getsockname()
         return bound[0], bound[1]
 
 

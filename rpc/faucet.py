@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,6 +23,7 @@ import structlog
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 
+from p2p.listening import open_sockets
 from rpc.client.aio import AsyncClient
 from rpc.client.core import Call, ClientOptions, hexed
 from rpc.client.errors import ClientError, OtherChain
@@ -41,6 +41,7 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.amounts import format_amount
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
 from state.primitives.keys import SecretKey
+from state.primitives.listen import parse_listen
 from state.primitives.transactions import decode_transaction
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.transfer import TRANSFER_KIND
@@ -89,8 +90,8 @@ class FaucetOptions:
     """The file that keeps what was given."""
     chain_id: int | None = None
     """Of the chain whose coins are given; None: that which a gateway names at the start."""
-    host: str = "127.0.0.1"
-    port: int = 8600
+    listen: str = "127.0.0.1:8600"
+    """Without a host on all addresses of IPv4 and IPv6; several with commas."""
     amount: int = 10 * 10**18
     per_address: int = 1
     """Grants a day to one address."""
@@ -505,11 +506,11 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
     that of the options, GatewayUnreachable.
     """
     try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listener = socket.create_server((options.host, options.port), family=family)
+        listeners = open_sockets(parse_listen(options.listen))
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"faucet: cannot listen on {options.host}:{options.port}: {error}") from None
-    bound_kernel(listener)
+        raise ConfigError(f"faucet: cannot listen on {options.listen}: {error}") from None
+    for listener in listeners:
+        bound_kernel(listener)
     async with AsyncClient(*options.gateways, options=ClientOptions(chain_id=options.chain_id)) as client:
         book = GrantBook(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
@@ -522,13 +523,13 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
             )
         )  # fmt: skip
         watching = [asyncio.ensure_future(part) for part in (faucet.watch_balance(), doors.watch())]
-        port = listener.getsockname()[1]
-        _log.info("faucet listens", host=options.host, port=port, chain=faucet.chain.name, pid=os.getpid())
+        host, port = listeners[0].getsockname()[:2]
+        _log.info("faucet listens", host=host, port=port, chain=faucet.chain.name, pid=os.getpid())
         if options.ready_file is not None:
             options.ready_file.parent.mkdir(parents=True, exist_ok=True)
             options.ready_file.write_text(json.dumps({"pid": os.getpid(), "port": port}))
         try:
-            await server.serve([listener])
+            await server.serve(listeners)
         finally:
             for watch in watching:
                 watch.cancel()

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import logging
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import structlog
 import uvicorn
 import uvloop
 
+from p2p.listening import open_sockets
 from rpc.blobs import BlobOptions
 from rpc.dispatch import DispatchOptions
 from rpc.doors import DoorOptions, Doors, make_protocols
@@ -34,6 +34,7 @@ from rpc.subscriptions import Hub, SessionOptions
 from rpc.unsent import bound_kernel
 from rpc.web import Application, WebOptions
 from state.primitives.errors import ConfigError
+from state.primitives.listen import format_host_port, parse_listen
 
 __all__ = ["GatewayOptions", "gateway_command", "main", "options_from_json", "options_to_json"]
 
@@ -53,8 +54,11 @@ class GatewayOptions:
     socket: str
     """Path of the node's Unix socket."""
     host: str = "127.0.0.1"
+    """Empty: all addresses of IPv4 and IPv6."""
     port: int = 8545
     """0: any free one; the node learns which."""
+    listen: tuple[str, ...] = ()
+    """host:port of several addresses, in place of ``host`` and ``port``."""
     cors: tuple[str, ...] = ("*",)
     hosts: tuple[str, ...] = ()
     """Host names to accept beside the loopback ones when listening on loopback."""
@@ -117,15 +121,17 @@ def gateway_command(config_fd: int) -> list[str]:
 async def serve(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when the address cannot be bound."""
     options = dataclasses.replace(options, doors=_within_descriptors(options.doors))
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    where = ",".join(options.listen) or format_host_port(options.host, options.port)
+    places = parse_listen(where)
     try:
-        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listeners = open_sockets(places, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"rpc: cannot listen on {options.host}:{options.port}: {error}") from None
-    bound_kernel(listener)
+        raise ConfigError(f"rpc: cannot listen on {where}: {error}") from None
+    for listener in listeners:
+        bound_kernel(listener)
     loop = asyncio.get_running_loop()
     link = Link(Path(options.socket), options.link)
-    link.serving = listener.getsockname()[:2]
+    link.serving = listeners[0].getsockname()[:2]
     hub = Hub(link)
     doors = Doors(options.doors)
     application = Application(
@@ -137,7 +143,7 @@ async def serve(options: GatewayOptions) -> None:
         WebOptions(
             options.cors,
             options.hosts,
-            is_loopback(options.host),
+            all(is_loopback(host) for host, _ in places),
             options.ready_blocks_behind_max,
             options.ready_peers_min,
             options.ready_disk_mib_min,
@@ -168,7 +174,7 @@ async def serve(options: GatewayOptions) -> None:
     tune_collector()
     _log.info("rpc gateway listens", host=link.serving[0], port=link.serving[1])
     try:
-        await server.serve([listener])
+        await server.serve(listeners)
     finally:
         for task in background:
             task.remove_done_callback(_end_on_failure)

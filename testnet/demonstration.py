@@ -15,6 +15,7 @@ from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded
 from rpc.client.core import hexed
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
+from state.primitives.listen import reached_at
 from tasks.spec import encode_spec
 
 __all__ = ["run_demonstration"]
@@ -36,8 +37,7 @@ async def run_demonstration(home: Home, requester: SecretKey, say: Callable[[str
 
 
 def _demonstrate(home: Home, requester: SecretKey, say: Callable[[str], None]) -> str:
-    listen = home.load_options().rpc.listen.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
-    with Client(f"http://{listen}") as client:
+    with Client(f"http://{reached_at(home.load_options().rpc.listen)}") as client:
         _wait_machines(client, say)
         seed = digest(b"demonstration", requester.address + client.head().at.height.to_bytes(8))
         job = make_digits_job(

@@ -9,10 +9,11 @@ import click
 from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
 from node.cli.session import Session, session_options
-from node.config import LogOptions, parse_host_port
+from node.config import LogOptions
 from node.logs import configure_logs
 from node.ports import check_listen
 from state.primitives.errors import ConfigError
+from state.primitives.listen import parse_listen
 
 __all__ = ["faucet"]
 
@@ -25,7 +26,11 @@ def faucet() -> None:
 @faucet.command()
 @session_options
 @click.option(
-    "--listen", default="127.0.0.1:8600", show_default=True, metavar="HOST:PORT", help="Where to listen."
+    "--listen",
+    default="127.0.0.1:8600",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to listen; several with commas.",
 )
 @click.option("--amount", type=AMOUNT, default="10", show_default=True, help="What one grant is, in DKB.")
 @click.option(
@@ -62,7 +67,7 @@ def run(
     if not amount:
         raise click.BadParameter("a grant is an amount above zero", param_hint="--amount")
     try:
-        host, port = parse_host_port(listen)
+        parse_listen(listen)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--listen") from None
     check_listen("--listen", listen)
@@ -70,8 +75,7 @@ def run(
         gateways=session.gateways(),
         book=book or session.home.root / "faucet.db",
         chain_id=session.signed_for(),
-        host=host,
-        port=port,
+        listen=listen,
         amount=amount,
         per_address=per_address,
         per_caller=per_ip,

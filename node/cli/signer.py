@@ -32,12 +32,13 @@ from node.cli.options import (
     signer_home_option,
 )
 from node.cli.output import json_option, log_field, show, show_fields
-from node.config import parse_host_port, toml_value
+from node.config import parse_listen, toml_value
 from node.home import Home, check_new_home, create_home, load_genesis
 from node.keyring import random_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey
+from state.primitives.listen import format_host_port
 from state.transition.staking import stake_payload
 
 __all__ = ["signer"]
@@ -136,8 +137,8 @@ def init(
 
 def _reached_at(listen: str) -> str:
     """Return where a node on another machine reaches what listens at ``listen``, as far as that is known here."""
-    host, port = parse_host_port(listen)
-    return f"HOST:{port}" if host in ("", "0.0.0.0", "::") else listen  # noqa: S104  compared, not listened at
+    host, port = parse_listen(listen)[0]
+    return f"HOST:{port}" if host in ("", "0.0.0.0", "::") else format_host_port(host, port)  # noqa: S104  compared, not listened at
 
 
 @only_with(("--passphrase-file",), "--keystore")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from consensus.signer import KEYS_MAX
-from node.config import KeyOptions, LogOptions, dump_options, load_table, parse_host_port
+from node.config import KeyOptions, LogOptions, dump_options, listen_option, load_table, parse_listen
 from node.guards import begin_guard
 from node.home import Home, load_key, save_key, write_whole
 from node.kinds import SIGNER, expected
@@ -32,7 +32,7 @@ SOCKET_FILE: Final = "run/signer.sock"
 class SignerHomeOptions:
     """Options of ``dekube signer run``, as they stand in config.toml."""
 
-    listen: str = ""
+    listen: str = listen_option()
     """host:port for nodes on other machines; empty: the Unix socket in the home alone."""
     clients: tuple[str, ...] = ()
     """Addresses (0x...) of the nodes that may use ``listen``."""
@@ -63,7 +63,7 @@ def check_signer_options(options: SignerHomeOptions) -> SignerHomeOptions:
     if len(set(files)) != len(files) or len(files) > KEYS_MAX:
         raise ConfigError(f"votes: each key once, and at most {KEYS_MAX} in all")
     if options.listen:
-        parse_host_port(options.listen)
+        parse_listen(options.listen)
         if not options.clients:
             raise ConfigError("clients: nobody may use listen; name the node's address")
     try:

@@ -21,13 +21,12 @@ import trio
 from consensus.remote_voter import ask_signer
 from consensus.signer import Answer, Request, Retire, SignerCore, SignerUnavailable
 from consensus.signer_server import SignerKey, SignerServer
-from node.config import parse_host_port
 from node.control import short_path
 from node.guards import is_retired, open_guard
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import SIGNER, check_kind
 from node.logs import configure_logs
-from node.ports import cannot_listen, format_host_port
+from node.ports import format_host_port, listen_at
 from node.signals import stop_when_told
 from node.signer.door import Door
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
@@ -35,7 +34,7 @@ from node.tenancy import live_in
 from p2p.identity import Identity
 from rpc.log_output import LOG_OUTPUT
 from state.primitives.address import format_address, parse_address
-from state.primitives.errors import DekubeError
+from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import VoteKey
 
@@ -78,13 +77,13 @@ async def serve_signer(
     local.listen(CONNECTIONS_MAX)
     listeners: list[trio.SocketListener] = []
     if options.listen:
-        host, port = parse_host_port(options.listen)
         try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
-        except OSError as error:
+            opened = listen_at("listen", options.listen)
+        except ConfigError:
             local.close()
             path.unlink(missing_ok=True)
-            raise cannot_listen("listen", options.listen, error) from None
+            raise
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in opened]
     door = Door(
         partial(server.serve, is_local=False),
         make_identity,

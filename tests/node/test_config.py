@@ -17,6 +17,7 @@ from node.config import (
     flat_options,
     load_options,
     parse_host_port,
+    parse_listen,
     parse_peer,
 )
 from node.ports import format_host_port
@@ -103,6 +104,29 @@ def test_parts_may_have_one_port_on_different_addresses(tmp_path: Path) -> None:
     text = "[rpc]\nlisten = '127.0.0.1:9000'\n[metrics]\nlisten = '127.0.0.2:9000'"
     assert load(tmp_path, text).metrics.listen == "127.0.0.2:9000"
     assert load(tmp_path, "[rpc]\nlisten = '127.0.0.1:0'\n[metrics]\nlisten = '127.0.0.1:0'")
+
+
+def test_addresses_to_listen_at_are_one_or_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[rpc]\nlisten = ["127.0.0.1:1", "[::1]:1"]\n[p2p]\nlisten = [":2"]\n'
+        '[admin]\nlisten = "127.0.0.1:3,[::1]:3"\n'
+    )
+    options = load_options(path)
+    assert parse_listen(options.rpc.listen) == (("127.0.0.1", 1), ("::1", 1))
+    assert (options.p2p.listen, parse_listen(options.metrics.listen)) == (":2", (("127.0.0.1", 9100),))
+    path.write_text(dump_options(options))
+    assert load_options(path) == options
+    for wrong, says in (
+        ('[rpc]\nlisten = ["127.0.0.1:1", 2]', "rpc.listen"),
+        ('[rpc]\nlisten = [":1", "h"]', "rpc.listen: 'h'"),
+        ('[admin]\nlisten = ["127.0.0.1:1", ":2"]', "not of the loopback"),
+        ('[metrics]\nlisten = [":1", "127.0.0.1:2"]\n[rpc]\nlisten = "127.0.0.1:2"', "both have port 2"),
+        ('[metrics]\nlisten = [":1", ":1"]', "twice"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=says):
+            load_options(path)
 
 
 def test_a_file_that_is_no_text_is_told_with_its_line(tmp_path: Path) -> None:

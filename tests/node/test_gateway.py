@@ -81,7 +81,7 @@ def test_the_gateway_is_told_what_the_options_say_and_keeps_its_own_for_the_rest
     )  # fmt: skip
     told = gateway_document(options, tmp_path / "s", LogOptions(level="debug", format="json"))
     read = options_from_json(json.dumps(told))
-    assert (read.socket, read.host, read.port) == (str(tmp_path / "s"), "::1", 7)
+    assert (read.socket, read.listen) == (str(tmp_path / "s"), ("[::1]:7",))
     assert (read.cors, read.hosts, read.log_level, read.log_format) == (("a",), ("h",), "debug", "json")
     assert (read.dispatch.rate_per_s, read.dispatch.burst, read.dispatch.requests_per_caller_max) == (2, 3, 4)
     assert (read.doors.connections_max, read.doors.connections_per_address_max) == (5, 6)

@@ -101,7 +101,7 @@ async def test_health_readiness_and_metrics_are_served_and_nothing_else(port: in
     metrics, syncing = NodeMetrics(), [True]
     get: Callable[[str], Any] = lambda path: trio.to_thread.run_sync(fetch, f"http://127.0.0.1:{port}{path}")  # noqa: E731
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_metrics, metrics, "127.0.0.1", port)
+        await nursery.start(serve_metrics, metrics, f"127.0.0.1:{port}")
         assert await get("/healthz") == (200, b"ok\n")
         assert await get("/readyz") == (503, b"syncing\n"), "no node yet"
         assert (await get("/metrics"))[0] == 200
@@ -112,7 +112,7 @@ async def test_health_readiness_and_metrics_are_served_and_nothing_else(port: in
         syncing[0] = False
         assert await get("/readyz") == (200, b"ready\n")
         with pytest.raises(ConfigError, match=str(port)):
-            await serve_metrics(metrics, "127.0.0.1", port)
+            await serve_metrics(metrics, f"127.0.0.1:{port}")
         nursery.cancel_scope.cancel()
 
 
@@ -155,7 +155,7 @@ async def test_load_balancers_are_answered_and_their_resets_leave_no_trace(
         assert lines == []
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_metrics, metrics, "127.0.0.1", port)
+        await nursery.start(serve_metrics, metrics, f"127.0.0.1:{port}")
         await trio.to_thread.run_sync(run)
         nursery.cancel_scope.cancel()
     told = capfd.readouterr()
@@ -166,7 +166,7 @@ async def test_what_fails_at_the_metrics_is_one_line(port: int, capfd: pytest.Ca
     metrics = NodeMetrics()
     metrics.watch(cast(Any, SimpleNamespace(view=None)))
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_metrics, metrics, "127.0.0.1", port)
+        await nursery.start(serve_metrics, metrics, f"127.0.0.1:{port}")
         with capture_logs() as lines:
             assert await trio.to_thread.run_sync(ask, port, b"GET /readyz HTTP/1.0\r\n\r\n") == b""
         nursery.cancel_scope.cancel()
@@ -188,7 +188,7 @@ async def test_connections_at_the_metrics_are_bounded_in_number_and_time(
         assert ask(port, b"GET /healthz HTTP/1.0\r\n\r\n").endswith(b"ok\n")
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_metrics, NodeMetrics(), "127.0.0.1", port)
+        await nursery.start(serve_metrics, NodeMetrics(), f"127.0.0.1:{port}")
         await trio.to_thread.run_sync(run)
         nursery.cancel_scope.cancel()
 

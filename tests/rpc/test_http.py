@@ -303,6 +303,12 @@ async def test_health_checks_without_a_name_or_under_another_are_answered(tmp_pa
             assert await status_of(it, b"GET / HTTP/1.1\r\nhost: " + host + b"\r\n" + end) == 403, host
 
 
+async def test_without_a_host_it_listens_on_both_families(tmp_path: Path) -> None:
+    async with running(tmp_path, replace(OPTIONS, listen=(":0", "127.0.0.1:0"))) as it:
+        for host in ("127.0.0.1", "[::1]", "localhost"):
+            assert (await it.http.get(f"http://{host}:{it.port}/healthz")).status_code == 200
+
+
 async def test_the_page_at_the_root_says_chain_and_height_and_leads_on(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     async with (

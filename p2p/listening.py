@@ -1,0 +1,72 @@
+"""Opens the sockets that processes listen at: on both families where no host is named."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+__all__ = ["open_sockets"]
+
+BACKLOG: Final = 128
+PORT_TRIES: Final = 16
+"""For one port that is free in both families, where any will do."""
+_NO_FAMILY: Final = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
+"""What a machine says that has one family of the two."""
+
+
+def open_sockets(places: Iterable[tuple[str, int]], *, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Listen at each (host, port); without a host on all addresses of IPv4 and IPv6, port 0 being one for both.
+
+    Raises OSError, and then listens nowhere.
+    """
+    opened: list[socket.socket] = []
+    with contextlib.ExitStack() as undo:
+        undo.callback(_close, opened)
+        for host, port in places:
+            opened += _open(host, port, backlog)
+        undo.pop_all()
+    return opened
+
+
+def _close(opened: list[socket.socket]) -> None:
+    for one in opened:
+        one.close()
+
+
+def _open(host: str, port: int, backlog: int) -> list[socket.socket]:
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, str(error)) from None
+    # IPv4 first: it is what a process shows that shows one address.
+    places = sorted({(family, str(where[0])) for family, _, _, _, where in found})
+    for tries_left in reversed(range(PORT_TRIES)):
+        try:
+            return _open_all(places, port, backlog)
+        except OSError as error:
+            if port or error.errno != errno.EADDRINUSE or not tries_left:
+                raise
+    raise AssertionError
+
+
+def _open_all(places: Sequence[tuple[int, str]], port: int, backlog: int) -> list[socket.socket]:
+    opened: list[socket.socket] = []
+    lacking: OSError | None = None
+    with contextlib.ExitStack() as undo:
+        undo.callback(_close, opened)
+        for family, host in places:
+            try:
+                opened.append(socket.create_server((host, port), family=family, backlog=backlog))
+            except OSError as error:
+                if error.errno not in _NO_FAMILY or len(places) == 1:
+                    raise
+                lacking = error
+            else:
+                port = opened[-1].getsockname()[1]
+        if not opened:
+            raise lacking or OSError(errno.EADDRNOTAVAIL, "no address")
+        undo.pop_all()
+    return opened

@@ -1,0 +1,53 @@
+"""Addresses to listen at, as options write them: "host:port", ":port" for all addresses, several with commas."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from state.primitives.errors import ConfigError
+
+__all__ = ["LISTEN_MAX", "dialled", "format_host_port", "parse_host_port", "parse_listen", "reached_at"]
+
+LISTEN_MAX: Final = 16
+"""Addresses of one option."""
+_DIALLED: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not listened at
+
+
+def parse_host_port(text: str) -> tuple[str, int]:
+    """Return host and port of "host:port" or "[v6]:port". Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise ConfigError(f"{text!r}: host:port expected")
+    return host.strip("[]"), int(port)
+
+
+def parse_listen(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the hosts and ports of one address or several with commas between; none of "". Raises ConfigError."""
+    if not text:
+        return ()
+    parts = text.split(",")
+    if len(parts) > LISTEN_MAX:
+        raise ConfigError(f"{len(parts)} addresses to listen at; at most {LISTEN_MAX} expected")
+    places = tuple(parse_host_port(part.strip()) for part in parts)
+    if len(set(places)) < len(places):
+        raise ConfigError(f"{text!r}: the same address twice")
+    return places
+
+
+def format_host_port(host: str, port: int) -> str:
+    """Return what ``parse_host_port`` reads: host:port, an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def dialled(host: str) -> str:
+    """Return where one is reached from its own machine that listens at ``host``."""
+    return _DIALLED.get(host, host)
+
+
+def reached_at(text: str) -> str:
+    """Return where one is reached from its own machine ("host:port") that listens at ``text``, which is not "".
+
+    Raises ConfigError.
+    """
+    host, port = parse_listen(text)[0]
+    return format_host_port(dialled(host), port)
