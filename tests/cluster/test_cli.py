@@ -83,7 +83,7 @@ def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, t
     paid = sum(int(x["amount"]) for x in bill["lines"] if x["movement"] == "paid" and x["party"] == worker)
     assert int(ask(net, "worker", "earnings", worker)["total"]) >= paid > 0
     assert task in [item["id"] for item in ask(net, "task", "list", "--mine", "--all")["items"]]
-    assert "task_not_settled" in refused(net, "task", "cancel", task)
+    assert "transaction_refused" in refused(net, "task", "cancel", task)
 
 
 def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network) -> None:
