@@ -149,6 +149,9 @@ EVIDENCE_VIEWS: Final = 256
 FETCHES_MAX: Final = 64
 SYNC_GAP_BLOCKS: Final = 2
 """Behind by more than this, a replica asks for windows of final blocks instead of single blocks."""
+CATCH_UP_COMMIT_BLOCKS: Final = 64
+"""While more than so many final blocks are to be executed, as many are committed at once: a commit has a cost of
+its own. Who catches up by windows alone has no certificates for less."""
 PULL_TRIES_MAX: Final = 8
 RESENT_VIEWS: Final = 8
 KEPT_CANDIDATE_VIEWS: Final = 8
@@ -751,6 +754,8 @@ class Core:
             if self._watch.is_over(self._now_ms):
                 self._watch = None
                 self._try_finalize_open()
+                if self._is_halted:
+                    return
         for old in [known for known in self._proposals if known < view]:
             del self._proposals[old]
         self._resends = self._pull_tries = 0
@@ -1197,9 +1202,19 @@ class Core:
 
     def _try_commit(self) -> None:
         certificate = self._committable
+        if certificate is not None and self._more_come_first(certificate):
+            return
         path = self._path(certificate.block_hash) if certificate is not None else None
         if certificate is not None and path is not None:
             self._commit(certificate, path)
+
+    def _more_come_first(self, certificate: Certificate) -> bool:
+        """Whether a commit waits for further blocks: they are being executed, and each of them calls again."""
+        header = self._headers.get(certificate.block_hash)
+        if header is None or not self._executing:
+            return False
+        height, root_height = header.height, self._root.height
+        return height - root_height < CATCH_UP_COMMIT_BLOCKS < self.known_height - root_height
 
     def _commit(self, certificate: Certificate, path: list[bytes]) -> None:
         block_hash, view = certificate.block_hash, certificate.view

@@ -32,6 +32,7 @@ _ADDED: Final = {entry.name: entry for entry in importlib.metadata.entry_points(
 """Of packages above this one."""
 _ADDED_TEXTS: Final = {
     "network": "Four validators as processes under transfer load: throughput and finality.",
+    "sync": "A node without its database catches up: plain, with a seat, and after a repair.",
     "transport": "The encrypted peer channel on loopback, and votes behind bulk on a home's uplink.",
     "relay": "The relay daemon on loopback; two homes on a bad route through two relays, and when one dies.",
     "gossip": "A block from a home to its committee, through relays and without.",

@@ -6,6 +6,7 @@ import pytest
 
 from node.config import MempoolOptions, NodeOptions
 from node.stages import STAGES
+from testnet import bench_sync
 from testnet.bench import run
 from tests.cluster.ports import free_ports
 
@@ -31,3 +32,10 @@ def test_more_than_the_pools_hold_is_refused_and_nothing_ends(monkeypatch: pytes
     figures = run(seconds=4, rate=3_000, window=50_000, base_port=free_ports())
     assert figures["refusals"] > 0
     assert figures["transactions_final"] > 300
+
+
+@pytest.mark.cluster
+def test_a_node_without_its_database_catches_up_in_every_way() -> None:
+    """How fast is for the benchmark to say; here that all three come to the end."""
+    figures = bench_sync.run(blocks=300, turns=1, base_port=free_ports())
+    assert all(figures[f"{way}_blocks_per_s"] > 0 for way in ("plain", "seated", "repaired"))

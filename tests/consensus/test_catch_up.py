@@ -17,7 +17,7 @@ import pytest
 
 from consensus import core as core_module
 from consensus import events as c
-from consensus.core import Core
+from consensus.core import CATCH_UP_COMMIT_BLOCKS, Core
 from consensus.events import Epoch, Restored
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, Guard, journal_record
 from consensus.halves import NotarizedViews
@@ -238,6 +238,32 @@ def test_steps_for_a_block_do_not_grow_with_the_gap(way: str) -> None:
         assert replay.committed == [block_hash for block_hash, _ in gap.blocks]
         per_block.append(steps / len(gap.blocks))
     assert per_block[1] < GROWTH_MAX * per_block[0], per_block
+
+
+def test_a_journal_is_committed_by_windows_and_what_is_new_at_once() -> None:
+    gap = Gap(LARGE)
+    replay = from_the_journal(gap)
+    play_journal(replay, gap)
+    windows, rest = divmod(LARGE, CATCH_UP_COMMIT_BLOCKS)
+    assert rest and replay.asked["Commit"] == windows + rest
+    before = replay.asked["Commit"]
+    gap.grow()
+    replay.knows(gap.blocks[-1:])
+    replay.step(c.CertificateReceived(gap.finalized[-1]))
+    replay.step(c.BlockReceived(*gap.blocks[-1]))
+    assert replay.asked["Commit"] == before + 1 and replay.core.root.height == LARGE + 1
+
+
+def test_what_is_final_is_committed_while_the_next_block_is_missing() -> None:
+    gap = Gap(LARGE)
+    lost = gap.blocks[100]
+    kept = tuple(block for block in gap.blocks if block != lost)
+    replay = Replay(OWN, Restored((), tuple(gap.certificates()), kept))
+    replay.knows(gap.blocks)
+    replay.step(c.Start())
+    assert replay.core.root.height == 100
+    replay.step(c.BlocksReceived(gap.finalized[100], (lost,)))
+    assert replay.core.root.height == LARGE
 
 
 @pytest.mark.parametrize("serves_windows", [True, False])
