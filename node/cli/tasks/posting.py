@@ -11,7 +11,7 @@ import click
 
 from node.cli.arguments import AMOUNT
 from node.cli.blobs import show_progress
-from node.cli.combinations import not_with
+from node.cli.combinations import not_with, only_with
 from node.cli.commands import next_command
 from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
@@ -152,6 +152,7 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
     )
 
 
+@only_with(("--yes",), "--save")
 @not_with(RECIPE, "--spec")
 @click.command()
 @reading_options

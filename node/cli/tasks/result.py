@@ -9,6 +9,7 @@ import click
 
 from node.cli.arguments import TASK
 from node.cli.blobs import download_folder, show_progress
+from node.cli.combinations import only_with
 from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
 from node.cli.output import json_option, show_fields
@@ -20,6 +21,7 @@ from rpc.client.core import hexed
 __all__ = ["result"]
 
 
+@only_with(("--yes",), "--out")
 @click.command()
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
