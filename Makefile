@@ -17,7 +17,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml help testnet test lint unit fuzz simulation nightly sim-nightly sim-release soak cluster test-wallets compose lock wheels image clean
+.PHONY: dev ml help testnet test lint unit fuzz simulation nightly sim-nightly sim-release soak cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,7 +66,7 @@ fuzz: $(VENV)/dev.stamp ## N (100000) changed inputs to every decoder, as many a
 simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 200 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/simulation
 
-nightly: fuzz sim-nightly ## what is too long for `make test`; each part goes on where it was stopped
+nightly: test-clients fuzz sim-nightly ## what is too long for `make test`; each part goes on where it was stopped
 
 sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each, Twins, crash points, on all cores; goes on where it was stopped
 	$(BIN)/python -m node.simulation run nightly
@@ -78,10 +78,14 @@ soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on,
 	$(BIN)/python -m tests.cluster.playing $(SEED) --hours $(HOURS)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m cluster --ignore tests/wallets
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m cluster --ignore tests/wallets --ignore tests/clients
 
 test-wallets: $(VENV)/dev.stamp ## viem, ethers, web3.py and cast against four validators; build/wallets/report.json
 	$(BIN)/pytest -q -m cluster tests/wallets
+
+test-clients: $(VENV)/dev.stamp ## go-ethereum, alloy and web3j, compiled, over BLOCKS (2,000) blocks with workers at work; CLIENTS=go,rust,java
+	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
+	  $(BIN)/pytest -q -m cluster tests/clients
 
 compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
 	$(BIN)/pytest -q -m compose

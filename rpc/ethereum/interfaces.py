@@ -347,7 +347,7 @@ def contract_files(kinds: Iterable[str], chain_id: int) -> Iterator[tuple[str, s
         if "solidity" in wanted:
             yield f"{interface_of(name)}.sol", _solidity(name, address, abi)
         if "abi" in wanted:
-            yield f"{name}.abi.json", _json(abi)
+            yield f"{name}.json", _json(abi)  # generators name a class by all before the last dot
         if "erc7730" in wanted and any(_writes(abi)):
             yield f"calldata-{name}.erc7730.json", _json(_clear_signing(name, address, abi, chain_id))
 
