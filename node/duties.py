@@ -62,7 +62,7 @@ MEASURE_AGAIN_S: Final = 600.0
 """From one measurement of the machine's speed that was disturbed to the next."""
 SPEED_SPREAD_PERCENT: Final = 10
 """Measurements that differ by no more are the same."""
-LEAVE_S: Final = 10.0
+LEAVE_S: Final = 6.0
 """How long a node that ends in order waits until the chain knows that its machine goes off, ..."""
 LEAVE_QUIET_S: Final = 4.0
 """... and how long without a block."""
