@@ -64,6 +64,8 @@ THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
 EARLY_MS_MAX: Final = 2_000
 HELD_MS_MAX: Final = 60_000
+WAIT_STEP_MS: Final = 1_000
+"""How often a leader that waits for a block's time looks whether its view goes on."""
 DOUBLE: Final = "doppelganger"
 """The reason of a halt because another process votes with the key."""
 
@@ -610,9 +612,16 @@ class ConsensusService:
         proof = await self._prove(action)
         parent_ms, interval_ms = self._chain.time_ms(action.parent_hash), self._parameters.block_interval_ms
         # No longer than the interval: a parent from a clock that is ahead must not cost this leader its view.
+        core = replica.core
+        is_first = core.root.height == 0 and action.parent_hash == core.root.block_hash
         wait_ms = min(parent_ms + interval_ms - self._wall_ms(), interval_ms)
-        if wait_ms > 0:
-            await trio.sleep(wait_ms / 1000)
+        if (
+            is_first
+        ):  # of a genesis that lies ahead: voters wait for its time, and so must a validator that is alone
+            wait_ms = parent_ms + interval_ms - self._wall_ms()
+        while wait_ms > 0 and (replica.core.epoch, replica.core.view) == (action.epoch, action.view):
+            await trio.sleep(min(wait_ms, WAIT_STEP_MS) / 1000)
+            wait_ms -= WAIT_STEP_MS
         begun_s = trio.current_time()
         core = replica.core
         request = BuildRequest(

@@ -234,7 +234,15 @@ def _slashed(slashed: dict[str, Any] | None) -> dict[str, str]:
 def _height(state: dict[str, Any]) -> str:
     if state["height"] or state.get("genesis_time_ms") is None:
         return f"{state['height']:,}, {state['behind_ms'] / 1000:.1f} s old"
-    return f"0: no block yet, the genesis is of {show_time(state['genesis_time_ms'])}"
+    return f"0: no block here yet, the genesis is of {show_time(state['genesis_time_ms'])}"
+
+
+def _age(state: dict[str, Any]) -> str:
+    """Return why a node that begins looks for a state first."""
+    since_ms = state.get("since_genesis_ms", 0)
+    if since_ms <= 0:
+        return ""
+    return f"; the genesis time was {show_span(since_ms)} ago, so it asks peers for a newer state before it begins"
 
 
 def _begins(state: dict[str, Any]) -> str:
@@ -271,7 +279,7 @@ def _health(state: dict[str, Any]) -> str:
     if state_sync is not None and not state["peers"]:
         return (
             "no peer answers yet: look at p2p.bootstrap and p2p.relays, and whether genesis.json is the network's "
-            "(its hash is the block below)"
+            f"(its hash is the block below){_age(state)}"
         )
     if state_sync is not None:
         pieces = f", {state_sync['pieces_done']:,} of {counted(state_sync['pieces'], 'piece')}"

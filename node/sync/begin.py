@@ -117,4 +117,7 @@ def how_to_begin(
     if mode == "state":
         return Beginning.STATE
     is_old = age_ms > AUTO_EPOCHS_MIN * chain.epoch_blocks * chain.block_interval_ms_min
-    return Beginning.STATE_OR_BLOCKS if is_begun or (is_old and not keeps_all) else Beginning.BLOCKS
+    is_alone = is_founder and len(genesis.validators) == 1  # nobody else can have begun the chain
+    return (
+        Beginning.STATE_OR_BLOCKS if is_begun or (is_old and not keeps_all and not is_alone) else Beginning.BLOCKS
+    )

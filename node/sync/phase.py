@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -60,6 +61,8 @@ async def run_state_sync(
     beginning = beginning_of(home, options, runtime, address=address)
     if beginning is Beginning.BLOCKS:
         return True
+    age_s = time.time_ns() // 10**9 - runtime.genesis.time_ms // 1000
+    _log.info("the chain may be old: looks for a newer state at the peers before it asks for blocks", age_s=age_s)
     network = make_network()
     state_sync = make_state_sync(home, options, runtime, network, count, address=address)
     is_stopped = False
@@ -102,6 +105,8 @@ def _status(
         "block": genesis_hash(genesis).hex(),
         "state_root": "",
         "block_time_ms": genesis.time_ms,
+        "genesis_time_ms": genesis.time_ms,
+        "since_genesis_ms": time.time_ns() // 1_000_000 - genesis.time_ms,
         "behind_ms": 0,
         "syncing": True,
         "highest": progress.target if progress else 0,

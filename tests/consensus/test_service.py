@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,22 @@ async def test_a_clock_that_is_ahead_costs_the_next_leader_no_view(tmp_path: Pat
     assert [header.view for *_, header in members[0].chain.final[:9]] == list(range(1, 10))
     times = [header.time_ms for *_, header in members[0].chain.final]
     assert times == sorted(set(times))
+
+
+async def test_no_block_is_made_before_the_genesis_time(tmp_path: Path) -> None:
+    """Also where one validator alone decides, whom nobody's clock holds back."""
+    board = Switchboard()
+    members = [Member(tmp_path, number, board) for number in range(4)]
+    genesis_ms = time.time_ns() // 1_000_000 + 1_500
+    for member in members:
+        member.chain.times[member.chain.root()[1].block_hash] = genesis_ms
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                await nursery.start(member.live)
+            await members[0].chain.wait_height(1)
+            assert time.time_ns() // 1_000_000 >= genesis_ms
+            nursery.cancel_scope.cancel()
 
 
 async def test_garbage_is_blamed_on_its_sender_and_harms_nobody(tmp_path: Path) -> None:

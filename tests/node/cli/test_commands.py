@@ -229,7 +229,7 @@ def test_a_status_before_the_first_block_tells_of_the_genesis_time() -> None:
     assert _health(state | {"since_genesis_ms": -90_000}).endswith("the chain begins in 1 min 30 s")
     past = state | {"since_genesis_ms": 2 * 86_400_000, "behind_ms": 2 * 86_400_000}
     assert "The genesis time was 2 days 0 h ago, which does no harm" in _health(past)
-    assert _height(past) == "0: no block yet, the genesis is of 2023-11-14 22:13 UTC"
+    assert _height(past) == "0: no block here yet, the genesis is of 2023-11-14 22:13 UTC"
     assert _height(past | {"height": 5, "behind_ms": 900}) == "5, 0.9 s old"
     assert "genesis" not in _health(past | {"height": 5})
 

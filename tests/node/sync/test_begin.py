@@ -66,6 +66,14 @@ def test_founders_of_a_test_network_begin_whenever_they_like() -> None:
         begin(EXPIRED_MS, genesis=test)
 
 
+def test_the_only_founder_of_an_old_genesis_waits_for_nobody() -> None:
+    alone = replace(REAL, validators=REAL.validators[:1])
+    assert begin(OLD_MS, genesis=alone, is_founder=True) is BLOCKS
+    assert begin(OLD_MS, genesis=alone) is EITHER, "another node follows it"
+    assert begin(OLD_MS, "state", genesis=alone, is_founder=True) is STATE
+    assert begin(OLD_MS, is_founder=True) is (BLOCKS if len(REAL.validators) == 1 else EITHER)
+
+
 def test_a_node_that_was_off() -> None:
     tip_ms = REAL.time_ms + 30 * DAY_MS
     kept = Kept(2_000, tip_ms)
