@@ -12,7 +12,7 @@ from tests.fuzz.decoders import TARGETS
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("state", "billing", "tasks", "consensus", "p2p", "relay", "rpc", "node", "testnet")
 NOT_PRODUCT = re.compile(
-    r"node/bench/|(consensus|node)/simulation/|testnet/(bench|load)\.py|testnet/wan/(agent|check|fleet|bench/)"
+    r"node/bench/|(consensus|node)/simulation/|testnet/(bench|bench_sync|load)\.py|testnet/wan/(agent|check|fleet|bench/)"
 )
 NAMED = re.compile(
     r"_?(decode|parse|read|load)(_|$)|_from_(value|json|bytes|document)$|^_?(feed|receive|data_received|verify)$"
