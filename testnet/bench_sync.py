@@ -36,6 +36,7 @@ from consensus.replica import COMPACT_BYTES
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate
 from node.chain import Chain
+from node.cli.output import counted
 from node.control import ask_node
 from node.home import Home, create_home
 from node.runtime import make_runtime
@@ -231,7 +232,7 @@ async def _catch_up(cluster: Cluster, way: str, blocks: int) -> float:
     last = await _wait_height(cluster, name, blocks)
     await cluster.stop(name)
     if last[1] <= first[1]:
-        raise CatchUpFailed(f"{name}: {blocks} blocks are too few to be measured")
+        raise CatchUpFailed(f"{name}: {counted(blocks, 'block')} cannot be measured: more are needed")
     return (last[1] - first[1]) / (last[0] - first[0])
 
 

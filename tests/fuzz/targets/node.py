@@ -26,7 +26,7 @@ from node.config import (
     load_options,
     load_table,
     parse_checkpoint,
-    parse_host_port,
+    parse_listen,
     parse_peer,
     parse_signer,
     parse_vote_key,
@@ -305,9 +305,9 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "host and port",
         Target(
-            of_text(parse_host_port),
-            (b"127.0.0.1:80", b"[::1]:1"),
-            ("node.config:parse_host_port",),
+            of_text(parse_listen),
+            (b"127.0.0.1:80", b"[::1]:1", b":1,h:2"),
+            ("state.primitives.listen:parse_host_port", "state.primitives.listen:parse_listen"),
             (ConfigError,),
         ),
     )
