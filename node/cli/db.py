@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +19,7 @@ from node.cli.options import ask_passphrase, confirm, home_option, yes_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
 from node.cli.terminal import printable, printable_heading
 from node.home import Home
-from node.tenancy import live_in
+from node.tenancy import live_in, look_into
 from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreUnavailable
 
@@ -63,9 +67,8 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
     from state.store.inspection import inspect_database
 
     options, genesis = home.load_options(), home.load_genesis()
-    with _alone(home), _stopped(home):
-        _check_present(home)
-        found = inspect_database(home.chain)
+    with _database_to_read(home) as place, _stopped(home):
+        found = inspect_database(place)
     tip, bounds = found.tip, found.bounds
     oldest = bounds.base if bounds else 0
     if height is not None and tip is not None and not oldest <= height <= tip.height:
@@ -89,7 +92,7 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
         "epoch_records": list(found.epochs) if found.epochs else None,
     }
     if height is not None:
-        with _alone(home), _opened(home) as store:
+        with _database_to_read(home) as place, _opened(home, place=place) as store:
             record = store.height(height) if store.base <= height <= store.tip.height else None
         fields |= {"at": height, "block_at": None if record is None else record.block_hash}
     snapshots: list[dict[str, Any]] = []
@@ -296,6 +299,30 @@ def _alone(home: Home) -> Iterator[None]:
 
 
 @contextmanager
+def _database_to_read(home: Home) -> Iterator[Path]:
+    """Return the folder of a home's database to look into.
+
+    To open one is to write: for a disk that may not be written that is a folder elsewhere, with links to the
+    tables and copies of the rest, which is small.
+    """
+    if os.access(home.chain, os.W_OK) or not home.chain.is_dir():
+        with _alone(home):
+            _check_present(home)
+            yield home.chain
+        return
+    home.load_options()
+    with look_into(home), tempfile.TemporaryDirectory(prefix="dekube-") as folder:
+        _check_present(home)
+        place = Path(folder)
+        for file in home.chain.resolve().iterdir():
+            if file.suffix == ".ldb":
+                (place / file.name).symlink_to(file)
+            elif file.name == "CURRENT" or file.name.startswith("MANIFEST-") or file.suffix == ".log":
+                shutil.copyfile(file, place / file.name)
+        yield place
+
+
+@contextmanager
 def _stopped(home: Home) -> Iterator[None]:
     try:
         yield
@@ -304,7 +331,7 @@ def _stopped(home: Home) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(home: Home, options: Any = None) -> Iterator[Store]:
+def _opened(home: Home, options: Any = None, place: Path | None = None) -> Iterator[Store]:
     """Open the database that is there; never begin one."""
     from node.runtime import make_runtime
     from node.sync.wiring import store_options
@@ -314,7 +341,7 @@ def _opened(home: Home, options: Any = None) -> Iterator[Store]:
     genesis = home.load_genesis()
     chosen = options or store_options(home.load_options(), genesis)
     with _stopped(home):
-        store = Store.open(home.chain, genesis, make_runtime(genesis).genesis_changes, chosen)
+        store = Store.open(place or home.chain, genesis, make_runtime(genesis).genesis_changes, chosen)
     with store:
         yield store
 

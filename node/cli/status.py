@@ -154,6 +154,8 @@ def _gateway(state: dict[str, Any]) -> dict[str, str]:
     if gateway is None or state.get("draining") or not gateway["failures"]:
         return {}
     times = "" if gateway["failures"] == 1 else f" {gateway['failures']} times in a row"
+    if gateway["running"]:
+        return {"gateway": f"runs again; it had ended by itself{times} (see the log)"}
     return {"gateway": f"ended by itself{times}, is started again (see the log)"}
 
 

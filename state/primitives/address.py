@@ -11,6 +11,14 @@ from state.primitives.hashing import keccak
 __all__ = ["ADDRESS_BYTES", "address_of", "format_address", "parse_address"]
 
 ADDRESS_BYTES: Final = 20
+_PAIRS: Final = tuple(
+    tuple((digits[0].upper() if upper & 2 else digits[0]) + (digits[1].upper() if upper & 1 else digits[1])
+          for digits in (f"{byte:02x}" for byte in range(256)))
+    for upper in range(4)
+)  # fmt: skip
+"""The digits of each byte with neither, the second, the first or both in upper case."""
+_UPPER: Final = bytes((byte >> 6 & 2) | (byte >> 3 & 1) for byte in range(256))
+"""Which of two digits are in upper case for a byte of the checksum: those whose half is 8 or more."""
 _HEX_ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 
 
@@ -24,9 +32,8 @@ def address_of(public_key: bytes) -> bytes:
 
 def format_address(address: bytes) -> str:
     """Return ``address`` as 0x-prefixed hex with the checksum of EIP-55."""
-    digits = address.hex()
-    checksum = keccak(digits.encode()).hex()
-    return "0x" + "".join(d.upper() if int(c, 16) >= 8 else d for d, c in zip(digits, checksum, strict=False))
+    upper = keccak(address.hex().encode())[: len(address)].translate(_UPPER)
+    return "0x" + "".join([_PAIRS[which][byte] for which, byte in zip(upper, address, strict=False)])
 
 
 def parse_address(text: str) -> bytes:

@@ -101,8 +101,18 @@ class Genesis:
     parameters: tuple[tuple[str, int], ...] = ()
 
 
+_last_hashed: list[tuple[Genesis, bytes] | None] = [None]
+
+
 def genesis_hash(genesis: Genesis) -> bytes:
-    """Return the hash that stands in every header and under every vote of this chain."""
+    """Return the hash that stands in every header and under every vote of this chain.
+
+    That of the last one asked for is remembered: a start asks several times, and each takes as long as there are
+    allocations.
+    """
+    remembered = _last_hashed[0]
+    if remembered is not None and remembered[0] is genesis:
+        return remembered[1]
     value: Value = [
         genesis.chain_id,
         genesis.name,
@@ -112,7 +122,9 @@ def genesis_hash(genesis: Genesis) -> bytes:
         [list(validator) for validator in genesis.validators],
         [[name, number] for name, number in genesis.parameters],
     ]
-    return digest(b"genesis", encode(value))
+    found = digest(b"genesis", encode(value))
+    _last_hashed[0] = genesis, found
+    return found
 
 
 def read_parameters(cls: type[_Parameters], prefix: str, genesis: Genesis) -> _Parameters:

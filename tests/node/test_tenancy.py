@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from node import tenancy
 from node.places import Home
 from node.tenancy import HomeInUse, live_in
 
@@ -30,6 +36,41 @@ def test_a_second_process_is_told_of_the_first_and_changes_nothing(tmp_path: Pat
         other.communicate()
     with live_in(home):  # however the other one ended
         assert (tmp_path / "run/lock").read_text() == f"{os.getpid()}\n"
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    for _ in range(1_000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError
+
+
+def test_a_lock_file_that_is_removed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenancy, "LOOK_S", 0.01)
+    home, lock = Home(tmp_path), tmp_path / "run/lock"
+    with capture_logs() as lines, live_in(home):
+        lock.unlink()
+        wait_for(lambda: lock.exists() and lock.read_text() == f"{os.getpid()}\n")
+        with pytest.raises(HomeInUse):
+            live_in(home).__enter__()
+        lock.unlink()
+        (tmp_path / "run").rmdir()
+        wait_for(lambda: len(lines) == 2)
+    assert [line["log_level"] for line in lines] == ["warning", "error"]
+
+
+def test_whose_home_another_process_took_meanwhile_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenancy, "LOOK_S", 0.01)
+    told: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _pid, number: told.append(number))
+    lock = tmp_path / "run/lock"
+    with live_in(Home(tmp_path)):
+        taken = tmp_path / "taken"
+        with taken.open("w+") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            taken.replace(lock)
+            wait_for(lambda: told == [signal.SIGTERM])
 
 
 def test_a_home_that_comes_from_a_back_up_gets_its_folders(tmp_path: Path) -> None:

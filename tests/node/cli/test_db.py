@@ -97,6 +97,24 @@ def test_inspect_shows_what_is_there(home: Home) -> None:
     assert "epoch records" in table and str(BLOCKS) in table
 
 
+def test_inspect_writes_nothing_where_the_disk_may_not_be_written(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is mounted read-only: nothing of the home changes, not even a lock or a log."""
+    before = read(home, "inspect")
+    shutil.rmtree(home.root / "run")
+    files = {path: path.stat().st_mtime_ns for path in home.root.rglob("*")}
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and may(path, mode))
+    found = read(home, "inspect", "--height", 5)
+    assert found.pop("at") == 5 and found.pop("block_at").startswith("0x")
+    assert {**found, "sizes": None} == {**before, "sizes": None}
+    assert {path: path.stat().st_mtime_ns for path in home.root.rglob("*")} == files
+    with live_in(home), pytest.raises(HomeInUse):
+        # Beside a process that lives here: flock is of the open file, so the same process is another one too.
+        raise run(home, "inspect").exception or AssertionError
+
+
 def test_inspect_of_a_damaged_database_shows_the_rest(home: Home) -> None:
     damage(home, lambda db: (db.put(b"T", b"garbage"), db.put(b"N", b"short")))
     done = run(home, "inspect")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import status as module
-from node.cli.status import _seat, status
+from node.cli.status import _gateway, _seat, status
 from node.reachability import RelayDown, judge
 
 OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail": None}
@@ -67,3 +67,12 @@ def test_a_check_fails_for_a_node_that_nobody_reaches(
     assert ("is down since 2027-01-15 08:00:00 UTC (refused)" in text) == is_down
     as_json = CliRunner().invoke(status, ["--check", "--json"])
     assert as_json.exit_code == exit_code and json.loads(as_json.output) == json.loads(json.dumps(state))
+
+
+def test_a_gateway_that_is_back_is_not_said_to_be_started_again() -> None:
+    def told(*, running: bool, failures: int) -> str | None:
+        return _gateway({"gateway": {"running": running, "failures": failures}}).get("gateway")
+
+    assert told(running=True, failures=0) is None
+    assert told(running=False, failures=2) == "ended by itself 2 times in a row, is started again (see the log)"
+    assert told(running=True, failures=1) == "runs again; it had ended by itself (see the log)"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import DecodeError, SignatureInvalid
+from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey, recover_address, recover_addresses, verify_vote
 
 ORDER = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D0364141
@@ -122,3 +123,12 @@ def test_votes_are_deterministic_and_bound_to_key_and_digest(key: SecretKey, dig
     assert verify_vote(key.vote_key, digest, signature)
     assert digest == other or not verify_vote(key.vote_key, other, signature)
     assert not verify_vote(b"\xff" * 32, digest, signature)
+
+
+@given(st.binary(min_size=20, max_size=20))
+def test_the_checksum_is_that_of_eip_55(address: bytes) -> None:
+    digits = address.hex()
+    marks = keccak(digits.encode()).hex()
+    shown = "".join(d.upper() if int(c, 16) >= 8 else d for d, c in zip(digits, marks, strict=False))
+    assert format_address(address) == "0x" + shown
+    assert parse_address("0x" + shown) == address
