@@ -611,14 +611,12 @@ class ConsensusService:
         replica = self._replica
         proof = await self._prove(action)
         parent_ms, interval_ms = self._chain.time_ms(action.parent_hash), self._parameters.block_interval_ms
-        # No longer than the interval: a parent from a clock that is ahead must not cost this leader its view.
         core = replica.core
         is_first = core.root.height == 0 and action.parent_hash == core.root.block_hash
-        wait_ms = min(parent_ms + interval_ms - self._wall_ms(), interval_ms)
-        if (
-            is_first
-        ):  # of a genesis that lies ahead: voters wait for its time, and so must a validator that is alone
-            wait_ms = parent_ms + interval_ms - self._wall_ms()
+        wait_ms = parent_ms + interval_ms - self._wall_ms()
+        if not is_first:  # for a genesis that lies ahead everybody waits, also a validator that is alone
+            # No longer than the interval: a parent from a clock that is ahead must not cost this leader its view.
+            wait_ms = min(wait_ms, interval_ms)
         while wait_ms > 0 and (replica.core.epoch, replica.core.view) == (action.epoch, action.view):
             await trio.sleep(min(wait_ms, WAIT_STEP_MS) / 1000)
             wait_ms -= WAIT_STEP_MS
