@@ -176,8 +176,11 @@ public final class Clients {
             get("nodeOf", registry.nodeOf(machine.asString())::send);
         }
         byte[] task = org.web3j.utils.Numeric.hexStringToByteArray(setting.get("task").asString());
-        that("a task", get("taskOf", tasks.taskOf(task)::send).component6().signum() > 0, "");
-        get("escrowOf", billing.escrowOf(task)::send);
+        if (new BigInteger(1, task).signum() != 0) {
+            var found = get("taskOf", tasks.taskOf(task)::send);
+            that("a task", found != null && found.component6().signum() > 0, found);
+            get("escrowOf", billing.escrowOf(task)::send);
+        }
         refused("an unknown task", tasks.taskOf(new byte[32])::send, "task_unknown");
         Transaction asked = Transaction.createEthCallTransaction(who.getAddress(), contract("tasks"), tasks.taskOf(new byte[32]).encodeFunctionCall());
         refused("its gas", () -> told(web3.ethEstimateGas(asked).send()), "execution reverted: task_unknown");
