@@ -17,7 +17,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml help testnet test lint unit fuzz simulation nightly sim-nightly sim-release soak cluster test-wallets test-clients compose lock wheels image clean
+.PHONY: dev ml help testnet picture test lint unit fuzz simulation nightly sim-nightly sim-release soak cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ ml: $(VENV)/ml.stamp ## add torch with its CUDA packages (4.5 GB on disk): the s
 
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
+
+picture: $(VENV)/dev.stamp ## README's picture from a new run of the test network (docs/testnet.svg, docs/testnet-run.json)
+	$(BIN)/python -m testnet.picture
 
 test: lint unit simulation cluster test-wallets compose ## everything
 	@echo "make test: all parts passed"

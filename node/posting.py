@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -100,7 +100,7 @@ def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s
     """
     phase = ""
     for update in client.follow(task, timeout_s=timeout_s):
-        say_update(update, say, client)
+        say_update(update, say, next_of_update(client, update))
         phase = update.task.phase
     return phase
 
@@ -142,15 +142,21 @@ def next_of(client: Client, task: Task, phase: str, reason: str) -> list[str]:
     return lines
 
 
-def say_update(update: TaskUpdate, say: Callable[[str], None], client: Client) -> None:
-    """Say what is new of a task, a line each."""
+def next_of_update(client: Client, update: TaskUpdate) -> list[str]:
+    """Return what follows for the requester on the last change of an update; nothing where nothing does."""
+    if not update.changes:
+        return []
+    last = update.changes[-1]
+    return next_of(client, update.task, last.after, last.reason)
+
+
+def say_update(update: TaskUpdate, say: Callable[[str], None], what_follows: Sequence[str]) -> None:
+    """Say what is new of a task, a line each; ``what_follows`` is said after its changes."""
     for change in update.changes:
         actor = f" by {format_address(change.actor)}" if change.actor and any(change.actor) else ""
         say(f"  height {change.height:>5}  {change.after.upper():<10} {change.reason}{actor}")
-    if update.changes:
-        last = update.changes[-1]
-        for line in next_of(client, update.task, last.after, last.reason):
-            say(f"                  {line}")
+    for line in what_follows:
+        say(f"                  {line}")
     for window in update.windows:
         say(f"                  window {window.number} {window.phase}{_detail(window.document)}")
 

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from node.home import Home
 from state.primitives.errors import DekubeError
 from testnet.cluster import (
     Cluster,
+    MemberStatus,
     ask,
     check_folder,
     check_new_ports,
@@ -36,7 +37,7 @@ from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_
 from testnet.plan import MEMBERS_MAX, Placement, derive_key, make_plan, member_names
 from testnet.wan.cli import wan
 
-__all__ = ["testnet"]
+__all__ = ["COLUMNS", "member_rows", "show_members", "starting_line", "testnet"]
 
 DEFAULT_FOLDER: Final = ".testnet"
 BASE_PORT: Final = 26600
@@ -132,8 +133,7 @@ def up(
         )  # fmt: skip
         guests = [make_faucet(root, plan, seed)] if has_faucet else []
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent, guests=guests)
-        members = f"{counted(validators, 'validator')}, a relay and {counted(workers, 'worker')}"
-        click.echo(f"Starting {members} in {root} ...")
+        click.echo(starting_line(validators, workers, root))
         status = trio.run(_Up(cluster).run, demonstrate and workers > 0, exit_when_settled)
     click.echo("The network has ended; nothing of it runs on.")
     raise click.exceptions.Exit(status)
@@ -166,7 +166,7 @@ class _Up:
         return self._status
 
     async def _do(self, demonstrate: bool) -> None:
-        _print_members(self._cluster)
+        show_members(member_rows(self._cluster.status()))
         for status in self._cluster.status():
             if status.role == FAUCET:
                 click.echo(f"Coins: dekube wallet faucet NAME --from {status.rpc}")
@@ -199,8 +199,19 @@ class _Up:
         self._work.cancel()
 
 
-def _print_members(cluster: Cluster) -> None:
-    rows = [{name: getattr(status, name) for name in COLUMNS} for status in cluster.status()]
+def starting_line(validators: int, workers: int, root: Path) -> str:
+    """Return what is said before the members start."""
+    members = f"{counted(validators, 'validator')}, a relay and {counted(workers, 'worker')}"
+    return f"Starting {members} in {root} ..."
+
+
+def member_rows(members: Iterable[MemberStatus]) -> list[dict[str, Any]]:
+    """Return what is shown of the members of a network."""
+    return [{name: getattr(status, name) for name in COLUMNS} for status in members]
+
+
+def show_members(rows: list[dict[str, Any]]) -> None:
+    """Print the members of a network that has started."""
     show_rows(rows, COLUMNS, as_json=False, title="Members")
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
 from node.cli.output import counted, show_amount, show_rows
+from node.cli.tasks.views import show_bill
 from node.home import Home
-from node.posting import follow, make_digits_job, task_transactions
-from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded
+from node.posting import Job, make_digits_job, next_of_update, say_update, task_transactions
+from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
+from rpc.client.shapes import Bill
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.listen import reached_at
 from tasks.spec import encode_spec
 
-__all__ = ["run_demonstration"]
+__all__ = ["Document", "Posting", "Source", "run_demonstration", "tell"]
 
 MAX_PRICE_PER_GPU_S: Final = 2 * 10**14
 GPU_MS_PER_STEP_MAX: Final = 500
@@ -27,47 +29,137 @@ TASK_TIMEOUT_S: Final = 600.0
 COMPUTE_MIN: Final = 1
 VERIFY_MIN: Final = 3
 
+Say = Callable[[str], None]
+Document = dict[str, Any]
 
-async def run_demonstration(home: Home, requester: SecretKey, say: Callable[[str], None]) -> str:
+
+class Posting(NamedTuple):
+    """What is posted."""
+
+    total_steps: int
+    windows: int
+    dataset_blob: bytes
+
+
+class Source(Protocol):
+    """What the demonstration is told from, asked in this order: a network, or the record of a run."""
+
+    def machines(self) -> list[Document]:
+        """Return the registered machines, once there are enough."""
+        ...
+
+    def prepare(self) -> Posting:
+        """Make a task, and say what it is."""
+        ...
+
+    def post(self) -> str:
+        """Post the task; return its id."""
+        ...
+
+    def updates(self) -> Iterator[tuple[TaskUpdate, list[str]]]:
+        """Yield what changes and what follows on it (``next_of_update``), until the task has ended."""
+        ...
+
+    def transactions(self) -> list[Document]:
+        """Return those that name the task."""
+        ...
+
+    def windows(self) -> list[Document]:
+        """Return the task's windows with their proofs."""
+        ...
+
+    def bill(self) -> Bill:
+        """Return every movement of the task's money."""
+        ...
+
+
+async def run_demonstration(
+    home: Home, requester: SecretKey, say: Say, *, through: Callable[[Source], Source] = lambda source: source
+) -> str:
     """Post a training task through the node of ``home``, follow it, and print proofs and bill; return its id.
 
-    Raises TaskEnded when it did not settle.
+    ``through`` may put something between, which keeps what is told. Raises TaskEnded when it did not settle.
     """
-    return await trio.to_thread.run_sync(_demonstrate, home, requester, say, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(_demonstrate, home, requester, say, through, abandon_on_cancel=True)
 
 
-def _demonstrate(home: Home, requester: SecretKey, say: Callable[[str], None]) -> str:
+def _demonstrate(home: Home, requester: SecretKey, say: Say, through: Callable[[Source], Source]) -> str:
     with Client(f"http://{reached_at(home.load_options().rpc.listen)}") as client:
-        _wait_machines(client, say)
-        seed = digest(b"demonstration", requester.address + client.head().at.height.to_bytes(8))
-        job = make_digits_job(
-            client,
-            control=home.control,
+        return tell(through(_Network(client, home, requester)), say)
+
+
+def tell(source: Source, say: Say) -> str:
+    """Print a task's life, its proofs and its bill as ``source`` gives them; return its id. Raises TaskEnded."""
+    say("\nWaiting until the machines have registered ...")
+    _show_machines(source.machines())
+    posting = source.prepare()
+    say(
+        "\nPosting a task: train a classifier of handwritten digits, "
+        f"{counted(posting.total_steps, 'exact step')} in {counted(posting.windows, 'window')}; "
+        f"data set blob 0x{posting.dataset_blob.hex()}"
+    )
+    task = source.post()
+    say(f"Task {task}")
+    phase = ""
+    for update, what_follows in source.updates():
+        say_update(update, say, what_follows)
+        phase = update.task.phase
+    _show_transactions(source.transactions())
+    _show_proofs(source.windows())
+    show_bill(source.bill(), title="\nBill")
+    say("")
+    if phase != "settled":
+        raise TaskEnded(f"the task ended {phase}")
+    say(f"Task {task} is SETTLED.")
+    return task
+
+
+class _Network:
+    """A task on a network that runs."""
+
+    def __init__(self, client: Client, home: Home, requester: SecretKey) -> None:
+        self._client = client
+        self._home = home
+        self._requester = requester
+        self._job: Job | None = None
+        self._task = b""
+
+    def machines(self) -> list[Document]:
+        return _wait_machines(self._client)
+
+    def prepare(self) -> Posting:
+        height = self._client.head().at.height
+        self._job = make_digits_job(
+            self._client,
+            control=self._home.control,
             key=None,
-            seed=seed,
+            seed=digest(b"demonstration", self._requester.address + height.to_bytes(8)),
             max_price_per_gpu_s=MAX_PRICE_PER_GPU_S,
             gpu_ms_per_step_max=GPU_MS_PER_STEP_MAX,
         )
-        schedule = job.spec.schedule
-        say(
-            "\nPosting a task: train a classifier of handwritten digits, "
-            f"{counted(schedule.total_steps, 'exact step')} in {counted(job.spec.windows, 'window')}; "
-            f"data set blob 0x{job.dataset_blob.hex()}"
-        )
-        made = client.create_task(requester, encode_spec(job.spec)).id
-        task = hexed(made)
-        say(f"Task {task}")
-        phase = follow(client, made, say, timeout_s=TASK_TIMEOUT_S)
-        _show(client, made, say)
-        if phase != "settled":
-            raise TaskEnded(f"the task ended {phase}")
-        say(f"Task {task} is SETTLED.")
-        return task
+        return Posting(self._job.spec.schedule.total_steps, self._job.spec.windows, self._job.dataset_blob)
+
+    def post(self) -> str:
+        assert self._job is not None
+        self._task = self._client.create_task(self._requester, encode_spec(self._job.spec)).id
+        return hexed(self._task)
+
+    def updates(self) -> Iterator[tuple[TaskUpdate, list[str]]]:
+        for update in self._client.follow(self._task, timeout_s=TASK_TIMEOUT_S):
+            yield update, next_of_update(self._client, update)
+
+    def transactions(self) -> list[Document]:
+        return task_transactions(self._client, self._task)
+
+    def windows(self) -> list[Document]:
+        return list(self._client.items("dekube_getTaskWindows", task=hexed(self._task)))
+
+    def bill(self) -> Bill:
+        return self._client.bill(self._task)
 
 
-def _wait_machines(client: Client, say: Callable[[str], None]) -> None:
+def _wait_machines(client: Client) -> list[Document]:
     deadline = time.monotonic() + MACHINES_TIMEOUT_S
-    say("\nWaiting until the machines have registered ...")
     while True:
         try:
             nodes = list(client.items("dekube_getNodes"))
@@ -76,12 +168,15 @@ def _wait_machines(client: Client, say: Callable[[str], None]) -> None:
         compute = [node for node in nodes if "compute" in node["roles"]]
         verify = [node for node in nodes if "verify" in node["roles"]]
         if len(compute) >= COMPUTE_MIN and len(verify) >= VERIFY_MIN + COMPUTE_MIN:
-            break
+            return nodes
         if time.monotonic() > deadline:
             if compute and len(verify) > COMPUTE_MIN:
-                break  # a small network: fewer verifiers are drawn
+                return nodes  # a small network: fewer verifiers are drawn
             raise TaskEnded(f"only {counted(len(nodes), 'machine')} registered in {MACHINES_TIMEOUT_S:.0f} s")
         time.sleep(0.5)
+
+
+def _show_machines(nodes: list[Document]) -> None:
     rows = [
         {
             "machine": node["address"],
@@ -96,12 +191,15 @@ def _wait_machines(client: Client, say: Callable[[str], None]) -> None:
     show_rows(rows, ("machine", "roles", "GPU", "speed", "price", "bond"), as_json=False, title="Machines")
 
 
-def _show(client: Client, task: bytes, say: Callable[[str], None]) -> None:
+def _show_transactions(transactions: list[Document]) -> None:
     rows = [
         {"height": t["height"], "kind": t["kind_name"], "from": t["from"], "transaction": t["hash"]}
-        for t in task_transactions(client, task)
+        for t in transactions
     ]
     show_rows(rows, ("height", "kind", "from", "transaction"), as_json=False, title="\nTransactions of the task")
+
+
+def _show_proofs(windows: list[Document]) -> None:
     proofs = [
         {
             "window": window["number"],
@@ -111,7 +209,7 @@ def _show(client: Client, task: bytes, say: Callable[[str], None]) -> None:
             "by": len(window["verifiers"]),
             "phase": window["phase"],
         }
-        for window in client.items("dekube_getTaskWindows", task=hexed(task))
+        for window in windows
     ]
     show_rows(
         proofs,
@@ -119,21 +217,3 @@ def _show(client: Client, task: bytes, say: Callable[[str], None]) -> None:
         as_json=False,
         title="\nProofs of work",
     )
-    found = client.bill(task)
-    bill = [
-        {
-            "height": line.height,
-            "movement": line.movement,
-            "purpose": line.purpose,
-            "window": line.window,
-            "party": line.document["party"],
-            "amount": show_amount(line.amount),
-        }
-        for line in found.lines
-    ]
-    show_rows(bill, ("height", "movement", "purpose", "window", "party", "amount"), as_json=False, title="\nBill")
-    totals = found.totals
-    parts = {name: getattr(totals, name) for name in ("locked", "paid", "refunded", "burned")}
-    total = " + ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
-    exact = "exact" if totals.is_exact else "DOES NOT ADD UP"
-    say(f"Sums: deposited {show_amount(totals.deposited)} = {total} ({exact})\n")

@@ -16,10 +16,10 @@ from node.cli.tasks.following import record_of, show_sums
 from node.cli.terminal import printable
 from node.posting import next_of
 from rpc.client.core import hexed
-from rpc.client.shapes import BillLine
+from rpc.client.shapes import Bill, BillLine
 from tasks.lifecycle import Phase
 
-__all__ = ["bill", "list_", "proof", "show_"]
+__all__ = ["bill", "list_", "proof", "show_", "show_bill"]
 
 PAGE_MAX: Final = 100
 PARTY_SUMS: Final = ("locked", "paid", "refunded")
@@ -232,7 +232,11 @@ def bill(session: Session, task_id: bytes, all_lines: bool, as_json: bool) -> No
         }
         show({"lines": lines, "totals": totals, "exact": found.totals.is_exact, "parties": parties})
         return
-    title = f"Bill of task {hexed(task_id)}"
+    show_bill(found, title=f"Bill of task {hexed(task_id)}", all_lines=all_lines)
+
+
+def show_bill(found: Bill, *, title: str, all_lines: bool = False) -> None:
+    """Print a bill: its movements, equal ones of several windows as one row, what each party got, and the sums."""
     if all_lines:
         rows = [{**line.document, "amount": show_amount(line.amount)} for line in found.lines]
         every = ("height", "movement", "purpose", "pool", "window", "party", "amount")
