@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "AMOUNT_MAX",
     "LOG_LEVELS",
     "AdminOptions",
     "Checkpoint",
@@ -80,7 +81,7 @@ ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
 
 _BYTES_MAX: Final = 1 << 60
 _COUNT_MAX: Final = 1 << 20
-_AMOUNT_MAX: Final = (1 << 127) - 1
+AMOUNT_MAX: Final = (1 << 127) - 1
 BOUNDS: Final = {
     "p2p.inbound_max": (0, 65_536),
     "p2p.outbound_max": (0, 4_096),
@@ -99,7 +100,7 @@ BOUNDS: Final = {
     "uploads.bytes_per_caller_day_max": (0, _BYTES_MAX),
     "uploads.bytes_per_day_max": (0, _BYTES_MAX),
     "uploads.bytes_kept_max": (0, _BYTES_MAX),
-    "uploads.balance_min": (0, _AMOUNT_MAX),
+    "uploads.balance_min": (0, AMOUNT_MAX),
     "uploads.keep_s": (0, 100 * 366 * 86_400),
     "mempool.transactions_max": (1, 10_000_000),
     "mempool.bytes_max": (1, 1 << 40),
@@ -108,7 +109,7 @@ BOUNDS: Final = {
     "executor.jobs_max": (0, 1_024),
     "executor.verifications_max": (0, 1_024),
     "registry.price_per_gpu_s": (0, 1 << 100),
-    "registry.stake": (0, _AMOUNT_MAX),
+    "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),
     "developer.protocol_version": (0, PROTOCOL_VERSION_MAX),
 }

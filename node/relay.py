@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.carriage import GatewayLedger
-from node.config import KeyOptions, LogOptions, flat_options, listen_option, load_table, parse_listen
+from node.config import AMOUNT_MAX, KeyOptions, LogOptions, flat_options, listen_option, load_table, parse_listen
 from node.home import Home, load_key, node_secret, read_passphrase, write_whole
 from node.kinds import RELAY, expected
 from node.logs import configure_logs
@@ -30,7 +30,8 @@ from state.primitives.genesis import genesis_hash
 __all__ = ["RECEIPTS", "RelayHomeOptions", "load_relay_options", "run_relay_home"]
 
 NUMBER_MAX: Final = 1 << 60
-"""Of any option: beyond, no clock, queue or price has such a size."""
+"""Of any option but the price: no clock or queue has a larger size."""
+PRICE: Final = "tariff.price_per_gib"
 RECEIPTS: Final = "data/receipts"
 """Where in its home a relay keeps the receipts of its payers."""
 
@@ -64,8 +65,9 @@ def load_relay_options(home: Home) -> RelayHomeOptions:
     with expected(home.config, RELAY):
         options = load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
     for name, value in flat_options(options).items():
-        if type(value) is int and value > NUMBER_MAX:
-            raise ConfigError(f"{home.config}: {name}: {value} is out of range; 0 to {NUMBER_MAX} expected")
+        most = AMOUNT_MAX if name == PRICE else NUMBER_MAX
+        if type(value) is int and value > most:
+            raise ConfigError(f"{home.config}: {name}: {value} is out of range; 0 to {most} expected")
     return options
 
 
