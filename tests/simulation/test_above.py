@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
+from consensus.guard import JOURNAL_CERTIFICATE
 from consensus.simulation.oracle import Violation
+from node.simulation import people
 from node.simulation.above import run_above
 from node.simulation.branches import Branches
 from node.simulation.campaign import RUNS
@@ -49,17 +54,63 @@ def test_where_a_decision_does_not_last_people_decide_again(seed: int, kind: str
     assert (found.kind, found.is_forked, found.stands_still) == (kind, True, False) and found.slashed == 2
 
 
+class Standing:
+    """A cluster whose one honest node makes no further block."""
+
+    def __init__(self, share: Fraction, *, stands: bool = False) -> None:
+        self.now_ms = 0
+        self.nodes = [SimpleNamespace(number=0, halted=False, journal_log=SimpleNamespace(durable=b""))]
+        self.branches = SimpleNamespace(
+            height=lambda _number: 7, named_share=lambda: share, stands_on=lambda _block, _below: stands
+        )
+
+    def run(self, _until_ms: int, _is_done: Callable[[], bool]) -> bool:
+        return False
+
+
+def stand_still(monkeypatch: pytest.MonkeyPatch, cluster: Standing, certificates: Sequence[Known]) -> bool:
+    """Settle a cluster that does not go on, whose node has these certificates above its newest final block."""
+    header = SimpleNamespace(epoch=2, view=10)
+    monkeypatch.setattr(people, "honest_of", lambda nodes: nodes)
+    monkeypatch.setattr(people, "_turn_back", lambda _cluster: False)
+    monkeypatch.setattr(people, "_has_seat", lambda _world, _node: True)
+    store = SimpleNamespace(tip=SimpleNamespace(header=b"", block_hash=b"tip"))
+    monkeypatch.setattr(people, "machine_of", lambda _node: SimpleNamespace(pending=[], store=store))
+    monkeypatch.setattr(people, "decode_header", lambda _data: header)
+    records = [(JOURNAL_CERTIFICATE, bytes([number])) for number in range(len(certificates))]
+    monkeypatch.setattr(people, "read_journal", lambda _data: (records, 0))
+    monkeypatch.setattr(
+        people, "decode_certificate", lambda data: SimpleNamespace(**certificates[data[0]]._asdict())
+    )
+    cluster.world = None  # type: ignore[attr-defined]
+    return people.settle(cluster)  # type: ignore[arg-type]
+
+
+class Known(NamedTuple):
+    kind: int
+    epoch: int
+    view: int
+    block_hash: bytes = b"other"
+
+
 def test_a_chain_that_a_lie_has_led_astray_is_told_from_one_that_stands_still_for_no_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody has made a block of the other chain final, so that no database leads back to it."""
-    assert run_above(437).stands_still
-    monkeypatch.setattr(Branches, "named_share", lambda self: Fraction(1, 3))
+    """A certificate of another chain leads past a view that no NULLIFY certificate lets through.
+
+    Of 2,000 seeds one had such an end, and another order of questions gives other schedules: so the judge is
+    tested alone.
+    """
+    lie, old = Known(NOTARIZE, 2, 11), Known(NOTARIZE, 2, 10)
+    named = Fraction(2, 5)
+    assert stand_still(monkeypatch, Standing(named), [old, lie]) is False
     with pytest.raises(Violation, match="the proofs name too few"):
-        run_above(437)
-    monkeypatch.setattr(Branches, "stands_on", lambda self, block_hash, below: True)
+        stand_still(monkeypatch, Standing(Fraction(1, 3)), [lie])
+    for certificates in ([], [old], [lie, Known(NULLIFY, 2, 11)]):
+        with pytest.raises(Violation, match="not all proofs are on chain"):
+            stand_still(monkeypatch, Standing(named), certificates)
     with pytest.raises(Violation, match="not all proofs are on chain"):
-        run_above(437)
+        stand_still(monkeypatch, Standing(named, stands=True), [lie])
 
 
 def test_two_branches_punish_each_for_itself() -> None:
