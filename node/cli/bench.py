@@ -19,6 +19,8 @@ from node.cli.output import json_option
 
 __all__ = ["bench", "machine"]
 
+DIGITS_MAX: Final = 18
+SHOWN_CHARACTERS: Final = 80
 _BENCHES: Final = {
     "replay": ("node.bench.replay", "Blocks of signed transfers through the real path, decode to synced commit."),
     "simulate": ("node.bench.simulate", "Consensus scenarios of the deterministic simulator."),
@@ -81,8 +83,11 @@ def _settings(run: Any, settings: tuple[str, ...]) -> dict[str, int]:
     options: dict[str, int] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in known or not (value.isascii() and value.isdigit()):
-            raise click.BadParameter(f"{setting!r}: NAME=NUMBER with NAME one of {', '.join(known)}")
+        if key not in known or not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
+            raise click.BadParameter(
+                f"{setting[:SHOWN_CHARACTERS]!r}: NAME=NUMBER with NAME one of {', '.join(known)}, "
+                f"and a number of at most {DIGITS_MAX} digits"
+            )
         options[key] = int(value)
     return options
 

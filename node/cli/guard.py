@@ -14,6 +14,7 @@ from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
 from node.cli.commands import Commands, as_command
+from node.cli.files import read_json
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
@@ -38,6 +39,7 @@ __all__ = [
 
 FILE_LIMIT_BYTES: Final = 4096
 _VERSION: Final = 1
+EXPECTED: Final = "a watermark, as `dekube node guard export` writes it"
 
 
 class WatermarkLower(ConfigError):
@@ -225,38 +227,22 @@ def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
 
 
 def read_watermark(file: Path) -> Watermark:
-    """Return the watermark in a file. Raises ConfigError."""
-    try:
-        with file.open("rb") as opened:
-            data = opened.read(FILE_LIMIT_BYTES + 1)
-        document: Any = json.loads(data) if len(data) <= FILE_LIMIT_BYTES else None
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        document = None
-    match document:
-        case {
-            "version": 1,
-            "genesis_hash": str(chain),
-            "vote_key": str(key),
-            "epoch": int(epoch),
-            "view": int(view),
-        }:
-            pass
-        case _:
-            raise ConfigError(f"{file}: not a watermark; `dekube node guard export` makes one")
-    try:
-        mark = Watermark(_hex(chain, 32), _hex(key, 32), epoch, view)
-    except ValueError:
-        mark = None
-    if (
-        mark is None
-        or len(document) != 5
-        or isinstance(epoch, bool) or isinstance(view, bool)
-        or not (0 <= epoch < EPOCH_LIMIT and 0 <= view < VIEW_LIMIT)
-    ):  # fmt: skip
-        raise ConfigError(f"{file}: not a watermark; `dekube node guard export` makes one")
-    return mark
+    """Return the watermark in a file. Raises ConfigError with the line or the field that is wrong."""
+    document = read_json(file, FILE_LIMIT_BYTES, EXPECTED)
+    names = ("version", "genesis_hash", "vote_key", "epoch", "view")
+    if type(document) is not dict or sorted(document) != sorted(names):
+        raise ConfigError(f"{file}: an object with {', '.join(names)} expected: {EXPECTED}")
+    for name, limit in (("version", 2), ("epoch", EPOCH_LIMIT), ("view", VIEW_LIMIT)):
+        least = 1 if name == "version" else 0
+        if type(document[name]) is not int or not least <= document[name] < limit:
+            raise ConfigError(f"{file}: {name}: a whole number of {least} to {limit - 1} expected")
+    hashes: list[bytes] = []
+    for name in ("genesis_hash", "vote_key"):
+        try:
+            hashes.append(_hex(document[name], 32))
+        except (ValueError, TypeError, AttributeError):
+            raise ConfigError(f"{file}: {name}: 0x and 64 digits in hex expected") from None
+    return Watermark(hashes[0], hashes[1], document["epoch"], document["view"])
 
 
 def _hex(text: str, size_bytes: int) -> bytes:
