@@ -242,7 +242,7 @@ def test_a_wrong_body_is_refused_with_the_reason(node: Node) -> None:
     good = transfer(ALICE, 0, BOB.address, COIN)
     unsigned = good.raw[:-65] + bytes(65)
     for raws, reason in (
-        ((b"nonsense",), "decode_error"),
+        ((b"nonsense",), "not_supported"),
         ((good.raw, unsigned), "signature_invalid"),
         ((good.raw, good.raw), "nonce_too_low"),
         ((transfer(ALICE, 1, BOB.address, COIN).raw,), "nonce_too_high"),

@@ -32,6 +32,8 @@ uvloop.run(main())
 """,
 }
 START = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with (nohup)
 from rpc.log_output import configure_structlog, open_standard_descriptors
 from rpc.service_signals import outlive_signals
 open_standard_descriptors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -105,5 +106,10 @@ def test_a_field_that_is_missing_is_named(field: str) -> None:
     ],
 )
 def test_what_is_no_json_is_told_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        genesis_from_json(text)
+    raised = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000)  # a node's: a library of the tests (py_ecc, of web3) raises that of the process
+    try:
+        with pytest.raises(ConfigError, match=said):
+            genesis_from_json(text)
+    finally:
+        sys.setrecursionlimit(raised)

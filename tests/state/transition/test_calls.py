@@ -25,7 +25,14 @@ from state.primitives.transactions import (
 from state.transition.calls import NOTE_LIMIT_BYTES, CallForm
 from state.transition.errors import CallRefused, InvalidPayload, UnknownKind
 from state.transition.runtime import Runtime
-from state.transition.staking import STAKE_KIND, STAKING_ADDRESS, UNSTAKE_KIND, stake_payload, unstake_payload
+from state.transition.staking import (
+    STAKE_KIND,
+    STAKING_ADDRESS,
+    UNSTAKE_KIND,
+    begin_withdrawals,
+    stake_payload,
+    unstake_payload,
+)
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
@@ -271,6 +278,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     assert world.send(REQUESTER, POKE, [late]) is None
 
     world.fund(ALICE.address, 10_000 * COIN)
+    begin_withdrawals(world.state, 10_000 * COIN)  # as the end of an epoch does
     staking = stake_payload(5_000 * COIN, ALICE, genesis_hash=GENESIS_HASH, address=ALICE.address)
     last: list[tuple[int, list[Value]]] = [
         (TRANSFER_KIND, [BOB.address, COIN]),
