@@ -140,10 +140,12 @@ def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Networ
     for name, text in (("passphrase", "p\n"), ("secret", PAYER.secret.hex() + "\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)
-    wallet = ("--home", tmp_path / "wallet", "--rpc", url, "--passphrase-file", tmp_path / "passphrase")
-    run_here("wallet", "import", "payer", *wallet, "--secret-file", tmp_path / "secret")
+    key = ("--passphrase-file", tmp_path / "passphrase")
+    reads = ("--home", tmp_path / "wallet", "--rpc", url)
+    wallet = (*reads, *key)
+    run_here("wallet", "import", "payer", *reads[:2], *key, "--secret-file", tmp_path / "secret")
     assert run_here("relay", "deposit", "4", *wallet)["succeeded"]
-    assert int(run_here("relay", "account", *wallet)["deposit"]) == DEPOSIT
+    assert int(run_here("relay", "account", *reads)["deposit"]) == DEPOSIT
 
     before, fees_before = owned(url, relay)
     with relay_runs(home) as endpoint:
