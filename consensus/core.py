@@ -545,6 +545,8 @@ class Core:
         if vote.seat == self._seat and not is_own:
             self._on_foreign_own_vote(vote)
             return
+        if vote.seat >= self._committee.size:
+            return  # the guard recorded it on another chain, whose committee of this epoch was larger
         view = vote.view
         self._heard_ms[vote.seat] = self._now_ms
         if is_own:

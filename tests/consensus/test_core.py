@@ -93,6 +93,13 @@ def test_an_honest_view_takes_three_steps() -> None:
     assert core.root.block_hash == block[0]
 
 
+def test_a_recorded_vote_of_a_seat_that_this_committee_lacks_is_not_counted() -> None:
+    """After a fork the guard may hold a vote of the other chain, whose committee of the epoch was larger."""
+    core = core_of(3)
+    assert core.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 99, bytes(64)), True), 0) == []
+    assert core.view == 1
+
+
 def test_after_nullify_there_is_neither_notarize_nor_finalize() -> None:
     core = core_of(3)
     assert kinds_cast(core.step(c.TimerFired(c.ADVANCE), 0)) == [NULLIFY]
