@@ -135,13 +135,19 @@ async def test_what_a_relay_does_to_the_bytes_costs_no_message_and_is_held_again
     first = start_relay(name="relay", mischief=f"{kind}:{switch}")
     second = start_relay(name="second relay")
     # One relay a way: what is wrong on a way through both is held against both.
-    async with pair(first, second, hops_max=1) as (alice, bob), trio.open_nursery() as nursery:
-        nursery.start_soon(count_on, alice, range(40))
+    async with pair(first, second, hops_max=1) as (alice, bob):
         await say(bob, alice, range(20))
-        await take(bob, alice, first.endpoint)
-        switch.touch()
-        await say(bob, alice, range(20, 40))
-        await wait_until(lambda: max(blame(first, alice, bob)) > 0)  # votes go on before that is known
+        said = 20
+        # More than once: on a busy machine the other relay may look quicker, and this one is left before it does harm.
+        while max(blame(first, alice, bob)) == 0:
+            switch.unlink(missing_ok=True)
+            await take(bob, alice, first.endpoint)
+            switch.touch()
+            await say(bob, alice, range(said, said + 20))
+            said += 20
+            with trio.move_on_after(5):
+                await wait_until(lambda: max(blame(first, alice, bob)) > 0)
+        await count_on(alice, range(said))
     assert blame(second, alice, bob) == [0, 0]
 
 
