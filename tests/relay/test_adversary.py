@@ -138,7 +138,7 @@ async def test_what_a_relay_does_to_the_bytes_costs_no_message_and_is_held_again
     async with pair(first, second, hops_max=1) as (alice, bob):
         await say(bob, alice, range(20))
         said = 20
-        # More than once: on a busy machine the other relay may look quicker, and this one is left before it does harm.
+        # Repeated: on a busy machine the other relay may look quicker, and this one is left before it does harm.
         while max(blame(first, alice, bob)) == 0:
             switch.unlink(missing_ok=True)
             await take(bob, alice, first.endpoint)
