@@ -241,7 +241,7 @@ class Core:
         self._checked: dict[bytes, bool] = {}
         self._pending_checks: set[bytes] = set()
         self._early: set[bytes] = set()
-        """Of those: blocks whose time this node's clock has not reached."""
+        """Blocks whose time this node's clock did not allow when they came."""
         self._leader_over = 0
         """The view whose leader's time is over."""
         self._own: Ascending[int, OwnVotes] = Ascending()
@@ -1016,7 +1016,12 @@ class Core:
         return self._checked[candidate.block_hash]
 
     def _holds_early(self) -> bool:
-        """Whether the proposal of this view waits for this node's clock."""
+        """Whether the proposal of this view waits for this node's clock, or had to.
+
+        Only a certificate ends such a view before the leader's time-out, not this node's vote. Clocks differ: when
+        the block's time comes near the time-out, some vote for the block and the others against it. All would then
+        wait for the end of the view, each time that this leader leads.
+        """
         candidate = self._proposals.get(self._view)
         return candidate is not None and candidate.block_hash in self._early
 
@@ -1028,7 +1033,6 @@ class Core:
 
     def _on_checked(self, block_hash: bytes, is_valid: bool) -> None:
         self._pending_checks.discard(block_hash)
-        self._early.discard(block_hash)
         if block_hash in self._headers:
             self._checked[block_hash] = is_valid
             self._try_vote()

@@ -233,7 +233,8 @@ class BlockChecked(NamedTuple):
 class BlockEarly(NamedTuple):
     """A block to be checked has a time that this node's clock does not allow yet: BlockChecked comes later.
 
-    Until then it counts as not proposed, so that the view ends at the leader's time-out.
+    It does not stop the leader's time-out, not even once it is allowed: the view ends by then, with the block's
+    certificate or without.
     """
 
     block_hash: bytes

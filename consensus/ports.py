@@ -77,6 +77,10 @@ class ChainPort(Protocol):
         """
         ...
 
+    def time_ahead_ms_max(self) -> int:
+        """Return how far the time of a block may be ahead of this node's clock (``chain.time_ahead_ms_max``)."""
+        ...
+
     def time_ms(self, block_hash: bytes) -> int:
         """Return the time of an executed block or the tip; 0 for one that is not known."""
         ...

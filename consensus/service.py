@@ -39,6 +39,7 @@ from consensus.wire import (
     encode_certificate,
     encode_message,
 )
+from state.primitives.blocks import Header
 from state.primitives.errors import DecodeError, DekubeError, InvalidBlock, StoreError
 from state.primitives.votes import Candidate, Equivocation, Vote, vrf_alpha
 
@@ -62,10 +63,8 @@ THREADS_OF_FETCHED_MAX: Final = 1
 """And proposals that were asked for by others: they are large, and no vote waits behind a false one."""
 THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
-EARLY_MS_MAX: Final = 2_000
-HELD_MS_MAX: Final = 60_000
 WAIT_STEP_MS: Final = 1_000
-"""How often a leader that waits for a block's time looks whether its view goes on."""
+"""How often a leader or a voter that waits for a block's time looks whether the view goes on."""
 DOUBLE: Final = "doppelganger"
 """The reason of a halt because another process votes with the key."""
 
@@ -649,15 +648,26 @@ class ConsensusService:
             raised_ms = self._chain.time_ms(header.parent_hash) + self._parameters.block_interval_ms
             if self._on_block_time is not None and header.epoch == core.epoch and header.time_ms > raised_ms:
                 self._on_block_time(core.committee.seats[header.proposer_seat].address, ahead_ms)
-            early_ms = ahead_ms - EARLY_MS_MAX
-            if early_ms > 0:
+            if self._early_ms(header) > 0:
                 self._put(lambda: self._replica.step(c.BlockEarly(block_hash), self._now_ms()))
-                await trio.sleep(min(early_ms, HELD_MS_MAX) / 1000)
+                await self._wait_allowed(header)
             try:
                 await self._chain.check(block)
             except InvalidBlock:
                 is_valid = False
         self._put(lambda: self._replica.step(c.BlockChecked(block_hash, is_valid), self._now_ms()))
+
+    def _early_ms(self, header: Header) -> int:
+        """Return in how many milliseconds this node's clock allows the time of a block; 0 or less: it does now."""
+        return header.time_ms - self._wall_ms() - self._chain.time_ahead_ms_max()
+
+    async def _wait_allowed(self, header: Header) -> None:
+        """Wait until the clock allows a block's time, or its view is over: then nobody votes for it any more."""
+        while (early_ms := self._early_ms(header)) > 0:
+            core = self._replica.core
+            if (core.epoch, core.view) > (header.epoch, header.view):
+                return
+            await trio.sleep(min(early_ms, WAIT_STEP_MS) / 1000)
 
     async def _work_on_chain(self) -> None:
         """Executions, commits and what they leave behind, one after the other in the order the core asked for."""

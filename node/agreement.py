@@ -585,6 +585,10 @@ class _ChainPort:
     async def epoch(self, number: int) -> Epoch:
         return _epoch(await trio.to_thread.run_sync(_epoch_info, self._ledger, number))
 
+    def time_ahead_ms_max(self) -> int:
+        """Return how far the time of a block may be ahead of this node's clock."""
+        return self._chain.runtime.chain.time_ahead_ms_max
+
     def time_ms(self, block_hash: bytes) -> int:
         executed = self._chain.get(block_hash)
         if executed is not None:

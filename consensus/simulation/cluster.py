@@ -28,10 +28,11 @@ from consensus.votes import Check, Signer
 from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
 from state.primitives.blocks import Block, header_hash
 from state.primitives.errors import DecodeError
+from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import NOTARIZE, NULLIFY, Candidate, Vote, vote_digest, vrf_alpha
 
-__all__ = ["Cluster", "Network", "Node", "sim_parameters"]
+__all__ = ["TIME_AHEAD_MS_MAX", "Cluster", "Network", "Node", "sim_parameters"]
 
 EVENTS_MAX: Final = 400_000
 """A run that needs more events than this has run away."""
@@ -41,7 +42,7 @@ BESIDE: Final = 0.2
 """The part of them."""
 BESIDE_MS: Final = 60
 """What a worker thread may take for one, at most."""
-EARLY_MS_MAX: Final = 2_000
+TIME_AHEAD_MS_MAX: Final = ChainParameters().time_ahead_ms_max
 """A block whose time is further ahead of a node's wall clock waits, as in ``consensus.service``."""
 
 
@@ -526,7 +527,7 @@ class Cluster:
 
     def _ask_check(self, node: Node, check: c.Check) -> None:
         block_hash = check.block_hash
-        early_ms = self._made_ms.get(block_hash, 0) - EARLY_MS_MAX - self.now_ms - node.ahead_ms
+        early_ms = self._made_ms.get(block_hash, 0) - TIME_AHEAD_MS_MAX - self.now_ms - node.ahead_ms
         if early_ms > 0:
             self._later(node, "event", c.BlockEarly(block_hash))
             self._push(self.now_ms + early_ms, node.number, node.incarnation, "check", block_hash)

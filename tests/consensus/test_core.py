@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from consensus import events as c
+from consensus import replica as r
 from consensus.core import EVIDENCE_VIEWS, Core
 from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import DoppelgangerWatch
-from consensus.simulation.cluster import Cluster, sim_parameters
+from consensus.simulation.cluster import TIME_AHEAD_MS_MAX, Cluster, Node, sim_parameters
 from consensus.votes import Certificate
 from state.primitives.blocks import VERSION, Header, decode_block, header_hash
 from state.primitives.committee import Committee, Seat
@@ -694,7 +695,7 @@ def test_a_block_from_a_clock_ahead_is_voted_for_when_its_time_comes_first() -> 
     core = core_of(3)
     block_hash, _ = early_proposal(core)
     assert kinds_cast(core.step(c.BlockChecked(block_hash, True), 0)) == [NOTARIZE]
-    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 0)) == []
+    assert kinds_cast(core.step(c.TimerFired(c.LEADER), 0)) == [NULLIFY], "only a certificate ends the view before"
 
 
 def test_a_block_that_is_found_early_after_the_time_out_is_given_up_at_once() -> None:
@@ -731,3 +732,56 @@ def test_a_leader_whose_clock_is_ahead_costs_the_others_no_more_than_a_leader_th
     assert window is not None
     leaders = [decode_block(raw).header.proposer_seat for raw in window.blocks]
     assert len(leaders) > 30 and set(leaders) == {0, 1, 2, 3} - {seat}
+
+
+class TimedCluster(Cluster):
+    """Knows when each node entered each view, and when the time of the view's leader would be over."""
+
+    def __init__(self, seed: int, *, leader: int, ahead_ms: int) -> None:
+        super().__init__(seed, (1, 1, 1, 1), frozenset(range(4)), parameters=sim_parameters())
+        self.entered: dict[tuple[int, int], tuple[int, int]] = {}
+        self.network.latency_ms_max = 10
+        for node, off_ms in zip(self.nodes, (-40, 0, 0, 40), strict=True):  # no two clocks are quite the same
+            node.ahead_ms = ahead_ms if node.number == leader else off_ms
+
+    def perform(self, node: Node, actions: list[r.Action]) -> None:
+        super().perform(node, actions)
+        if (node.number, node.entered) not in self.entered:
+            self.entered[node.number, node.entered] = self.now_ms, node.timers.get(c.LEADER, 0)
+
+    def lasted(self, leader: int) -> tuple[list[int], list[int]]:
+        """Return how long after the time-out each view of a leader ended, and how long the others' views lasted.
+
+        As every node but the leader saw it. The time-out is the latest of any node: back-off may differ.
+        """
+        reign = self.nodes[0].machine.reign(0)
+        assert reign is not None
+        addresses = [seat.address for seat in reign.committee.seats]
+        late_ms: list[int] = []
+        others_ms: list[int] = []
+        over_ms: dict[int, int] = {}
+        for (number, view), (_, at_ms) in self.entered.items():
+            over_ms[view] = max(over_ms.get(view, 0), at_ms if number != leader else 0)
+        for (number, view), (at_ms, _) in self.entered.items():
+            until_ms, _ = self.entered.get((number, view + 1), (0, 0))
+            if not view or not until_ms or number == leader:
+                continue
+            if addresses[reign.committee.leader(view)] == self.nodes[leader].address:
+                late_ms.append(until_ms - over_ms[view])
+            else:
+                others_ms.append(until_ms - at_ms)
+        return late_ms, others_ms
+
+
+def test_a_view_of_a_leader_with_a_clock_ahead_ends_by_the_ordinary_time_out() -> None:
+    """Also where its blocks are allowed so near the time-out that some vote for them and the others against."""
+    slack_ms, leader_ms = 60, sim_parameters().leader_ms  # what messages and checks take
+    near = range(leader_ms - 60, leader_ms + 61, 15)
+    for hold_ms in (-100, 0, 50, 100, *near, 300, 400, 10_000, 3_600_000):
+        cluster = TimedCluster(hold_ms, leader=1, ahead_ms=TIME_AHEAD_MS_MAX + hold_ms)
+        cluster.start_all()
+        cluster.run(3_000)
+        late_ms, others_ms = cluster.lasted(1)
+        assert len(late_ms) > 10 and len(others_ms) > 30
+        assert max(late_ms) <= slack_ms, f"held for {hold_ms} ms"
+        assert max(others_ms) <= 2 * slack_ms, f"held for {hold_ms} ms: the others go on at full speed"

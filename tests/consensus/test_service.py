@@ -89,6 +89,28 @@ async def test_a_clock_that_is_ahead_costs_the_next_leader_no_view(tmp_path: Pat
     assert times == sorted(set(times))
 
 
+async def test_how_far_ahead_a_block_may_be_is_what_the_chain_says(tmp_path: Path) -> None:
+    """A block above the chain's bound is waited for, not refused; one below it is voted for at once."""
+    for bound_ms, ahead_ms, held_ms in ((300, 1_100, 800), (5_000, 4_000, 0)):
+        board = Switchboard()
+        members = [Member(tmp_path / str(bound_ms), number, board) for number in range(4)]
+        for member in members:
+            member.parameters = replace(PARAMETERS, leader_ms=2_000, advance_ms=4_000, block_interval_ms=100)
+            member.chain.ahead_ms_max = bound_ms
+        members[2].ahead_ms = ahead_ms
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for member in members:
+                    await nursery.start(member.live)
+                begun_s = trio.current_time()
+                await members[0].chain.wait_height(5)
+                lasted_s = trio.current_time() - begun_s
+                nursery.cancel_scope.cancel()
+        leaders = [header.proposer_seat for *_, header in members[0].chain.final[:5]]
+        assert len(set(leaders[:4])) == 4, "each leader's block was taken"
+        assert held_ms / 1000 <= lasted_s < held_ms / 1000 + 1.9
+
+
 async def test_no_block_is_made_before_the_genesis_time(tmp_path: Path) -> None:
     """Also where one validator alone decides, whom nobody's clock holds back."""
     board = Switchboard()

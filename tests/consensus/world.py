@@ -101,6 +101,8 @@ class HashChain:
         self.is_wrong = False
         self.served: list[tuple[int, int]] = []
         self.views: tuple[Certificate, ...] = ()
+        self.ahead_ms_max = 2_000
+        self.wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
     async def build(self, request: BuildRequest) -> Block | None:
         body = (request.view.to_bytes(8, "big"),)
@@ -122,6 +124,8 @@ class HashChain:
         alpha = vrf_alpha(GENESIS, epoch.randomness, header.epoch, header.view)
         if header.time_ms < self.times[header.parent_hash] or header.epoch != epoch.number:
             raise InvalidBlock("time or epoch")
+        if header.time_ms > self.wall_ms() + self.ahead_ms_max:
+            raise InvalidBlock("a time ahead")
         if vrf_verify(seat.vrf_key, alpha, header.vrf_proof) is None:
             raise InvalidBlock("VRF proof")
 
@@ -168,6 +172,9 @@ class HashChain:
     async def epoch(self, number: int) -> Epoch:
         await trio.lowlevel.checkpoint()
         return self.epochs.get(number)
+
+    def time_ahead_ms_max(self) -> int:
+        return self.ahead_ms_max
 
     def time_ms(self, block_hash: bytes) -> int:
         return self.times.get(block_hash, 0)
@@ -283,6 +290,7 @@ class Member:
         self.chain = HashChain(epochs or Epochs())
         self.parameters = PARAMETERS
         self.ahead_ms = 0
+        self.chain.wall_ms = self.wall_ms
         self.voters: tuple[ElsewhereVoter, ...] = ()
         self.metrics: Metrics | None = None
         self.found: list[Equivocation] = []
@@ -291,6 +299,9 @@ class Member:
             directory = VoteDirectory(own)
             directory.create_guard(Guard(GENESIS, vote_key(account, number).vote_key))
             directory.close()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
 
     async def live(self, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED) -> None:
         epoch, root, certificates = self.chain.root()
@@ -301,7 +312,7 @@ class Member:
         service = ConsensusService(
             epoch=epoch, genesis_hash=GENESIS, root=root, certificates=certificates, parameters=self.parameters,
             chain=self.chain, network=self.board.port(self.address),
-            wall_ms=lambda: time.time_ns() // 1_000_000 + self.ahead_ms, keys=keys, voters=self.voters,
+            wall_ms=self.wall_ms, keys=keys, voters=self.voters,
             metrics=self.metrics, on_equivocation=self.found.append,
         )  # fmt: skip
         self.service = self.board.services[self.address] = service
