@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from node.files import read_bounded
 from node.uploads import UploadOptions
 from rpc.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
@@ -441,7 +442,7 @@ def load_table(path: Path, cls: type[_Options], *, made_by: str = "dekube init")
     Raises ConfigError, which says that ``made_by`` makes a file that is not there.
     """
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, CONFIG_LIMIT_BYTES)
         if len(data) > CONFIG_LIMIT_BYTES:
             raise ConfigError("file too large")
         return read_table(data.decode("utf-8-sig"), cls)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from node.config import KeyOptions, NodeOptions, dump_options
 from node.config_edit import edit_options
+from node.files import read_bounded
 from node.places import CONFIG_FILE, GENESIS_FILE, Home
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import (
@@ -68,15 +69,18 @@ if TYPE_CHECKING:
 def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
     """Return the genesis in ``path``, or the draft of one. Raises ConfigError."""
     try:
-        if path.stat().st_size > GENESIS_LIMIT_BYTES:
+        data = read_bounded(path, GENESIS_LIMIT_BYTES)
+        if len(data) > GENESIS_LIMIT_BYTES:
             raise ConfigError("file too large")
-        return genesis_from_json(path.read_text(encoding="utf-8-sig"), is_draft=is_draft)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        text = data.decode("utf-8-sig")
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text; the genesis of a network (JSON) expected") from None
+    try:
+        return genesis_from_json(text, is_draft=is_draft)
     except ConfigError as error:
-        if not is_draft and _is_draft(path):
+        if not is_draft and _is_draft(text):
             raise ConfigError(
                 f"{path}: the draft of a genesis, without founders yet: `dekube genesis seal` makes a genesis of "
                 "it and their files, `dekube genesis show --draft` shows it"
@@ -84,9 +88,9 @@ def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _is_draft(path: Path) -> bool:
+def _is_draft(text: str) -> bool:
     try:
-        return not load_genesis(path, is_draft=True).validators
+        return not genesis_from_json(text, is_draft=True).validators
     except ConfigError:
         return False
 
@@ -272,9 +276,10 @@ def load_key(path: Path, passphrase: str) -> SecretKey:
 def read_keystore(path: Path) -> str:
     """Return the text of a keystore file. Raises KeystoreError."""
     try:
-        if path.stat().st_size > KEYSTORE_LIMIT_BYTES:
+        data = read_bounded(path, KEYSTORE_LIMIT_BYTES)
+        if len(data) > KEYSTORE_LIMIT_BYTES:
             raise KeystoreError(f"{path}: file too large")
-        return path.read_text()
+        return data.decode()
     except OSError as error:
         raise KeystoreError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -291,7 +296,7 @@ def node_secret(home: Home) -> bytes:
     if not path.exists():
         write_private(path, secrets.token_bytes(32).hex() + "\n")
     try:
-        secret = bytes.fromhex(path.read_text().strip())
+        secret = bytes.fromhex(read_bounded(path, SECRET_FILE_LIMIT_BYTES).decode().strip())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if len(secret) != SECRET_BYTES:
@@ -311,8 +316,7 @@ def read_passphrase(path: Path, what: str = "passphrase") -> str:
             raise KeystoreError(f"{path}: a folder; a file with the {what} in one line is expected")
         if mode & 0o077:
             raise KeystoreError(f"{path}: others can read the {what} (mode {mode & 0o777:04o}); chmod 600 it")
-        with path.open("rb") as file:
-            data = file.read(SECRET_FILE_LIMIT_BYTES + 1)
+        data = read_bounded(path, SECRET_FILE_LIMIT_BYTES)
     except OSError as error:
         raise KeystoreError(f"{path}: {error.strerror}") from None
     if len(data) > SECRET_FILE_LIMIT_BYTES:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from node.config import CONFIG_LIMIT_BYTES
+from node.files import read_bounded
 from state.primitives.errors import ConfigError
 from state.primitives.listen import reached_at
 
@@ -42,9 +43,10 @@ _COMMANDS: Final = {
 def kind_of(config: Path) -> str:
     """Return what has the options in ``config``: "node", "relay" or "signer"; empty where that cannot be told."""
     try:
-        if config.stat().st_size > CONFIG_LIMIT_BYTES:
+        data = read_bounded(config, CONFIG_LIMIT_BYTES)
+        if len(data) > CONFIG_LIMIT_BYTES:
             return ""
-        names = set(tomllib.loads(config.read_text(encoding="utf-8")))
+        names = set(tomllib.loads(data.decode("utf-8-sig")))
     except (OSError, ValueError, RecursionError):
         return ""
     known = {kind: len(names & {f.name for f in dataclasses.fields(_options(kind))}) for kind in _OPTIONS}

@@ -38,6 +38,7 @@ from consensus.light import (
 )
 from consensus.votes import Certificate
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate, encode_certificate
+from node.files import read_bounded
 from node.home import write_whole
 from rpc.client import Client, ClientOptions, GatewayUnreachable
 from rpc.errors import RpcError
@@ -233,9 +234,10 @@ def save_light_file(path: Path, saved: LightFile) -> None:
 def load_light_file(path: Path) -> LightFile:
     """Return what ``path`` keeps. Raises ConfigError naming what is wrong."""
     try:
-        if path.stat().st_size > FILE_LIMIT_BYTES:
+        data = read_bounded(path, FILE_LIMIT_BYTES)
+        if len(data) > FILE_LIMIT_BYTES:
             raise ConfigError(f"{path}: file too large")
-        text = path.read_text()
+        text = data.decode()
     except FileNotFoundError:
         raise ConfigError(f"{path}: nothing is trusted yet; `dekube light init` makes a beginning") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -25,6 +25,7 @@ import trio
 from node.children import Child
 from node.config import LogOptions
 from node.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node
+from node.files import read_bounded
 from node.home import Home, create_home, write_whole
 from node.runtime import make_runtime
 from state.primitives.address import format_address
@@ -50,6 +51,7 @@ PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
 LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "log"
+PLAN_LIMIT_BYTES: Final = 1 << 16
 GUESTS: Final = ("faucet",)
 """Folders of programs beside the members."""
 LOST_AND_FOUND: Final = "lost+found"
@@ -261,7 +263,7 @@ def _clear(home: Path) -> None:
 
 def _load_plan(file: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(file.read_text())
+        document: dict[str, Any] = json.loads(read_bounded(file, PLAN_LIMIT_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise TestnetError(f"{file}: not the plan of a test network ({error})") from None
     match document:

@@ -286,7 +286,9 @@ def _epoch_blocks(genesis: Any) -> int:
 
 
 def _check_present(home: Home) -> None:
-    if not home.chain.is_dir() or not any(home.chain.iterdir()):
+    from state.store.database import holds_database
+
+    if not holds_database(home.chain):
         raise ConfigError(f"{home.chain}: no database yet; `dekube node run` begins one")
 
 

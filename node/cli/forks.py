@@ -207,11 +207,11 @@ def _database(home: Home, place: Path | None) -> Iterator[Store]:
 def _opened(home: Home, place: Path) -> Iterator[Store]:
     """Open a database of a stopped node, and never begin one."""
     from node.runtime import make_runtime
-    from node.sync.service import is_fresh
     from node.sync.wiring import store_options
     from state.store import Store
+    from state.store.database import holds_database
 
-    if is_fresh(place):
+    if not holds_database(place):
         raise ConfigError(f"{place}: no database")
     genesis = home.load_genesis()
     options = store_options(home.load_options(), genesis)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from node.files import read_bounded
 from node.places import Home
 from state.primitives.errors import ConfigError, KeystoreError
 
@@ -136,8 +137,7 @@ def read_input(file: Path, limit_bytes: int) -> bytes:
                 context.meta[_TAKEN] = True
             data = b"" if sys.stdin is None else sys.stdin.buffer.read(limit_bytes + 1)
         else:
-            with file.open("rb") as stream:
-                data = stream.read(limit_bytes + 1)
+            data = read_bounded(file, limit_bytes)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     if len(data) > limit_bytes:

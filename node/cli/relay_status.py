@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from node.cli.options import relay_home_option
 from node.cli.output import counted, json_option, log_field, show_fields
 from node.config import parse_host_port
+from node.files import read_bounded
 from node.kinds import RELAY, check_kind
 from node.places import Home
 from rpc.client.control import ControlUnavailable
@@ -91,8 +92,7 @@ def parse_counts(body: bytes) -> dict[str, Any]:
 def _ready(home: Home) -> dict[str, Any]:
     """Return what the relay wrote when it was up."""
     try:
-        with home.ready.open("rb") as file:
-            found = json.loads(file.read(READY_LIMIT_BYTES))
+        found = json.loads(read_bounded(home.ready, READY_LIMIT_BYTES))
     except FileNotFoundError:
         check_kind(home.config, RELAY)
         raise ControlUnavailable(f"no relay runs in {home.root}; `dekube relay run` starts it") from None

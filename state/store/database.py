@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import plyvel
 
@@ -21,7 +21,10 @@ from state.store.errors import (
 from state.store.records import FORMAT, FORMAT_VERSION
 from state.store.tail import cut_tail
 
-__all__ = ["StoreOptions", "check_format", "check_free", "open_database"]
+__all__ = ["StoreOptions", "check_format", "check_free", "holds_database", "open_database"]
+
+CURRENT_FILE: Final = "CURRENT"
+"""Names the newest list of the files of a LevelDB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,20 @@ class StoreOptions:
     open_files_max: int = 512
 
 
+def holds_database(path: Path) -> bool:
+    """Tell whether the directory ``path`` has files of a database, damaged or not. Raises StoreUnavailable.
+
+    ``open_database`` begins a database in any other folder, so commands that only read one ask this first.
+    """
+    try:
+        names = os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {error.strerror}") from None
+    return any(name == CURRENT_FILE or name.endswith((".ldb", ".log")) for name in names)
+
+
 def open_database(path: Path, options: StoreOptions) -> Any:
     """Open the files in the directory ``path``, or begin them there.
 
@@ -62,7 +79,7 @@ def open_database(path: Path, options: StoreOptions) -> Any:
         names = os.listdir(path)
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror}") from None
-    if "CURRENT" not in names and any(name.endswith((".ldb", ".log")) for name in names):
+    if CURRENT_FILE not in names and any(name.endswith((".ldb", ".log")) for name in names):
         raise StoreDamaged(f"{path}: the file CURRENT is lost; `dekube db repair` makes the database anew")
     try:
         return _open(path, options)

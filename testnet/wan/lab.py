@@ -22,8 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from node.files import read_bounded
 from testnet.wan.emulator import DEVICE, Emulator, EmulatorFailed, Lateness, WanUnavailable
-from testnet.wan.topology import Host, Plan, TopologyInvalid, document_of, parse_topology, plan
+from testnet.wan.topology import TOPOLOGY_BYTES_MAX, Host, Plan, TopologyInvalid, document_of, parse_topology, plan
 
 __all__ = ["Lab", "attach", "check_machine", "destroy", "labs", "load_plan", "shipped"]
 
@@ -71,7 +72,7 @@ def load_plan(source: str) -> Plan:
     text = shipped().get(source)
     if text is None:
         try:
-            text = Path(source).read_text()
+            text = read_bounded(Path(source), 4 * TOPOLOGY_BYTES_MAX).decode()
         except (OSError, UnicodeDecodeError) as error:
             known = ", ".join(sorted(shipped()))
             raise TopologyInvalid(f"{source}: {error}; shipped are {known}") from None

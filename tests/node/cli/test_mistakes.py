@@ -447,3 +447,20 @@ def test_a_gateway_that_is_not_there_is_told_with_what_to_do(
         status, said = dekube("validators", "--home", tmp_path, "--rpc", f"127.0.0.1:{free.getsockname()[1]}")
     assert status == 1
     assert "no gateway listens there: start the node (dekube node run), or name another with --rpc" in said
+
+
+@pytest.mark.parametrize("place", ["docs", "home/data/chain"])
+def test_a_folder_that_is_no_database_is_left_as_it_is(
+    place: str, genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / place
+    dekube("init", "--home", home, "--genesis", genesis, "--unattended")
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    lines: list[tuple[object, ...]] = [("db", "accuse", 5, "--database", folder, "--home", home)]
+    if place != "docs":
+        lines += [("db", *verb.split(), "--home", home) for verb in ("inspect", "verify", "prune", "rollback 1")]
+    for line in lines:
+        status, said = dekube(*line)
+        assert status in (1, 2) and "no database" in said, (line, said)
+        assert [file.name for file in folder.iterdir()] == ["mine.txt"]
