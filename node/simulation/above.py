@@ -17,6 +17,7 @@ from consensus.simulation.adversary import Adversary
 from consensus.simulation.cluster import Node, sim_parameters
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import cut_network, fork_network
+from node.simulation.penalties import dues
 from node.simulation.people import (
     EVER_MS,
     LIMIT_MS,
@@ -177,20 +178,18 @@ def _check_branch(world: WholeWorld, side: Sequence[Node], is_forked: bool, faul
         }
         if out != set(slashed) or not out <= faulty:
             raise Violation(f"out for ever are {sorted(out)}, slashed {sorted(slashed)}, of {sorted(faulty)}")
-        share = Fraction(0)
-        for account, record in slashed.items():
-            committee = machine.info(record.epoch)
-            assert committee is not None, "committees are kept as long as evidence counts"
-            seat = committee.committee.seat_of(world.address(account))
-            assert seat is not None, "a proof names a seat"
-            share += Fraction(committee.committee.seats[seat].weight, committee.committee.weight)
+        due = dues(machine, world)
+        if {account: record.epoch for account, record in slashed.items()} != {
+            account: fault.epoch for account, fault in due.items()
+        }:
+            raise Violation(f"slashed are {sorted(slashed)}, but the blocks prove the faults of {sorted(due)}")
+        share = sum((fault.share for fault in due.values()), Fraction(0))
         if is_forked and 3 * share <= 1:
             raise Violation(f"the chain forked, and who is slashed held {float(share):.2f} of the weight")
-        rate = min(Fraction(1), max(Fraction(1, 20), 3 * share))
         paid: dict[bytes, int] = {}
         for account, record in slashed.items():
             stake = load_stake(store, world.address(account))
-            left = stake.amount if stake is not None else 0
+            left, rate = stake.amount if stake is not None else 0, due[account].rate
             # Shares are rounded up in parts of a thousand million.
             if (
                 abs(left - record.base * (1 - rate)) > record.base * 100 // 10**9

@@ -37,6 +37,8 @@ LIMIT_MS: Final = 90_000
 """Virtual time until every proof is on chain, and again until those it names have no seat."""
 LIMIT_AGAIN_MS: Final = 4 * LIMIT_MS
 """The same after a first attempt that stood still: who has voted in a view there votes for nothing else in it."""
+HALT_MS: Final = 700
+"""Virtual time from the first node that halts until people decide: the others hear of the fork too."""
 LIVE_BLOCKS: Final = 5
 EVER_MS: Final = 10**9
 
@@ -222,19 +224,34 @@ def waits_for_proofs(side: Sequence[Node]) -> bool:
 def settle(cluster: ForkingCluster) -> bool:
     """Run until all that is provable is on the chain, and it goes on; tell whether it does.
 
-    It need not where a lie leads past what can be built on; then the proofs must tell whose lie it is. Raises
-    Violation when it takes too long for no such reason.
+    It need not where a lie leads past what can be built on; then the proofs must tell whose lie it is. A node that
+    halts has people decide soon, long before evidence is too old to count. Raises Violation when it takes too long
+    for no such reason.
     """
     honest, branches = honest_of(cluster.nodes), cluster.branches
 
+    def halts() -> set[int]:
+        return {node.number for node in honest if node.halted}
+
     def is_done() -> bool:
-        return all(branches.height(node.number) >= goal for node in honest) and not waits_for_proofs(honest)
+        return (
+            all(branches.height(node.number) >= goal for node in honest)
+            and not halts()
+            and not waits_for_proofs(honest)
+        )
+
+    def is_over() -> bool:
+        return not halts() <= halted or is_done()
 
     limit_ms = LIMIT_MS
     for decision in range(1, DECISIONS_MAX + 1):
         goal = max(branches.height(node.number) for node in honest) + LIVE_BLOCKS
-        if cluster.run(cluster.now_ms + limit_ms, is_done):
+        halted = halts()
+        cluster.run(cluster.now_ms + limit_ms, is_over)
+        if is_done():
             return True
+        if not halts() <= halted:
+            cluster.run(cluster.now_ms + HALT_MS)
         if decision == DECISIONS_MAX:
             break
         if any(node.halted for node in honest):

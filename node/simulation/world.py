@@ -74,6 +74,7 @@ class WholeWorld:
         downtime_blocks_min: int = 4,
         validators_max: int = 100,
         block_interval_ms: int = 0,
+        evidence_epochs: int = 64,
     ) -> None:
         self.accounts = len(founders) + spare
         self.founders = len(founders)
@@ -99,7 +100,7 @@ class WholeWorld:
         )
         parameters = {
             "chain.epoch_blocks": epoch_blocks,
-            "chain.evidence_epochs": 64,
+            "chain.evidence_epochs": evidence_epochs,
             "chain.downtime_blocks_min": downtime_blocks_min,
             "chain.validators_max": validators_max,
             "chain.validators_min": 1,
