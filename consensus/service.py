@@ -512,17 +512,18 @@ class ConsensusService:
     def _on_double(self, message: str, time_ms: int) -> str:
         """Return what an operator needs to know of a vote that another process has cast with this key."""
         now_ms = self._wall_ms()
-        when = f"it was heard at {_moment(now_ms)}"
+        when = f"was heard at {_moment(now_ms)}"
         if time_ms:
             ago_s = max(0, now_ms - time_ms) // 1000
-            when = f"it is in a certificate of a block of {_moment(time_ms)}, {ago_s} s ago"
+            when = f"is in a certificate of a block of {_moment(time_ms)}, {ago_s} s ago"
         listens_s = self._parameters.doppelganger_ms // 1000
-        before = f"it listens for {listens_s} s or more before it votes" if listens_s else "it votes at once here"
+        before = f"It listens for {listens_s} s or more before it votes" if listens_s else "It votes at once"
         return (
-            f"{message}; {when}. This may be over: the other process may have ended, or it was this machine, "
-            "whose record of votes was lost or replaced by an older copy. Make sure that no other machine runs "
-            "with this key (what this record knows: `dekube node guard show`). Then start again: "
-            f"`dekube node run`; {before}"
+            f"{message}. This node did not cast that vote, which {when}. It refuses to vote: two processes that "
+            "vote with one key can contradict each other, and the stake is slashed for that. Find the other "
+            "process and stop it. It may have ended already. Or this machine cast the vote, and its record of "
+            "votes was lost or replaced by an older copy (`dekube node guard show` tells what the record knows). "
+            f"Once no other machine runs with this key, start again: `dekube node run`. {before}"
         )
 
     def _halted(self, code: str, message: str) -> ConsensusHalted:
