@@ -887,7 +887,8 @@ class Replica:
             after.append(Refused(refusal.rule))
             return None
         if made is not None:
-            return made
+            # Recorded on another chain after a fork, the key may have had another seat in the same epoch.
+            return made._replace(seat=self._seat)
         self._journal_block(candidate, writes)
         signature = self._signer.sign_vote(vote_digest(self._genesis_hash, kind, candidate))
         vote = Vote(kind, *candidate, self._seat, signature)

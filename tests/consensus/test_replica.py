@@ -424,6 +424,19 @@ def test_a_guard_of_a_life_that_got_further_makes_no_double_of_itself() -> None:
     assert [a.code for a in hear(replica, Votes((foreign,))) if isinstance(a, c.Halt)] == ["doppelganger"]
 
 
+def test_a_vote_recorded_with_another_seat_is_repeated_with_the_own_one() -> None:
+    """After a fork the guard may hold a vote of the other chain, where the key had another seat in this epoch."""
+    guard = Guard(GENESIS, vote_key(3).vote_key)
+    null = Candidate(0, 1, 0, ZERO_HASH)
+    own = signed(FOUR, NULLIFY, null, 3)
+    guard.record(own._replace(seat=0))
+    replica = replica_of(guard=guard)
+    actions = replica.step(c.TimerFired(c.ADVANCE), 0)
+    assert [vote for message in said(actions) if isinstance(message, Votes) for vote in message.votes] == [own]
+    hear(replica, Votes((signed(FOUR, NULLIFY, null, 0), signed(FOUR, NULLIFY, null, 1))))
+    assert replica.core.view == 2, "three seats have skipped the view"
+
+
 def remote_of(account: int = 3) -> tuple[r.Replica, VoteKey]:
     key = vote_key(account)
     replica = r.Replica(epoch=FIRST, genesis_hash=GENESIS, root=ROOT, parameters=TIMES, vote_key=key.vote_key)
